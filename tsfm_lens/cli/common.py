@@ -78,8 +78,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(value: bool) -> None:
+    if value:
         import tsfm_lens
 
         echo(f"tsfm-lens-toolbox {tsfm_lens.__version__}")
@@ -212,9 +212,9 @@ def progress_display() -> Iterator[Any]:
 
 def open_shown(bar: Any, model: str) -> Lens:
     """The lens, opened while the display says so."""
-    opening = bar.add_task("open the model", total=1)
+    task = bar.add_task("open the model", total=1)
     lens = open_lens(model)
-    bar.update(opening, completed=1)
+    bar.update(task, completed=1)
     return lens
 
 
@@ -224,9 +224,9 @@ def steps_shown(bar: Any, lens: Lens, kinds: Sequence[str]) -> Callable[[str, in
 
     bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
 
-    def progress(name: str, done: int, total: int) -> None:
+    def progress(name: str, count: int, total: int) -> None:
         bar.start_task(bars[name])
-        bar.update(bars[name], completed=done, total=total)
+        bar.update(bars[name], completed=count, total=total)
 
     return progress
 
@@ -254,20 +254,20 @@ class SweepDisplay:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def update(self, what: str, done: int, total: int, left: float | None) -> None:
+    def update(self, what: str, count: int, total: int, left: float | None) -> None:
         """Show where the sweep stands.
 
         Args:
             what: the stage, in words.
-            done, total: cells, those of stages that are to come included.
+            count, total: finished cells and all cells, those of later stages included.
             left: seconds; None while it is unknown.
         """
         words = "" if left is None else f"about {_duration(left)} left"
-        self._bar.update(self._task, description=what, completed=done, total=total, left=words)
+        self._bar.update(self._task, description=what, completed=count, total=total, left=words)
         now = time.monotonic()
-        if self._lines is not None and (now >= self._next or done == total):
+        if self._lines is not None and (now >= self._next or count == total):
             self._next = now + _SECONDS_A_LINE
-            line = ", ".join(part for part in (f"{what}: {done} of {total} {self._unit}", words) if part)
+            line = ", ".join(part for part in (f"{what}: {count} of {total} {self._unit}", words) if part)
             self._lines.print(line, soft_wrap=True)
 
 

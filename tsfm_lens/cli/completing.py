@@ -35,7 +35,7 @@ def data(incomplete: str) -> list[str]:
     if not incomplete.startswith(word):
         return []
     names = ["all", *bundled_names()]
-    return [word + offered for offered in among(lambda: names)(incomplete.removeprefix(word))]
+    return [word + name for name in among(lambda: names)(incomplete.removeprefix(word))]
 
 
 models = among(lambda: _names()["models"])

@@ -44,10 +44,10 @@ def check_sampling(model: str, samples: int | None) -> Architecture | None:
     from tsfm_lens.errors import InputError
     from tsfm_lens.models.opening import architecture_named
 
-    known = architecture_named(model)
-    if known is not None and known.readout == "quantile" and samples is not None:
+    architecture = architecture_named(model)
+    if architecture is not None and architecture.readout == "quantile" and samples is not None:
         raise InputError(f"{model} forecasts quantiles and draws no samples; leave --samples out")
-    return known
+    return architecture
 
 
 def check_kinds(model: str, kinds: Iterable[str], samples: int | None = None) -> None:
@@ -60,15 +60,15 @@ def check_kinds(model: str, kinds: Iterable[str], samples: int | None = None) ->
     from tsfm_lens.errors import InputError
     from tsfm_lens.report.pipeline import checked_chapters
 
-    chosen = checked_chapters(tuple(kinds))
-    known = check_sampling(model, samples)
-    if known is None:
+    measurements = checked_chapters(tuple(kinds))
+    architecture = check_sampling(model, samples)
+    if architecture is None:
         return
-    refused = []
-    for measurement in chosen:
+    reasons = []
+    for measurement in measurements:
         try:
-            measurement.check_architecture(known, model)
+            measurement.check_architecture(architecture, model)
         except InputError as error:
-            refused.append(str(error))
-    if len(refused) == len(chosen):
-        raise InputError("; ".join(refused))
+            reasons.append(str(error))
+    if len(reasons) == len(measurements):
+        raise InputError("; ".join(reasons))

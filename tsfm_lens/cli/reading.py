@@ -49,9 +49,9 @@ def reads_files(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        reading = Reading(**{name: given.pop(name) for name in OPTIONS})
-        command(**given, reading=reading)
+    def run(**arguments: Any) -> None:
+        reading = Reading(**{name: arguments.pop(name) for name in OPTIONS})
+        command(**arguments, reading=reading)
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     run.__signature__ = signature.replace(parameters=[*parameters, *options])  # type: ignore[attr-defined]

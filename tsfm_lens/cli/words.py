@@ -22,7 +22,7 @@ _FLAGS = {
     "seed": "--seed",
 }
 # an option as messages of the library spell it: time_column='ds', targets=[…], freq=…
-_SPELLED = re.compile(rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)")
+_KEYWORD = re.compile(rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)")
 _PHRASES = (
     (r"\bnum_samples\b", "--samples"),
     (r"`lens\.components\(\)`", "`tsfm-lens hooks MODEL --components`"),
@@ -49,7 +49,7 @@ def in_option_words(message: str) -> str:
         plain = value[1:-1] if value[:1] in "'\"" else ",".join(re.findall(r"'([^']*)'", value)) or value
         return f"{flag} {plain}" if re.fullmatch(r"[\w.,-]+", plain) else f"{flag} {value}"
 
-    said = _SPELLED.sub(option, message)
-    for found, words in _PHRASES:
-        said = re.sub(found, words, said)
-    return said
+    text = _KEYWORD.sub(option, message)
+    for pattern, words in _PHRASES:
+        text = re.sub(pattern, words, text)
+    return text
