@@ -40,11 +40,11 @@ def explore(run: Run, **options: Any) -> Any:
 
 
 @method_of("Run", "Forecast")
-def _repr_html_(shown: Run | Forecast) -> str:
+def _repr_html_(result: Run | Forecast) -> str:
     """Draw the forecast in a notebook, under a line of facts."""
     from tsfm_lens.viz import notebook
 
-    return notebook.as_html(shown)
+    return notebook.as_html(result)
 
 
 @method_of("Lens")
