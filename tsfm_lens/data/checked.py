@@ -1,4 +1,4 @@
-"""Files that people write, checked field by field: what configurations and recipes have in common."""
+"""Validation of files that people write, field by field: the common part of configurations and recipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsfm_lens.errors import InputError
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused, so that a misspelt one is not silently without effect."""
+    """Model that refuses unknown keys, so that a misspelt one is not silently without effect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -29,7 +29,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 
 def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
-    """The content of a YAML (or JSON) file.
+    """Read the content of a YAML (or JSON) file.
 
     Args:
         file: to read.
@@ -66,18 +66,18 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
 
 
 def complaints(error: ValidationError, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:
-    """What is wrong, field by field.
+    """Describe the errors, field by field.
 
     Args:
         error: of pydantic.
         what: the kind of file, as in "a sweep".
-        fields_at: the fields of the part of the file at a place.
+        fields_at: returns the fields at a path in the file.
     """
     details = error.errors()
     places = [detail["loc"] for detail in details]
 
     def follows(detail: Any) -> bool:
-        """Whether a whole is wrong only because a part of it is."""
+        """Return True if a whole is wrong only because a part of it is."""
         place = detail["loc"]
         return any(len(other) > len(place) and other[: len(place)] == place for other in places)
 
@@ -107,7 +107,7 @@ def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Seq
 
 
 def _nearest(name: str, fields: Sequence[str]) -> str | None:
-    """Nearest field by spelling, or the one whose words a name abbreviates to their initials; None if there is none."""
+    """Find the nearest field by spelling, or the one whose initials a name is; None if there is none."""
     initials = [field for field in fields if name == "".join(word[:1] for word in field.split("_"))]
     return next(iter((*initials, *get_close_matches(name, fields, n=1))), None)
 

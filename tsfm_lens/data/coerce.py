@@ -1,4 +1,4 @@
-"""Anything a user has, as a :class:`SeriesBatch`."""
+"""Conversion of anything that a user has into a :class:`SeriesBatch`."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _coerce(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[s
     # as gluonts' datasets, which are no lists
     if isinstance(data, Iterable) and isinstance(data, Sized) and is_entry(next(iter(data), None)):
         return from_entries(list(data), freq)
-    # a run is of a room that this one must not import
+    # runs belong to a package that this one must not import
     is_run = hasattr(type(data), "encoded")
     hint = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""
     raise InputError(
@@ -165,7 +165,7 @@ def _coerce(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[s
 
 
 def continued(data: Any, future: Any) -> pd.DataFrame:
-    """A frame with the frame that goes on where it ends.
+    """Append to a frame the frame that goes on where it ends.
 
     Raises:
         InputError: one of them is no frame.
@@ -178,7 +178,7 @@ def continued(data: Any, future: Any) -> pd.DataFrame:
 
 
 def _items(items: Sequence[Any], names: tuple[str, ...], freq: str | None) -> SeriesBatch:
-    """One item per array, (time,) or (variate, time), or per Series with timestamps.
+    """Make one item per array, (time,) or (variate, time), or per Series with timestamps.
 
     Raises:
         InputError: an item has other axes or no variate, only some have timestamps, or the names do not fit the items.
@@ -212,7 +212,7 @@ def _ids(groups: Sequence[str], variates: Sequence[str]) -> tuple[str, ...]:
 
 
 def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
-    """The batch with these names of its items, with its own if there are none.
+    """Give the items of a batch these names; leave its own if there are none.
 
     Raises:
         InputError: the names repeat or are not as many as the items.

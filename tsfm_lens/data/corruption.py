@@ -1,7 +1,7 @@
-"""Corruptions of series for causal tracing: one thing is taken away, length and scale are kept.
+"""Corruptions of series for causal tracing: one property is removed, length and scale are kept.
 
-Each takes series and gives a batch of the same ids, lengths and times. With ``keep_scale`` the result is brought
-back to the mean and standard deviation that the series had, because models normalise each series by its own.
+Each function returns a batch of the same ids, lengths and times. With ``keep_scale`` the result gets back the mean
+and standard deviation of the series, because models normalise each series by its own.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
 
 
 def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
-    """The season of a series by a robust STL decomposition (Cleveland et al. 1990), (time,).
+    """Compute the season (time,) of a series by a robust STL decomposition (Cleveland et al. 1990).
 
     Raises:
         InputError: a period below 2, fewer than two periods, or missing values.
@@ -170,7 +170,7 @@ def _rescale(values: np.ndarray, like: np.ndarray, name: str) -> np.ndarray:
 
 
 def _steps(name: str, value: object, least: int | None = None) -> None:
-    """Refuse what is no whole number of steps."""
+    """Refuse a value that is no whole number of steps."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or (least is not None and value < least):  # type: ignore[operator]
         requirement = "a whole number of steps" if least is None else f"a whole number of {least} or more steps"

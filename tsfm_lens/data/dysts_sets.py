@@ -27,11 +27,11 @@ from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
 """Relative and absolute tolerance of each integrator."""
 REFERENCE_POINTS, REFERENCE_PERIODS, TRANSIENT = 1000, 10, 200
-"""Path on which initial conditions are drawn, and how much of its beginning is no part of the attractor."""
+"""Points and periods of the path that initial conditions are drawn from, and its transient steps off the attractor."""
 
 
 def dysts_systems() -> tuple[str, ...]:
-    """Names of the ordinary differential equations of dysts; its delay equations and maps are left out.
+    """List the ordinary differential equations of dysts; its delay equations and maps are left out.
 
     Raises:
         MissingExtraError: dysts is not installed.
@@ -57,7 +57,7 @@ def dysts_sets(
     multivariate: bool = False,
     path: str | Path | None = None,
 ) -> list[EvaluationSet]:
-    """Rolling windows at the end of trajectories of chaotic systems.
+    """Cut rolling windows at the end of trajectories of chaotic systems.
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
@@ -152,7 +152,7 @@ def _coordinates(number: int, values: np.ndarray) -> dict[str, np.ndarray]:
 def _trajectories(
     system: str, points: int, periods: float, instances: int, seed: int, integrator: str
 ) -> list[np.ndarray]:
-    """One (coordinate, time) array an instance."""
+    """Integrate one trajectory (coordinate, time) per instance."""
     flow = getattr(_dysts("dysts.flows"), system)()
     starts = [None]
     if instances > 1:
@@ -194,7 +194,7 @@ def _integrate(
 
 
 def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
-    """Iterators over the trajectories of each stored system, by name."""
+    """Open the stored trajectories of each system, as iterators by name."""
     if path.is_dir():
         folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.arrow")))
         if not folders:
@@ -211,7 +211,7 @@ def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
 
 
 def _time_last(values: Any) -> np.ndarray:
-    """(coordinate, time) of a stored (time,) or (time, coordinate)."""
+    """Transpose a stored (time,) or (time, coordinate) into (coordinate, time)."""
     array = np.asarray(values, dtype=np.float64)
     return array[None] if array.ndim == 1 else array.T
 

@@ -1,4 +1,4 @@
-"""Missing values at the ends of series: a forecast begins after them, and a truth is not to be had from them."""
+"""Missing values at the ends of series: forecasts begin after them, and they are no truth."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MOST_NAMES = 3  # series
 
 
 def missing_at_end(values: np.ndarray) -> int:
-    """How many of the last values (time,) are missing."""
+    """Count the missing values at the end of a series (time,)."""
     finite = np.flatnonzero(np.isfinite(values))
     return len(values) - 1 - int(finite[-1]) if len(finite) else len(values)
 
 
 def noted_ends(batch: SeriesBatch) -> SeriesBatch:
-    """The batch, with a note where targets end with missing values."""
+    """Return the batch with a note where targets end with missing values."""
     ends = {name: missing_at_end(row) for name, row in zip(batch.ids, batch.values, strict=True)}
     short = {
         name: steps for (name, steps), forecast in zip(ends.items(), batch.is_target, strict=True) if steps and forecast
@@ -34,7 +34,7 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
 
 
 def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
-    """The context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` gives them.
+    """Return the context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` does.
 
     Raises:
         InputError: a series has no more than ``horizon`` steps, or no target has a value among the last ones.

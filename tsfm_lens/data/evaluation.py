@@ -1,4 +1,4 @@
-"""Forecast tasks with their truth: what a model is scored on."""
+"""Forecast tasks with their truth, on which a model is scored."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ class Window:
 
     @property
     def id(self) -> str:
-        """``item/index``."""
+        """Name of the window, ``item/index``."""
         return f"{self.item}/{self.index}"
 
     @property
     def n_variates(self) -> int:
-        """Variates of the item."""
+        """Number of variates of the item."""
         return len(self.context)
 
     @property
     def row_ids(self) -> tuple[str, ...]:
-        """One name per series: the window's own, with the number of the variate if there are several."""
+        """Names of the series: the window's own, with the number of the variate if there are several."""
         return (self.id,) if self.n_variates == 1 else tuple(f"{self.id}/{v}" for v in range(self.n_variates))
 
     @cached_property
     def digest(self) -> bytes:
-        """sha256 of names, start and values; the same on every machine and for every float type of equal values."""
+        """SHA-256 of names, start and values; equal on every machine and for every float type of equal values."""
         hasher = hashlib.sha256(repr((self.item, int(self.index), str(self.start))).encode())
         for array in (self.context, self.label):
             values = np.asarray(array, dtype="<f8") + 0.0  # -0.0 counts as 0.0
@@ -138,11 +138,11 @@ class EvaluationSet:
 
     @property
     def n_series(self) -> int:
-        """Rows that a batch of all windows has: a variate counts as one."""
+        """Number of rows of a batch of all windows; a variate counts as one."""
         return sum(window.n_variates for window in self.windows)
 
     def sample(self, n: int | None, seed: int) -> EvaluationSet:
-        """Some windows at random without replacement, in the set's own order.
+        """Draw some windows at random without replacement, in the set's own order.
 
         Args:
             n: how many; all of them if None, or if there are no more than that.
@@ -162,7 +162,7 @@ class EvaluationSet:
         return replace(self, windows=tuple(self.windows[i] for i in indices))
 
     def chunks(self, size: int) -> list[tuple[int, ...]]:
-        """Indices of all windows, parted in order into chunks of at most ``size`` series.
+        """Split the indices of all windows, in order, into chunks of at most ``size`` series.
 
         A window is never parted: one with more variates than ``size`` is a chunk of its own.
 
@@ -172,17 +172,17 @@ class EvaluationSet:
         if size < 1:
             raise InputError(f"chunks({size}) of {self.name!r}: expected at least 1 series per chunk")
         parts: list[list[int]] = []
-        room = 0
+        space = 0
         for number, window in enumerate(self.windows):
-            if not parts or window.n_variates > room:
+            if not parts or window.n_variates > space:
                 parts.append([])
-                room = size
+                space = size
             parts[-1].append(number)
-            room -= window.n_variates
+            space -= window.n_variates
         return [tuple(part) for part in parts]
 
     def batch(self, indices: Sequence[int], context_length: int | None = None) -> tuple[SeriesBatch, np.ndarray]:
-        """The contexts of some windows as a batch, and what followed.
+        """Return the contexts of some windows as a batch, and their truth.
 
         A series without any value in its (cropped) context cannot be forecast from it. Its last step gets the last
         value known before it, 0 if there is none, as gluonts' LastValueImputation fills it, and a note says so.
@@ -229,7 +229,7 @@ class EvaluationSet:
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
-        """Seasonal error of each series' full context, the denominator of MASE and MSIS.
+        """Compute the seasonal error of each series' full context, the denominator of MASE and MSIS.
 
         Args:
             indices: numbers of windows.
@@ -249,7 +249,7 @@ class EvaluationSet:
         return np.array([scale for number in numbers for scale in self._scales[number]])
 
     def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:
-        """The last season repeated, with Gaussian quantiles.
+        """Repeat the last season, with Gaussian quantiles.
 
         Gaps take the last value before them (at the beginning, the first after them). The standard deviation is
         that of the in-sample seasonal differences and grows with the square root of the seasons ahead.
@@ -279,7 +279,7 @@ class EvaluationSet:
         return np.stack(rows)
 
     def fingerprint(self, indices: Iterable[int] | None = None) -> str:
-        """sha256, in hex, of what is scored: values, labels, names, horizon, frequency and season.
+        """Compute the SHA-256, in hex, of all that is scored: values, labels, names, horizon, frequency and season.
 
         The order of the indices, the set's name and the float type of equal values do not matter to it.
 
@@ -295,11 +295,11 @@ class EvaluationSet:
 
     @cached_property
     def _scales(self) -> dict[int, list[float]]:
-        """Scales by window, as far as they were asked for: a sweep asks for them again with every variant."""
+        """Cache of scales by window: a sweep reads them again for every variant."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Fields as they are, but one array for contexts that are beginnings of one another."""
+        """Return the fields, with one array for contexts that are beginnings of one another."""
         longest: dict[tuple[Any, ...], np.ndarray] = {}
         places = []
         for window in self.windows:
@@ -332,7 +332,7 @@ class EvaluationSet:
         return [row for window in self._pick(indices) for row in window.context]
 
     def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
-        """Timestamp of the context's first kept step; None where unknown, or where the window ends past pandas' era."""
+        """Compute the timestamp of the context's first step after ``skip``; None where unknown or past pandas' era."""
         if window.start is None or self.freq is None:
             return window.start if not skip else None
         offset = pd.tseries.frequencies.to_offset(self.freq)
@@ -345,7 +345,7 @@ class EvaluationSet:
 
 
 def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str]]:
-    """The kept steps of one context with at least one value, and a note if that had to be put in."""
+    """Return the context after ``skip`` steps with at least one value, and a note if that value was filled in."""
     context = known_values(row[skip:])
     if not np.isnan(context).all():
         return context, []

@@ -30,7 +30,7 @@ def holdout_sets(
     name: str | None = None,
     **reading: Any,
 ) -> list[EvaluationSet]:
-    """Rolling windows at the end of any series.
+    """Cut rolling windows at the end of any series.
 
     Args:
         series: names of bundled series, or anything that :func:`tsfm_lens.data.as_series` takes: arrays, a long
@@ -64,7 +64,7 @@ def holdout_sets(
 
 
 def _bundled_among(series: Any) -> tuple[str, ...]:
-    """The names, if they are those of bundled series."""
+    """Return the names if they are those of bundled series."""
     if isinstance(series, str):
         return (series,) if series in bundled_names() else ()
     if isinstance(series, list | tuple) and series and all(isinstance(item, str) for item in series):
@@ -84,7 +84,7 @@ def _bundled_set(name: str, horizon: int, windows: int, stride: int | None) -> E
 def _sets(
     batch: SeriesBatch, name: str, horizon: int, windows: int, stride: int | None, source: str, domain: str = ""
 ) -> list[EvaluationSet]:
-    """One set for each frequency and season length of a batch."""
+    """Make one set for each frequency and season length of a batch."""
     rows: dict[str, list[int]] = {}
     for row, group in enumerate(batch.groups):
         rows.setdefault(group, []).append(row)
@@ -104,7 +104,7 @@ def _sets(
 
 
 def _labels(name: str, kinds: list[tuple[str | None, int]]) -> list[str]:
-    """A name per set: the frequency where there are several, and the season where that is not enough."""
+    """Name each set: by the frequency where there are several, and by the season where that is not enough."""
     if len(kinds) == 1:
         return [name]
     freqs = [freq for freq, _ in kinds]
@@ -124,7 +124,7 @@ def gluonts_set(
     seasonality: int | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Rolling windows at the end of a gluonts dataset.
+    """Cut rolling windows at the end of a gluonts dataset.
 
     Args:
         dataset: entries with "target" (time,) or (variate, time), "start" and perhaps "item_id": a ListDataset,
@@ -178,7 +178,7 @@ def gluonts_file(
     seasonality: int | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it.
+    """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it.
 
     Args:
         path: a file of JSON lines (.json, .jsonl, either also with .gz), an .arrow, .feather or .parquet file, or a
@@ -210,7 +210,7 @@ def gluonts_file(
 
 
 def _gluonts_files(place: Path) -> list[Path]:
-    """The files of a dataset, in the order of their names.
+    """List the files of a dataset, in the order of their names.
 
     Raises:
         InputError: there is none, or the folder is no dataset itself.

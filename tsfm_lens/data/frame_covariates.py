@@ -1,4 +1,4 @@
-"""Columns of a frame that are covariates."""
+"""Covariates in the columns of a frame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRUTHS = {"true": 1.0, "false": 0.0}
 
 @dataclass(frozen=True)
 class Covariate:
-    """A column that is shown to the model and not forecast.
+    """Column that the model sees and does not forecast.
 
     Attributes:
         name: of the column.
@@ -44,7 +44,7 @@ def chosen_covariates(
     past: Sequence[str] | None,
     other_columns: Collection[Hashable | None],
 ) -> dict[Hashable, str]:
-    """The columns of covariates and the role of each, past ones first.
+    """Return the columns of covariates and the role of each, past ones first.
 
     Raises:
         UnknownNameError: no such column.
@@ -66,7 +66,7 @@ def chosen_covariates(
 
 
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:
-    """Names of columns, several of which may stand in one text with commas between; a column of that name wins."""
+    """Split texts into names of columns at commas; a column whose name has a comma wins."""
     name_lists = [[text] if text in columns else text.split(",") for text in texts]
     return [name if name in columns else name.strip() for names in name_lists for name in names if name.strip()]
 
@@ -74,7 +74,7 @@ def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[st
 def columns_of_covariates(
     frame: pd.DataFrame, roles: Mapping[Hashable, str], numbers: Callable[[pd.Series, str], np.ndarray]
 ) -> list[Covariate]:
-    """The columns read: numbers as they are, truth values as 0 and 1, text and categories by their numbers."""
+    """Read the columns: numbers as they are, truth values as 0 and 1, text and categories by their numbers."""
     return [_read(frame[name], str(name), role, numbers) for name, role in roles.items()]
 
 
@@ -104,7 +104,7 @@ def with_covariates(
     notes: Sequence[str],
     labels: pd.Index,
 ) -> SeriesBatch:
-    """Groups of targets and their covariates.
+    """Make a batch of groups of targets with their covariates.
 
     Args:
         groups: of rows, by id.
@@ -113,7 +113,7 @@ def with_covariates(
         numbers: (row,) of each target.
         covariates: of all groups.
         notes: from reading.
-        labels: what messages call each row.
+        labels: name of each row in messages.
     """
     fields: dict[str, list[Any]] = {name: [] for name in ("values", "ids", "groups", "variates", "roles", "futures")}
     starts: list[Any] = []
@@ -148,7 +148,7 @@ def with_covariates(
 
 
 def _last_value(targets: Mapping[str, np.ndarray], name: str) -> int:
-    """Steps up to the last value of any target."""
+    """Count the steps up to the last value of any target."""
     present = np.any([np.isfinite(values) for values in targets.values()], axis=0)
     if not present.any():
         raise InputError(f"{', '.join(map(repr, targets))} of {name!r} has no value")
@@ -156,13 +156,13 @@ def _last_value(targets: Mapping[str, np.ndarray], name: str) -> int:
 
 
 def _until_missing(values: np.ndarray) -> np.ndarray:
-    """Values without the missing ones at their end; a gap before stays, to be refused."""
+    """Cut off the missing values at the end; a gap before them stays, to be refused."""
     finite = np.flatnonzero(np.isfinite(values))
     return values[: finite[-1] + 1] if len(finite) else values[:0]
 
 
 def _step_labels(grid: Grid | None, rows: np.ndarray, labels: pd.Index, end: int) -> Callable[[int], str]:
-    """What the user calls a step after the context: its timestamp, and its row if there is one."""
+    """Return a function that names a step after the context: by its timestamp, and its row if there is one."""
 
     def place(step: int) -> str:
         if grid is None:

@@ -1,4 +1,4 @@
-"""Long pandas frames as series."""
+"""Conversion of long pandas frames into series."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def from_frame(
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
 ) -> SeriesBatch:
-    """Series of a long frame.
+    """Read the series of a long frame.
 
     Columns: an id (``id``, ``item_id``, ``unique_id`` …; one series if there is none), a timestamp
     (``timestamp``, ``ds``, ``date`` …, or the only column of dates; optional), and the target (``target``, ``y``,
     ``value``). An index of ids and timestamps, as AutoGluon's TimeSeriesDataFrame has, counts as such columns. A frame
-    without any of these names is read as one series per numeric column. Ids become text. Timestamps are read as
-    :func:`tsfm_lens.data.instants.times_of` says; those with zones stand on the grid of UTC, or of the local clock
-    where steps are of a day or longer, and on the other where only that is regular. Gaps in regular timestamps
-    become NaN. The batch's notes say all this, as they name columns that are not read.
+    without any of these names is read as one series per numeric column. Ids become text. Timestamps are read by
+    :func:`tsfm_lens.data.instants.times_of`. Timestamps with zones use the grid of UTC, or of the local clock if steps
+    are of a day or longer; if only the other grid is regular, they use that one. Gaps in regular timestamps become NaN.
+    The batch's notes record these choices and the columns that are not read.
 
-    Covariates stand in columns of their own, numbers or text; each target gets its own group with copies of them, and
-    all variates of an item are one group. With known covariates the context ends with the last value of the targets,
-    and what the known ones have beyond is their future.
+    Covariates are columns of numbers or text. Each target gets its own group with copies of them; all variates of an
+    item form one group. With known covariates the context ends at the last value of the targets. Later values of the
+    known covariates are their future.
 
     Args:
         frame: it is not changed.
@@ -90,7 +90,7 @@ def from_frame(
     in_use = {key, time, *columns, *roles}
     unread = [column for column in frame.columns if column not in in_use]
     _check_unread(frame, unread, ids, times)
-    # who names columns has chosen
+    # a caller who names columns has chosen them
     notes += _note_unread(frame, unread) if targets is None and variates is None else []
     groups = [("series-0" if multivariate or roles else "", np.arange(len(frame)))] if ids is None else _groups(ids)
     grids: list[Grid] | None = None
@@ -124,7 +124,7 @@ def from_frame(
 def _on_grids(
     times: Times, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
 ) -> tuple[list[Grid], list[str]]:
-    """The grid of each series, all of one frequency, and notes on how time was read.
+    """Return the grid of each series, all of one frequency, and notes on how time was read.
 
     Raises:
         InputError: a series has no regular grid, or their frequencies differ.
@@ -156,7 +156,7 @@ def _on_grids(
 
 
 def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: Sequence[Grid], rows: pd.Index) -> None:
-    """Refuse steps on a local clock, regular whatever the offsets, that are no steps forward in UTC.
+    """Refuse steps on a local clock that are regular there and do not go forward in UTC.
 
     Raises:
         InputError: an offset is wrong.
@@ -177,7 +177,7 @@ def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: 
 def _all_grids(
     stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None, doubtful: bool
 ) -> list[Grid]:
-    # series of one panel mostly share their times
+    # the series of a panel mostly share their times
     cache: dict[bytes, Grid] = {}
 
     def grid(group: str, rows_of_group: np.ndarray, step: str | None) -> Grid:
@@ -203,7 +203,7 @@ def _all_grids(
 
 
 def _digits(column: pd.Series) -> pd.Series:
-    """The column, decimals as text, which times are read from."""
+    """Return the column that times are read from, with decimals as text."""
     return column.map(str, na_action="ignore") if isinstance(column.dtype, pd.ArrowDtype) else column
 
 
@@ -216,7 +216,7 @@ def _all_numbers(frame: pd.DataFrame, columns: Sequence[Hashable]) -> dict[Hasha
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
-    """The column as float64, each the nearest to what is written; text that reads as a number counts as one."""
+    """Convert the column into the nearest float64; text that reads as a number counts as one."""
     if isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype) or column.dtype == object:
         cells = column.to_numpy(dtype=object, copy=True)
         texts = {place: cell for place, cell in enumerate(cells) if isinstance(cell, str)}
@@ -229,7 +229,7 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
 
 
 def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarray | None, times: Times | None) -> None:
-    """Refuse to run series together that a column of text tells apart.
+    """Refuse to merge series that differ in a column of text.
 
     Ids and timestamps that never repeat are enough; other text is then a label of the rows.
 
@@ -292,7 +292,7 @@ def _values(frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashab
 
 
 def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Each id with its rows, in order of first appearance."""
+    """Return each id with its rows, in order of first appearance."""
     codes, names = pd.factorize(ids)
     rows = np.argsort(codes, kind="stable")
     return list(zip(map(str, names), np.split(rows, np.cumsum(np.bincount(codes))[:-1]), strict=True))

@@ -1,4 +1,4 @@
-"""Frequencies as benchmarks spell them, in pandas' present words.
+"""Conversion of the frequencies of benchmarks into pandas' present aliases.
 
 Files hold the period spelling of pandas before 2.2 ("H", "15T", "A-DEC", "W-SUN"). A period's stamp is its beginning,
 so that W-SUN, whose weeks end on Sunday, is stamped every Monday.
@@ -36,7 +36,7 @@ DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 
 @lru_cache
 def parse_frequency(freq: str) -> tuple[int, str, str]:
-    """Multiple, letter and last month or day of a frequency: "15T" -> (15, "T", ""), "W-WED" -> (1, "W", "WED").
+    """Split a frequency into multiple, letter and last month or day, as "W-WED" into (1, "W", "WED").
 
     Raises:
         InputError: it is none that benchmarks use.
@@ -61,7 +61,7 @@ def _is_anchor(letter: str, anchor: str | None) -> bool:
 
 
 def stamp_frequency(freq: str) -> str:
-    """The pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" -> "W-MON", "Q-DEC" -> "QS-JAN"."""
+    """Return the pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" -> "W-MON", "Q-DEC" -> "QS-JAN"."""
     multiple, letter, anchor = parse_frequency(freq)
     alias = STAMPS.get(letter, letter)
     if anchor:
@@ -70,7 +70,7 @@ def stamp_frequency(freq: str) -> str:
 
 
 def start_of(start: Any, freq: str) -> pd.Timestamp | None:
-    """Beginning of the period that a series starts with; None if it is unknown or no date that pandas can hold.
+    """Return the beginning of the period that a series starts with; None if it is unknown or beyond pandas' dates.
 
     Args:
         start: text, a timestamp, datetime or period, or None.

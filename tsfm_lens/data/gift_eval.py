@@ -63,15 +63,17 @@ class GiftEvalConfig:
 
 
 def source_of(dataset: str) -> str:
-    """The collection that a dataset is taken from: of "ett1/H/short", of its other terms and of its other frequencies
-    "ett1", since all of them hold the same observations; a dataset that is not named so is its own source.
+    """Return the collection that a dataset is taken from.
+
+    That is "ett1" of "ett1/H/short", of its other terms and of its other frequencies, which all hold the same
+    observations. A dataset that is not named so is its own source.
     """
     parts = dataset.split("/")
     return parts[0] if len(parts) > 1 and parts[-1] in TERMS else dataset
 
 
 def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
-    """Steps that the benchmark forecasts.
+    """Return the number of steps that the benchmark forecasts.
 
     Args:
         folder: name of the dataset; one with "m4" in it has the horizons of that competition.
@@ -100,7 +102,7 @@ def _table() -> tuple[dict[str, str], ...]:
 
 @cache
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
-    """The 97 configurations, in the order of the benchmark."""
+    """List the 97 configurations, in the order of the benchmark."""
     configs = []
     for row in _table():
         key, folder = row["key"], row["folder"]
@@ -111,7 +113,7 @@ def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
 
 
 def published_seasonal_naive() -> pd.DataFrame:
-    """What the leaderboard publishes for Seasonal_Naive, by which it divides a model's scores.
+    """Return the leaderboard's scores of Seasonal_Naive, by which it divides a model's scores.
 
     Returns:
         Columns MASE and CRPS to four digits, one row per configuration, by its key.
@@ -133,7 +135,7 @@ def gift_eval(
     *,
     missing: Literal["error", "skip"] = "error",
 ) -> list[EvaluationSet]:
-    """Test windows of GIFT-Eval from its folders, as the leaderboard evaluates them.
+    """Read the test windows of GIFT-Eval from its folders, as the leaderboard evaluates them.
 
     Args:
         path: the benchmark's folder; that of the environment variable ``GIFT_EVAL`` if None.
@@ -174,7 +176,7 @@ def gift_eval(
 
 
 def select_configs(patterns: str | Sequence[str]) -> tuple[GiftEvalConfig, ...]:
-    """Configurations by key, by part of a key, or by pattern, in the benchmark's order.
+    """Select configurations by key, by part of a key, or by pattern, in the benchmark's order.
 
     Raises:
         UnknownNameError: a pattern fits none.
@@ -199,7 +201,7 @@ def gift_eval_folder(
     freq: str | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Test windows of any dataset that is stored like GIFT-Eval's, by the benchmark's rules.
+    """Read the test windows of any dataset that is stored like GIFT-Eval's, by the benchmark's rules.
 
     Args:
         path: folder with state.json.
@@ -262,7 +264,7 @@ def _check_rows(rows: list[StoredSeries], config: GiftEvalConfig, root: Path) ->
 def _set(
     rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: int, domain: str, source: str
 ) -> EvaluationSet:
-    """Windows of all rows."""
+    """Cut the windows of all rows."""
     freqs = {row.freq for row in rows if row.freq}
     # weeks may begin on different days
     if len({parse_frequency(frequency)[:2] for frequency in freqs}) > 1:
@@ -283,7 +285,7 @@ def _set(
 
 
 def window_count(folder: str, shortest: int, horizon: int) -> int:
-    """Test windows per series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's.
+    """Return the test windows per series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's.
 
     Args:
         folder: name of the dataset.
@@ -296,7 +298,7 @@ def window_count(folder: str, shortest: int, horizon: int) -> int:
 
 
 def _distinct(items: list[str]) -> list[str]:
-    """Names that do not repeat: a second "a" becomes "a#2"."""
+    """Add a number to names that repeat: a second "a" becomes "a#2"."""
     times: dict[str, int] = {}
     distinct = []
     for item in items:

@@ -1,4 +1,4 @@
-"""Times on a regular grid: which frequency they have, and where each value stands on it."""
+"""Regular time grids: the frequency of times, and the place of each value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DAY = 86_400 * 10**9
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The regular time grid of a series, and the place of each of its values on it.
+    """Regular time grid of a series, and the place of each of its values on it.
 
     Attributes:
         order: rows in order of time.
@@ -36,23 +36,23 @@ class Grid:
     freq: str | None
 
     def filled(self, values: np.ndarray) -> np.ndarray:
-        """The values on the grid, NaN in gaps."""
+        """Return the values on the grid, NaN in gaps."""
         whole = np.full(self.length, np.nan)
         whole[self.places] = values[self.order]
         return whole
 
     @property
     def missing(self) -> int:
-        """Steps without a value."""
+        """Number of steps without a value."""
         return self.length - len(self.places)
 
 
 def grid_of(times: np.ndarray, rows: pd.Index, name: str, freq: str | None, doubtful: bool = False) -> Grid:
-    """The grid of one series.
+    """Find the grid of one series.
 
     Args:
         times: datetime64[ns], or step numbers.
-        rows: what messages call the row of each.
+        rows: name of each row in messages.
         name: of the series.
         freq: pandas alias; inferred if None.
         doubtful: true of times read from numbers that may mean something else.
@@ -95,7 +95,7 @@ def _text(time: np.generic) -> str:
 
 
 def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
-    """Places of step numbers by their commonest distance."""
+    """Place step numbers on the grid of their commonest distance."""
     if len(times) == 1:
         return "step 1", np.zeros(1, dtype=np.int64)
     apart = np.diff(times)
@@ -121,7 +121,7 @@ def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
 
 
 def _on_grid(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) -> np.ndarray:
-    """Places of sorted timestamps on the grid of a frequency that begins with the first."""
+    """Place sorted timestamps on the grid of a frequency that begins with the first."""
     offset = pd.tseries.frequencies.to_offset(freq)
     first = index[0]
     if isinstance(offset, pd.offsets.Tick):
@@ -185,7 +185,7 @@ def _widest_gap(places: np.ndarray, times: np.ndarray, rows: pd.Index, name: str
 
 
 def _frequency(index: pd.DatetimeIndex) -> str | None:
-    """The frequency of sorted timestamps, which may have gaps; None if they are irregular."""
+    """Infer the frequency of sorted timestamps, which may have gaps; None if they are irregular."""
     steps = _apart(index)
     if (steps == steps[0]).all() and steps[0] < _DAY:
         return str(pd.tseries.frequencies.to_offset(pd.Timedelta(int(steps[0]), "ns")).freqstr)
@@ -193,12 +193,12 @@ def _frequency(index: pd.DatetimeIndex) -> str | None:
 
 
 def _apart(index: pd.DatetimeIndex) -> np.ndarray:
-    """Nanoseconds from one sorted timestamp to the next, uint64, since int64 ends at 292 years."""
+    """Compute nanoseconds from one sorted timestamp to the next, uint64, since int64 ends at 292 years."""
     return np.diff(index.asi8.view(np.uint64))
 
 
 def _calendar(index: pd.DatetimeIndex) -> str | None:
-    """Months, quarters or years with gaps: all at the first or the last of a month, at one time of day."""
+    """Infer months, quarters or years with gaps: all at the first or the last of a month, at one time of day."""
     if (index.normalize() != index - (index[0] - index[0].normalize())).any() or _apart(index).min() < 28 * _DAY:
         return None
     ends = (index.is_month_end).all()
@@ -216,7 +216,7 @@ def _calendar(index: pd.DatetimeIndex) -> str | None:
 
 
 def _with_gaps(index: pd.DatetimeIndex, steps: np.ndarray) -> str | None:
-    """The frequency of the commonest step, where two in a row have it, else of the first regular stretch."""
+    """Infer the frequency of the commonest step, where two in a row have it, else of the first regular stretch."""
     sizes, counts = np.unique(steps, return_counts=True)
     common = sizes[np.argmax(counts)]
     pairs = np.flatnonzero((steps[:-1] == common) & (steps[1:] == common))[:_SCAN_LIMIT]

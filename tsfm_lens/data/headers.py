@@ -1,4 +1,4 @@
-"""Whether the first line of a table names its columns."""
+"""Detection of a header line in a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DATE = re.compile(
 
 
 def kind_of(cell: str) -> str:
-    """ "missing", "date", "number" or "text"."""
+    """Return "missing", "date", "number" or "text"."""
     text = cell.strip()
     if text in MISSING:
         return "missing"
@@ -32,10 +32,10 @@ def kind_of(cell: str) -> str:
 
 
 def has_header(first: Sequence[str], below: Sequence[Sequence[str]]) -> tuple[bool, str]:
-    """Whether the first line holds names, and a note where that was decided by a rule.
+    """Decide by rule if the first line holds names, with a note where the rule had a choice.
 
-    Words are names. Numbers and dates are values, unless what stands below is of another kind, the first cell is
-    empty above a count of rows or dates, or the numbers count up by one above broken numbers.
+    Words are names. Numbers and dates are values, with three exceptions: the cells below are of another kind; the
+    first cell is empty above row numbers or dates; or the numbers count up by one above fractional numbers.
 
     Args:
         first: its cells.
@@ -75,7 +75,7 @@ def has_header(first: Sequence[str], below: Sequence[Sequence[str]]) -> tuple[bo
 
 
 def _common(column: Sequence[str]) -> str:
-    """The kind of all known cells of a column, "text" if they differ."""
+    """Return the kind of all cells of a column that are not missing, "text" if they differ."""
     kinds = {kind_of(cell) for cell in column} - {"missing"}
     if not kinds:
         return "missing"

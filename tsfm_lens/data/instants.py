@@ -44,7 +44,7 @@ _CURE = "leave the column out, or number the steps in it, to read the values wit
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """A column of times, or of step numbers.
+    """Column of times, or of step numbers.
 
     Attributes:
         clock: datetime64[ns] as a clock on the wall shows them; or step numbers, int64 or float64.
@@ -60,23 +60,23 @@ class Times:
 
     @property
     def steps(self) -> bool:
-        """Whether the column holds step numbers and not dates."""
+        """True if the column holds step numbers and not dates."""
         return self.clock.dtype.kind != "M"
 
     @property
     def instants(self) -> np.ndarray:
-        """The times in UTC where the column gives offsets, else as the clock shows them."""
+        """Times in UTC where the column gives offsets, else as the clock shows them."""
         return self.clock if self.utc is None else self.utc
 
 
 def times_of(column: pd.Series, name: str) -> Times:
     """Read a column of time.
 
-    Whole numbers are, in this order: calendar digits, if all have 4, 6, 8, 10, 12 or 14 of them and are dates from
-    1700 to 2200 (yyyy, yyyymm, yyyymmdd, …); seconds, milliseconds, microseconds or nanoseconds since 1970, if all lie
-    in one range of 10⁸ to 10¹⁰, 10¹¹ to 10¹³, 10¹⁴ to 10¹⁶, or from 10¹⁷ on; step numbers below 10⁸. Broken numbers are
-    steps. Text is ISO 8601, or all of it fits one format of day, month and year. Dates may have any unit, and lie in
-    the whole years that nanoseconds hold, 1678 to 2261. Of periods the beginnings count.
+    Whole numbers are the first of these that fits all of them: calendar digits with 4, 6, 8, 10, 12 or 14 digits and
+    dates from 1700 to 2200 (yyyy, yyyymm, yyyymmdd, …); seconds, milliseconds, microseconds or nanoseconds since 1970,
+    in the range of 10⁸ to 10¹⁰, 10¹¹ to 10¹³, 10¹⁴ to 10¹⁶, or from 10¹⁷ on; step numbers below 10⁸. Fractional numbers
+    are steps. Text is ISO 8601, or all of it fits one format of day, month and year. Dates may have any unit, and lie
+    in the whole years that nanoseconds hold, 1678 to 2261. Periods are read by their beginnings.
 
     Raises:
         InputError: a cell is missing, no time or beyond these years, or the text can be read in two ways.
@@ -107,12 +107,12 @@ def times_of(column: pd.Series, name: str) -> Times:
 
 
 def holds_dates(dtype: Any) -> bool:
-    """Tell a type of dates or periods, of numpy, pandas or Arrow, from all others."""
+    """Return True for a type of dates or periods, of numpy, pandas or Arrow."""
     return dtype.kind == "M" or isinstance(dtype, pd.PeriodDtype)
 
 
 def looks_like_dates(column: pd.Series) -> bool:
-    """Tell a column of timestamps, also of such as :func:`times_of` refuses, from all others by its first cells."""
+    """Return True for a column whose first cells are timestamps, also such as :func:`times_of` refuses."""
     cells = _plain(column.dropna().head(20))
     if cells.empty or holds_dates(cells.dtype):
         return not cells.empty
@@ -127,7 +127,7 @@ def looks_like_dates(column: pd.Series) -> bool:
 
 
 def _plain(column: pd.Series) -> pd.Series:
-    """The column with numpy's cells in place of Arrow's, and values in place of categories."""
+    """Replace Arrow's cells by numpy's, and categories by their values."""
     while isinstance(column.dtype, pd.ArrowDtype | pd.CategoricalDtype):
         if isinstance(column.dtype, pd.ArrowDtype):
             cells = pa.array(column.array).to_pandas(integer_object_nulls=True, date_as_object=False)
@@ -150,7 +150,7 @@ def _from_stamps(column: pd.Series, name: str) -> Times:
 
 
 def _nanoseconds(stamps: pd.DatetimeIndex, column: pd.Series, name: str) -> np.ndarray:
-    """datetime64[ns] of dates of any unit, without a zone.
+    """Convert dates of any unit, without a zone, into datetime64[ns].
 
     Raises:
         InputError: one lies beyond the years that nanoseconds hold.
@@ -166,7 +166,7 @@ def _beyond(value: Any, row: Any, name: str) -> InputError:
 
 
 def _from_periods(column: pd.Series, name: str) -> Times:
-    """The beginnings of periods."""
+    """Read periods by their beginnings."""
     periods = pd.PeriodIndex(column)
     beyond = np.flatnonzero((periods.year < _FIRST.year) | (periods.year >= _END.year))
     if len(beyond):
@@ -175,7 +175,7 @@ def _from_periods(column: pd.Series, name: str) -> Times:
 
 
 def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
-    """Python's dates and datetimes, pandas' timestamps."""
+    """Read Python's dates and datetimes and pandas' timestamps."""
     clock, utc = [], []
     for cell, row in zip(cells, column.index, strict=True):
         try:
@@ -202,7 +202,7 @@ def _array(cells: list[Any], column: pd.Series, name: str) -> np.ndarray:
 
 
 def _from_numbers(numbers: np.ndarray, column: pd.Series, name: str) -> Times:
-    """Whole numbers as dates, as time since 1970 or as steps, by the rule of :func:`times_of`."""
+    """Read whole numbers as dates, as time since 1970 or as steps, by the rule of :func:`times_of`."""
     if numbers.dtype.kind == "f":
         if not np.isfinite(numbers).all():
             row = column.index[np.flatnonzero(~np.isfinite(numbers))[0]]
@@ -233,7 +233,7 @@ def _from_numbers(numbers: np.ndarray, column: pd.Series, name: str) -> Times:
 
 
 def _calendar_digits(numbers: np.ndarray, column: pd.Series, name: str) -> Times | None:
-    """Whole numbers as dates, None if they are none.
+    """Read whole numbers as dates; None if they are none.
 
     Raises:
         InputError: most are dates, and one is not.
@@ -296,7 +296,7 @@ def _offset(text: str) -> np.timedelta64:
 
 
 def _parse(texts: list[str], name: str, row_of: Any) -> tuple[np.ndarray, str]:
-    """datetime64[ns] of unique texts without zones, and a note on their format.
+    """Parse unique texts without zones into datetime64[ns], with a note on their format.
 
     Raises:
         InputError: a text is no time, or all fit two formats that differ.
@@ -345,7 +345,7 @@ def _iso(texts: list[str], name: str, row_of: Any) -> np.ndarray:
 
 
 def _formats(text: str) -> Iterator[str]:
-    """Formats that one text fits."""
+    """Yield the formats that one text fits."""
     for form in (f"{day}{sep}{clock}".strip() for day in _DATES for sep in " T" for clock in ("", *_CLOCKS)):
         if form.endswith("T"):
             continue

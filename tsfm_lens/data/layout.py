@@ -1,4 +1,4 @@
-"""Which column of a frame is which: ids, timestamps, values, and what an index holds."""
+"""Layout of a frame: columns of ids, timestamps and values, and levels of an index."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def flat(
 ) -> tuple[pd.DataFrame, str | None, str | None, list[str]]:
     """Turn the levels of a frame's index into columns.
 
-    An index of two levels, of which one holds timestamps or is named like them, has ids in the other, as in
-    AutoGluon's TimeSeriesDataFrame. An index of dates is the timestamps, one named like an id the ids.
+    If one of two levels holds timestamps or is named like them, the other holds the ids, as in AutoGluon's
+    TimeSeriesDataFrame. An index of dates holds the timestamps, and an index that is named like an id the ids.
 
     Returns:
         The frame, its columns of ids and of timestamps where the index says so, and notes.
@@ -70,7 +70,7 @@ def _free_name(frame: pd.DataFrame, index: pd.Index) -> str:
 
 
 def _levels(frame: pd.DataFrame, id_column: str | None, time_column: str | None) -> tuple[pd.DataFrame, str, str]:
-    """The levels of a MultiIndex as columns, and which of them are ids and timestamps."""
+    """Turn the levels of a MultiIndex into columns, and tell those of ids and timestamps."""
     index = frame.index
     assert isinstance(index, pd.MultiIndex)
     names = [f"level_{place}" if name is None else str(name) for place, name in enumerate(index.names)]
@@ -94,7 +94,7 @@ def _levels(frame: pd.DataFrame, id_column: str | None, time_column: str | None)
 
 
 def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None]) -> tuple[pd.DataFrame, list[str]]:
-    """Columns without a name, as ``to_csv`` makes of an index: row numbers are left out.
+    """Drop columns without a name that number the rows, as ``to_csv`` makes of an index.
 
     Raises:
         InputError: such a column has values.
@@ -124,7 +124,7 @@ def _numbers_rows(column: pd.Series) -> bool:
 def key_and_time(
     columns: Collection[Hashable], id_column: str | None, time_column: str | None
 ) -> tuple[Hashable | None, Hashable | None]:
-    """The columns of ids and timestamps: those asked for, or those of a known name.
+    """Return the columns of ids and timestamps: those that are asked for, or those with a standard name.
 
     Raises:
         UnknownNameError: no such column.
@@ -145,7 +145,7 @@ def key_and_time(
 
 
 def dated_column(frame: pd.DataFrame, other_columns: Collection[Hashable | None]) -> Hashable | None:
-    """The one column with timestamps, where no name says which; None if there is none, or several."""
+    """Return the one column with timestamps where no name tells; None if there is none, or several."""
     candidates = [
         column
         for column, kind in zip(frame.columns, frame.dtypes, strict=True)
@@ -159,7 +159,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def find(columns: Iterable[Hashable], names: Sequence[str]) -> Hashable | None:
-    """The column with the first of these names, in any case."""
+    """Find the column with the first of these names, in any case."""
     lower = {str(column).strip().lower(): column for column in columns}
     return next((lower[name] for name in names if name in lower), None)
 
@@ -167,7 +167,7 @@ def find(columns: Iterable[Hashable], names: Sequence[str]) -> Hashable | None:
 def value_columns(
     columns: Collection[Hashable], requested: Sequence[str] | None, other_columns: Collection[Hashable | None]
 ) -> list[Hashable] | None:
-    """The columns of values that are asked for or have a known name; None if it takes their content to tell.
+    """Return the columns of values that are asked for or have a standard name; None if their content must decide.
 
     Raises:
         UnknownNameError: no such column.

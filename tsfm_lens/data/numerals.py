@@ -1,4 +1,4 @@
-"""Numbers in text: which columns of a table of text hold them, and with which decimal sign they are written."""
+"""Numbers in text: the columns of a table that hold them, and their decimal sign."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CELLS = 4_000_000
 
 
 class Numerals:
-    """The columns of a table of text that are numbers.
+    """Columns of a table of text that are numbers.
 
     Args:
         columns: text columns of equal length, by name.
         first_row: number of the first row, for messages.
-        decimal: "." or ",", or None for whichever the cells show.
+        decimal: "." or ",", or None for the one that the cells show.
         doubtful_point: a point before three digits may stand for thousands here, as where semicolons part columns.
 
     Attributes:
@@ -83,7 +83,7 @@ class Numerals:
         self.values |= {names[place]: floats[place] for place in np.flatnonzero(points | commas)}
 
     def _note(self, sign: str, names: Sequence[str], cells: pa.Array, mask: np.ndarray) -> None:
-        """Remember one cell with this sign, and whether any cell shows that it does not part thousands."""
+        """Record one cell with this sign, and if any cell shows that it does not separate thousands."""
         if self._decimal is not None or not mask.any():
             return
         hits = mask & _numpy(pc.fill_null(pc.match_substring(cells, sign), False))
@@ -97,7 +97,7 @@ class Numerals:
             self._clear |= {sign} if (hits & ~either).any() else set()
 
     def _refuse_damage(self, name: str, column: pa.Array, point: np.ndarray, comma: np.ndarray) -> None:
-        """Refuse a column of numbers with a few cells that are none; one of text passes."""
+        """Refuse a column of numbers with a few cells that are none; a column of text passes."""
         valid = _numpy(column.is_valid())
         thousands = _numpy(pc.fill_null(pc.match_substring_regex(column, _THOUSANDS), False))
         prefers = self._decimal or ("," if (comma & valid).sum() > (point & valid).sum() else ".")
@@ -117,7 +117,7 @@ class Numerals:
 
 
 def numeric_columns(columns: dict[str, pa.Array]) -> set[str]:
-    """Names of the text columns that hold nothing but numbers, with either decimal sign."""
+    """Name the text columns that hold nothing but numbers, with either decimal sign."""
     numeric: set[str] = set()
     for block in _blocks(columns):
         _, point, comma = _matches(list(block.values()))
@@ -127,7 +127,7 @@ def numeric_columns(columns: dict[str, pa.Array]) -> set[str]:
 
 
 def _matches(columns: list[pa.Array]) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """All cells in a row, null where missing, and whether each is a number with a point or a comma, or missing."""
+    """Join all cells, null where missing, with masks of numbers with a point and with a comma, True where missing."""
     texts = pc.utf8_trim_whitespace(pa.concat_arrays(columns))
     missing = _numpy(pc.is_in(texts, pa.array(MISSING)))
     cells = pc.if_else(pa.array(~missing), texts, None)
@@ -137,7 +137,7 @@ def _matches(columns: list[pa.Array]) -> tuple[pa.Array, np.ndarray, np.ndarray]
 
 
 def _blocks(columns: dict[str, pa.Array]) -> Iterator[dict[str, pa.Array]]:
-    """So many columns at once that a thousand short ones cost like one long one."""
+    """Yield so many columns at once that a thousand short ones cost like one long one."""
     block: dict[str, pa.Array] = {}
     for name, column in columns.items():
         block[name] = column
@@ -153,7 +153,7 @@ def _numpy(mask: pa.Array) -> np.ndarray:
 
 
 def _floats(texts: pa.Array) -> np.ndarray:
-    """The correctly rounded float64 of each text, NaN for null."""
+    """Convert each text to the correctly rounded float64, null to NaN."""
     plain = pc.replace_substring_regex(texts, r"^\+", "")
     try:
         return np.asarray(pc.cast(plain, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Paths that people write, as files that can be read."""
+"""Paths that people write, as readable files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_FILES = 5  # files that a message names, the nearest first
 
 
 def local_path(path: str | Path) -> Path:
-    """The path with ``~`` resolved.
+    """Resolve ``~`` in a path.
 
     Raises:
         InputError: no path can be spelled like this: a NUL, a name that is too long, a user who does not exist.
@@ -29,7 +29,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
-    """What to say of a file that is not there: readable ones of its folder are named, the nearest first."""
+    """Build the error for a file that does not exist: it names readable files of the folder, the nearest first."""
     candidates = (
         sorted(item.name for item in file.parent.glob("*") if item.suffix in readable) if file.parent.is_dir() else []
     )
@@ -40,7 +40,7 @@ def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
 
 
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
-    """An existing plain file with one of these endings.
+    """Return an existing plain file with one of these endings.
 
     Pipes and devices are refused: they may never end, and cannot be read twice.
 

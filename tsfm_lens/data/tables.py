@@ -1,4 +1,4 @@
-"""Tables of other libraries as pandas objects, so that all tables are read by one road."""
+"""Conversion of other libraries' tables into pandas objects, so that all tables are read alike."""
 
 from __future__ import annotations
 

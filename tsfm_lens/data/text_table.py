@@ -1,4 +1,4 @@
-"""Delimited text as a table of text cells: encoding, delimiter and header line, each found by rule or refused."""
+"""Delimited text as a table of text cells: encoding, delimiter and header are found by rule or refused."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _SAMPLE = 60  # lines that the delimiter is told from; the whole file must then 
 
 @dataclass(frozen=True, eq=False)
 class TextTable:
-    """Cells as they are written.
+    """Table of cells as they are written.
 
     Attributes:
         columns: text of each column, by name; "Unnamed: 3" where the header has none.
         first_row: number of the first row of ``columns`` in the file, counted from 1.
-        delimiter: what parts the cells.
-        notes: what was decided by rule.
+        delimiter: sign between the cells.
+        notes: choices made by rule.
     """
 
     columns: dict[str, pa.Array]
@@ -56,7 +56,7 @@ class TextTable:
 def read_table(
     file: Path, *, delimiter: str | None = None, encoding: str | None = None, header: bool | None = None
 ) -> TextTable:
-    """The cells of a delimited file, plain or gzipped.
+    """Read the cells of a delimited file, plain or gzipped.
 
     Raises:
         InputError: the file is empty or damaged, no text in this encoding, rows differ in length, or delimiter or
@@ -134,7 +134,7 @@ def _known_delimiter(delimiter: str) -> str:
 
 
 def _delimiter(text: str, name: str) -> str:
-    """The one sign that parts all first lines alike.
+    """Find the one sign that splits all first lines alike.
 
     Raises:
         InputError: several do.
@@ -167,7 +167,7 @@ def _delimiter(text: str, name: str) -> str:
 
 
 def _sign_of_one_column(lines: Sequence[str], name: str) -> str:
-    """What parts no row, where the first line has one cell and commas below it may be decimal signs.
+    """Find a sign that splits no row, where the first line is one cell and commas below may be decimal signs.
 
     Raises:
         InputError: they may as well part numbered rows from values, whose column has no name.
@@ -199,12 +199,12 @@ def _split(lines: Iterable[str], sign: str) -> Iterator[list[str]]:
 
 
 def _with_tabs(text: str) -> str:
-    """The text with one tab in place of each run of blanks between cells; what stands in quotes stays."""
+    """Replace each run of blanks between cells by one tab; text in quotes stays."""
     return _BLANKS.sub(lambda match: match[1] or "\t", _BLANKS_AT_ENDS.sub(r"\1", text))
 
 
 def _clean(rows: list[list[str]], others: set[str]) -> bool:
-    """Whether no cell holds another sign that might part it, but for a decimal comma."""
+    """Return True if no cell holds another sign that might split it, other than a decimal comma."""
     return not any(sign in cell and kind_of(cell) != "number" for row in rows for cell in row for sign in others)
 
 
@@ -257,7 +257,7 @@ def _uneven(row: arrow_csv.InvalidRow, width: int, sign: str) -> str:
 
 
 def _refuse_stray_quotes(text: str, sign: str) -> None:
-    """Refuse what goes on behind a closing quotation mark, which Arrow would join to the cell."""
+    """Refuse text behind a closing quotation mark, which Arrow would join to the cell."""
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=sign, strict=True)
     try:
         for _ in rows:
@@ -267,7 +267,7 @@ def _refuse_stray_quotes(text: str, sign: str) -> None:
 
 
 def _refuse_swallowed(cells: list[pa.Array], sign: str) -> None:
-    """Refuse a cell over several lines that holds delimiters: a quotation mark has swallowed rows."""
+    """Refuse a cell over several lines that holds delimiters: an open quotation mark has merged rows."""
     for number, column in enumerate(cells):
         if not pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py():
             continue
@@ -280,7 +280,7 @@ def _refuse_swallowed(cells: list[pa.Array], sign: str) -> None:
 
 
 def _without_empty_end(columns: list[pa.Array]) -> tuple[list[pa.Array], int]:
-    """The columns up to the last row that holds anything, and how many rows that leaves out."""
+    """Drop the rows at the end that hold nothing, and count them."""
     rows = len(columns[0])
     stop = rows
     while stop and not any(column[stop - 1].as_py().strip() for column in columns):

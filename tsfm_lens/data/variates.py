@@ -1,4 +1,4 @@
-"""Labelled datasets of multivariate batches with an axis for the variates."""
+"""Datasets of multivariate batches with an axis for the variates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsfm_lens.errors import InputError
 
 
 def by_variate(dataset: xr.Dataset) -> xr.Dataset:
-    """A dataset with dim ``series`` parted into ``series``, one entry per group, and ``variate``.
+    """Split dim ``series`` of a dataset into ``series``, one entry per group, and ``variate``.
 
     Groups and variates keep the order in which they first occur. Coordinates of ``series`` other than its ids,
     ``group`` and ``variate`` stay, as (series, variate). Where a group lacks a variate, floats and integers are
@@ -58,7 +58,7 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
 
 
 def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each name in order of first appearance, and the names in that order."""
+    """Index each name in order of first appearance, and return the names in that order."""
     numbers, unique = pd.factorize(names.values)
     if (numbers < 0).any():
         where = int(np.flatnonzero(numbers < 0)[0])
@@ -67,7 +67,7 @@ def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _split_series(variable: xr.Variable, rows: np.ndarray) -> xr.Variable:
-    """The variable with (series, variate) in the place of ``series``; ``rows`` has -1 where there is none."""
+    """Split ``series`` of a variable into (series, variate); ``rows`` has -1 where there is none."""
     if "series" not in variable.dims:
         return variable
     axis = variable.get_axis_num("series")

@@ -1,4 +1,4 @@
-"""Windows cut from the end of a series."""
+"""Windows at the end of a series."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rolling_windows(
     stride: int | None = None,
     start: pd.Timestamp | None = None,
 ) -> Iterator[Window]:
-    """The last windows of one item; each context is the whole history before its label.
+    """Cut the last windows of one item; each context is the whole history before its label.
 
     Args:
         item: its id.
@@ -55,5 +55,5 @@ def rolling_windows(
 
 
 def steps_needed(horizon: int, windows: int, stride: int) -> int:
-    """Shortest series from which these windows can be cut, with one step of context for the first."""
+    """Return the length of the shortest series that these windows fit, with one step of context for the first."""
     return horizon + stride * (windows - 1) + 1
