@@ -1,4 +1,4 @@
-"""The command that writes a smaller model and says what that did to its forecasts."""
+"""Command that writes a smaller model and compares its forecasts with the whole model's."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def compress(
 
 
 def _refuse_no_saving(lens: Lens, choice: dict[str, Any], of: Any, mlps: bool, by_head: bool) -> None:
-    """Refuse a share or a rank at which two factors hold no less than the matrix, and say which one saves."""
-    from tsfm_lens import compress as room
+    """Refuse a share or rank whose factors hold no less than the matrix, and name the first that saves."""
+    from tsfm_lens import compress as package
     from tsfm_lens.errors import InputError
 
-    forms = {name: each.form(by_head=by_head) for name, each in room.matrices(lens, mlps=mlps).items()}
+    forms = {name: each.form(by_head=by_head) for name, each in package.matrices(lens, mlps=mlps).items()}
 
     def saves(keep: float | None = None, rank: int | None = None) -> bool:
-        ranks = room.chosen_ranks(lens, keep=keep, rank=rank, of=of, mlps=mlps, by_head=by_head)
+        ranks = package.chosen_ranks(lens, keep=keep, rank=rank, of=of, mlps=mlps, by_head=by_head)
         return any(form.stored(ranks[name]) < form.numbers for name, form in forms.items())
 
     keep, rank = choice["keep"], choice["rank"]
@@ -163,8 +163,8 @@ def _compress(
     components: list[str],
     figure: Path | None,
 ) -> dict[str, Any]:
-    """Compress, write, open what was written, and judge that."""
-    from tsfm_lens import compress as room
+    """Compress, write, open the written checkpoint, and compare it with the whole model."""
+    from tsfm_lens import compress as package
     from tsfm_lens import load
     from tsfm_lens.models.checkpoint import COMPRESSED, SUFFIX
 
@@ -176,33 +176,35 @@ def _compress(
     ranks: dict[str, int] | None = None
     native = False
     if components:
-        smaller, native = room.taken_out(run.lens, components)
+        smaller, native = package.taken_out(run.lens, components)
     else:
-        smaller, ranks = room.compressed(room.calibration_run(run), **choice, **options, progress=progress)
+        smaller, ranks = package.compressed(package.calibration_run(run), **choice, **options, progress=progress)
     bar.update(factor_id, completed=1, total=1)
     if heal:
         heal_id = bar.add_task("heal", total=heal)
         # contexts alone: the ends by which it is judged stay unseen
-        smaller = room.healed(smaller, run, steps=heal, progress=lambda count, _: bar.update(heal_id, completed=count))
+        smaller = package.healed(
+            smaller, run, steps=heal, progress=lambda count, _: bar.update(heal_id, completed=count)
+        )
     write_id = bar.add_task("write and open again", total=1)
     by_head: bool = options["by_head"]
     method = "components taken out" if components else options["method"]
-    room.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
+    package.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
     compact = load(out)
     bar.update(write_id, completed=1)
     judge_id = bar.add_task("forecast with both", total=1)
-    quality = room.quality(run, compact)
+    quality = package.quality(run, compact)
     bar.update(judge_id, completed=1)
     time_id = bar.add_task("time both", total=1)
-    cost = room.cost(run.lens, compact)
+    cost = package.cost(run.lens, compact)
     bar.update(time_id, completed=1)
     page = None
     if figure is not None:
         from tsfm_lens import viz
 
         page = str(viz.save(viz.compressed_forecasts(quality), figure))
-    matrices = room.matrices(run.lens, mlps=options["mlps"])
-    ratio = ranks and room.ratio_of({name: matrices[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
+    matrices = package.matrices(run.lens, mlps=options["mlps"])
+    ratio = ranks and package.ratio_of({name: matrices[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
     n_bytes = [sum(part.numel() * part.element_size() for part in each.parameters()) for each in (run.lens, compact)]
     return {
         "folder": str(out),
@@ -210,7 +212,7 @@ def _compress(
         "figure": page,
         "file_bytes": sum(file.stat().st_size for file in out.iterdir() if file.suffix in (SUFFIX, COMPRESSED)),
         "bytes": dict(zip(("whole", "compressed"), n_bytes, strict=True)),
-        "numbers": {"whole": room.sizes(run.lens), "compressed": room.sizes(compact)},
+        "numbers": {"whole": package.sizes(run.lens), "compressed": package.sizes(compact)},
         "ratio": ratio,
         "cost": [
             {name: cost[name].sel(shape=shape).values.tolist() for name in cost} | {"shape": str(shape)}
@@ -231,13 +233,9 @@ def _show(facts: dict[str, Any]) -> None:
     rows = [
         [words, f"{before[key]:,}", f"{after[key]:,}", _share(after[key], before[key])] for key, words in names.items()
     ]
-    weights = facts["bytes"]
+    size = facts["bytes"]
     rows.append(
-        [
-            "bytes of weights",
-            *(f"{each:,}" for each in weights.values()),
-            _share(weights["compressed"], weights["whole"]),
-        ]
+        ["bytes of weights", *(f"{each:,}" for each in size.values()), _share(size["compressed"], size["whole"])]
     )
     show_rows(["", "whole", "compressed", "left"], rows)
     ratio = facts["ratio"]
@@ -271,7 +269,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _components(lens: Lens, names: Sequence[str]) -> list[str]:
-    """Components and globs, with what a recipe lists in the place of its name."""
+    """Return components and globs, with the components of a recipe in the place of its name."""
     from tsfm_lens.sweep.plan.recipes import read_recipe, to_entries
 
     out: list[str] = []
@@ -289,12 +287,12 @@ def _share(part: int, whole: int) -> str:
 
 
 def _curve(run: Run, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
-    from tsfm_lens import compress as room
+    from tsfm_lens import compress as package
 
-    task = bar.add_task("size against error", total=len(KEEPS) * len(room.METHODS))
-    return room.pareto(
+    task = bar.add_task("size against error", total=len(KEEPS) * len(package.METHODS))
+    return package.pareto(
         run,
-        room.calibration_run(run),
+        package.calibration_run(run),
         KEEPS,
         of=of,
         mlps=mlps,

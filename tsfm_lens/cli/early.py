@@ -1,4 +1,4 @@
-"""What can be wrong in the words of a command is said before a model is opened."""
+"""Checks of a command's arguments before a model is opened."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_steps(series: SeriesBatch, horizon: int | None, holdout: bool | None) 
 
 
 def check_out(folder: Path) -> None:
-    """Refuse a folder that results could not be written to.
+    """Refuse a folder that results cannot be written to.
 
     Raises:
         InputError: it is a file, lies in one, or does not let files be made.
@@ -35,7 +35,7 @@ def check_out(folder: Path) -> None:
 
 
 def check_sampling(model: str, samples: int | None) -> Architecture | None:
-    """The architecture of a model by its name, where that is told without its weights.
+    """Return the architecture of a model by its name, where that is known without its weights.
 
     Raises:
         CheckpointError, UnknownNameError: there is no such model.
@@ -51,7 +51,7 @@ def check_sampling(model: str, samples: int | None) -> Architecture | None:
 
 
 def check_kinds(model: str, kinds: Iterable[str], samples: int | None = None) -> None:
-    """Refuse measurements of which a model's architecture allows none.
+    """Refuse measurements if the model's architecture allows none of them.
 
     Raises:
         CheckpointError, UnknownNameError: there is no such model or measurement.

@@ -1,4 +1,4 @@
-"""The command that explains a forecast of one's own series."""
+"""Command that explains a forecast of one's own series."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def explain(
 
 
 def _ends_early(series: SeriesBatch) -> bool:
-    """Whether what is known ends with the target, so that the end of the target has to be held out.
+    """Return True if known covariates end with the target, so that its end must be held out.
 
     Raises:
         InputError: some of it does, and some does not.
@@ -112,7 +112,7 @@ def _ends_early(series: SeriesBatch) -> bool:
 
 
 def _refuse_to_hold_out(series: SeriesBatch, horizon: int | None) -> None:
-    """Refuse a horizon that leaves no context where nobody asked for a truth."""
+    """Refuse a horizon that leaves no context where no truth was asked for."""
     shortest = min(series.lengths)
     if horizon is not None and horizon >= shortest:
         name = series.ids[series.lengths.index(shortest)]

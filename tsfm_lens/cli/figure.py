@@ -1,4 +1,4 @@
-"""The command that draws one figure, with its caption, ready for print."""
+"""Command that draws one figure, with its caption, ready for print."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def figure(
     file_formats = [file_format.strip().lower() for file_format in formats.split(",") if file_format.strip()]
     if not file_formats:
         raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")
-    # what can be wrong in the words is said before a model is opened
+    # bad arguments are refused before a model is opened
     from tsfm_lens.figures.named import checked_formats, find_figure, make_figure, refuse_several, write_figure
 
     entry = find_figure(name)

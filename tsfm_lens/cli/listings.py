@@ -1,4 +1,4 @@
-"""Commands that list what there is: models, hook points, bundled series, the installation."""
+"""Commands that list models, hook points, bundled series, measurements and the installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that opens a local page."""
+"""Command that opens a local page."""
 
 from __future__ import annotations
 

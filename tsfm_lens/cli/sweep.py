@@ -1,4 +1,4 @@
-"""The commands of the ablation lab: run a sweep, say how far it is, report on it."""
+"""Commands of the ablation lab: run a sweep, show its progress, report on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML fil
 
 
 class _OrRun(TyperGroup):
-    """``sweep CONFIG`` is ``sweep run CONFIG``."""
+    """Group of commands with a default: ``sweep CONFIG`` is ``sweep run CONFIG``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the default command first if the arguments begin with none."""

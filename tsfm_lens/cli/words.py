@@ -1,4 +1,4 @@
-"""Messages of the library in the words of the command line."""
+"""Translation of the library's messages into the options of the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PHRASES = (
 
 
 def in_option_words(message: str) -> str:
-    """A message of the library with its keyword arguments as options: ``freq='h'`` is ``--freq h``."""
+    """Replace keyword arguments in a message of the library by options: ``freq='h'`` becomes ``--freq h``."""
 
     def option(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
