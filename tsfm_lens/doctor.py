@@ -1,4 +1,4 @@
-"""What ``tsfm-lens doctor`` finds out about this machine, and how it shows it."""
+"""Facts about this machine for ``tsfm-lens doctor``, and their display."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ExtraFact:
 
 @dataclass(frozen=True)
 class Device:
-    """Where a model can run.
+    """Device on which a model can run.
 
     Attributes:
         name: as ``load(device=…)`` takes it.
@@ -74,7 +74,7 @@ class Device:
 
 @dataclass(frozen=True)
 class HubCache:
-    """The local cache of the Hugging Face hub.
+    """Local cache of the Hugging Face hub.
 
     Attributes:
         folder: where it is.
@@ -97,7 +97,7 @@ class HubCache:
 
 @dataclass(frozen=True)
 class Static:
-    """What writing png, svg and pdf needs.
+    """Requirements for writing png, svg and pdf.
 
     Attributes:
         kaleido: installed version, or None.
@@ -112,7 +112,7 @@ class Static:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that bears on what tsfm-lens can do here.
+    """Facts that decide what tsfm-lens can do here.
 
     Attributes:
         python, platform: version and system.
@@ -136,7 +136,7 @@ class Facts:
     embedded: tuple[str, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As lists, dictionaries, text and numbers."""
+        """Return lists, dictionaries, text and numbers."""
         return asdict(self)
 
 
@@ -171,7 +171,7 @@ def examine() -> Facts:
 
 
 def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
-    """Oracle results as JSON can hold them: an error that is no finite number is None."""
+    """Convert oracle results for JSON: an error that is no finite number becomes None."""
     return [
         {**asdict(result), "error": result.error if math.isfinite(result.error) else None, "passed": result.passed}
         for result in results
@@ -179,7 +179,7 @@ def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
 
 
 def render(facts: Facts) -> Iterator[Table]:
-    """The tables that a person reads."""
+    """Yield the tables that a person reads."""
     yield _table(
         "System",
         ("", ""),

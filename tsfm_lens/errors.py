@@ -1,4 +1,4 @@
-"""The exceptions of tsfm-lens.
+"""Exceptions of tsfm-lens.
 
     LensError
     ├── InputError          a series, file or argument cannot be used as it is
@@ -210,7 +210,7 @@ def unknown_name(what: str, name: object, names: Iterable[str], *, hint: str = "
         what: the kind of thing, as in "hook point".
         name: what the caller asked for.
         names: every valid name.
-        hint: where the full list can be had.
+        hint: how to get the full list.
     """
     options = list(names)
     near = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]

@@ -1,4 +1,4 @@
-"""Methods that need the upper floors, attached from here so that nothing below names them."""
+"""Methods that need upper packages, attached here so that no lower package names them."""
 
 from __future__ import annotations
 
