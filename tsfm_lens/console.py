@@ -1,7 +1,7 @@
-"""The one place that prints: texts appear as they are, whatever brackets, colons or control characters names have.
+"""Output to the terminal: texts appear as they are, whatever brackets, colons or control characters they have.
 
-Rich takes ``[/b]`` for markup and ``:name:`` for a picture; here it takes neither. What is to be bold or red is a
-``rich.text.Text``, or has a style. A terminal takes ESC and its like for orders; they are printed escaped.
+Rich reads ``[/b]`` as markup and ``:name:`` as an emoji; both are turned off here. Bold or red text is a
+``rich.text.Text`` or has a style. Control characters such as ESC, which a terminal obeys, are printed escaped.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def visible(text: str, *, keep: str = "") -> str:
     r"""Escape control characters: ESC becomes the four signs ``\x1b``.
 
     Args:
-        text: of anywhere, such as the name of a series.
-        keep: those that stay, such as line ends.
+        text: from any source, such as the name of a series.
+        keep: control characters that stay, such as line ends.
     """
     return _CONTROL.sub(lambda sign: sign[0] if sign[0] in keep else sign[0].encode("unicode_escape").decode(), text)
 
@@ -57,17 +57,17 @@ class _PlainColumn(TextColumn):
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A console that prints texts, and cells and titles of tables, as they are, with control characters escaped."""
+    """Return a console that prints texts, cells and titles of tables as they are, with control characters escaped."""
     return _PlainConsole(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
 def progress(*, width: int = 0, eta: bool = False, after: str = "", hidden: bool = False) -> Progress:
-    """A progress display on stderr, which leaves stdout alone: a description, a bar, done of all, time.
+    """Return a progress display on stderr, which leaves stdout alone: a description, a bar, counts, time.
 
     Args:
         width: of the description, at least.
         eta: show the time left.
-        after: what stands at the end of a line, such as "{task.fields[left]}".
+        after: text at the end of a line, such as "{task.fields[left]}".
         hidden: show nothing.
     """
     columns: list[Any] = [_PlainColumn(f"{{task.description:<{width}}}"), BarColumn(), MofNCompleteColumn()]
@@ -81,13 +81,13 @@ def progress(*, width: int = 0, eta: bool = False, after: str = "", hidden: bool
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Let stdout and stderr take any text, and tell in a line what the system refuses, such as a full device.
+    """Let stdout and stderr take any text, and report errors of the system, such as a full device, in a line.
 
     Text that the encoding of a stream cannot hold is escaped.
 
     Raises:
-        SystemExit: 1 after an error of the system, which is told on stderr; without a word where nobody reads stdout
-            any more, as behind ``| head``.
+        SystemExit: 1 after an error of the system, which is reported on stderr; silently if nothing reads stdout any
+            more, as behind ``| head``.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""What ``tsfm-lens doctor`` finds out about this machine, and how it shows it."""
+"""Facts about this machine for ``tsfm-lens doctor``, and their display."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ExtraFact:
 
 @dataclass(frozen=True)
 class Device:
-    """Where a model can run.
+    """Device on which a model can run.
 
     Attributes:
         name: as ``load(device=…)`` takes it.
@@ -74,7 +74,7 @@ class Device:
 
 @dataclass(frozen=True)
 class HubCache:
-    """The local cache of the Hugging Face hub.
+    """Local cache of the Hugging Face hub.
 
     Attributes:
         folder: where it is.
@@ -97,7 +97,7 @@ class HubCache:
 
 @dataclass(frozen=True)
 class Static:
-    """What writing png, svg and pdf needs.
+    """Requirements for writing png, svg and pdf.
 
     Attributes:
         kaleido: installed version, or None.
@@ -112,7 +112,7 @@ class Static:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that bears on what tsfm-lens can do here.
+    """Facts that decide what tsfm-lens can do here.
 
     Attributes:
         python, platform: version and system.
@@ -136,7 +136,7 @@ class Facts:
     embedded: tuple[str, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As lists, dictionaries, text and numbers."""
+        """Return lists, dictionaries, text and numbers."""
         return asdict(self)
 
 
@@ -149,13 +149,13 @@ def examine() -> Facts:
     extras = tuple(
         ExtraFact(
             name,
-            found.extra.title,
-            found.version,
-            next(iter(found.extra.distributions.values())),
-            found.missing,
-            found.extra.install,
+            state.extra.title,
+            state.version,
+            next(iter(state.extra.distributions.values())),
+            state.missing,
+            state.extra.install,
         )
-        for name, found in status().items()
+        for name, state in status().items()
     )
     return Facts(
         python=platform.python_version(),
@@ -171,7 +171,7 @@ def examine() -> Facts:
 
 
 def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
-    """Oracle results as JSON can hold them: an error that is no finite number is None."""
+    """Convert oracle results for JSON: an error that is no finite number becomes None."""
     return [
         {**asdict(result), "error": result.error if math.isfinite(result.error) else None, "passed": result.passed}
         for result in results
@@ -179,7 +179,7 @@ def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
 
 
 def render(facts: Facts) -> Iterator[Table]:
-    """The tables that a person reads."""
+    """Yield the tables that a person reads."""
     yield _table(
         "System",
         ("", ""),
@@ -278,19 +278,19 @@ def _hub() -> HubCache:
 
     from tsfm_lens.models.architecture import architectures
 
-    published = {hub_id for entry in architectures().values() for hub_id in entry.published.values()}
+    hub_ids = {hub_id for entry in architectures().values() for hub_id in entry.published.values()}
     flags = {name: os.environ[name] for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if name in os.environ}
     try:
-        found = scan_cache_dir(constants.HF_HUB_CACHE)
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         size, models = 0, {}
     else:
-        size = found.size_on_disk
+        size = cache.size_on_disk
         models = {
             repo.repo_id: repo.size_on_disk
-            for repo in sorted(found.repos, key=lambda repo: repo.repo_id)
+            for repo in sorted(cache.repos, key=lambda repo: repo.repo_id)
             if repo.repo_type == "model"
-            and repo.repo_id in published
+            and repo.repo_id in hub_ids
             and any(file.file_name.endswith(".safetensors") for rev in repo.revisions for file in rev.files)
         }
     return HubCache(
@@ -298,7 +298,7 @@ def _hub() -> HubCache:
         exists=Path(constants.HF_HUB_CACHE).is_dir(),
         size=size,
         models=models,
-        known=len(published),
+        known=len(hub_ids),
         offline=bool(constants.HF_HUB_OFFLINE),
         flags=flags,
     )
@@ -310,9 +310,9 @@ def _static() -> Static:
         return Static(None, None, 'pip install "tsfm-lens-toolbox[static]"')
     from choreographer.browsers.chromium import Chromium
 
-    found = Chromium.find_browser(skip_local=False)
-    if not found:
+    browser = Chromium.find_browser(skip_local=False)
+    if not browser:
         return Static(version, None, _GET_BROWSER)
-    if not Path(found).is_file():
-        return Static(version, None, f"BROWSER_PATH names {found}, which is no file")
-    return Static(version, str(found), "")
+    if not Path(browser).is_file():
+        return Static(version, None, f"BROWSER_PATH names {browser}, which is no file")
+    return Static(version, str(browser), "")

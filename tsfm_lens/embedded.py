@@ -6,23 +6,23 @@ from pathlib import Path
 
 from tsfm_lens.errors import unknown_name
 
-_ROOM = Path(__file__).parent / "zoo"
+_ZOO = Path(__file__).parent / "zoo"
 
 __all__ = ["checkpoint_names", "checkpoint_path"]
 
 
 def checkpoint_names() -> tuple[str, ...]:
-    """Names of the checkpoints that ship with the package, sorted.
+    """List the checkpoints that ship with the package, sorted.
 
     Example:
         >>> zoo.checkpoint_names()
         ('bolt-nano', 'chronos-nano', 'chronos2-nano')
     """
-    return tuple(sorted(path.parent.name for path in _ROOM.glob("*/model.safetensors")))
+    return tuple(sorted(path.parent.name for path in _ZOO.glob("*/model.safetensors")))
 
 
 def checkpoint_path(name: str) -> Path:
-    """Folder of an embedded checkpoint.
+    """Return the folder of an embedded checkpoint.
 
     Raises:
         UnknownNameError: No checkpoint has this name; the message names the nearest one.
@@ -33,4 +33,4 @@ def checkpoint_path(name: str) -> Path:
     """
     if name not in checkpoint_names():
         raise unknown_name("embedded checkpoint", name, checkpoint_names())
-    return _ROOM / name
+    return _ZOO / name

@@ -1,4 +1,4 @@
-"""The exceptions of tsfm-lens.
+"""Exceptions of tsfm-lens.
 
     LensError
     ├── InputError          a series, file or argument cannot be used as it is
@@ -203,16 +203,16 @@ class SweepFailedError(LensError, RuntimeError):
     """
 
 
-def unknown_name(what: str, name: object, known: Iterable[str], *, hint: str = "") -> UnknownNameError:
+def unknown_name(what: str, name: object, names: Iterable[str], *, hint: str = "") -> UnknownNameError:
     """Build the error for a name that does not exist, with the nearest names that do.
 
     Args:
         what: the kind of thing, as in "hook point".
         name: what the caller asked for.
-        known: every valid name.
-        hint: where the full list can be had.
+        names: every valid name.
+        hint: how to get the full list.
     """
-    options = list(known)
+    options = list(names)
     near = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]
     message = f"no {what} {str(name)!r}."
     if near:

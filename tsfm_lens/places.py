@@ -1,4 +1,4 @@
-"""Places to write to: refused before anything is computed if they cannot be, and replaced whole or not at all."""
+"""Output paths: refused before anything is computed if they cannot be written, and replaced whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsfm_lens.errors import InputError
 
 
 def refuse_unwritable(folder: str | Path) -> None:
-    """Refuse a folder that files cannot be written to, before what goes there is computed; nothing is made.
+    """Refuse a folder that files cannot be written to, before results are computed; create nothing.
 
     Raises:
         InputError: it or a folder above it is a file, or does not let files be made.
@@ -37,7 +37,7 @@ def _stands(place: Path) -> bool:
 
 @contextmanager
 def writing_to(path: Path) -> Iterator[None]:
-    """Errors of the file system as an `InputError` that names the path."""
+    """Turn errors of the file system into an `InputError` that names the path."""
     try:
         yield
     except InputError:
@@ -50,7 +50,7 @@ def writing_to(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Path of a part beside a file, which takes the file's name, whole and on disk, when the block ends.
+    """Yield the path of a part that takes the file's name, whole and on disk, when the block ends.
 
     A reader and a crash meet the old file or the new one, never half of one. If the block raises, the part is removed
     and the old file stays.

@@ -1,4 +1,4 @@
-"""How many directions a matrix uses: measures of its singular values, and angles between its columns."""
+"""Ranks of matrices: measures of singular values, and angles between columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _E2 = float(np.exp(2.0))
 
 
 def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
-    """Singular values over the largest, (…, j); zeros where all are zero.
+    """Divide singular values by the largest, (…, j); zeros where all are zero.
 
     Args:
         singular_values: (…, j) from 0 on, in any order.
@@ -46,7 +46,7 @@ def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
 
 
 def epsilon_rank(singular_values: np.ndarray, epsilon: float | Sequence[float]) -> np.ndarray:
-    """Numerical rank: how many singular values are larger than ``epsilon`` times the largest.
+    """Compute the numerical rank: the number of singular values larger than ``epsilon`` times the largest.
 
     Cutting a matrix off at this rank leaves an error of at most ``epsilon`` times its spectral norm.
 
@@ -76,7 +76,7 @@ def epsilon_rank(singular_values: np.ndarray, epsilon: float | Sequence[float]) 
 
 
 def effective_rank(singular_values: np.ndarray) -> np.ndarray:
-    """The exponential of the entropy of the singular values as shares of their sum, (…); NaN for the zero matrix.
+    """Compute exp(entropy) of the singular values as shares of their sum, (…); NaN for the zero matrix.
 
     Source:
         Roy and Vetterli 2007, The effective rank.
@@ -93,7 +93,7 @@ def effective_rank(singular_values: np.ndarray) -> np.ndarray:
 
 
 def participation_ratio(singular_values: np.ndarray) -> np.ndarray:
-    """The square of the summed variances over the sum of their squares, (…); NaN for the zero matrix.
+    """Compute the squared sum of the variances over the sum of their squares, (…); NaN for the zero matrix.
 
     Args:
         singular_values: (…, j); their squares are the variances along the principal directions.
@@ -111,7 +111,7 @@ def participation_ratio(singular_values: np.ndarray) -> np.ndarray:
 
 
 def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarray:
-    """How many relative singular values lie in each decade below the largest, (…, decade).
+    """Count the relative singular values in each decade below the largest, (…, decade).
 
     Args:
         singular_values: (…, j).
@@ -136,7 +136,7 @@ def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarra
 
 
 def angles(columns: np.ndarray) -> np.ndarray:
-    """Angles between all pairs of columns as lines through the origin, in radians from 0 to π/2, (n, n).
+    """Compute angles between all pairs of columns as lines through the origin, in radians from 0 to π/2, (n, n).
 
     Args:
         columns: (d, n); angles with a column of zeros are NaN, those of parallel lines exact to about 2e-8.
@@ -160,7 +160,7 @@ def angles(columns: np.ndarray) -> np.ndarray:
 
 
 def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
-    """What σ_k(Z)/σ_1(Z) of a layer's output cannot exceed, for each k from 1 on, (d,).
+    """Compute an upper bound of σ_k(Z)/σ_1(Z) of a layer's output, for each k from 1 on, (d,).
 
     Z = U + attention(U)/√D, for weights with ‖W_Q^(i)ᵀW_K^(i)‖ ≤ √d_h and ‖W_V^(i)‖ ≤ 1, and √D ≥ 2e²h.
 
@@ -187,13 +187,13 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
 
 
 def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
-    """What σ_k(U + Σ Y_i) cannot exceed, (d,): the step of the proof of theorem 4 before its constants are put in.
+    """Compute an upper bound of σ_k(U + Σ Y_i), (d,): the proof of theorem 4 before its constants are put in.
 
     min over j ≤ k of σ_{k−j+1}(U) + Σ_i w_i,⌊(j−1)/h⌋+1, by Weyl's inequality. It holds for every model.
 
     Args:
         stream: singular values of U, (d,), from the largest on.
-        written: of each of h heads what σ_m(Y_i) cannot exceed, (head, m), from the largest on; 0 beyond the last m.
+        written: upper bounds of σ_m(Y_i) of each of h heads, (head, m), from the largest on; 0 beyond the last m.
 
     Source:
         Flow of ranks, proof of theorem 4 (S0-TH4); Horn and Johnson 1991, Topics in matrix analysis, theorem 3.3.16.
@@ -218,14 +218,14 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
 
 
 def least_sums(values: np.ndarray, heads: int, factor: float) -> np.ndarray:
-    """min over j ≤ k of σ_{k−j+1} + factor · σ_{⌊(j−1)/h⌋+1}, for each k."""
+    """Compute min over j ≤ k of σ_{k−j+1} + factor · σ_{⌊(j−1)/h⌋+1}, for each k."""
     j = np.arange(len(values))
     written = factor * values[j // heads]
     return np.array([(values[k - j[: k + 1]] + written[: k + 1]).min() for k in range(len(values))])
 
 
 def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarray:
-    """Singular values of a construction, checked.
+    """Check the singular values of a construction.
 
     Raises:
         InputError: they are not positive and falling, or there are fewer tokens than singular values.

@@ -1,4 +1,4 @@
-"""What packages above register with those below: methods of their classes, measurements, figures, commands."""
+"""Registry in which packages above extend those below: methods of classes, measurements, figures, commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that need the upper floors, attached from here so that nothing below names them."""
+"""Methods that need upper packages, attached here so that no lower package names them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def explore(run: Run, **options: Any) -> Any:
 
 
 @method_of("Run", "Forecast")
-def _repr_html_(shown: Run | Forecast) -> str:
+def _repr_html_(result: Run | Forecast) -> str:
     """Draw the forecast in a notebook, under a line of facts."""
     from tsfm_lens.viz import notebook
 
-    return notebook.as_html(shown)
+    return notebook.as_html(result)
 
 
 @method_of("Lens")

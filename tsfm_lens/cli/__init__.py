@@ -1,4 +1,4 @@
-"""The command line: data to stdout, messages and progress to stderr; exit code 0 ok, 1 a LensError, 2 usage."""
+"""Command line: data to stdout, messages and progress to stderr; exit code 0 ok, 1 a LensError, 2 usage."""
 
 from tsfm_lens.cli import analyses, compress, explain, figure, listings, serve, sweep
 from tsfm_lens.cli.common import app
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def main() -> None:
-    """Entry point of ``tsfm-lens``."""
+    """Run ``tsfm-lens``."""
     load_extensions(COMMANDS)
     with standard_streams():
         app(prog_name="tsfm-lens")

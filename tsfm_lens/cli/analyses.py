@@ -100,14 +100,14 @@ def forecast(
     if holdout:
         run = lens.run(series, horizon, holdout=True)
         series, horizon, truth = run.batch, run.horizon, run.truth
-    made = lens.forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
+    result = lens.forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
     if truth is not None:
-        truth = truth[made.context.is_target]
-    made = made.targets()
+        truth = truth[result.context.is_target]
+    result = result.targets()
     if as_json:
-        emit(made.to_dataset(truth).drop_vars("sample", errors="ignore"))
+        emit(result.to_dataset(truth).drop_vars("sample", errors="ignore"))
         return
-    frame = made.to_frame()
+    frame = result.to_frame()
     if truth is not None:
         frame.insert(list(frame.columns).index("mean"), "truth", truth.ravel())
     if as_csv:
@@ -163,7 +163,7 @@ def ablate(
             components=component or None,
             how=how,
             reference=others if checked_how(how) else None,
-            progress=lambda done, total: bar.update(row, completed=done, total=total),
+            progress=lambda count, total: bar.update(row, completed=count, total=total),
         )
     if as_json:
         emit(result)
@@ -182,8 +182,8 @@ def ablate(
     show_rows(["component", *columns, "stands_out"], rows)
     if not stands_out.all():
         echo(f"stands_out: whether {first} is more than rounding and draws make it", err=True)
-    if told := result.attrs.get("below_noise"):
-        echo(f"note: {told}", err=True)
+    if remark := result.attrs.get("below_noise"):
+        echo(f"note: {remark}", err=True)
 
 
 @app.command()

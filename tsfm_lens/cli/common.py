@@ -1,4 +1,4 @@
-"""What all commands share: the application, their arguments, and how results are shown."""
+"""Common parts of all commands: the application, its arguments, and the display of results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SECONDS_A_LINE = 30.0
 
 
 class _Commands(TyperGroup):
-    """A group that turns an error made on purpose into its message and exit code 1."""
+    """Group of commands that turns a deliberate error into its message and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -78,8 +78,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(value: bool) -> None:
+    if value:
         import tsfm_lens
 
         echo(f"tsfm-lens-toolbox {tsfm_lens.__version__}")
@@ -90,11 +90,11 @@ def _version(asked: bool) -> None:
 def common(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
-    """Options of all commands."""
+    """Define the options of all commands."""
 
 
 def open_lens(model: str, *, check: bool = True) -> Lens:
-    """The lens, without the progress display of the library that reads the weights."""
+    """Open the lens without the progress display of the library that reads the weights."""
     from transformers.utils import logging
 
     from tsfm_lens import load
@@ -135,13 +135,13 @@ def write_data(text: str) -> None:
 def show_rows(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, lists: bool = False, spread: bool = False
 ) -> None:
-    """A table of results to stdout.
+    """Print a table of results to stdout.
 
     Args:
         header: of the columns.
         rows: a cell for each.
-        spread: the numbers of a row are of one quantity and are told apart, however high it stands.
-        lists: its cells are sentences; a terminal that is too narrow for it gets a paragraph for each row instead.
+        spread: the numbers of a row are of one quantity; they get enough digits to differ.
+        lists: cells are sentences; a terminal that is too narrow for the table gets a paragraph per row.
     """
     from rich.table import Table
 
@@ -164,7 +164,7 @@ def show_rows(
 
 
 def _digits(row: Sequence[object]) -> int:
-    """Significant digits that show the differences between a row's numbers, as far as single precision has them."""
+    """Count the significant digits that show the differences in a row, up to those of single precision."""
     numbers = [cell for cell in row if isinstance(cell, float) and math.isfinite(cell)]
     apart = max(numbers, default=0.0) - min(numbers, default=0.0)
     if not apart:
@@ -174,7 +174,7 @@ def _digits(row: Sequence[object]) -> int:
 
 
 def _show_paragraphs(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Each row as its first cell, and below it the others that are not empty, with their names from the third on."""
+    """Print each row as its first cell and the other non-empty cells below it, from the third on with names."""
     from rich.padding import Padding
 
     out = console()
@@ -186,7 +186,7 @@ def _show_paragraphs(header: Sequence[str], rows: Sequence[Sequence[object]]) ->
 
 
 def show(table: Table) -> None:
-    """To stdout; as wide as it needs to be when piped, so no name is ever cut."""
+    """Print to stdout; as wide as needed when piped, so that no name is ever cut."""
     out = console()
     if not out.is_terminal:
         out = console(width=_PIPED_WIDTH)
@@ -194,7 +194,7 @@ def show(table: Table) -> None:
 
 
 def show_page(page: Path, left_out: Mapping[str, str], as_json: bool) -> None:
-    """Where a page was written, and which of its chapters were left out."""
+    """Print the path of a page, and its chapters that were left out."""
     if as_json:
         echo(json.dumps({"page": str(page), "left_out": dict(left_out)}))
         return
@@ -205,34 +205,34 @@ def show_page(page: Path, left_out: Mapping[str, str], as_json: bool) -> None:
 
 @contextmanager
 def progress_display() -> Iterator[Any]:
-    """A progress display on stderr that leaves stdout alone."""
+    """Show progress on stderr and leave stdout alone."""
     with progress(width=28) as bar:
         yield bar
 
 
 def open_shown(bar: Any, model: str) -> Lens:
-    """The lens, opened while the display says so."""
-    opening = bar.add_task("open the model", total=1)
+    """Open the lens while the display says so."""
+    task = bar.add_task("open the model", total=1)
     lens = open_lens(model)
-    bar.update(opening, completed=1)
+    bar.update(task, completed=1)
     return lens
 
 
 def steps_shown(bar: Any, lens: Lens, kinds: Sequence[str]) -> Callable[[str, int, int], None]:
-    """What a page tells its progress to: a bar for each step, all shown from the start, to see what is left."""
+    """Return the progress callback of a page: a bar for each step, all visible from the start."""
     from tsfm_lens.report.pipeline import steps_of
 
     bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
 
-    def progress(name: str, done: int, total: int) -> None:
+    def progress(name: str, count: int, total: int) -> None:
         bar.start_task(bars[name])
-        bar.update(bars[name], completed=done, total=total)
+        bar.update(bars[name], completed=count, total=total)
 
     return progress
 
 
 class SweepDisplay:
-    """Progress of a sweep on stderr: cells, and the time left once it can be known.
+    """Progress of a sweep on stderr: cells, and the time left once it can be estimated.
 
     Args:
         unit: what is counted, in words.
@@ -254,20 +254,20 @@ class SweepDisplay:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def update(self, what: str, done: int, total: int, left: float | None) -> None:
-        """Show where the sweep stands.
+    def update(self, what: str, count: int, total: int, left: float | None) -> None:
+        """Show the progress of the sweep.
 
         Args:
             what: the stage, in words.
-            done, total: cells, those of stages that are to come included.
+            count, total: finished cells and all cells, those of later stages included.
             left: seconds; None while it is unknown.
         """
         words = "" if left is None else f"about {_duration(left)} left"
-        self._bar.update(self._task, description=what, completed=done, total=total, left=words)
+        self._bar.update(self._task, description=what, completed=count, total=total, left=words)
         now = time.monotonic()
-        if self._lines is not None and (now >= self._next or done == total):
+        if self._lines is not None and (now >= self._next or count == total):
             self._next = now + _SECONDS_A_LINE
-            line = ", ".join(part for part in (f"{what}: {done} of {total} {self._unit}", words) if part)
+            line = ", ".join(part for part in (f"{what}: {count} of {total} {self._unit}", words) if part)
             self._lines.print(line, soft_wrap=True)
 
 

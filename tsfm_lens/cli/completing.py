@@ -1,4 +1,4 @@
-"""What a shell offers at the tab key: names of models, figures, measurements and bundled series."""
+"""Completion at the tab key: names of models, figures, measurements and bundled series."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Names that begin as what is typed so far, in a list parted by commas from its last comma on."""
+    """Return a completer of names, in a list with commas from its last comma on."""
 
     def offer(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -20,13 +20,13 @@ def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 @cache
 def _names() -> dict[str, list[str]]:
-    """Written by ``tools/write_generated.py``: to make them takes seconds, and a tab key should not."""
+    """Load the names that ``tools/write_generated.py`` wrote; computing them takes seconds, too long at a tab key."""
     names: dict[str, list[str]] = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
     return names
 
 
 def data(incomplete: str) -> list[str]:
-    """Bundled series once ``bundled:`` is begun; files are the shell's own affair."""
+    """Complete bundled series after ``bundled:``; files are left to the shell."""
     from tsfm_lens.data import bundled_names
 
     word = "bundled:"
@@ -35,7 +35,7 @@ def data(incomplete: str) -> list[str]:
     if not incomplete.startswith(word):
         return []
     names = ["all", *bundled_names()]
-    return [word + offered for offered in among(lambda: names)(incomplete.removeprefix(word))]
+    return [word + name for name in among(lambda: names)(incomplete.removeprefix(word))]
 
 
 models = among(lambda: _names()["models"])

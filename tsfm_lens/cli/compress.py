@@ -1,4 +1,4 @@
-"""The command that writes a smaller model and says what that did to its forecasts."""
+"""Command that writes a smaller model and compares its forecasts with the whole model's."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def compress(
 
     The last HORIZON steps of each series are held out to judge by; the horizon before them calibrates.
     """
-    given = (("--keep", keep), ("--epsilon", epsilon), ("--rank", rank), ("--without", without or None))
-    numbers = [name for name, value in given if value is not None]
+    choices = (("--keep", keep), ("--epsilon", epsilon), ("--rank", rank), ("--without", without or None))
+    numbers = [name for name, value in choices if value is not None]
     if pareto and numbers:
         raise typer.BadParameter(f"--pareto tries shares of its own; leave {numbers[0]} out")
     if not pareto and (len(numbers) != 1 or out is None):
@@ -117,24 +117,24 @@ def compress(
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
             if not without:
                 _refuse_no_saving(lens, choice, of, mlps, by_head)
-            found = _written(run, out, bar, choice, options, heal, _components(lens, without or ()), figure)
+            facts = _compress(run, out, bar, choice, options, heal, _components(lens, without or ()), figure)
     if pareto:
         _show_curve(curve, out, as_json)
     elif as_json:
-        echo(json.dumps(found))
+        echo(json.dumps(facts))
     else:
-        _show(found)
+        _show(facts)
 
 
 def _refuse_no_saving(lens: Lens, choice: dict[str, Any], of: Any, mlps: bool, by_head: bool) -> None:
-    """Refuse a share or a rank at which two factors hold no less than the matrix, and say which one saves."""
-    from tsfm_lens import compress as room
+    """Refuse a share or rank whose factors hold no less than the matrix, and name the first that saves."""
+    from tsfm_lens import compress as package
     from tsfm_lens.errors import InputError
 
-    forms = {name: each.form(by_head=by_head) for name, each in room.matrices(lens, mlps=mlps).items()}
+    forms = {name: each.form(by_head=by_head) for name, each in package.matrices(lens, mlps=mlps).items()}
 
     def saves(keep: float | None = None, rank: int | None = None) -> bool:
-        ranks = room.chosen_ranks(lens, keep=keep, rank=rank, of=of, mlps=mlps, by_head=by_head)
+        ranks = package.chosen_ranks(lens, keep=keep, rank=rank, of=of, mlps=mlps, by_head=by_head)
         return any(form.stored(ranks[name]) < form.numbers for name, form in forms.items())
 
     keep, rank = choice["keep"], choice["rank"]
@@ -142,15 +142,18 @@ def _refuse_no_saving(lens: Lens, choice: dict[str, Any], of: Any, mlps: bool, b
     if (keep is None and rank is None) or saves(keep, rank):
         return
     if rank is not None:
-        given, tried = f"--rank {rank}", next((f"--rank {each}" for each in range(rank, 0, -1) if saves(rank=each)), "")
+        option, best = (
+            f"--rank {rank}",
+            next((f"--rank {each}" for each in range(rank, 0, -1) if saves(rank=each)), ""),
+        )
     else:
         shares = (hundredth / 100 for hundredth in range(99, 0, -1))
-        given, tried = f"--keep {keep:g}", next((f"--keep {each:g}" for each in shares if saves(each)), "")
-    cure = f"{tried} is the first that saves" if tried else "--without takes parts out instead"
-    raise InputError(f"at {given} the two factors of no matrix of {lens.model_id} hold less than the matrix; {cure}")
+        option, best = f"--keep {keep:g}", next((f"--keep {each:g}" for each in shares if saves(each)), "")
+    cure = f"{best} is the first that saves" if best else "--without takes parts out instead"
+    raise InputError(f"at {option} the two factors of no matrix of {lens.model_id} hold less than the matrix; {cure}")
 
 
-def _written(
+def _compress(
     run: Run,
     out: Path,
     bar: Any,
@@ -160,54 +163,56 @@ def _written(
     components: list[str],
     figure: Path | None,
 ) -> dict[str, Any]:
-    """Compress, write, open what was written, and judge that."""
-    from tsfm_lens import compress as room
+    """Compress, write, open the written checkpoint, and compare it with the whole model."""
+    from tsfm_lens import compress as package
     from tsfm_lens import load
     from tsfm_lens.models.checkpoint import COMPRESSED, SUFFIX
 
-    working = bar.add_task("measure the matrices" if options["method"] == "measured" else "find factors", total=None)
+    factor_id = bar.add_task("measure the matrices" if options["method"] == "measured" else "find factors", total=None)
 
-    def progress(done: int, total: int) -> None:
-        bar.update(working, completed=done, total=total)
+    def progress(count: int, total: int) -> None:
+        bar.update(factor_id, completed=count, total=total)
 
     ranks: dict[str, int] | None = None
     native = False
     if components:
-        smaller, native = room.taken_out(run.lens, components)
+        smaller, native = package.taken_out(run.lens, components)
     else:
-        smaller, ranks = room.compressed(room.calibration_run(run), **choice, **options, progress=progress)
-    bar.update(working, completed=1, total=1)
+        smaller, ranks = package.compressed(package.calibration_run(run), **choice, **options, progress=progress)
+    bar.update(factor_id, completed=1, total=1)
     if heal:
-        healing = bar.add_task("heal", total=heal)
+        heal_id = bar.add_task("heal", total=heal)
         # contexts alone: the ends by which it is judged stay unseen
-        smaller = room.healed(smaller, run, steps=heal, progress=lambda done, _: bar.update(healing, completed=done))
-    writing = bar.add_task("write and open again", total=1)
+        smaller = package.healed(
+            smaller, run, steps=heal, progress=lambda count, _: bar.update(heal_id, completed=count)
+        )
+    write_id = bar.add_task("write and open again", total=1)
     by_head: bool = options["by_head"]
     method = "components taken out" if components else options["method"]
-    room.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
-    opened = load(out)
-    bar.update(writing, completed=1)
-    judging = bar.add_task("forecast with both", total=1)
-    quality = room.quality(run, opened)
-    bar.update(judging, completed=1)
-    timing = bar.add_task("time both", total=1)
-    cost = room.cost(run.lens, opened)
-    bar.update(timing, completed=1)
+    package.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
+    compact = load(out)
+    bar.update(write_id, completed=1)
+    judge_id = bar.add_task("forecast with both", total=1)
+    quality = package.quality(run, compact)
+    bar.update(judge_id, completed=1)
+    time_id = bar.add_task("time both", total=1)
+    cost = package.cost(run.lens, compact)
+    bar.update(time_id, completed=1)
     page = None
     if figure is not None:
         from tsfm_lens import viz
 
         page = str(viz.save(viz.compressed_forecasts(quality), figure))
-    known = room.matrices(run.lens, mlps=options["mlps"])
-    ratio = ranks and room.ratio_of({name: known[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
-    held = [sum(part.numel() * part.element_size() for part in each.parameters()) for each in (run.lens, opened)]
+    matrices = package.matrices(run.lens, mlps=options["mlps"])
+    ratio = ranks and package.ratio_of({name: matrices[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
+    n_bytes = [sum(part.numel() * part.element_size() for part in each.parameters()) for each in (run.lens, compact)]
     return {
         "folder": str(out),
         "native": native,
         "figure": page,
         "file_bytes": sum(file.stat().st_size for file in out.iterdir() if file.suffix in (SUFFIX, COMPRESSED)),
-        "bytes": dict(zip(("whole", "compressed"), held, strict=True)),
-        "numbers": {"whole": room.sizes(run.lens), "compressed": room.sizes(opened)},
+        "bytes": dict(zip(("whole", "compressed"), n_bytes, strict=True)),
+        "numbers": {"whole": package.sizes(run.lens), "compressed": package.sizes(compact)},
         "ratio": ratio,
         "cost": [
             {name: cost[name].sel(shape=shape).values.tolist() for name in cost} | {"shape": str(shape)}
@@ -222,49 +227,49 @@ def _written(
     }
 
 
-def _show(found: dict[str, Any]) -> None:
-    before, after = found["numbers"]["whole"], found["numbers"]["compressed"]
+def _show(facts: dict[str, Any]) -> None:
+    before, after = facts["numbers"]["whole"], facts["numbers"]["compressed"]
     names = {"all": "numbers", "attention": "of these in attentions", "mlp": "of these in MLPs"}
     rows = [
         [words, f"{before[key]:,}", f"{after[key]:,}", _share(after[key], before[key])] for key, words in names.items()
     ]
-    held = found["bytes"]
+    size = facts["bytes"]
     rows.append(
-        ["bytes of weights", *(f"{each:,}" for each in held.values()), _share(held["compressed"], held["whole"])]
+        ["bytes of weights", *(f"{each:,}" for each in size.values()), _share(size["compressed"], size["whole"])]
     )
     show_rows(["", "whole", "compressed", "left"], rows)
-    ratio = found["ratio"]
+    ratio = facts["ratio"]
     if ratio:
         echo(
             f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the entries as factors, "
             f"{ratio['stored']:.3g} as stored"
         )
     for name, words in (("mase_rise", "MASE"), ("wql_rise", "WQL")):
-        mean, low, high = (100 * value for value in found[name])
+        mean, low, high = (100 * value for value in facts[name])
         echo(
-            f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {found['series']} "
+            f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {facts['series']} "
             "series, 95 % interval)"
         )
-    if "overlap" in found:
-        whole, other = found["log_perplexity"]
-        echo(f"top-10 tokens shared: {found['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")
-    for row in found["cost"]:
-        held = row["peak_bytes"]
+    if "overlap" in facts:
+        whole, other = facts["log_perplexity"]
+        echo(f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")
+    for row in facts["cost"]:
+        peak = row["peak_bytes"]
         echo(
             f"forward of {row['shape']} steps: {row['time_ratio']:.2f} of the time ({row['time_ratio_low']:.2f} to "
             f"{row['time_ratio_high']:.2f} over rounds in turn; operations allow {row['operation_ratio']:.2f}), "
-            f"{held[1] / held[0]:.2f} of the memory"
+            f"{peak[1] / peak[0]:.2f} of the memory"
         )
-    echo(f"weights in files: {found['file_bytes']:,} bytes")
-    opens = "the model's own library opens it, too" if found["native"] else "tsfm_lens.load opens it, no other library"
+    echo(f"weights in files: {facts['file_bytes']:,} bytes")
+    opens = "the model's own library opens it, too" if facts["native"] else "tsfm_lens.load opens it, no other library"
     echo(opens)
-    for path in (found["figure"], found["folder"]):
+    for path in (facts["figure"], facts["folder"]):
         if path is not None:
             echo(path)
 
 
 def _components(lens: Lens, names: Sequence[str]) -> list[str]:
-    """Components and globs, with what a recipe lists in the place of its name."""
+    """Return components and globs, with the components of a recipe in the place of its name."""
     from tsfm_lens.sweep.plan.recipes import read_recipe, to_entries
 
     out: list[str] = []
@@ -282,16 +287,16 @@ def _share(part: int, whole: int) -> str:
 
 
 def _curve(run: Run, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
-    from tsfm_lens import compress as room
+    from tsfm_lens import compress as package
 
-    working = bar.add_task("size against error", total=len(KEEPS) * len(room.METHODS))
-    return room.pareto(
+    task = bar.add_task("size against error", total=len(KEEPS) * len(package.METHODS))
+    return package.pareto(
         run,
-        room.calibration_run(run),
+        package.calibration_run(run),
         KEEPS,
         of=of,
         mlps=mlps,
-        progress=lambda what: bar.update(working, advance=1, description=what),
+        progress=lambda what: bar.update(task, advance=1, description=what),
     )
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong in the words of a command is said before a model is opened."""
+"""Checks of a command's arguments before a model is opened."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_steps(series: SeriesBatch, horizon: int | None, holdout: bool | None) 
 
 
 def check_out(folder: Path) -> None:
-    """Refuse a folder that results could not be written to.
+    """Refuse a folder that results cannot be written to.
 
     Raises:
         InputError: it is a file, lies in one, or does not let files be made.
@@ -35,7 +35,7 @@ def check_out(folder: Path) -> None:
 
 
 def check_sampling(model: str, samples: int | None) -> Architecture | None:
-    """The architecture of a model by its name, where that is told without its weights.
+    """Return the architecture of a model by its name, where that is known without its weights.
 
     Raises:
         CheckpointError, UnknownNameError: there is no such model.
@@ -44,14 +44,14 @@ def check_sampling(model: str, samples: int | None) -> Architecture | None:
     from tsfm_lens.errors import InputError
     from tsfm_lens.models.opening import architecture_named
 
-    known = architecture_named(model)
-    if known is not None and known.readout == "quantile" and samples is not None:
+    architecture = architecture_named(model)
+    if architecture is not None and architecture.readout == "quantile" and samples is not None:
         raise InputError(f"{model} forecasts quantiles and draws no samples; leave --samples out")
-    return known
+    return architecture
 
 
 def check_kinds(model: str, kinds: Iterable[str], samples: int | None = None) -> None:
-    """Refuse measurements of which a model's architecture allows none.
+    """Refuse measurements if the model's architecture allows none of them.
 
     Raises:
         CheckpointError, UnknownNameError: there is no such model or measurement.
@@ -60,15 +60,15 @@ def check_kinds(model: str, kinds: Iterable[str], samples: int | None = None) ->
     from tsfm_lens.errors import InputError
     from tsfm_lens.report.pipeline import checked_chapters
 
-    chosen = checked_chapters(tuple(kinds))
-    known = check_sampling(model, samples)
-    if known is None:
+    measurements = checked_chapters(tuple(kinds))
+    architecture = check_sampling(model, samples)
+    if architecture is None:
         return
-    refused = []
-    for measurement in chosen:
+    reasons = []
+    for measurement in measurements:
         try:
-            measurement.check_architecture(known, model)
+            measurement.check_architecture(architecture, model)
         except InputError as error:
-            refused.append(str(error))
-    if len(refused) == len(chosen):
-        raise InputError("; ".join(refused))
+            reasons.append(str(error))
+    if len(reasons) == len(measurements):
+        raise InputError("; ".join(reasons))

@@ -1,4 +1,4 @@
-"""The command that explains a forecast of one's own series."""
+"""Command that explains a forecast of one's own series."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tsfm_lens.errors import InputError
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
 
-_NAMED = 4  # series
+_MOST_NAMES = 4  # series
 
 
 @app.command()
@@ -80,14 +80,14 @@ def explain(
         kinds = tuple(defined_for(lens, kinds, missing))
         progress = steps_shown(bar, lens, kinds)
         run = lens.run(series, horizon, holdout=ends, num_samples=samples, seed=seed)
-        asked: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
-        write_explanation(run, out, chapters=kinds, **asked, sources=data, progress=progress, left_out=missing)
-    seen, given = max(run.batch.lengths), max(series.lengths) - (run.horizon if ends else 0)
-    if seen < given:
-        echo(f"note: {model} reads the last {seen} of {given} steps", err=True)
+        options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
+        write_explanation(run, out, chapters=kinds, **options, sources=data, progress=progress, left_out=missing)
+    context, available = max(run.batch.lengths), max(series.lengths) - (run.horizon if ends else 0)
+    if context < available:
+        echo(f"note: {model} reads the last {context} of {available} steps", err=True)
     items = list(dict.fromkeys(series.groups))
     if not item and len(items) > 1:
-        others = ", ".join(items[1:_NAMED]) + (", …" if len(items) > _NAMED else "")
+        others = ", ".join(items[1:_MOST_NAMES]) + (", …" if len(items) > _MOST_NAMES else "")
         echo(f"note: explained is {items[0]}, the first of {len(items)}; --item explains another: {others}", err=True)
     if ends and holdout is None:
         echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
@@ -95,7 +95,7 @@ def explain(
 
 
 def _ends_early(series: SeriesBatch) -> bool:
-    """Whether what is known ends with the target, so that the end of the target has to be held out.
+    """Return True if known covariates end with the target, so that its end must be held out.
 
     Raises:
         InputError: some of it does, and some does not.
@@ -112,7 +112,7 @@ def _ends_early(series: SeriesBatch) -> bool:
 
 
 def _refuse_to_hold_out(series: SeriesBatch, horizon: int | None) -> None:
-    """Refuse a horizon that leaves no context where nobody asked for a truth."""
+    """Refuse a horizon that leaves no context where no truth was asked for."""
     shortest = min(series.lengths)
     if horizon is not None and horizon >= shortest:
         name = series.ids[series.lengths.index(shortest)]

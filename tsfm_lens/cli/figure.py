@@ -1,4 +1,4 @@
-"""The command that draws one figure, with its caption, ready for print."""
+"""Command that draws one figure, with its caption, ready for print."""
 
 from __future__ import annotations
 
@@ -75,44 +75,44 @@ def figure(
         raise typer.BadParameter("NAME, MODEL and --data are needed, or --list")
     if column is not None and column not in COLUMNS:
         raise typer.BadParameter(f"{column!r} is not {' or '.join(COLUMNS)}", param_hint="--column")
-    wanted = [file_format.strip().lower() for file_format in formats.split(",") if file_format.strip()]
-    if not wanted:
+    file_formats = [file_format.strip().lower() for file_format in formats.split(",") if file_format.strip()]
+    if not file_formats:
         raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")
-    # what can be wrong in the words is said before a model is opened
+    # bad arguments are refused before a model is opened
     from tsfm_lens.figures.named import checked_formats, find_figure, make_figure, refuse_several, write_figure
 
     entry = find_figure(name)
     refuse_several(entry, len(models))
-    checked_formats(wanted)
+    checked_formats(file_formats)
     check_out(out)
     for model in models:
-        known = check_sampling(model, samples)
-        if known is not None:
-            entry.check_architecture(known, model)
+        architecture = check_sampling(model, samples)
+        if architecture is not None:
+            entry.check_architecture(architecture, model)
     series = read_data(data, reading)
     check_steps(series, horizon, holdout)
     with progress_display() as bar:
-        opening = bar.add_task("open the model", total=len(models))
+        open_id = bar.add_task("open the model", total=len(models))
         lenses = []
         for model in models:
             lenses.append(open_lens(model))
-            bar.update(opening, advance=1)
-        computing = bar.add_task(f"compute figure {name}", total=1)
+            bar.update(open_id, advance=1)
+        compute_id = bar.add_task(f"compute figure {name}", total=1)
         run = lenses[0].run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
-        made = make_figure(name, run, lenses[1:])
-        bar.update(computing, completed=1)
-        writing = bar.add_task("draw", total=len(made.plates) * len(wanted))
+        result = make_figure(name, run, lenses[1:])
+        bar.update(compute_id, completed=1)
+        write_id = bar.add_task("draw", total=len(result.plates) * len(file_formats))
         paths = write_figure(
-            made,
+            result,
             out,
-            formats=wanted,
+            formats=file_formats,
             column=column,
             model=models[0],
             sources=data,
-            progress=lambda file: bar.update(writing, advance=1, description=f"draw {file}"),
+            progress=lambda file: bar.update(write_id, advance=1, description=f"draw {file}"),
         )
     if as_json:
-        echo(json.dumps({"figure": made.entry.name, "files": [str(path) for path in paths]}))
+        echo(json.dumps({"figure": result.entry.name, "files": [str(path) for path in paths]}))
         return
     for path in paths:
         echo(str(path))
@@ -122,9 +122,9 @@ def _list(as_json: bool) -> None:
     from tsfm_lens.cli.common import show_rows
     from tsfm_lens.figures.named import figures
 
-    known = figures().values()
+    entries = figures().values()
     if as_json:
-        listed = [
+        records = [
             {
                 "name": entry.name,
                 "title": entry.title,
@@ -133,12 +133,12 @@ def _list(as_json: bool) -> None:
                 "models": " and ".join(needs.models for needs in entry.needs),
                 "several": entry.compare is not None,
             }
-            for entry in known
+            for entry in entries
         ]
-        echo(json.dumps(listed))
+        echo(json.dumps(records))
         return
     # what computes each is in --json: beside it a line would be 350 characters long
-    show_rows(["figure", "what it shows"], [[entry.name, entry.title] for entry in known], lists=True)
+    show_rows(["figure", "what it shows"], [[entry.name, entry.title] for entry in entries], lists=True)
     echo(
         "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep: `tsfm-lens reproduce S3-F10`, then "
         "`tsfm-lens sweep report S3-F10.store`."

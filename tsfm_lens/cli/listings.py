@@ -1,4 +1,4 @@
-"""Commands that list what there is: models, hook points, bundled series, the installation."""
+"""Commands that list models, hook points, bundled series, measurements and the installation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def models(as_json: AsJson = False) -> None:
     from tsfm_lens.models.extras import status as extra_status
     from tsfm_lens.zoo import checkpoint_names
 
-    known = list(architectures().values())
+    entries = list(architectures().values())
     if as_json:
-        listed = [
+        records = [
             {
                 "name": architecture.name,
                 "title": architecture.title,
@@ -31,19 +31,21 @@ def models(as_json: AsJson = False) -> None:
                 "covariates": list(architecture.covariates),
                 "notes": architecture.notes,
             }
-            for architecture in known
+            for architecture in entries
         ]
-        echo(json.dumps({"architectures": listed, "embedded": list(checkpoint_names())}))
+        echo(json.dumps({"architectures": records, "embedded": list(checkpoint_names())}))
         return
     importable = {name: status.importable for name, status in extra_status().items()}
     rows: list[list[object]] = [[name, "embedded", name] for name in checkpoint_names()]
     rows += [
-        [architecture.title, size, hub_id] for architecture in known for size, hub_id in architecture.published.items()
+        [architecture.title, size, hub_id]
+        for architecture in entries
+        for size, hub_id in architecture.published.items()
     ]
     show_rows(["model", "size", "MODEL"], rows)
     echo()
     about = []
-    for architecture in known:
+    for architecture in entries:
         needs = architecture.extra and f"[{architecture.extra}]" + (
             "" if importable[architecture.extra] else " (not installed)"
         )
@@ -72,11 +74,11 @@ def hooks(
         names = [str(component) for component in lens.components(*([] if pattern == "**" else [pattern]))]
         echo(json.dumps(names) if as_json else "\n".join(names))
         return
-    listed = hook_shapes(open_lens(model), pattern)
+    points = hook_shapes(open_lens(model), pattern)
     if as_json:
-        echo(json.dumps([{"name": n, "axes": axes.split(), "shape": list(shape)} for n, axes, shape in listed]))
+        echo(json.dumps([{"name": n, "axes": axes.split(), "shape": list(shape)} for n, axes, shape in points]))
         return
-    show_rows(["hook point", "axes", "shape"], [[n, axes, " × ".join(map(str, shape))] for n, axes, shape in listed])
+    show_rows(["hook point", "axes", "shape"], [[n, axes, " × ".join(map(str, shape))] for n, axes, shape in points])
 
 
 @app.command()
@@ -101,9 +103,9 @@ def measurements(as_json: AsJson = False) -> None:
     """List the measurements: the kind of each result, its probe, its figures, and the models it allows."""
     from tsfm_lens.catalogue.listing import facts
 
-    listed = facts()
+    records = facts()
     if as_json:
-        echo(json.dumps(listed))
+        echo(json.dumps(records))
         return
     rows: list[list[object]] = [
         [
@@ -113,7 +115,7 @@ def measurements(as_json: AsJson = False) -> None:
             " ".join(measurement["figures"]),
             measurement["models"],
         ]
-        for measurement in listed
+        for measurement in records
     ]
     show_rows(["kind", "what is measured", "probe", "figure", "models"], rows, lists=True)
 
@@ -143,8 +145,8 @@ def doctor(
             results = check_lens(open_lens(model, check=False))
             bar.update(row, completed=1)
     if as_json:
-        checked = None if results is None else {"model": model, "oracles": plain_oracles(results)}
-        echo(json.dumps({**facts.plain(), "conformance": checked}, allow_nan=False))
+        conformance = None if results is None else {"model": model, "oracles": plain_oracles(results)}
+        echo(json.dumps({**facts.plain(), "conformance": conformance}, allow_nan=False))
     elif results is not None:
         from tsfm_lens.testing import oracle_table
 

@@ -1,4 +1,4 @@
-"""The options by which a file of series is read, by their names in Python."""
+"""Options for reading a file of series, by their names in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a file of series is to be read: one set of options for every command that reads one."""
+"""Options for reading a file of series, the same for every command that reads one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """The options that were given, by their names in Python; None where not."""
+    """Options from the command line, by their names in Python; None where not given."""
 
     id_column: str | None = None
     time_column: str | None = None
@@ -35,7 +35,7 @@ class Reading:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is not None, as keyword arguments of ``read_series``."""
+        """Options that are not None, as keyword arguments of ``read_series``."""
         return {name: value for name, value in asdict(self).items() if value is not None and value != []}
 
 
@@ -49,9 +49,9 @@ def reads_files(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        reading = Reading(**{name: given.pop(name) for name in OPTIONS})
-        command(**given, reading=reading)
+    def run(**arguments: Any) -> None:
+        reading = Reading(**{name: arguments.pop(name) for name in OPTIONS})
+        command(**arguments, reading=reading)
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     run.__signature__ = signature.replace(parameters=[*parameters, *options])  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def reads_files(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def read_data(sources: Sequence[str], reading: Reading) -> SeriesBatch:
-    """Series of every ``--data``; what was decided by rule is said on stderr."""
+    """Read the series of every ``--data``; print the choices that were made by rule to stderr."""
     from tsfm_lens.report.pipeline import read_sources
 
     batch = read_sources(sources, **reading.given)

@@ -1,4 +1,4 @@
-"""The command that opens a local page."""
+"""Command that opens a local page."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def serve(
     check_steps(read_data(sources, reading), horizon, holdout)
     options = {"horizon": horizon, "holdout": holdout, "num_samples": samples, "seed": seed}
 
-    def started(address: str) -> None:
+    def announce(address: str) -> None:
         echo(json.dumps({"page": address}) if as_json else f"{address}\nCtrl-C ends it.")
 
-    open_page(model, sources, reading=reading.given, options=options, port=port, browser=browser, started=started)
+    open_page(model, sources, reading=reading.given, options=options, port=port, browser=browser, started=announce)

@@ -1,4 +1,4 @@
-"""The commands of the ablation lab: run a sweep, say how far it is, report on it."""
+"""Commands of the ablation lab: run a sweep, show its progress, report on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML fil
 
 
 class _OrRun(TyperGroup):
-    """``sweep CONFIG`` is ``sweep run CONFIG``."""
+    """Group of commands with a default: ``sweep CONFIG`` is ``sweep run CONFIG``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the default command first if the arguments begin with none."""
@@ -55,13 +55,13 @@ def run(
     from tsfm_lens.sweep.plan.config import read_config
     from tsfm_lens.sweep.run.sweeping import plan_sweep, run_sweep
 
-    chosen = read_config(config)
+    settings = read_config(config)
     folder = store or config.with_suffix(".store")
     if dry:
-        _show_standing(plan_sweep(chosen, folder), as_json)
+        _show_standing(plan_sweep(settings, folder), as_json)
         return
     with SweepDisplay() as display:
-        outcome = run_sweep(chosen, folder, engine=engine, workers=workers, address=address, progress=display.update)
+        outcome = run_sweep(settings, folder, engine=engine, workers=workers, address=address, progress=display.update)
     _show_outcome(outcome, folder, as_json)
     if outcome.cancelled:
         raise typer.Exit(130)
@@ -97,12 +97,12 @@ def report(
 
         # the results of this configuration, not of what it said when the store was made
         name = plan_name(read_config(store))
-    gathered = gather(folder, name)
+    collection = gather(folder, name)
     page = build_sweep_report(
-        gathered.results, out, title=gathered.title, provenance=gathered.provenance, notes=gathered.notes
+        collection.results, out, title=collection.title, provenance=collection.provenance, notes=collection.notes
     )
     if as_json:
-        echo(json.dumps({"report": str(page), "results": sorted(gathered.results)}))
+        echo(json.dumps({"report": str(page), "results": sorted(collection.results)}))
     else:
         echo(str(page))
 

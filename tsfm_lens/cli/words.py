@@ -1,4 +1,4 @@
-"""Messages of the library in the words of the command line."""
+"""Translation of the library's messages into the options of the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLAGS = {
     "seed": "--seed",
 }
 # an option as messages of the library spell it: time_column='ds', targets=[…], freq=…
-_SPELLED = re.compile(rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)")
+_KEYWORD = re.compile(rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)")
 _PHRASES = (
     (r"\bnum_samples\b", "--samples"),
     (r"`lens\.components\(\)`", "`tsfm-lens hooks MODEL --components`"),
@@ -37,7 +37,7 @@ _PHRASES = (
 
 
 def in_option_words(message: str) -> str:
-    """A message of the library with its keyword arguments as options: ``freq='h'`` is ``--freq h``."""
+    """Replace keyword arguments in a message of the library by options: ``freq='h'`` becomes ``--freq h``."""
 
     def option(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
@@ -49,7 +49,7 @@ def in_option_words(message: str) -> str:
         plain = value[1:-1] if value[:1] in "'\"" else ",".join(re.findall(r"'([^']*)'", value)) or value
         return f"{flag} {plain}" if re.fullmatch(r"[\w.,-]+", plain) else f"{flag} {value}"
 
-    said = _SPELLED.sub(option, message)
-    for found, words in _PHRASES:
-        said = re.sub(found, words, said)
-    return said
+    text = _KEYWORD.sub(option, message)
+    for pattern, words in _PHRASES:
+        text = re.sub(pattern, words, text)
+    return text

@@ -1,4 +1,4 @@
-"""Folders that Hugging Face's ``Dataset.save_to_disk`` wrote, read with pyarrow alone."""
+"""Reader of folders that Hugging Face's ``Dataset.save_to_disk`` wrote, with pyarrow alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StoredSeries:
 
 
 def read_folder(folder: Path) -> list[StoredSeries]:
-    """All rows of a stored dataset, in order; the values stay in the mapped files until they are used.
+    """Read all rows of a stored dataset, in order; values stay in the mapped files until they are used.
 
     Raises:
         InputError: the folder is no stored dataset, a file is missing or ends early, or a row has no target.
@@ -50,7 +50,7 @@ def read_folder(folder: Path) -> list[StoredSeries]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """Data files in the order of state.json."""
+    """List the data files in the order of state.json."""
     state = folder / "state.json"
     if not state.is_file():
         if not folder.is_dir():
@@ -102,7 +102,7 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
 
 
 def _arrays(target: pa.Array, ids: list[str], file: Path) -> list[np.ndarray]:
-    """(variate, time) of each row of a list column, or of a list column of lists."""
+    """Convert each row of a column of lists, or of lists of lists, into an array (variate, time)."""
     if target.null_count:
         where = int(np.flatnonzero(target.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(f"{file}: series {ids[where]!r} has no target")
@@ -133,7 +133,7 @@ def _lengths(column: pa.Array) -> np.ndarray:
 
 
 def _floats(column: pa.Array, file: Path) -> np.ndarray:
-    """A view of the column, a copy where it has nulls or is no float."""
+    """View the column as floats; copy it where it has nulls or is no float."""
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise InputError(f"{file}: the column 'target' holds {column.type}, expected numbers")
     values = column.to_numpy(zero_copy_only=False)

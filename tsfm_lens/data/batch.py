@@ -1,4 +1,4 @@
-"""A batch of series: the one form in which data enters a lens."""
+"""Batch of series: the one form in which data enters a lens."""
 
 from __future__ import annotations
 
@@ -45,21 +45,20 @@ class SeriesBatch:
         units: unit of each series, "" if unknown.
         seasonality: season length in steps shared by all series, 1 if there is none, or it is unknown or mixed.
         notes: remarks from reading, e.g. that gaps were filled with NaN.
-        freqs, seasonalities: the same for each series, where they differ; given by ``freq`` and
-            ``seasonality`` otherwise.
-        groups: the item that each series belongs to; series of one group share their time axis and stand one
-            after the other. Each series is a group of its own, named like it, if none are given.
+        freqs, seasonalities: frequency and season length of each series; by default ``freq`` and ``seasonality``.
+        groups: the item that each series belongs to; series of one group are adjacent and share their time axis. By
+            default each series is a group of its own, with its id as name.
         variates: name of each series within its group, "" if there is none.
-        roles: "target" of what is forecast; in the same group, after the targets, covariates: "past", seen up to the
-            end of the context, and then "known", whose future is known.
-        futures: of each known covariate its values (time,) after the context, possibly none; None of all others.
-        categories: of each covariate of categories their names; its values are their numbers from 0. None of others.
-        static: of each series what does not change with time, by name. No model reads it; it goes into tables.
+        roles: "target" of series that are forecast. Covariates follow the targets of their group: first "past", seen
+            up to the end of the context, then "known", whose future is known.
+        futures: values (time,) of each known covariate after the context, possibly none; None of all others.
+        categories: names of the categories of a covariate, whose values are their numbers from 0; None of others.
+        static: properties of each series that do not change with time, by name. No model reads them; tables show them.
 
     Raises:
         InputError: a series is empty, not one-dimensional, infinite, all NaN or beyond single precision, the
-            lists differ in length, the series of a group are apart, alike in name or unlike in time, or covariates
-            have no target, no future, or one with gaps.
+            lists differ in length, the series of a group are not adjacent, share a name or differ in time, or
+            covariates have no target, no future, or one with gaps.
     """
 
     values: tuple[np.ndarray, ...]
@@ -101,8 +100,7 @@ class SeriesBatch:
             if len(getattr(self, name)) != count:
                 raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
         check_unique(self.ids)
-        checked = tuple(_checked(v, name) for v, name in zip(self.values, self.ids, strict=True))
-        fill(self, "values", checked)
+        fill(self, "values", tuple(_read_only(v, name) for v, name in zip(self.values, self.ids, strict=True)))
         fill(self, "freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
         fill(self, "seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
         self._check_groups()
@@ -124,30 +122,30 @@ class SeriesBatch:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Steps of each series."""
+        """Number of steps of each series."""
         return tuple(len(series) for series in self.values)
 
     @property
     def multivariate(self) -> bool:
-        """Whether any group has more than one series."""
+        """True if any group has more than one series."""
         return len(set(self.groups)) < len(self)
 
     @property
     def is_target(self) -> np.ndarray:
-        """(series,) whether a series is forecast; the others are covariates."""
+        """Mask (series,) of the series that are forecast; the others are covariates."""
         return np.array([role == "target" for role in self.roles])
 
     @property
     def has_covariates(self) -> bool:
-        """Whether any series is a covariate."""
+        """True if any series is a covariate."""
         return any(role != "target" for role in self.roles)
 
     def targets(self) -> SeriesBatch:
-        """The batch without its covariates."""
+        """Return the batch without its covariates."""
         return self.select(np.flatnonzero(self.is_target).tolist()) if self.has_covariates else self
 
     def known_future(self, horizon: int) -> np.ndarray:
-        """(series, step) what is known of the future: of known covariates all, NaN of all others.
+        """Return the known future (series, step): values of known covariates, NaN of all other series.
 
         Raises:
             InputError: a known covariate ends before the horizon.
@@ -156,13 +154,13 @@ class SeriesBatch:
 
     @property
     def group_index(self) -> np.ndarray:
-        """(series,); the number of each series' group, in order of first appearance."""
+        """Number of each series' group (series,), in order of first appearance."""
         numbers = {group: number for number, group in enumerate(dict.fromkeys(self.groups))}
         return np.array([numbers[group] for group in self.groups])
 
     @property
     def n_variates(self) -> int:
-        """Series per group.
+        """Number of series per group.
 
         Raises:
             InputError: groups differ in it.
@@ -190,23 +188,23 @@ class SeriesBatch:
                     f"the series of group {group!r} are at positions {', '.join(map(str, members))}; expected them "
                     "one after the other"
                 )
-            repeated = [name for name, times in Counter(self.variates[row] for row in members).items() if times > 1]
-            if repeated:
-                raise InputError(f"group {group!r} has variate {repeated[0]!r} more than once; give each its own name")
+            repeats = [name for name, times in Counter(self.variates[row] for row in members).items() if times > 1]
+            if repeats:
+                raise InputError(f"group {group!r} has variate {repeats[0]!r} more than once; give each its own name")
             for what, column in axes.items():
-                known = dict.fromkeys(column[row] for row in members if column[row] is not None)
-                if len(known) > 1:
+                distinct = dict.fromkeys(column[row] for row in members if column[row] is not None)
+                if len(distinct) > 1:
                     raise InputError(
-                        f"the series of group {group!r} have different {what} ({', '.join(map(str, known))}); "
+                        f"the series of group {group!r} have different {what} ({', '.join(map(str, distinct))}); "
                         "variates of one group share their time axis: pad with NaN what was not observed"
                     )
 
     def noted(self, notes: Sequence[str]) -> SeriesBatch:
-        """The batch with further notes in front of its own."""
+        """Return the batch with further notes in front of its own."""
         return replace(self, notes=(*notes, *self.notes)) if notes else self
 
     def tail(self, steps: int) -> SeriesBatch:
-        """The last ``steps`` steps of every series, all of it where it is shorter."""
+        """Keep the last ``steps`` steps of every series, all of it where it is shorter."""
         if steps < 1:
             raise InputError(f"tail({steps}): expected at least 1 step")
         return self._cut([max(0, length - steps) for length in self.lengths], self.lengths)
@@ -235,28 +233,28 @@ class SeriesBatch:
     def _cut(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
         values = tuple(series[a:b] for series, a, b in zip(self.values, first, stop, strict=True))
         starts = tuple(
-            start if start is None or not skipped else _stamps(start, skipped + 1, freq)[-1]
-            for start, skipped, freq in zip(self.starts, first, self.freqs, strict=True)
+            start if start is None or not steps else _stamps(start, steps + 1, freq)[-1]
+            for start, steps, freq in zip(self.starts, first, self.freqs, strict=True)
         )
         return replace(self, values=values, starts=starts)
 
     def timestamps(self, index: int = 0, ahead: int = 0) -> pd.DatetimeIndex | None:
-        """Timestamps of one series and of ``ahead`` steps after it, None where start or frequency is unknown."""
+        """Compute timestamps of one series and of ``ahead`` steps after it; None without start or frequency."""
         start = self.starts[index]
         if start is None or self.freqs[index] is None:
             return None
         return _stamps(start, self.lengths[index] + ahead, self.freqs[index])
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
-        """Some of the series, by id or position; the name of a group picks all its series.
+        """Select series by id or position; the name of a group selects all its series.
 
         Raises:
             UnknownNameError: an id does not occur.
             InputError: a position is out of range, or series of one group would come apart.
         """
-        wanted = [which] if isinstance(which, str | int) else list(which)
+        requested = [which] if isinstance(which, str | int) else list(which)
         index = []
-        for item in wanted:
+        for item in requested:
             if isinstance(item, str):
                 # an id goes before a group of the same name
                 rows = [row for row, name in enumerate(self.ids if item in self.ids else self.groups) if name == item]
@@ -267,11 +265,11 @@ class SeriesBatch:
                 raise InputError(f"series {item} is out of range: the batch has {len(self)}")
             else:
                 index.append(item % len(self))
-        picked: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in ("values", *COLUMNS)}
-        return replace(self, **picked)
+        fields: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in ("values", *COLUMNS)}
+        return replace(self, **fields)
 
     def to_frame(self) -> pd.DataFrame:
-        """A long frame: id, group and variate if multivariate, timestamp (or step where unknown), target."""
+        """Return a long frame: id, group and variate if multivariate, timestamp (or step where unknown), target."""
         frames = []
         for index, name in enumerate(self.ids):
             stamps = self.timestamps(index)
@@ -280,7 +278,7 @@ class SeriesBatch:
         return pd.concat(frames, ignore_index=True)
 
     def labels(self, index: int) -> dict[str, str]:
-        """Group, variate and, with covariates, role of one series, as columns of a frame; none if all are alone."""
+        """Return group, variate and, with covariates, role of one series as columns of a frame; none if univariate."""
         if not self.multivariate:
             return {}
         role = {"role": self.roles[index]} if self.has_covariates else {}
@@ -288,7 +286,7 @@ class SeriesBatch:
 
     @classmethod
     def concat(cls, batches: Sequence[SeriesBatch]) -> SeriesBatch:
-        """Several batches as one; each series keeps its own frequency and season.
+        """Concatenate batches; each series keeps its own frequency and season.
 
         Raises:
             InputError: an id repeats, or series of one group would not stand one after the other.
@@ -296,16 +294,16 @@ class SeriesBatch:
         if not batches:
             raise InputError("there is no batch to put together")
 
-        def joined(name: str) -> tuple[Any, ...]:
+        def join(name: str) -> tuple[Any, ...]:
             return tuple(item for batch in batches for item in getattr(batch, name))
 
-        together: dict[str, Any] = {name: joined(name) for name in ("values", "notes", *COLUMNS)}
-        return cls(**together)
+        fields: dict[str, Any] = {name: join(name) for name in ("values", "notes", *COLUMNS)}
+        return cls(**fields)
 
 
 @lru_cache(maxsize=64)
 def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
-    """Timestamps from a start on.
+    """Generate timestamps from a start.
 
     Raises:
         InputError: the frequency is unknown, or the timestamps go beyond those that pandas can hold.
@@ -323,7 +321,7 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
 
 @lru_cache
 def known_frequency(freq: Any) -> str:
-    """A pandas alias whose steps go forward.
+    """Return a pandas alias whose steps go forward.
 
     Raises:
         InputError: it is none, or its step is zero or negative.
@@ -352,13 +350,13 @@ def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
     Raises:
         InputError: a name occurs more than once.
     """
-    repeated = sorted(name for name, times in Counter(ids).items() if times > 1)
-    if repeated:
-        raise InputError(f"{what} must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
+    repeats = sorted(name for name, times in Counter(ids).items() if times > 1)
+    if repeats:
+        raise InputError(f"{what} must be unique; {', '.join(map(repr, repeats[:3]))} occurs more than once")
 
 
 def season_of(freq: str | None) -> int:
-    """Season length that gluonts assigns to a frequency, 1 if it is unknown."""
+    """Return the season length that gluonts assigns to a frequency, 1 if it is unknown."""
     if freq is None:
         return 1
     from gluonts.time_feature import get_seasonality
@@ -369,8 +367,8 @@ def season_of(freq: str | None) -> int:
         return 1
 
 
-def _checked(values: object, name: str) -> np.ndarray:
-    """A read-only float64 copy of one series.
+def _read_only(values: object, name: str) -> np.ndarray:
+    """Copy one series as a read-only float64 array.
 
     Raises:
         InputError: not numbers, not one-dimensional, empty, infinite, or nothing but NaN.

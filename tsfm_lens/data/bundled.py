@@ -16,7 +16,7 @@ from tsfm_lens.errors import unknown_name
 
 @dataclass(frozen=True)
 class BundledSeries:
-    """What is known about one bundled series.
+    """Description of one bundled series.
 
     Attributes:
         name: key for :func:`bundled`.
@@ -50,7 +50,7 @@ def _index() -> dict[str, BundledSeries]:
 
 
 def bundled_names() -> tuple[str, ...]:
-    """Names of all bundled series.
+    """List the names of all bundled series.
 
     Example:
         >>> "pedestrians" in data.bundled_names()
@@ -60,7 +60,7 @@ def bundled_names() -> tuple[str, ...]:
 
 
 def bundled_info(name: str) -> BundledSeries:
-    """Source, licence, field, unit and season of one bundled series.
+    """Return source, licence, field, unit and season of one bundled series.
 
     Raises:
         UnknownNameError: there is none of this name; the message has the nearest ones.
@@ -75,7 +75,7 @@ def bundled_info(name: str) -> BundledSeries:
 
 
 def bundled(*names: str) -> SeriesBatch:
-    """One or several bundled series; all of them if no name is given.
+    """Load one or several bundled series; all of them if no name is given.
 
     Raises:
         UnknownNameError: there is none of this name; the message has the nearest ones.

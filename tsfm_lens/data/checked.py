@@ -1,4 +1,4 @@
-"""Files that people write, checked field by field: what configurations and recipes have in common."""
+"""Validation of files that people write, field by field: the common part of configurations and recipes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tsfm_lens.errors import InputError
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused, so that a misspelt one is not silently without effect."""
+    """Model that refuses unknown keys, so that a misspelt one is not silently without effect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _listed(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 """Texts; a single one may stand without brackets."""
 
 
 def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
-    """The content of a YAML (or JSON) file.
+    """Read the content of a YAML (or JSON) file.
 
     Args:
         file: to read.
@@ -66,18 +66,18 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
 
 
 def complaints(error: ValidationError, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:
-    """What is wrong, field by field.
+    """Describe the errors, field by field.
 
     Args:
         error: of pydantic.
         what: the kind of file, as in "a sweep".
-        fields_at: the fields of the part of the file at a place.
+        fields_at: returns the fields at a path in the file.
     """
     details = error.errors()
     places = [detail["loc"] for detail in details]
 
     def follows(detail: Any) -> bool:
-        """Whether a whole is wrong only because a part of it is."""
+        """Return True if a whole is wrong only because a part of it is."""
         place = detail["loc"]
         return any(len(other) > len(place) and other[: len(place)] == place for other in places)
 
@@ -87,29 +87,29 @@ def complaints(error: ValidationError, what: str, fields_at: Callable[[tuple[Any
 def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:
     place = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
-        known = list(fields_at(error["loc"][:-1]))
-        field = _nearest(str(error["loc"][-1]), known)
+        fields = list(fields_at(error["loc"][:-1]))
+        field = _nearest(str(error["loc"][-1]), fields)
         hint = f"; the nearest is {field!r}" if field else ""
-        return f"{place} is no field of {what}{hint} (there are {', '.join(known)})"
+        return f"{place} is no field of {what}{hint} (there are {', '.join(fields)})"
     if error["type"] == "union_tag_invalid":
-        name, tag, known = (error["ctx"][key] for key in ("discriminator", "tag", "expected_tags"))
-        near = get_close_matches(str(tag), known.replace("'", "").split(", "), n=1)
+        name, tag, tags = (error["ctx"][key] for key in ("discriminator", "tag", "expected_tags"))
+        near = get_close_matches(str(tag), tags.replace("'", "").split(", "), n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
-        return f"{place}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are {known})"
+        return f"{place}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are {tags})"
     if error["type"] == "union_tag_not_found":
         return f"{place}.{error['ctx']['discriminator'].strip(chr(39))}: it is needed, and not given"
     message = error["msg"].removeprefix("Value error, ")
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
-    given = error.get("input")
-    shown = f" (got {given!r})" if isinstance(given, str | int | float) else ""
-    return f"{place}: {message}{shown}" if place else message
+    value = error.get("input")
+    suffix = f" (got {value!r})" if isinstance(value, str | int | float) else ""
+    return f"{place}: {message}{suffix}" if place else message
 
 
-def _nearest(name: str, known: Sequence[str]) -> str | None:
-    """Nearest field by spelling, or the one whose words a name abbreviates to their initials; None if there is none."""
-    initials = [field for field in known if name == "".join(word[:1] for word in field.split("_"))]
-    return next(iter((*initials, *get_close_matches(name, known, n=1))), None)
+def _nearest(name: str, fields: Sequence[str]) -> str | None:
+    """Find the nearest field by spelling, or the one whose initials a name is; None if there is none."""
+    initials = [field for field in fields if name == "".join(word[:1] for word in field.split("_"))]
+    return next(iter((*initials, *get_close_matches(name, fields, n=1))), None)
 
 
 # pydantic speaks of Python, and the file is YAML

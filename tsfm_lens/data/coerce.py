@@ -1,4 +1,4 @@
-"""Anything a user has, as a :class:`SeriesBatch`."""
+"""Conversion of anything that a user has into a :class:`SeriesBatch`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def as_series(
     }
     if future is not None:
         data = continued(data, future)
-    batch = _renamed(_coerced(data, names, freq, columns), names)
+    batch = _rename(_coerce(data, names, freq, columns), names)
     changes: dict[str, Any] = {}
     if freq is not None:
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
@@ -106,19 +106,19 @@ def as_series(
     return batch
 
 
-def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[str, Any]) -> SeriesBatch:
+def _coerce(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[str, Any]) -> SeriesBatch:
     data = to_pandas(data)
-    asked = next((option for option, value in columns.items() if value is not None and option != "targets"), None)
-    if asked in TEXT_ONLY and not isinstance(data, str | Path):
-        raise InputError(f"{asked}={columns[asked]!r} is about a file of text, but the data is {type(data).__name__}")
+    extra = next((option for option, value in columns.items() if value is not None and option != "targets"), None)
+    if extra in TEXT_ONLY and not isinstance(data, str | Path):
+        raise InputError(f"{extra}={columns[extra]!r} is about a file of text, but the data is {type(data).__name__}")
     levels = {option: columns[option] for option in ("id_column", "time_column")}
     if (
-        asked
+        extra
         and not isinstance(data, str | Path | pd.DataFrame)
-        and not (isinstance(data, pd.Series) and asked in levels)
+        and not (isinstance(data, pd.Series) and extra in levels)
     ):
         raise InputError(
-            f"{asked}={columns[asked]!r} names columns of a frame or file, but the data is {type(data).__name__}"
+            f"{extra}={columns[extra]!r} names columns of a frame or file, but the data is {type(data).__name__}"
         )
     if isinstance(data, SeriesBatch):
         return data
@@ -127,8 +127,8 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
 
         return read_series(data, freq=freq, **columns)
     if isinstance(data, pd.DataFrame):
-        named = {option: value for option, value in columns.items() if option not in TEXT_ONLY}
-        return from_frame(data, freq=freq, **named)
+        frame_options = {option: value for option, value in columns.items() if option not in TEXT_ONLY}
+        return from_frame(data, freq=freq, **frame_options)
     if isinstance(data, pd.Series):
         return _from_pandas(data, freq, **levels)
     if is_entry(data):
@@ -155,30 +155,30 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
     # as gluonts' datasets, which are no lists
     if isinstance(data, Iterable) and isinstance(data, Sized) and is_entry(next(iter(data), None)):
         return from_entries(list(data), freq)
-    # a run is of a room that this one must not import
+    # runs belong to a package that this one must not import
     is_run = hasattr(type(data), "encoded")
-    held = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""
+    hint = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""
     raise InputError(
         f"{type(data).__name__} is no series: expected arrays, tensors, a Series or table, entries, or the path "
-        f"of a CSV or Parquet file{held}"
+        f"of a CSV or Parquet file{hint}"
     )
 
 
 def continued(data: Any, future: Any) -> pd.DataFrame:
-    """A frame with the frame that goes on where it ends.
+    """Append to a frame the frame that goes on where it ends.
 
     Raises:
         InputError: one of them is no frame.
     """
     data, future = to_pandas(data), to_pandas(future)
-    for given, name in ((data, "the data"), (future, "future")):
-        if not isinstance(given, pd.DataFrame):
-            raise InputError(f"{name} is {type(given).__name__}; future=… goes on with a frame, in a frame")
+    for frame, name in ((data, "the data"), (future, "future")):
+        if not isinstance(frame, pd.DataFrame):
+            raise InputError(f"{name} is {type(frame).__name__}; future=… goes on with a frame, in a frame")
     return pd.concat([data, future]) if data.index.nlevels > 1 else pd.concat([data, future], ignore_index=True)
 
 
 def _items(items: Sequence[Any], names: tuple[str, ...], freq: str | None) -> SeriesBatch:
-    """One item per array, (time,) or (variate, time), or per Series with timestamps.
+    """Make one item per array, (time,) or (variate, time), or per Series with timestamps.
 
     Raises:
         InputError: an item has other axes or no variate, only some have timestamps, or the names do not fit the items.
@@ -211,8 +211,8 @@ def _ids(groups: Sequence[str], variates: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{group}/{variate}" if variate else group for group, variate in zip(groups, variates, strict=True))
 
 
-def _renamed(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
-    """The batch with these names of its items, with its own if there are none.
+def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
+    """Give the items of a batch these names; leave its own if there are none.
 
     Raises:
         InputError: the names repeat or are not as many as the items.

@@ -1,7 +1,7 @@
-"""Corruptions of series for causal tracing: one thing is taken away, length and scale are kept.
+"""Corruptions of series for causal tracing: one property is removed, length and scale are kept.
 
-Each takes series and gives a batch of the same ids, lengths and times. With ``keep_scale`` the result is brought
-back to the mean and standard deviation that the series had, because models normalise each series by its own.
+Each function returns a batch of the same ids, lengths and times. With ``keep_scale`` the result gets back the mean
+and standard deviation of the series, because models normalise each series by its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def remove_motif(
     if every is not None:
         _steps("every", every, least=1)
 
-    def removed(values: np.ndarray, name: str) -> np.ndarray:
+    def remove(values: np.ndarray, name: str) -> np.ndarray:
         length = len(values)
         first, last = (start + length if start < 0 else start), (stop + length if stop <= 0 else stop)
         if not 0 <= first < last <= length or last - first == length:
@@ -50,18 +50,18 @@ def remove_motif(
             )
         if every is not None and every <= last - first:
             raise InputError(f"every {every} steps leaves nothing between motifs of {last - first} steps")
-        gone = np.zeros(length, dtype=bool)
+        mask = np.zeros(length, dtype=bool)
         shifts = [0] if every is None else range(-(first // every) * every - every, length, every)
         for shift in shifts:
-            gone[max(first + shift, 0) : max(last + shift, 0)] = True
+            mask[max(first + shift, 0) : max(last + shift, 0)] = True
         out = values.copy()
-        kept = np.flatnonzero(~gone & np.isfinite(values))
-        if not len(kept):
+        rest = np.flatnonzero(~mask & np.isfinite(values))
+        if not len(rest):
             raise InputError(f"series {name!r} has no value beside the motif to draw the line from")
-        out[gone] = np.interp(np.flatnonzero(gone), kept, values[kept])
+        out[mask] = np.interp(np.flatnonzero(mask), rest, values[rest])
         return out
 
-    return _corrupted(series, removed, keep_scale)
+    return _corrupt(series, remove, keep_scale)
 
 
 def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scale: bool = False) -> SeriesBatch:
@@ -84,7 +84,7 @@ def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scal
 
     _steps("shift", shift)
 
-    def shifted(values: np.ndarray, name: str, length: int) -> np.ndarray:
+    def move(values: np.ndarray, name: str, length: int) -> np.ndarray:
         season = seasonal_part(values, length, name)
         source = np.arange(len(values)) - shift
         # beyond the ends the season of the nearest whole period
@@ -92,7 +92,7 @@ def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scal
         source = np.where(source >= len(values), len(values) - length + (source - len(values)) % length, source)
         return values - season + season[source]
 
-    return _seasonal(series, shifted, period, keep_scale)
+    return _seasonal(series, move, period, keep_scale)
 
 
 def swap_season(series: Any, new_period: int, *, period: int | None = None, keep_scale: bool = False) -> SeriesBatch:
@@ -114,7 +114,7 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
     """
     _steps("new_period", new_period, least=2)
 
-    def swapped(values: np.ndarray, name: str, length: int) -> np.ndarray:
+    def swap(values: np.ndarray, name: str, length: int) -> np.ndarray:
         season = seasonal_part(values, length, name)
         # phases counted from the end, so that the forecast starts at the same phase as before
         phase = (np.arange(len(values)) - len(values)) % length
@@ -122,11 +122,11 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
         place = (np.arange(len(values)) - len(values)) % new_period * (length / new_period)
         return values - season + np.interp(place, np.arange(length + 1), np.append(profile, profile[0]))
 
-    return _seasonal(series, swapped, period, keep_scale)
+    return _seasonal(series, swap, period, keep_scale)
 
 
 def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
-    """The season of a series by a robust STL decomposition (Cleveland et al. 1990), (time,).
+    """Compute the season (time,) of a series by a robust STL decomposition (Cleveland et al. 1990).
 
     Raises:
         InputError: a period below 2, fewer than two periods, or missing values.
@@ -149,18 +149,18 @@ def _seasonal(
     if period is not None:
         _steps("period", period, least=2)
     periods = dict(zip(batch.ids, [period or season for season in batch.seasonalities], strict=True))
-    return _corrupted(batch, lambda values, name: change(values, name, periods[name]), keep_scale)
+    return _corrupt(batch, lambda values, name: change(values, name, periods[name]), keep_scale)
 
 
-def _corrupted(series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_scale: bool) -> SeriesBatch:
+def _corrupt(series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_scale: bool) -> SeriesBatch:
     batch = as_series(series)
-    made: Sequence[np.ndarray] = [change(v, name) for v, name in zip(batch.values, batch.ids, strict=True)]
+    arrays: Sequence[np.ndarray] = [change(v, name) for v, name in zip(batch.values, batch.ids, strict=True)]
     if keep_scale:
-        made = [_rescaled(new, old, name) for new, old, name in zip(made, batch.values, batch.ids, strict=True)]
-    return replace(batch, values=tuple(made))
+        arrays = [_rescale(new, old, name) for new, old, name in zip(arrays, batch.values, batch.ids, strict=True)]
+    return replace(batch, values=tuple(arrays))
 
 
-def _rescaled(values: np.ndarray, like: np.ndarray, name: str) -> np.ndarray:
+def _rescale(values: np.ndarray, like: np.ndarray, name: str) -> np.ndarray:
     spread = np.nanstd(values)
     if spread <= 1e-12 * np.nanmax(np.abs(values)):
         raise InputError(
@@ -170,8 +170,8 @@ def _rescaled(values: np.ndarray, like: np.ndarray, name: str) -> np.ndarray:
 
 
 def _steps(name: str, value: object, least: int | None = None) -> None:
-    """Refuse what is no whole number of steps."""
+    """Refuse a value that is no whole number of steps."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or (least is not None and value < least):  # type: ignore[operator]
-        wanted = "a whole number of steps" if least is None else f"a whole number of {least} or more steps"
-        raise InputError(f"{name} is {value!r}, expected {wanted}")
+        requirement = "a whole number of steps" if least is None else f"a whole number of {least} or more steps"
+        raise InputError(f"{name} is {value!r}, expected {requirement}")

@@ -1,4 +1,4 @@
-"""Covariates: series of a batch that are shown to the model and not forecast."""
+"""Covariates: series of a batch that the model sees and does not forecast."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tsfm_lens.data.floats import is_missing, to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
 ROLES = ("target", "past", "known")
-"""In the order in which the series of a group stand; libraries stack them like this."""
+"""Roles in the order of the series of a group; libraries stack them in this order."""
 
 
 class Rows(Protocol):
-    """Series of a batch, as checks of covariates see them: see :class:`tsfm_lens.data.SeriesBatch`."""
+    """Series of a batch, as checks of covariates see them; see :class:`tsfm_lens.data.SeriesBatch`."""
 
     @property
     def ids(self) -> Sequence[str]: ...
@@ -33,7 +33,7 @@ class Rows(Protocol):
 
 
 def checked_future(future: object, name: str) -> np.ndarray | None:
-    """A read-only copy of a covariate's known future.
+    """Copy a covariate's known future as a read-only array.
 
     Raises:
         InputError: it is no row of finite numbers.
@@ -49,12 +49,12 @@ def checked_future(future: object, name: str) -> np.ndarray | None:
 
 
 def refuse_gaps(future: np.ndarray, name: str, place: Callable[[int], str] | None = None) -> None:
-    """Refuse a known future that is not known throughout.
+    """Refuse a known future that has gaps.
 
     Args:
         future: (step,).
         name: of the covariate.
-        place: what the user calls a step, such as its timestamp and row.
+        place: returns the user's name of a step, such as its timestamp and row.
 
     Raises:
         InputError: names the first gap, steps counted from 1.
@@ -71,7 +71,7 @@ def refuse_gaps(future: np.ndarray, name: str, place: Callable[[int], str] | Non
 
 
 def check_roles(batch: Rows) -> None:
-    """Refuse covariates that no target stands with.
+    """Refuse covariates without a target.
 
     Raises:
         InputError: a group has no target, its series stand in another order than :data:`ROLES`, or a future is missing
@@ -95,12 +95,12 @@ def check_roles(batch: Rows) -> None:
 
 
 def later(future: np.ndarray | None, held_out: np.ndarray) -> np.ndarray | None:
-    """The known future of a series whose end has been held out."""
+    """Return the known future of a series whose end has been held out."""
     return None if future is None else np.concatenate([held_out, future])
 
 
 def known_future(batch: Rows, horizon: int) -> np.ndarray:
-    """See :meth:`SeriesBatch.known_future`."""
+    """Return the known future; see :meth:`SeriesBatch.known_future`."""
     values = np.full((len(batch), horizon), np.nan)
     for row, name, future in zip(values, batch.ids, batch.futures, strict=True):
         if future is None:
@@ -141,7 +141,7 @@ def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tu
 
 
 def number_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number the categories of texts from 0 in alphabetical order, NaN where missing, and give their names.
+    """Index the categories of texts from 0 in alphabetical order, NaN where missing, and return their names.
 
     Raises:
         InputError: nothing but missing values.

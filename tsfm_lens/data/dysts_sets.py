@@ -26,12 +26,12 @@ from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
 """Relative and absolute tolerance of each integrator."""
-REFERENCE_POINTS, REFERENCE_PERIODS, SETTLED = 1000, 10, 200
-"""Path on which initial conditions are drawn, and how much of its beginning is no part of the attractor."""
+REFERENCE_POINTS, REFERENCE_PERIODS, TRANSIENT = 1000, 10, 200
+"""Points and periods of the path that initial conditions are drawn from, and its transient steps off the attractor."""
 
 
 def dysts_systems() -> tuple[str, ...]:
-    """Names of the ordinary differential equations of dysts; its delay equations and maps are left out.
+    """List the ordinary differential equations of dysts; its delay equations and maps are left out.
 
     Raises:
         MissingExtraError: dysts is not installed.
@@ -57,7 +57,7 @@ def dysts_sets(
     multivariate: bool = False,
     path: str | Path | None = None,
 ) -> list[EvaluationSet]:
-    """Rolling windows at the end of trajectories of chaotic systems.
+    """Cut rolling windows at the end of trajectories of chaotic systems.
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
@@ -91,13 +91,13 @@ def dysts_sets(
         1
     """
     if path is not None:
-        stored = _stored(local_path(path))
+        trajectories = _stored_trajectories(local_path(path))
         source = f"trajectories of {Path(path).name}"
-        names = _chosen(systems, tuple(stored))
-        paths_of_systems = ((name, list(stored[name])) for name in names)
+        names = _matching(systems, tuple(trajectories))
+        paths_of_systems = ((name, list(trajectories[name])) for name in names)
     else:
         _check(points, periods, instances, integrator)
-        names = _chosen(systems, dysts_systems())
+        names = _matching(systems, dysts_systems())
         source = f"dysts, {integrator}, {points} steps in {periods:g} periods"
         paths_of_systems = ((name, _trajectories(name, points, periods, instances, seed, integrator)) for name in names)
     return [_set(name, paths, horizon, windows, stride, multivariate, source) for name, paths in paths_of_systems]
@@ -113,17 +113,17 @@ def _check(points: int, periods: float, instances: int, integrator: str) -> None
         raise InputError(f"periods is {periods}, expected more than 0")
 
 
-def _chosen(patterns: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
+def _matching(patterns: str | Sequence[str], systems: tuple[str, ...]) -> tuple[str, ...]:
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    chosen = set()
+    matches = set()
     for pattern in patterns:
-        fitting = [name for name in known if fnmatchcase(name, pattern)]
-        if not fitting:
+        names = [name for name in systems if fnmatchcase(name, pattern)]
+        if not names:
             raise unknown_name(
-                "dysts system", pattern, known, hint="dysts_systems() lists all; no delay equations, no maps."
+                "dysts system", pattern, systems, hint="dysts_systems() lists all; no delay equations, no maps."
             )
-        chosen.update(fitting)
-    return tuple(name for name in known if name in chosen)
+        matches.update(names)
+    return tuple(name for name in systems if name in matches)
 
 
 def _set(
@@ -135,14 +135,14 @@ def _set(
     multivariate: bool,
     source: str,
 ) -> EvaluationSet:
-    cut: list[Window] = []
+    all_windows: list[Window] = []
     for number, values in enumerate(paths):
         if not np.isfinite(values).all():
             raise InputError(f"trajectory {number} of {system!r} is not finite")
         items = {f"ic{number}": values} if multivariate else _coordinates(number, values)
         for item, rows in items.items():
-            cut += rolling_windows(item, rows, horizon, windows, stride)
-    return EvaluationSet(f"dysts/{system}", tuple(cut), horizon, domain="chaos", source=source)
+            all_windows += rolling_windows(item, rows, horizon, windows, stride)
+    return EvaluationSet(f"dysts/{system}", tuple(all_windows), horizon, domain="chaos", source=source)
 
 
 def _coordinates(number: int, values: np.ndarray) -> dict[str, np.ndarray]:
@@ -152,20 +152,20 @@ def _coordinates(number: int, values: np.ndarray) -> dict[str, np.ndarray]:
 def _trajectories(
     system: str, points: int, periods: float, instances: int, seed: int, integrator: str
 ) -> list[np.ndarray]:
-    """One (coordinate, time) array an instance."""
+    """Integrate one trajectory (coordinate, time) per instance."""
     flow = getattr(_dysts("dysts.flows"), system)()
     starts = [None]
     if instances > 1:
-        path = _integrated(flow, None, REFERENCE_POINTS, REFERENCE_PERIODS, integrator, raw=True)[:, SETTLED:]
+        path = _integrate(flow, None, REFERENCE_POINTS, REFERENCE_PERIODS, integrator, raw=True)[:, TRANSIENT:]
         # the name keeps the draws of one system apart from those of others
         rng = np.random.default_rng([seed, zlib.crc32(system.encode())])
         if instances - 1 > path.shape[1]:
             raise InputError(f"instances is {instances}, expected at most {path.shape[1] + 1}")
         starts += list(path.T[rng.choice(path.shape[1], size=instances - 1, replace=False)])
-    return [_integrated(flow, start, points, periods, integrator) for start in starts]
+    return [_integrate(flow, start, points, periods, integrator) for start in starts]
 
 
-def _integrated(
+def _integrate(
     flow: Any, start: np.ndarray | None, points: int, periods: float, integrator: str, raw: bool = False
 ) -> np.ndarray:
     tolerance = TOLERANCES[integrator]
@@ -193,8 +193,8 @@ def _integrated(
     return np.asarray(path, dtype=np.float64).T
 
 
-def _stored(path: Path) -> dict[str, Iterator[np.ndarray]]:
-    """Iterators over the trajectories of each stored system, by name."""
+def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
+    """Open the stored trajectories of each system, as iterators by name."""
     if path.is_dir():
         folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.arrow")))
         if not folders:
@@ -211,7 +211,7 @@ def _stored(path: Path) -> dict[str, Iterator[np.ndarray]]:
 
 
 def _time_last(values: Any) -> np.ndarray:
-    """(coordinate, time) of a stored (time,) or (time, coordinate)."""
+    """Transpose a stored (time,) or (time, coordinate) into (coordinate, time)."""
     array = np.asarray(values, dtype=np.float64)
     return array[None] if array.ndim == 1 else array.T
 

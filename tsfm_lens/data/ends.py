@@ -1,4 +1,4 @@
-"""Missing values at the ends of series: a forecast begins after them, and a truth is not to be had from them."""
+"""Missing values at the ends of series: forecasts begin after them, and they are no truth."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tsfm_lens.errors import InputError
 if TYPE_CHECKING:
     from tsfm_lens.data.batch import SeriesBatch
 
-_NAMED = 3  # series
+_MOST_NAMES = 3  # series
 
 
 def missing_at_end(values: np.ndarray) -> int:
-    """How many of the last values (time,) are missing."""
-    known = np.flatnonzero(np.isfinite(values))
-    return len(values) - 1 - int(known[-1]) if len(known) else len(values)
+    """Count the missing values at the end of a series (time,)."""
+    finite = np.flatnonzero(np.isfinite(values))
+    return len(values) - 1 - int(finite[-1]) if len(finite) else len(values)
 
 
 def noted_ends(batch: SeriesBatch) -> SeriesBatch:
-    """The batch, with a note where targets end with missing values."""
+    """Return the batch with a note where targets end with missing values."""
     ends = {name: missing_at_end(row) for name, row in zip(batch.ids, batch.values, strict=True)}
     short = {
         name: steps for (name, steps), forecast in zip(ends.items(), batch.is_target, strict=True) if steps and forecast
     }
     if not short:
         return batch
-    named = _listed([f"{name!r} with {steps}" for name, steps in short.items()])
+    listing = _listing([f"{name!r} with {steps}" for name, steps in short.items()])
     cure = "drop these rows, or name covariates that go on with known=[…]"
-    return batch.noted([f"missing values at the end, after which forecasts begin: {named}; {cure}"])
+    return batch.noted([f"missing values at the end, after which forecasts begin: {listing}; {cure}"])
 
 
 def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
-    """The context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` gives them.
+    """Return the context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` does.
 
     Raises:
         InputError: a series has no more than ``horizon`` steps, or no target has a value among the last ones.
@@ -43,19 +43,19 @@ def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]
     unknown = np.flatnonzero(~np.isfinite(truth).any(-1) & batch.is_target)
     if not len(unknown):
         return context, truth
-    asked = f"all {horizon} steps" if horizon > 1 else "the one step"
+    span = f"all {horizon} steps" if horizon > 1 else "the one step"
     if len(unknown) < batch.is_target.sum():
-        named = _listed([repr(batch.ids[row]) for row in unknown])
-        return context.noted([f"the truth of {asked} is missing of {named}"]), truth
+        listing = _listing([repr(batch.ids[row]) for row in unknown])
+        return context.noted([f"the truth of {span} is missing of {listing}"]), truth
     first = int(unknown[0])
     steps = missing_at_end(batch.values[first])
     raise InputError(
         f"series {batch.ids[first]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of "
-        f"{asked} is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
+        f"{span} is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
         "(holdout=False)"
     )
 
 
-def _listed(words: list[str]) -> str:
-    more = f", … ({len(words)} series)" if len(words) > _NAMED else ""
-    return ", ".join(words[:_NAMED]) + more
+def _listing(words: list[str]) -> str:
+    more = f", … ({len(words)} series)" if len(words) > _MOST_NAMES else ""
+    return ", ".join(words[:_MOST_NAMES]) + more

@@ -25,12 +25,12 @@ FIELDS = (
 
 
 def is_entry(data: Any) -> bool:
-    """Whether it is a dict with a target and at least one more of the known fields."""
+    """Return True for a dict with a target and at least one more of the fields."""
     return isinstance(data, Mapping) and "target" in data and len(data) > 1 and set(data) & set(FIELDS) != {"target"}
 
 
 def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> SeriesBatch:
-    """A batch of items with their covariates.
+    """Make a batch of items with their covariates.
 
     ``feat_dynamic_real`` (feature, time and horizon) and the names in ``future_covariates`` are known covariates,
     ``past_feat_dynamic_real`` (feature, time) and the other ``past_covariates`` past ones; features without names are
@@ -58,11 +58,11 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> Seri
 
 
 def _freq_of(entries: Sequence[Mapping[str, Any]]) -> str | None:
-    """The frequency of the periods that all entries start with, None where there is no single one."""
+    """Return the frequency of the periods that all entries start with, None where there is no single one."""
     starts = [entry.get("start") for entry in entries]
-    found = {start.freqstr if isinstance(start, pd.Period) else None for start in starts}
-    known = found.pop() if len(found) == 1 else None
-    return None if known is None else stamp_frequency(known)
+    freqs = {start.freqstr if isinstance(start, pd.Period) else None for start in starts}
+    freq = freqs.pop() if len(freqs) == 1 else None
+    return None if freq is None else stamp_frequency(freq)
 
 
 def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
 def _covariates(
     entry: Mapping[str, Any], group: str, steps: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]]:
-    """Past, future or None, and categories or None, by name."""
+    """Return past, future or None, and categories or None of each covariate, by name."""
     covariates: dict[str, tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]] = {}
     for field in ("past_feat_dynamic_real", "feat_dynamic_real"):
         if entry.get(field) is None:
@@ -127,7 +127,7 @@ def _covariates(
 
 
 def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]:
-    """Covariates of one field of an entry by their names as text.
+    """Return the covariates of one field of an entry by their names as text.
 
     Raises:
         InputError: the field is no mapping, or two names read alike.

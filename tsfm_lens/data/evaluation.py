@@ -1,4 +1,4 @@
-"""Forecast tasks with their truth: what a model is scored on."""
+"""Forecast tasks with their truth, on which a model is scored."""
 
 from __future__ import annotations
 
@@ -55,29 +55,29 @@ class Window:
 
     @property
     def id(self) -> str:
-        """``item/index``."""
+        """Name of the window, ``item/index``."""
         return f"{self.item}/{self.index}"
 
     @property
     def n_variates(self) -> int:
-        """Variates of the item."""
+        """Number of variates of the item."""
         return len(self.context)
 
     @property
     def row_ids(self) -> tuple[str, ...]:
-        """One name per series: the window's own, with the number of the variate if there are several."""
+        """Names of the series: the window's own, with the number of the variate if there are several."""
         return (self.id,) if self.n_variates == 1 else tuple(f"{self.id}/{v}" for v in range(self.n_variates))
 
     @cached_property
     def digest(self) -> bytes:
-        """sha256 of names, start and values; the same on every machine and for every float type of equal values."""
-        hashed = hashlib.sha256(repr((self.item, int(self.index), str(self.start))).encode())
+        """SHA-256 of names, start and values; equal on every machine and for every float type of equal values."""
+        hasher = hashlib.sha256(repr((self.item, int(self.index), str(self.start))).encode())
         for array in (self.context, self.label):
             values = np.asarray(array, dtype="<f8") + 0.0  # -0.0 counts as 0.0
             values[np.isnan(values)] = np.nan  # one bit pattern for all NaN
-            hashed.update(repr(array.shape).encode())
-            hashed.update(np.ascontiguousarray(values, dtype="<f8").data)
-        return hashed.digest()
+            hasher.update(repr(array.shape).encode())
+            hasher.update(np.ascontiguousarray(values, dtype="<f8").data)
+        return hasher.digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,16 +116,16 @@ class EvaluationSet:
         for what in ("horizon", "seasonality"):
             if getattr(self, what) < 1:
                 raise InputError(f"evaluation set {self.name!r}: {what} is {getattr(self, what)}, expected 1 or more")
-        seen: set[str] = set()
+        ids: set[str] = set()
         for window in self.windows:
             if window.label.shape[1] != self.horizon:
                 raise InputError(
                     f"evaluation set {self.name!r}: the label of window {window.id!r} has {window.label.shape[1]} "
                     f"steps, expected the horizon {self.horizon}"
                 )
-            if window.id in seen:
+            if window.id in ids:
                 raise InputError(f"evaluation set {self.name!r} has window {window.id!r} more than once")
-            seen.add(window.id)
+            ids.add(window.id)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -138,11 +138,11 @@ class EvaluationSet:
 
     @property
     def n_series(self) -> int:
-        """Rows that a batch of all windows has: a variate counts as one."""
+        """Number of rows of a batch of all windows; a variate counts as one."""
         return sum(window.n_variates for window in self.windows)
 
     def sample(self, n: int | None, seed: int) -> EvaluationSet:
-        """Some windows at random without replacement, in the set's own order.
+        """Draw some windows at random without replacement, in the set's own order.
 
         Args:
             n: how many; all of them if None, or if there are no more than that.
@@ -158,11 +158,11 @@ class EvaluationSet:
             raise InputError(f"sample({n}) of {self.name!r}: expected at least 1 window")
         if n is None or n >= len(self):
             return self
-        picked = np.sort(np.random.default_rng(seed).choice(len(self), size=n, replace=False))
-        return replace(self, windows=tuple(self.windows[i] for i in picked))
+        indices = np.sort(np.random.default_rng(seed).choice(len(self), size=n, replace=False))
+        return replace(self, windows=tuple(self.windows[i] for i in indices))
 
     def chunks(self, size: int) -> list[tuple[int, ...]]:
-        """Indices of all windows, parted in order into chunks of at most ``size`` series.
+        """Split the indices of all windows, in order, into chunks of at most ``size`` series.
 
         A window is never parted: one with more variates than ``size`` is a chunk of its own.
 
@@ -172,17 +172,17 @@ class EvaluationSet:
         if size < 1:
             raise InputError(f"chunks({size}) of {self.name!r}: expected at least 1 series per chunk")
         parts: list[list[int]] = []
-        room = 0
+        space = 0
         for number, window in enumerate(self.windows):
-            if not parts or window.n_variates > room:
+            if not parts or window.n_variates > space:
                 parts.append([])
-                room = size
+                space = size
             parts[-1].append(number)
-            room -= window.n_variates
+            space -= window.n_variates
         return [tuple(part) for part in parts]
 
     def batch(self, indices: Sequence[int], context_length: int | None = None) -> tuple[SeriesBatch, np.ndarray]:
-        """The contexts of some windows as a batch, and what followed.
+        """Return the contexts of some windows as a batch, and their truth.
 
         A series without any value in its (cropped) context cannot be forecast from it. Its last step gets the last
         value known before it, 0 if there is none, as gluonts' LastValueImputation fills it, and a note says so.
@@ -205,10 +205,10 @@ class EvaluationSet:
         notes: list[str] = []
         starts: list[pd.Timestamp | None] = []
         for window in windows:
-            skipped = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
-            starts += [self._stamp(window, skipped)] * window.n_variates
+            skip = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
+            starts += [self._stamp(window, skip)] * window.n_variates
             for name, row in zip(window.row_ids, window.context, strict=True):
-                series, note = _usable(row, skipped, name)
+                series, note = _usable(row, skip, name)
                 values.append(series)
                 notes += note
         several = [window.n_variates > 1 for window in windows]
@@ -229,7 +229,7 @@ class EvaluationSet:
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
-        """Seasonal error of each series' full context, the denominator of MASE and MSIS.
+        """Compute the seasonal error of each series' full context, the denominator of MASE and MSIS.
 
         Args:
             indices: numbers of windows.
@@ -241,7 +241,7 @@ class EvaluationSet:
         Source:
             Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
         """
-        numbers = [self._checked(index) for index in indices]
+        numbers = [self._position(index) for index in indices]
         for number in numbers:
             if number not in self._scales:
                 rows = self.windows[number].context
@@ -249,7 +249,7 @@ class EvaluationSet:
         return np.array([scale for number in numbers for scale in self._scales[number]])
 
     def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:
-        """The last season repeated, with Gaussian quantiles.
+        """Repeat the last season, with Gaussian quantiles.
 
         Gaps take the last value before them (at the beginning, the first after them). The standard deviation is
         that of the in-sample seasonal differences and grows with the square root of the seasons ahead.
@@ -279,27 +279,27 @@ class EvaluationSet:
         return np.stack(rows)
 
     def fingerprint(self, indices: Iterable[int] | None = None) -> str:
-        """sha256, in hex, of what is scored: values, labels, names, horizon, frequency and season.
+        """Compute the SHA-256, in hex, of all that is scored: values, labels, names, horizon, frequency and season.
 
         The order of the indices, the set's name and the float type of equal values do not matter to it.
 
         Args:
             indices: numbers of windows; all if None.
         """
-        wanted = range(len(self)) if indices is None else sorted({self._checked(index) for index in indices})
+        numbers = range(len(self)) if indices is None else sorted({self._position(index) for index in indices})
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
-        hashed = hashlib.sha256(header.encode())
-        for digest in sorted(self.windows[index].digest for index in wanted):
-            hashed.update(digest)
-        return hashed.hexdigest()
+        hasher = hashlib.sha256(header.encode())
+        for digest in sorted(self.windows[index].digest for index in numbers):
+            hasher.update(digest)
+        return hasher.hexdigest()
 
     @cached_property
     def _scales(self) -> dict[int, list[float]]:
-        """Scales by window, as far as they were asked for: a sweep asks for them again with every variant."""
+        """Cache of scales by window: a sweep reads them again for every variant."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Fields as they are, but one array for contexts that are beginnings of one another."""
+        """Return the fields, with one array for contexts that are beginnings of one another."""
         longest: dict[tuple[Any, ...], np.ndarray] = {}
         places = []
         for window in self.windows:
@@ -317,13 +317,13 @@ class EvaluationSet:
         )
         self.__dict__.update({**state, "windows": tuple(windows)})
 
-    def _checked(self, index: int) -> int:
+    def _position(self, index: int) -> int:
         if not -len(self) <= index < len(self):
             raise InputError(f"window {index} is out of range: {self.name!r} has {len(self)}")
         return int(index) % len(self)
 
     def _pick(self, indices: Sequence[int]) -> list[Window]:
-        windows = [self.windows[self._checked(index)] for index in indices]
+        windows = [self.windows[self._position(index)] for index in indices]
         if not windows:
             raise InputError(f"no window of {self.name!r} was asked for: expected at least one index")
         return windows
@@ -331,25 +331,25 @@ class EvaluationSet:
     def _contexts(self, indices: Sequence[int]) -> list[np.ndarray]:
         return [row for window in self._pick(indices) for row in window.context]
 
-    def _stamp(self, window: Window, skipped: int) -> pd.Timestamp | None:
-        """Timestamp of the context's first kept step; None where unknown, or where the window ends past pandas' era."""
+    def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
+        """Compute the timestamp of the context's first step after ``skip``; None where unknown or past pandas' era."""
         if window.start is None or self.freq is None:
-            return window.start if not skipped else None
+            return window.start if not skip else None
         offset = pd.tseries.frequencies.to_offset(self.freq)
         try:
             first = offset.rollforward(window.start.as_unit("ns"))
             _ = first + (window.context.shape[1] + self.horizon) * offset
-            return first + skipped * offset if skipped else window.start
+            return first + skip * offset if skip else window.start
         except (pd.errors.OutOfBoundsDatetime, OverflowError):
             return None
 
 
-def _usable(row: np.ndarray, skipped: int, name: str) -> tuple[np.ndarray, list[str]]:
-    """The kept steps of one context with at least one value, and a note if that had to be put in."""
-    kept = known_values(row[skipped:])
-    if not np.isnan(kept).all():
-        return kept, []
-    known = row[np.isfinite(row)]
-    kept[-1] = known[-1] if len(known) else 0.0
-    what = "the last value before them" if len(known) else "0, as the series has no value"
-    return kept, [f"{name}: the {len(kept)} steps of context are all missing; the last was given {what}"]
+def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str]]:
+    """Return the context after ``skip`` steps with at least one value, and a note if that value was filled in."""
+    context = known_values(row[skip:])
+    if not np.isnan(context).all():
+        return context, []
+    finite = row[np.isfinite(row)]
+    context[-1] = finite[-1] if len(finite) else 0.0
+    what = "the last value before them" if len(finite) else "0, as the series has no value"
+    return context, [f"{name}: the {len(context)} steps of context are all missing; the last was given {what}"]

@@ -30,7 +30,7 @@ def holdout_sets(
     name: str | None = None,
     **reading: Any,
 ) -> list[EvaluationSet]:
-    """Rolling windows at the end of any series.
+    """Cut rolling windows at the end of any series.
 
     Args:
         series: names of bundled series, or anything that :func:`tsfm_lens.data.as_series` takes: arrays, a long
@@ -64,7 +64,7 @@ def holdout_sets(
 
 
 def _bundled_among(series: Any) -> tuple[str, ...]:
-    """The names, if they are those of bundled series."""
+    """Return the names if they are those of bundled series."""
     if isinstance(series, str):
         return (series,) if series in bundled_names() else ()
     if isinstance(series, list | tuple) and series and all(isinstance(item, str) for item in series):
@@ -84,7 +84,7 @@ def _bundled_set(name: str, horizon: int, windows: int, stride: int | None) -> E
 def _sets(
     batch: SeriesBatch, name: str, horizon: int, windows: int, stride: int | None, source: str, domain: str = ""
 ) -> list[EvaluationSet]:
-    """One set for each frequency and season length of a batch."""
+    """Make one set for each frequency and season length of a batch."""
     rows: dict[str, list[int]] = {}
     for row, group in enumerate(batch.groups):
         rows.setdefault(group, []).append(row)
@@ -98,13 +98,13 @@ def _sets(
         )
     labels = _labels(name, list(windows_of_kind))
     return [
-        EvaluationSet(label, tuple(cut), horizon, freq, season, domain, source, batch.notes)
-        for label, ((freq, season), cut) in zip(labels, windows_of_kind.items(), strict=True)
+        EvaluationSet(label, tuple(all_windows), horizon, freq, season, domain, source, batch.notes)
+        for label, ((freq, season), all_windows) in zip(labels, windows_of_kind.items(), strict=True)
     ]
 
 
 def _labels(name: str, kinds: list[tuple[str | None, int]]) -> list[str]:
-    """A name per set: the frequency where there are several, and the season where that is not enough."""
+    """Name each set: by the frequency where there are several, and by the season where that is not enough."""
     if len(kinds) == 1:
         return [name]
     freqs = [freq for freq, _ in kinds]
@@ -124,7 +124,7 @@ def gluonts_set(
     seasonality: int | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Rolling windows at the end of a gluonts dataset.
+    """Cut rolling windows at the end of a gluonts dataset.
 
     Args:
         dataset: entries with "target" (time,) or (variate, time), "start" and perhaps "item_id": a ListDataset,
@@ -148,7 +148,7 @@ def gluonts_set(
         >>> data.gluonts_set([entry], horizon=12, windows=2)[0].seasonality
         12
     """
-    cut: list[Window] = []
+    all_windows: list[Window] = []
     ids: set[str] = set()
     for number, entry in enumerate(dataset):
         item = str(entry.get("item_id", number))
@@ -161,10 +161,10 @@ def gluonts_set(
         freq = freq or (start.freqstr if isinstance(start, pd.Period) else None) or entry.get("freq")
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
         stamp = start_of(start, freq) if start is not None and freq else None
-        cut += rolling_windows(item, values, horizon, windows, stride, stamp)
+        all_windows += rolling_windows(item, values, horizon, windows, stride, stamp)
     stamps = stamp_frequency(freq) if freq else None
     season = seasonality or season_of(stamps)
-    return [EvaluationSet(name, tuple(cut), horizon, stamps, season, domain, "gluonts dataset of the caller")]
+    return [EvaluationSet(name, tuple(all_windows), horizon, stamps, season, domain, "gluonts dataset of the caller")]
 
 
 def gluonts_file(
@@ -178,7 +178,7 @@ def gluonts_file(
     seasonality: int | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it.
+    """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it.
 
     Args:
         path: a file of JSON lines (.json, .jsonl, either also with .gz), an .arrow, .feather or .parquet file, or a
@@ -210,7 +210,7 @@ def gluonts_file(
 
 
 def _gluonts_files(place: Path) -> list[Path]:
-    """The files of a dataset, in the order of their names.
+    """List the files of a dataset, in the order of their names.
 
     Raises:
         InputError: there is none, or the folder is no dataset itself.
@@ -237,10 +237,10 @@ def _gluonts_entries(file: Path, freq: str) -> Iterator[Mapping[str, Any]]:
         from gluonts.dataset.common import FileDataset, infer_file_type
         from gluonts.exceptions import GluonTSDataError
     try:
-        stored = infer_file_type(file)
-        if stored is None:
+        entries = infer_file_type(file)
+        if entries is None:
             raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
-        first = next(iter(stored), None)
+        first = next(iter(entries), None)
         if first is None or "target" not in first or "start" not in first:
             holds = "no entry" if first is None else f"entries with {', '.join(map(str, first))}"
             raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")

@@ -1,4 +1,4 @@
-"""CSV and Parquet files as series."""
+"""Reader of CSV and Parquet files as series."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def read_series(
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
 ) -> SeriesBatch:
-    """Series of a file, with the columns that :func:`tsfm_lens.data.frames.from_frame` reads.
+    """Read the series of a file, from the columns that :func:`tsfm_lens.data.frames.from_frame` reads.
 
-    Text is read as it is written: ids stay text, the delimiter is the one sign that parts all rows alike, and the
-    decimal sign the one that the numbers show. What cannot be told is refused, never guessed; docs/data.md has the
-    rules. Apostrophes with which our own CSV defuses formulas are taken off.
+    Ids stay text. The delimiter is the one sign that splits all rows alike, and the decimal sign is the one that the
+    numbers show. Ambiguous files are refused, never guessed; docs/data.md has the rules. Apostrophes that defuse
+    formulas in our own CSV are removed.
 
     Args:
         path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
@@ -58,9 +58,9 @@ def read_series(
         variates: columns to read together, as the variates of one group.
         id_column: whose values tell the series apart; found by its name if None.
         time_column: of the timestamps; found by its name if None.
-        delimiter: what parts the cells of text; "tab" and "space" are words for those.
+        delimiter: sign between the cells of text; "tab" and "space" are names for those.
         decimal: "." or ",".
-        encoding: of text; UTF-8, or what its byte order mark says, if None.
+        encoding: of text; UTF-8, or that of its byte order mark, if None.
         header: whether the first line has names; by rule if None.
         known: columns of covariates whose future is known; see :func:`tsfm_lens.data.frames.from_frame`.
         past: columns of covariates that are seen up to the end of the context.
@@ -99,7 +99,7 @@ def read_series(
 
 
 def columns_of(path: str | Path) -> list[str]:
-    """The columns of a file of series, in their order, without its values being read as numbers.
+    """List the columns of a file of series, in their order, without reading its values as numbers.
 
     Raises:
         InputError: the file is missing, empty or unreadable.
@@ -128,18 +128,18 @@ def _frame(
     known: Sequence[str] | None,
     past: Sequence[str] | None,
 ) -> pd.DataFrame:
-    """Text with its columns of numbers as numbers, but for ids and timestamps, which stay as they are written."""
+    """Convert the columns of numbers; ids and timestamps stay text as written."""
     key, time = key_and_time(table.columns, id_column, time_column)
-    beside = set(column_names((*(known or ()), *(past or ())), table.columns)) & set(table.columns)
-    wanted = value_columns(table.columns, targets if variates is None else variates, {key, time, *beside})
+    covariates = set(column_names((*(known or ()), *(past or ())), table.columns)) & set(table.columns)
+    requested = value_columns(table.columns, targets if variates is None else variates, {key, time, *covariates})
     free = {name: column for name, column in table.columns.items() if name not in (key, time)}
     # a column without a name may number the rows
-    asked = set(free if wanted is None else wanted) | ({"Unnamed: 0"} & set(free))
+    numeric = set(free if requested is None else requested) | ({"Unnamed: 0"} & set(free))
     # a covariate may be text; one that is all numbers is read as such
-    asked = (asked - beside) | set(numeric_columns({name: free[name] for name in beside if name in free}))
-    read = {name: column for name, column in free.items() if name in asked}
-    numbers = Numerals(read, table.first_row, decimal=decimal, doubtful_point=table.delimiter != ",").values
-    others = numeric_columns({name: column for name, column in free.items() if name not in asked | beside})
+    numeric = (numeric - covariates) | set(numeric_columns({name: free[name] for name in covariates if name in free}))
+    cells = {name: column for name, column in free.items() if name in numeric}
+    numbers = Numerals(cells, table.first_row, decimal=decimal, doubtful_point=table.delimiter != ",").values
+    others = numeric_columns({name: column for name, column in free.items() if name not in numeric | covariates})
     plain = {
         name: numbers[name] if name in numbers else _text(column, is_id=name == key, number=name in others)
         for name, column in table.columns.items()
@@ -149,7 +149,7 @@ def _frame(
 
 
 def _text(column: pa.Array, *, is_id: bool, number: bool) -> np.ndarray:
-    """Cells as text, None where missing; zeros in place of numbers that are not read, whose values do not matter."""
+    """Return cells as text, None where missing; zeros for numbers that are not read."""
     if number:
         return np.zeros(len(column))
     missing = pc.equal(column, "") if is_id else pc.is_in(pc.utf8_trim_whitespace(column), pa.array(MISSING))

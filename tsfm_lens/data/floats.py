@@ -1,4 +1,4 @@
-"""Numbers of any kind as float64."""
+"""Conversion of numbers of any kind into float64."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def plain_array(values: Any, what: str) -> np.ndarray:
 
 
 def is_missing(item: object) -> bool:
-    """Tell a missing value of a container of objects from a value that is no number."""
+    """Return True for a missing value of a container of objects, False for a value that is no number."""
     return item is None or item is pd.NA or item is np.ma.masked or (isinstance(item, float) and item != item)
 
 

@@ -1,4 +1,4 @@
-"""CSV that a spreadsheet opens as data: text that would run as a formula is written so that it stays text.
+"""CSV without formulas: text that a spreadsheet would run is written so that it stays text.
 
 A cell that begins with ``=``, ``+``, ``-``, ``@``, a tab or a line break is a formula to a spreadsheet unless it is a
 number. As OWASP's guidance on CSV injection has it, an apostrophe is put before it, also where it follows a separator
@@ -47,7 +47,7 @@ def restored(texts: Sequence[str]) -> list[str]:
 
 
 def to_csv(frame: pd.DataFrame, **options: Any) -> str:
-    """A frame as CSV without its index, text and column names defused.
+    """Write a frame as CSV without its index, with text and column names defused.
 
     Args:
         frame: it is not changed.

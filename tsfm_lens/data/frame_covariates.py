@@ -1,4 +1,4 @@
-"""Columns of a frame that are covariates."""
+"""Covariates in the columns of a frame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRUTHS = {"true": 1.0, "false": 0.0}
 
 @dataclass(frozen=True)
 class Covariate:
-    """A column that is shown to the model and not forecast.
+    """Column that the model sees and does not forecast.
 
     Attributes:
         name: of the column.
@@ -42,40 +42,40 @@ def chosen_covariates(
     columns: Collection[Hashable],
     known: Sequence[str] | None,
     past: Sequence[str] | None,
-    taken: Collection[Hashable | None],
+    other_columns: Collection[Hashable | None],
 ) -> dict[Hashable, str]:
-    """The columns of covariates and the role of each, past ones first.
+    """Return the columns of covariates and the role of each, past ones first.
 
     Raises:
         UnknownNameError: no such column.
         InputError: one is asked for twice, or holds ids or timestamps.
     """
-    among = set(columns)
-    chosen: dict[Hashable, str] = {}
+    available = set(columns)
+    roles: dict[Hashable, str] = {}
     for role, names in (("past", past), ("known", known)):
-        for name in column_names(names or (), among):
-            if name not in among:
-                raise unknown_name("column", name, [str(column) for column in columns if column not in taken])
-            if name in taken:
+        for name in column_names(names or (), available):
+            if name not in available:
+                raise unknown_name("column", name, [str(column) for column in columns if column not in other_columns])
+            if name in other_columns:
                 raise InputError(f"column {name!r} holds the ids or timestamps and cannot be a covariate")
-            if name in chosen:
-                again = "leave one out" if chosen[name] == role else f"as {chosen[name]} and as {role}; choose one"
+            if name in roles:
+                again = "leave one out" if roles[name] == role else f"as {roles[name]} and as {role}; choose one"
                 raise InputError(f"covariate {name!r} is named twice, {again}")
-            chosen[name] = role
-    return chosen
+            roles[name] = role
+    return roles
 
 
-def column_names(asked: Sequence[str], columns: Collection[Hashable]) -> list[str]:
-    """Names of columns, several of which may stand in one text with commas between; a column of that name wins."""
-    parted = [[text] if text in columns else text.split(",") for text in asked]
-    return [name if name in columns else name.strip() for names in parted for name in names if name.strip()]
+def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:
+    """Split texts into names of columns at commas; a column whose name has a comma wins."""
+    name_lists = [[text] if text in columns else text.split(",") for text in texts]
+    return [name if name in columns else name.strip() for names in name_lists for name in names if name.strip()]
 
 
 def columns_of_covariates(
-    frame: pd.DataFrame, chosen: Mapping[Hashable, str], numbers: Callable[[pd.Series, str], np.ndarray]
+    frame: pd.DataFrame, roles: Mapping[Hashable, str], numbers: Callable[[pd.Series, str], np.ndarray]
 ) -> list[Covariate]:
-    """The columns read: numbers as they are, truth values as 0 and 1, text and categories by their numbers."""
-    return [_read(frame[name], str(name), role, numbers) for name, role in chosen.items()]
+    """Read the columns: numbers as they are, truth values as 0 and 1, text and categories by their numbers."""
+    return [_read(frame[name], str(name), role, numbers) for name, role in roles.items()]
 
 
 def _read(column: pd.Series, name: str, role: str, numbers: Callable[[pd.Series, str], np.ndarray]) -> Covariate:
@@ -104,7 +104,7 @@ def with_covariates(
     notes: Sequence[str],
     labels: pd.Index,
 ) -> SeriesBatch:
-    """Groups of targets and their covariates.
+    """Make a batch of groups of targets with their covariates.
 
     Args:
         groups: of rows, by id.
@@ -113,12 +113,12 @@ def with_covariates(
         numbers: (row,) of each target.
         covariates: of all groups.
         notes: from reading.
-        labels: what messages call each row.
+        labels: name of each row in messages.
     """
-    made: dict[str, list[Any]] = {name: [] for name in ("values", "ids", "groups", "variates", "roles", "futures")}
+    fields: dict[str, list[Any]] = {name: [] for name in ("values", "ids", "groups", "variates", "roles", "futures")}
     starts: list[Any] = []
     categories: list[tuple[str, ...] | None] = []
-    known = any(covariate.role == "known" for covariate in covariates)
+    has_future = any(covariate.role == "known" for covariate in covariates)
     for place, (group, rows) in enumerate(groups):
         grid = None if grids is None else grids[place]
 
@@ -127,42 +127,42 @@ def with_covariates(
 
         for targets in targets_of:
             name = f"{group}/{targets[0]}" if len(targets_of) > 1 else group
-            shown = {str(target): on_grid(numbers[target]) for target in targets}
-            end = _last_value(shown, name) if known else len(next(iter(shown.values())))
+            series = {str(target): on_grid(numbers[target]) for target in targets}
+            end = _last_value(series, name) if has_future else len(next(iter(series.values())))
             members: list[tuple[str, str, np.ndarray, tuple[str, ...] | None]] = []
-            members += [(target, "target", values, None) for target, values in shown.items()]
+            members += [(target, "target", values, None) for target, values in series.items()]
             members += [(each.name, each.role, on_grid(each.values), each.categories) for each in covariates]
             for variate, role, values, names in members:
                 future = _until_missing(values[end:]) if role == "known" else None
                 if future is not None:
-                    refuse_gaps(future, f"{name}/{variate}", _calling(grid, rows, labels, end))
+                    refuse_gaps(future, f"{name}/{variate}", _step_labels(grid, rows, labels, end))
                 row = (values[:end], f"{name}/{variate}", name, variate, role, future)
-                for column, value in zip(made.values(), row, strict=True):
+                for column, value in zip(fields.values(), row, strict=True):
                     column.append(value)
                 starts.append(None if grid is None else grid.start)
                 categories.append(names)
-    columns: dict[str, Any] = {name: tuple(column) for name, column in made.items()}
+    columns: dict[str, Any] = {name: tuple(column) for name, column in fields.items()}
     freq = None if grids is None else grids[0].freq
     extra: dict[str, Any] = {"starts": tuple(starts), "categories": tuple(categories), "notes": tuple(notes)}
     return SeriesBatch(**columns, **extra, freq=freq)
 
 
 def _last_value(targets: Mapping[str, np.ndarray], name: str) -> int:
-    """Steps up to the last value of any target."""
-    seen = np.any([np.isfinite(values) for values in targets.values()], axis=0)
-    if not seen.any():
+    """Count the steps up to the last value of any target."""
+    present = np.any([np.isfinite(values) for values in targets.values()], axis=0)
+    if not present.any():
         raise InputError(f"{', '.join(map(repr, targets))} of {name!r} has no value")
-    return int(np.flatnonzero(seen)[-1]) + 1
+    return int(np.flatnonzero(present)[-1]) + 1
 
 
 def _until_missing(values: np.ndarray) -> np.ndarray:
-    """Values without the missing ones at their end; a gap before stays, to be refused."""
-    known = np.flatnonzero(np.isfinite(values))
-    return values[: known[-1] + 1] if len(known) else values[:0]
+    """Cut off the missing values at the end; a gap before them stays, to be refused."""
+    finite = np.flatnonzero(np.isfinite(values))
+    return values[: finite[-1] + 1] if len(finite) else values[:0]
 
 
-def _calling(grid: Grid | None, rows: np.ndarray, labels: pd.Index, end: int) -> Callable[[int], str]:
-    """What the user calls a step after the context: its timestamp, and its row if there is one."""
+def _step_labels(grid: Grid | None, rows: np.ndarray, labels: pd.Index, end: int) -> Callable[[int], str]:
+    """Return a function that names a step after the context: by its timestamp, and its row if there is one."""
 
     def place(step: int) -> str:
         if grid is None:

@@ -1,4 +1,4 @@
-"""Long pandas frames as series."""
+"""Conversion of long pandas frames into series."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def from_frame(
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
 ) -> SeriesBatch:
-    """Series of a long frame.
+    """Read the series of a long frame.
 
     Columns: an id (``id``, ``item_id``, ``unique_id`` …; one series if there is none), a timestamp
     (``timestamp``, ``ds``, ``date`` …, or the only column of dates; optional), and the target (``target``, ``y``,
     ``value``). An index of ids and timestamps, as AutoGluon's TimeSeriesDataFrame has, counts as such columns. A frame
-    without any of these names is read as one series per numeric column. Ids become text. Timestamps are read as
-    :func:`tsfm_lens.data.instants.times_of` says; those with zones stand on the grid of UTC, or of the local clock
-    where steps are of a day or longer, and on the other where only that is regular. Gaps in regular timestamps
-    become NaN. The batch's notes say all this, as they name columns that are not read.
+    without any of these names is read as one series per numeric column. Ids become text. Timestamps are read by
+    :func:`tsfm_lens.data.instants.times_of`. Timestamps with zones use the grid of UTC, or of the local clock if steps
+    are of a day or longer; if only the other grid is regular, they use that one. Gaps in regular timestamps become NaN.
+    The batch's notes record these choices and the columns that are not read.
 
-    Covariates stand in columns of their own, numbers or text; each target gets its own group with copies of them, and
-    all variates of an item are one group. With known covariates the context ends with the last value of the targets,
-    and what the known ones have beyond is their future.
+    Covariates are columns of numbers or text. Each target gets its own group with copies of them; all variates of an
+    item form one group. With known covariates the context ends at the last value of the targets. Later values of the
+    known covariates are their future.
 
     Args:
         frame: it is not changed.
@@ -79,35 +79,35 @@ def from_frame(
     key, time = key_and_time(frame.columns, id_column, time_column)
     if targets is not None and variates is not None:
         raise InputError("give targets=… for columns that are series of their own or variates=…, not both")
-    together = variates is not None
+    multivariate = variates is not None
     if time is None:
         time = dated_column(frame, {key, *chain.from_iterable(filter(None, (targets, variates, known, past)))})
         notes += [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
-    beside = chosen_covariates(frame.columns, known, past, {time, key})
-    columns = _values(frame, variates if together else targets, {time, key, *beside})
+    roles = chosen_covariates(frame.columns, known, past, {time, key})
+    columns = _values(frame, variates if multivariate else targets, {time, key, *roles})
     times = None if time is None else times_of(_digits(frame[time]), str(time))
     ids = None if key is None else id_texts(frame[key], str(key))
-    read = {key, time, *columns, *beside}
-    unread = [column for column in frame.columns if column not in read]
+    in_use = {key, time, *columns, *roles}
+    unread = [column for column in frame.columns if column not in in_use]
     _check_unread(frame, unread, ids, times)
-    # who names columns has chosen
+    # a caller who names columns has chosen them
     notes += _note_unread(frame, unread) if targets is None and variates is None else []
-    groups = [("series-0" if together or beside else "", np.arange(len(frame)))] if ids is None else _groups(ids)
+    groups = [("series-0" if multivariate or roles else "", np.arange(len(frame)))] if ids is None else _groups(ids)
     grids: list[Grid] | None = None
     if times is not None:
-        named = [(group or str(columns[0]), rows) for group, rows in groups]
-        grids, more = _on_grids(times, named, frame.index, freq)
+        groups_by_name = [(group or str(columns[0]), rows) for group, rows in groups]
+        grids, more = _on_grids(times, groups_by_name, frame.index, freq)
         notes += more
     numbers = _all_numbers(frame, columns)
-    if beside:
-        targets_of = [tuple(columns)] if together else [(column,) for column in columns]
-        covariates = columns_of_covariates(frame, beside, _numbers)
+    if roles:
+        targets_of = [tuple(columns)] if multivariate else [(column,) for column in columns]
+        covariates = columns_of_covariates(frame, roles, _numbers)
         return with_covariates(groups, grids, targets_of, numbers, covariates, notes, frame.index)
     values: list[np.ndarray] = []
     names: list[str] = []
     for place, (group, rows) in enumerate(groups):
         for column in columns:
-            names.append(f"{group}/{column}" if together else _name(group, column, len(columns)))
+            names.append(f"{group}/{column}" if multivariate else _name(group, column, len(columns)))
             series = numbers[column][rows]
             values.append(series if grids is None else grids[place].filled(series))
     return SeriesBatch(
@@ -116,15 +116,15 @@ def from_frame(
         freq if grids is None else grids[0].freq,
         () if grids is None else tuple(grid.start for grid in grids for _ in columns),
         notes=tuple(notes),
-        groups=tuple(group for group, _ in groups for _ in columns) if together else (),
-        variates=tuple(map(str, columns)) * len(groups) if together else (),
+        groups=tuple(group for group, _ in groups for _ in columns) if multivariate else (),
+        variates=tuple(map(str, columns)) * len(groups) if multivariate else (),
     )
 
 
 def _on_grids(
     times: Times, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
 ) -> tuple[list[Grid], list[str]]:
-    """The grid of each series, all of one frequency, and notes on how time was read.
+    """Return the grid of each series, all of one frequency, and notes on how time was read.
 
     Raises:
         InputError: a series has no regular grid, or their frequencies differ.
@@ -136,12 +136,12 @@ def _on_grids(
         local = len(steps) > 0 and int(np.median(steps)) >= _LOCAL
         clocks = {"UTC": times.utc, **clocks}
         clocks = dict(sorted(clocks.items(), key=lambda item: (item[0] == "UTC") == local))
-    refused: InputError | None = None
+    first_error: InputError | None = None
     for clock, stamps in clocks.items():
         try:
             grids = _all_grids(stamps, groups, rows, freq, times.doubtful)
         except InputError as error:
-            refused = refused or error
+            first_error = first_error or error
             continue
         if times.utc is not None and clock != "UTC":
             _check_order(times, groups, grids, rows)
@@ -151,22 +151,22 @@ def _on_grids(
             if grid.missing:
                 notes.append(f"{group}: {grid.missing} missing timestamps were filled with NaN")
         return grids, notes
-    assert refused is not None
-    raise refused
+    assert first_error is not None
+    raise first_error
 
 
 def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: Sequence[Grid], rows: pd.Index) -> None:
-    """Refuse steps on a local clock, regular whatever the offsets, that are no steps forward in UTC.
+    """Refuse steps on a local clock that are regular there and do not go forward in UTC.
 
     Raises:
         InputError: an offset is wrong.
     """
     assert times.utc is not None
     for (group, rows_of_group), grid in zip(groups, grids, strict=True):
-        ordered = rows_of_group[grid.order]
-        back = np.flatnonzero(np.diff(times.utc[ordered]) <= np.timedelta64(0))
+        in_order = rows_of_group[grid.order]
+        back = np.flatnonzero(np.diff(times.utc[in_order]) <= np.timedelta64(0))
         if len(back):
-            pair = ordered[back[0] : back[0] + 2]
+            pair = in_order[back[0] : back[0] + 2]
             clock, utc = ([str(pd.Timestamp(time)) for time in stamps[pair]] for stamps in (times.clock, times.utc))
             raise InputError(
                 f"series {group!r} goes from {clock[0]} to {clock[1]} on the local clock (rows {rows[pair[0]]} and "
@@ -177,18 +177,18 @@ def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: 
 def _all_grids(
     stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None, doubtful: bool
 ) -> list[Grid]:
-    # series of one panel mostly share their times
-    known: dict[bytes, Grid] = {}
+    # the series of a panel mostly share their times
+    cache: dict[bytes, Grid] = {}
 
     def grid(group: str, rows_of_group: np.ndarray, step: str | None) -> Grid:
         times = stamps[rows_of_group]
-        shared = known.get(times.tobytes())
-        if shared is None or (step is not None and shared.freq != step):
-            shared = known[times.tobytes()] = grid_of(times, rows[rows_of_group], group, step, doubtful)
-        return shared
+        entry = cache.get(times.tobytes())
+        if entry is None or (step is not None and entry.freq != step):
+            entry = cache[times.tobytes()] = grid_of(times, rows[rows_of_group], group, step, doubtful)
+        return entry
 
     grids = [grid(group, rows_of_group, freq) for group, rows_of_group in groups]
-    freqs = sorted({made.freq for made in grids if made.freq is not None})
+    freqs = sorted({each.freq for each in grids if each.freq is not None})
     if len(freqs) > 1:
         raise InputError(
             f"the series have different frequencies ({', '.join(freqs)}); read them in batches of one frequency each"
@@ -196,14 +196,14 @@ def _all_grids(
     if freqs and freq is None:
         # of fewer than three timestamps nothing can be inferred; they are to fit the others' grid
         grids = [
-            made if made.freq is not None else grid(group, rows_of_group, freqs[0])
-            for made, (group, rows_of_group) in zip(grids, groups, strict=True)
+            each if each.freq is not None else grid(group, rows_of_group, freqs[0])
+            for each, (group, rows_of_group) in zip(grids, groups, strict=True)
         ]
     return grids
 
 
 def _digits(column: pd.Series) -> pd.Series:
-    """The column, decimals as text, which times are read from."""
+    """Return the column that times are read from, with decimals as text."""
     return column.map(str, na_action="ignore") if isinstance(column.dtype, pd.ArrowDtype) else column
 
 
@@ -216,7 +216,7 @@ def _all_numbers(frame: pd.DataFrame, columns: Sequence[Hashable]) -> dict[Hasha
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
-    """The column as float64, each the nearest to what is written; text that reads as a number counts as one."""
+    """Convert the column into the nearest float64; text that reads as a number counts as one."""
     if isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype) or column.dtype == object:
         cells = column.to_numpy(dtype=object, copy=True)
         texts = {place: cell for place, cell in enumerate(cells) if isinstance(cell, str)}
@@ -229,7 +229,7 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
 
 
 def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarray | None, times: Times | None) -> None:
-    """Refuse to run series together that a column of text tells apart.
+    """Refuse to merge series that differ in a column of text.
 
     Ids and timestamps that never repeat are enough; other text is then a label of the rows.
 
@@ -244,17 +244,17 @@ def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarr
         for column in unread
         if not pd.api.types.is_numeric_dtype(frame[column])
     }
-    differing = {column: text for column, text in texts.items() if text.groupby(groups).nunique().max() > 1}
-    if not differing:
+    conflicts = {column: text for column, text in texts.items() if text.groupby(groups).nunique().max() > 1}
+    if not conflicts:
         return
-    shown: list[str] = []
+    descriptions: list[str] = []
     options: dict[str, str] = {}
-    for column, text in differing.items():
+    for column, text in conflicts.items():
         dates = looks_like_dates(text)
-        shown.append(f"{str(column)!r} ({'dates' if dates else 'text'} such as {text.dropna().iloc[0]!r})")
+        descriptions.append(f"{str(column)!r} ({'dates' if dates else 'text'} such as {text.dropna().iloc[0]!r})")
         options.setdefault("time_column" if dates else "id_column", str(column))
     raise InputError(
-        f"rows differ in {', '.join(shown)}: if that is not read, different series run together. Name the "
+        f"rows differ in {', '.join(descriptions)}: if that is not read, different series run together. Name the "
         f"columns with {', '.join(f'{option}={name!r}' for option, name in options.items())}, rename them (id, "
         "timestamp), or leave them out"
     )
@@ -263,22 +263,22 @@ def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarr
 def _note_unread(frame: pd.DataFrame, unread: Sequence[Hashable]) -> list[str]:
     if not unread:
         return []
-    shown = []
+    descriptions = []
     for column in unread:
         # what keeps a column from being one of numbers; it may be a damaged cell
         text = next((cell for cell in frame[column] if isinstance(cell, str) and kind_of(cell) == "text"), None)
-        shown.append(f"{str(column)!r}" + ("" if text is None else f" (text such as {text[:60]!r})"))
-    note = f"not read: {'columns' if len(unread) > 1 else 'column'} {', '.join(shown)}"
+        descriptions.append(f"{str(column)!r}" + ("" if text is None else f" (text such as {text[:60]!r})"))
+    note = f"not read: {'columns' if len(unread) > 1 else 'column'} {', '.join(descriptions)}"
     if any(pd.api.types.is_numeric_dtype(frame[column]) for column in unread):
         note += "; targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
     return [note]
 
 
-def _values(frame: pd.DataFrame, wanted: Sequence[str] | None, taken: set[Hashable | None]) -> list[Hashable]:
-    columns = value_columns(frame.columns, wanted, taken)
+def _values(frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashable | None]) -> list[Hashable]:
+    columns = value_columns(frame.columns, names, others)
     if columns is not None:
         return columns
-    free: list[Hashable] = [column for column in frame.columns if column not in taken]
+    free: list[Hashable] = [column for column in frame.columns if column not in others]
     kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
     numeric = [column for column in free if pd.api.types.is_numeric_dtype(kinds[column])]
     if numeric:
@@ -292,7 +292,7 @@ def _values(frame: pd.DataFrame, wanted: Sequence[str] | None, taken: set[Hashab
 
 
 def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Each id with its rows, in order of first appearance."""
+    """Return each id with its rows, in order of first appearance."""
     codes, names = pd.factorize(ids)
     rows = np.argsort(codes, kind="stable")
     return list(zip(map(str, names), np.split(rows, np.cumsum(np.bincount(codes))[:-1]), strict=True))

@@ -1,4 +1,4 @@
-"""Frequencies as benchmarks spell them, in pandas' present words.
+"""Conversion of the frequencies of benchmarks into pandas' present aliases.
 
 Files hold the period spelling of pandas before 2.2 ("H", "15T", "A-DEC", "W-SUN"). A period's stamp is its beginning,
 so that W-SUN, whose weeks end on Sunday, is stamped every Monday.
@@ -36,13 +36,13 @@ DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 
 @lru_cache
 def parse_frequency(freq: str) -> tuple[int, str, str]:
-    """Multiple, letter and last month or day of a frequency: "15T" -> (15, "T", ""), "W-WED" -> (1, "W", "WED").
+    """Split a frequency into multiple, letter and last month or day, as "W-WED" into (1, "W", "WED").
 
     Raises:
         InputError: it is none that benchmarks use.
     """
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
-    if parts is None or parts[2] not in BASES or parts[1] == "0" or not _anchored(BASES[parts[2]], parts[3]):
+    if parts is None or parts[2] not in BASES or parts[1] == "0" or not _is_anchor(BASES[parts[2]], parts[3]):
         raise InputError(
             f"{freq!r} is no frequency of a benchmark; examples: '10S', '15T', 'H', 'D', 'W-SUN', 'M', 'Q-DEC', 'A-DEC'"
         )
@@ -50,27 +50,27 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
     if letter in "AQ":
         # spelled by their beginnings, these name the month after the last
         begins = parts[2].endswith("S")
-        anchor = _shifted(MONTHS, anchor or "JAN", -1) if begins else anchor or "DEC"
+        anchor = _shift(MONTHS, anchor or "JAN", -1) if begins else anchor or "DEC"
     elif letter == "W":
         anchor = anchor or "SUN"
     return int(parts[1] or 1), letter, anchor
 
 
-def _anchored(letter: str, anchor: str | None) -> bool:
+def _is_anchor(letter: str, anchor: str | None) -> bool:
     return anchor is None or (letter in "AQ" and anchor in MONTHS) or (letter == "W" and anchor in DAYS)
 
 
 def stamp_frequency(freq: str) -> str:
-    """The pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" -> "W-MON", "Q-DEC" -> "QS-JAN"."""
+    """Return the pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" -> "W-MON", "Q-DEC" -> "QS-JAN"."""
     multiple, letter, anchor = parse_frequency(freq)
     alias = STAMPS.get(letter, letter)
     if anchor:
-        alias += f"-{_shifted(DAYS if letter == 'W' else MONTHS, anchor, 1)}"
+        alias += f"-{_shift(DAYS if letter == 'W' else MONTHS, anchor, 1)}"
     return f"{multiple if multiple > 1 else ''}{alias}"
 
 
 def start_of(start: Any, freq: str) -> pd.Timestamp | None:
-    """Beginning of the period that a series starts with; None if it is unknown or no date that pandas can hold.
+    """Return the beginning of the period that a series starts with; None if it is unknown or beyond pandas' dates.
 
     Args:
         start: text, a timestamp, datetime or period, or None.
@@ -104,5 +104,5 @@ def _start_of(start: Any, freq: str) -> pd.Timestamp | None:
         raise InputError(f"start={start!r} is no timestamp; expected a date such as '2020-01-31'") from error
 
 
-def _shifted(names: tuple[str, ...], name: str, by: int) -> str:
+def _shift(names: tuple[str, ...], name: str, by: int) -> str:
     return names[(names.index(name) + by) % len(names)]

@@ -63,15 +63,17 @@ class GiftEvalConfig:
 
 
 def source_of(dataset: str) -> str:
-    """The collection that a dataset is taken from: of "ett1/H/short", of its other terms and of its other frequencies
-    "ett1", since all of them hold the same observations; a dataset that is not named so is its own source.
+    """Return the collection that a dataset is taken from.
+
+    That is "ett1" of "ett1/H/short", of its other terms and of its other frequencies, which all hold the same
+    observations. A dataset that is not named so is its own source.
     """
     parts = dataset.split("/")
     return parts[0] if len(parts) > 1 and parts[-1] in TERMS else dataset
 
 
 def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
-    """Steps that the benchmark forecasts.
+    """Return the number of steps that the benchmark forecasts.
 
     Args:
         folder: name of the dataset; one with "m4" in it has the horizons of that competition.
@@ -100,7 +102,7 @@ def _table() -> tuple[dict[str, str], ...]:
 
 @cache
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
-    """The 97 configurations, in the order of the benchmark."""
+    """List the 97 configurations, in the order of the benchmark."""
     configs = []
     for row in _table():
         key, folder = row["key"], row["folder"]
@@ -111,7 +113,7 @@ def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
 
 
 def published_seasonal_naive() -> pd.DataFrame:
-    """What the leaderboard publishes for Seasonal_Naive, by which it divides a model's scores.
+    """Return the leaderboard's scores of Seasonal_Naive, by which it divides a model's scores.
 
     Returns:
         Columns MASE and CRPS to four digits, one row per configuration, by its key.
@@ -133,7 +135,7 @@ def gift_eval(
     *,
     missing: Literal["error", "skip"] = "error",
 ) -> list[EvaluationSet]:
-    """Test windows of GIFT-Eval from its folders, as the leaderboard evaluates them.
+    """Read the test windows of GIFT-Eval from its folders, as the leaderboard evaluates them.
 
     Args:
         path: the benchmark's folder; that of the environment variable ``GIFT_EVAL`` if None.
@@ -152,20 +154,20 @@ def gift_eval(
     """
     if missing not in ("error", "skip"):
         raise unknown_name("way to treat missing folders", missing, ("error", "skip"))
-    wanted = select_configs(configs)
+    selection = select_configs(configs)
     root = _root(path)
-    absent = [config for config in wanted if not (root / config.folder).is_dir()]
+    absent = [config for config in selection if not (root / config.folder).is_dir()]
     if absent:
-        _report_absent(root, absent, len(wanted), missing)
-    stored: dict[str, list[StoredSeries]] = {}
+        _report_absent(root, absent, len(selection), missing)
+    folders: dict[str, list[StoredSeries]] = {}
     sets = []
-    for config in wanted:
+    for config in selection:
         if config in absent:
             continue
-        if config.folder not in stored:
+        if config.folder not in folders:
             # terms of one dataset follow one another
-            stored = {config.folder: read_folder(root / config.folder)}
-        rows = stored[config.folder]
+            folders = {config.folder: read_folder(root / config.folder)}
+        rows = folders[config.folder]
         _check_rows(rows, config, root)
         # the stored frequency may be anchored
         freq, source = rows[0].freq or config.freq, f"GIFT-Eval, {config.folder}"
@@ -174,20 +176,20 @@ def gift_eval(
 
 
 def select_configs(patterns: str | Sequence[str]) -> tuple[GiftEvalConfig, ...]:
-    """Configurations by key, by part of a key, or by pattern, in the benchmark's order.
+    """Select configurations by key, by part of a key, or by pattern, in the benchmark's order.
 
     Raises:
         UnknownNameError: a pattern fits none.
     """
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    chosen = set()
+    keys = set()
     for pattern in patterns:
-        fitting = [c.key for c in gift_eval_configs() if any(fnmatchcase(c.key, p) for p in (pattern, f"{pattern}/*"))]
-        if not fitting:
+        matches = [c.key for c in gift_eval_configs() if any(fnmatchcase(c.key, p) for p in (pattern, f"{pattern}/*"))]
+        if not matches:
             hint = "gift_eval_configs() lists all 97."
             raise unknown_name("GIFT-Eval configuration", pattern, [c.key for c in gift_eval_configs()], hint=hint)
-        chosen.update(fitting)
-    return tuple(config for config in gift_eval_configs() if config.key in chosen)
+        keys.update(matches)
+    return tuple(config for config in gift_eval_configs() if config.key in keys)
 
 
 def gift_eval_folder(
@@ -199,7 +201,7 @@ def gift_eval_folder(
     freq: str | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Test windows of any dataset that is stored like GIFT-Eval's, by the benchmark's rules.
+    """Read the test windows of any dataset that is stored like GIFT-Eval's, by the benchmark's rules.
 
     Args:
         path: folder with state.json.
@@ -229,23 +231,23 @@ def gift_eval_folder(
 
 
 def _root(path: str | Path | None) -> Path:
-    given = os.environ.get(VARIABLE) if path is None else path
-    if not given:
+    folder = os.environ.get(VARIABLE) if path is None else path
+    if not folder:
         raise InputError(
             f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
             "Salesforce/GiftEval on the Hugging Face hub."
         )
-    root = local_path(given)
+    root = local_path(folder)
     if not root.is_dir():
         where = "" if path is not None else f", to which {VARIABLE} is set"
         raise InputError(f"there is no folder {str(root)!r}{where}")
     return root
 
 
-def _report_absent(root: Path, absent: list[GiftEvalConfig], wanted: int, missing: str) -> None:
+def _report_absent(root: Path, absent: list[GiftEvalConfig], total: int, missing: str) -> None:
     folders = list(dict.fromkeys(config.folder for config in absent))
-    message = f"{str(root)!r} lacks {len(absent)} of {wanted} configurations: no folder {', '.join(folders)}"
-    if missing == "error" or len(absent) == wanted:
+    message = f"{str(root)!r} lacks {len(absent)} of {total} configurations: no folder {', '.join(folders)}"
+    if missing == "error" or len(absent) == total:
         raise InputError(f'{message}. missing="skip" leaves out those that are not there.')
     warnings.warn(message, stacklevel=3)
 
@@ -262,28 +264,28 @@ def _check_rows(rows: list[StoredSeries], config: GiftEvalConfig, root: Path) ->
 def _set(
     rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: int, domain: str, source: str
 ) -> EvaluationSet:
-    """Windows of all rows."""
-    stored = {row.freq for row in rows if row.freq}
+    """Cut the windows of all rows."""
+    freqs = {row.freq for row in rows if row.freq}
     # weeks may begin on different days
-    if len({parse_frequency(frequency)[:2] for frequency in stored}) > 1:
-        raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(stored))}")
+    if len({parse_frequency(frequency)[:2] for frequency in freqs}) > 1:
+        raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(freqs))}")
     windows = window_count(folder, min(row.values.shape[1] for row in rows), horizon)
-    needed = steps_needed(horizon, windows, horizon)
-    cut: list[Window] = []
+    least = steps_needed(horizon, windows, horizon)
+    all_windows: list[Window] = []
     notes: list[str] = []
     for row, item in zip(rows, _distinct([row.item for row in rows]), strict=True):
-        if row.values.shape[1] < needed:
+        if row.values.shape[1] < least:
             notes.append(f"{item}: left out, its {row.values.shape[1]} steps are too few for {windows} windows")
             continue
-        cut += rolling_windows(item, row.values, horizon, windows, start=start_of(row.start, freq))
-    if not cut:
-        raise InputError(f"every series of {folder!r} is shorter than {needed} steps, too few for horizon {horizon}")
+        all_windows += rolling_windows(item, row.values, horizon, windows, start=start_of(row.start, freq))
+    if not all_windows:
+        raise InputError(f"every series of {folder!r} is shorter than {least} steps, too few for horizon {horizon}")
     alias = stamp_frequency(freq)
-    return EvaluationSet(name, tuple(cut), horizon, alias, season_of(alias), domain, source, tuple(notes))
+    return EvaluationSet(name, tuple(all_windows), horizon, alias, season_of(alias), domain, source, tuple(notes))
 
 
 def window_count(folder: str, shortest: int, horizon: int) -> int:
-    """Test windows per series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's.
+    """Return the test windows per series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's.
 
     Args:
         folder: name of the dataset.
@@ -296,7 +298,7 @@ def window_count(folder: str, shortest: int, horizon: int) -> int:
 
 
 def _distinct(items: list[str]) -> list[str]:
-    """Names that do not repeat: a second "a" becomes "a#2"."""
+    """Add a number to names that repeat: a second "a" becomes "a#2"."""
     times: dict[str, int] = {}
     distinct = []
     for item in items:

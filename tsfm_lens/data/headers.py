@@ -1,4 +1,4 @@
-"""Whether the first line of a table names its columns."""
+"""Detection of a header line in a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsfm_lens.errors import InputError
 ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
 TARGET_COLUMNS = ("target", "y", "value", "values")
-KNOWN = {*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS}
+NAMES = {*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS}
 
 _NUMBER = re.compile(f"(?:{NUMBER})|(?:{COMMA_NUMBER})")
 _DATE = re.compile(
@@ -22,7 +22,7 @@ _DATE = re.compile(
 
 
 def kind_of(cell: str) -> str:
-    """ "missing", "date", "number" or "text"."""
+    """Return "missing", "date", "number" or "text"."""
     text = cell.strip()
     if text in MISSING:
         return "missing"
@@ -32,10 +32,10 @@ def kind_of(cell: str) -> str:
 
 
 def has_header(first: Sequence[str], below: Sequence[Sequence[str]]) -> tuple[bool, str]:
-    """Whether the first line holds names, and a note where that was decided by a rule.
+    """Decide by rule if the first line holds names, with a note where the rule had a choice.
 
-    Words are names. Numbers and dates are values, unless what stands below is of another kind, the first cell is
-    empty above a count of rows or dates, or the numbers count up by one above broken numbers.
+    Words are names. Numbers and dates are values, with three exceptions: the cells below are of another kind; the
+    first cell is empty above row numbers or dates; or the numbers count up by one above fractional numbers.
 
     Args:
         first: its cells.
@@ -48,9 +48,9 @@ def has_header(first: Sequence[str], below: Sequence[Sequence[str]]) -> tuple[bo
     same = [a == b or "missing" in (a, b) for a, b in zip(kinds, under, strict=True)]
     pairs = list(zip(kinds, under, strict=True))
     if "text" in kinds:
-        known = any(cell.strip().lower() in KNOWN for cell in first)
+        has_name = any(cell.strip().lower() in NAMES for cell in first)
         values = {"date", "number"} & set(kinds)
-        if ("date", "date") in pairs or (values and all(same) and not known):
+        if ("date", "date") in pairs or (values and all(same) and not has_name):
             raise InputError(
                 f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values; give header=True or "
                 "header=False, or write names such as id, timestamp, target above it"
@@ -75,7 +75,7 @@ def has_header(first: Sequence[str], below: Sequence[Sequence[str]]) -> tuple[bo
 
 
 def _common(column: Sequence[str]) -> str:
-    """The kind of all known cells of a column, "text" if they differ."""
+    """Return the kind of all cells of a column that are not missing, "text" if they differ."""
     kinds = {kind_of(cell) for cell in column} - {"missing"}
     if not kinds:
         return "missing"

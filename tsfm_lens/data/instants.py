@@ -39,12 +39,12 @@ _EPOCHS = {
 # the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
 _FIRST, _END = pd.Timestamp("1678-01-01"), pd.Timestamp("2262-01-01")
 RANGE = "1678-01-01 to 2261-12-31"
-_UNDATED = "leave the column out, or number the steps in it, to read the values without dates"
+_CURE = "leave the column out, or number the steps in it, to read the values without dates"
 
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """A column of times, or of step numbers.
+    """Column of times, or of step numbers.
 
     Attributes:
         clock: datetime64[ns] as a clock on the wall shows them; or step numbers, int64 or float64.
@@ -60,23 +60,23 @@ class Times:
 
     @property
     def steps(self) -> bool:
-        """Whether the column holds step numbers and not dates."""
+        """True if the column holds step numbers and not dates."""
         return self.clock.dtype.kind != "M"
 
     @property
     def instants(self) -> np.ndarray:
-        """The times in UTC where the column gives offsets, else as the clock shows them."""
+        """Times in UTC where the column gives offsets, else as the clock shows them."""
         return self.clock if self.utc is None else self.utc
 
 
 def times_of(column: pd.Series, name: str) -> Times:
     """Read a column of time.
 
-    Whole numbers are, in this order: calendar digits, if all have 4, 6, 8, 10, 12 or 14 of them and are dates from
-    1700 to 2200 (yyyy, yyyymm, yyyymmdd, …); seconds, milliseconds, microseconds or nanoseconds since 1970, if all lie
-    in one range of 10⁸ to 10¹⁰, 10¹¹ to 10¹³, 10¹⁴ to 10¹⁶, or from 10¹⁷ on; step numbers below 10⁸. Broken numbers are
-    steps. Text is ISO 8601, or all of it fits one format of day, month and year. Dates may have any unit, and lie in
-    the whole years that nanoseconds hold, 1678 to 2261. Of periods the beginnings count.
+    Whole numbers are the first of these that fits all of them: calendar digits with 4, 6, 8, 10, 12 or 14 digits and
+    dates from 1700 to 2200 (yyyy, yyyymm, yyyymmdd, …); seconds, milliseconds, microseconds or nanoseconds since 1970,
+    in the range of 10⁸ to 10¹⁰, 10¹¹ to 10¹³, 10¹⁴ to 10¹⁶, or from 10¹⁷ on; step numbers below 10⁸. Fractional numbers
+    are steps. Text is ISO 8601, or all of it fits one format of day, month and year. Dates may have any unit, and lie
+    in the whole years that nanoseconds hold, 1678 to 2261. Periods are read by their beginnings.
 
     Raises:
         InputError: a cell is missing, no time or beyond these years, or the text can be read in two ways.
@@ -88,31 +88,31 @@ def times_of(column: pd.Series, name: str) -> Times:
     if missing.any():
         raise InputError(f"column {name!r} has no timestamp in row {column.index[np.flatnonzero(missing)[0]]}")
     if isinstance(column.dtype, pd.PeriodDtype):
-        return _periods(column, name)
+        return _from_periods(column, name)
     if column.dtype.kind == "M":
-        return _stamped(column, name)
+        return _from_stamps(column, name)
     if column.dtype.kind in "iuf" and column.dtype != bool:
-        return _counted(column.to_numpy(), column, name)
+        return _from_numbers(column.to_numpy(), column, name)
     if column.dtype.kind in "mb":
         raise InputError(f"column {name!r} holds {column.dtype}, expected timestamps or numbers")
     cells = column.tolist()
     if all(isinstance(cell, date | np.datetime64) for cell in cells):
-        return _objects(cells, column, name)
+        return _from_objects(cells, column, name)
     if all(isinstance(cell, int | float | np.number) and not isinstance(cell, bool) for cell in cells):
-        return _counted(_array(cells, column, name), column, name)
+        return _from_numbers(_array(cells, column, name), column, name)
     if not all(isinstance(cell, str) for cell in cells):
         odd = next(cell for cell in cells if not isinstance(cell, str))
         raise InputError(f"column {name!r} holds {odd!r} beside other kinds of cells, expected timestamps of one kind")
-    return _written([cell.strip() for cell in cells], column, name)
+    return _from_text([cell.strip() for cell in cells], column, name)
 
 
 def holds_dates(dtype: Any) -> bool:
-    """Tell a type of dates or periods, of numpy, pandas or Arrow, from all others."""
+    """Return True for a type of dates or periods, of numpy, pandas or Arrow."""
     return dtype.kind == "M" or isinstance(dtype, pd.PeriodDtype)
 
 
 def looks_like_dates(column: pd.Series) -> bool:
-    """Tell a column of timestamps, also of such as :func:`times_of` refuses, from all others by its first cells."""
+    """Return True for a column whose first cells are timestamps, also such as :func:`times_of` refuses."""
     cells = _plain(column.dropna().head(20))
     if cells.empty or holds_dates(cells.dtype):
         return not cells.empty
@@ -127,7 +127,7 @@ def looks_like_dates(column: pd.Series) -> bool:
 
 
 def _plain(column: pd.Series) -> pd.Series:
-    """The column with numpy's cells in place of Arrow's, and values in place of categories."""
+    """Replace Arrow's cells by numpy's, and categories by their values."""
     while isinstance(column.dtype, pd.ArrowDtype | pd.CategoricalDtype):
         if isinstance(column.dtype, pd.ArrowDtype):
             cells = pa.array(column.array).to_pandas(integer_object_nulls=True, date_as_object=False)
@@ -141,7 +141,7 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(NUMBER, text.strip()) is not None
 
 
-def _stamped(column: pd.Series, name: str) -> Times:
+def _from_stamps(column: pd.Series, name: str) -> Times:
     stamps = pd.DatetimeIndex(column)
     if stamps.tz is None:
         return Times(_nanoseconds(stamps, column, name))
@@ -150,7 +150,7 @@ def _stamped(column: pd.Series, name: str) -> Times:
 
 
 def _nanoseconds(stamps: pd.DatetimeIndex, column: pd.Series, name: str) -> np.ndarray:
-    """datetime64[ns] of dates of any unit, without a zone.
+    """Convert dates of any unit, without a zone, into datetime64[ns].
 
     Raises:
         InputError: one lies beyond the years that nanoseconds hold.
@@ -162,11 +162,11 @@ def _nanoseconds(stamps: pd.DatetimeIndex, column: pd.Series, name: str) -> np.n
 
 
 def _beyond(value: Any, row: Any, name: str) -> InputError:
-    return InputError(f"column {name!r}: {value} in row {row} is beyond the dates from {RANGE}; {_UNDATED}")
+    return InputError(f"column {name!r}: {value} in row {row} is beyond the dates from {RANGE}; {_CURE}")
 
 
-def _periods(column: pd.Series, name: str) -> Times:
-    """The beginnings of periods."""
+def _from_periods(column: pd.Series, name: str) -> Times:
+    """Read periods by their beginnings."""
     periods = pd.PeriodIndex(column)
     beyond = np.flatnonzero((periods.year < _FIRST.year) | (periods.year >= _END.year))
     if len(beyond):
@@ -174,8 +174,8 @@ def _periods(column: pd.Series, name: str) -> Times:
     return Times(periods.to_timestamp().to_numpy())
 
 
-def _objects(cells: list[Any], column: pd.Series, name: str) -> Times:
-    """Python's dates and datetimes, pandas' timestamps."""
+def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
+    """Read Python's dates and datetimes and pandas' timestamps."""
     clock, utc = [], []
     for cell, row in zip(cells, column.index, strict=True):
         try:
@@ -201,8 +201,8 @@ def _array(cells: list[Any], column: pd.Series, name: str) -> np.ndarray:
         raise InputError(f"column {name!r} holds a number that is no time: {error}") from error
 
 
-def _counted(numbers: np.ndarray, column: pd.Series, name: str) -> Times:
-    """Whole numbers as dates, as time since 1970 or as steps, by the rule of :func:`times_of`."""
+def _from_numbers(numbers: np.ndarray, column: pd.Series, name: str) -> Times:
+    """Read whole numbers as dates, as time since 1970 or as steps, by the rule of :func:`times_of`."""
     if numbers.dtype.kind == "f":
         if not np.isfinite(numbers).all():
             row = column.index[np.flatnonzero(~np.isfinite(numbers))[0]]
@@ -233,7 +233,7 @@ def _counted(numbers: np.ndarray, column: pd.Series, name: str) -> Times:
 
 
 def _calendar_digits(numbers: np.ndarray, column: pd.Series, name: str) -> Times | None:
-    """Whole numbers as dates, None if they are none.
+    """Read whole numbers as dates; None if they are none.
 
     Raises:
         InputError: most are dates, and one is not.
@@ -259,22 +259,22 @@ def _calendar_digits(numbers: np.ndarray, column: pd.Series, name: str) -> Times
     )
 
 
-def _written(texts: list[str], column: pd.Series, name: str) -> Times:
+def _from_text(texts: list[str], column: pd.Series, name: str) -> Times:
     if all(map(_is_number, texts)) and not all(map(_MONTH.fullmatch, texts)):
-        return _counted(_array([_exact(text) for text in texts], column, name), column, name)
+        return _from_numbers(_array([_exact(text) for text in texts], column, name), column, name)
     unique = list(dict.fromkeys(texts))
-    zoned = {text: _ZONED.fullmatch(text) for text in unique}
-    with_zone = sum(match is not None for match in zoned.values())
+    matches = {text: _ZONED.fullmatch(text) for text in unique}
+    with_zone = sum(match is not None for match in matches.values())
     if 0 < with_zone < len(unique):
-        odd = next(text for text in unique if zoned[text] is None)
+        odd = next(text for text in unique if matches[text] is None)
         raise InputError(f"column {name!r} has times with an offset and times without, such as {odd!r}")
-    plain = {text: match[1].strip() if match else text for text, match in zoned.items()}
+    plain = {text: match[1].strip() if match else text for text, match in matches.items()}
     bare = list(dict.fromkeys(plain.values()))
-    stamps, note = _parsed(bare, name, lambda wrong: column.index[texts.index(_first(plain, wrong))])
+    stamps, note = _parse(bare, name, lambda wrong: column.index[texts.index(_first(plain, wrong))])
     clock = pd.Series(stamps, index=bare).reindex([plain[text] for text in texts]).to_numpy()
     if not with_zone:
         return Times(clock, note=note)
-    offsets = {text: _offset(match[2]) for text, match in zoned.items() if match}
+    offsets = {text: _offset(match[2]) for text, match in matches.items() if match}
     utc = clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]")
     return Times(clock, utc, note)
 
@@ -295,8 +295,8 @@ def _offset(text: str) -> np.timedelta64:
     return -size if text[0] == "-" else size
 
 
-def _parsed(texts: list[str], name: str, row_of: Any) -> tuple[np.ndarray, str]:
-    """datetime64[ns] of unique texts without zones, and a note on their format.
+def _parse(texts: list[str], name: str, row_of: Any) -> tuple[np.ndarray, str]:
+    """Parse unique texts without zones into datetime64[ns], with a note on their format.
 
     Raises:
         InputError: a text is no time, or all fit two formats that differ.
@@ -338,14 +338,14 @@ def _iso(texts: list[str], name: str, row_of: Any) -> np.ndarray:
     stamps = pd.to_datetime(pd.Series(texts), format="ISO8601", errors="coerce")
     if stamps.isna().any():
         odd = texts[int(np.flatnonzero(stamps.isna())[0])]
-        known = 1 <= int(odd[4:].lstrip("-")[:2] or 0) <= 12 and not 1678 <= int(odd[:4]) <= 2261
-        why = f"is beyond the dates from {RANGE}; {_UNDATED}" if known else "is no date"
+        valid = 1 <= int(odd[4:].lstrip("-")[:2] or 0) <= 12 and not 1678 <= int(odd[:4]) <= 2261
+        why = f"is beyond the dates from {RANGE}; {_CURE}" if valid else "is no date"
         raise InputError(f"column {name!r} holds no timestamps: {odd!r} in row {row_of(odd)} {why}")
     return np.asarray(stamps.to_numpy(), dtype="datetime64[ns]")
 
 
 def _formats(text: str) -> Iterator[str]:
-    """Formats that one text fits."""
+    """Yield the formats that one text fits."""
     for form in (f"{day}{sep}{clock}".strip() for day in _DATES for sep in " T" for clock in ("", *_CLOCKS)):
         if form.endswith("T"):
             continue

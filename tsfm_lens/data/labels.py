@@ -1,4 +1,4 @@
-"""The names that a caller gives to series and columns, and the units that the series are measured in."""
+"""Names that a caller gives to series and columns, and units of the series."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def texts(values: Any, what: str) -> tuple[str, ...]:
-    """Names as text; one name is one, not its letters.
+    """Convert names to text; a text is one name, not its letters.
 
     Raises:
         InputError: they are no names.
@@ -30,7 +30,7 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
 
 
 def label(value: Any, what: str) -> str:
-    """One id or name as text: whole numbers and decimals as their digits, others as Python writes them.
+    """Convert one id or name to text: whole numbers and decimals to their digits, others as Python writes them.
 
     Raises:
         InputError: it is a container or bytes, whose text would be that of Python's code.
@@ -51,7 +51,7 @@ def label(value: Any, what: str) -> str:
 
 
 def id_texts(column: pd.Series, name: str) -> np.ndarray:
-    """Ids, or names of categories, of a column as text; see :func:`label`.
+    """Convert the ids, or names of categories, of a column to text; see :func:`label`.
 
     Raises:
         InputError: an id is missing, a container or bytes; or equal ids read differently (1 and 1.0), or different ids
@@ -83,7 +83,7 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
 
 
 def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
-    """The batch with one unit for all series that are forecast, or one per series; as it is if there is none."""
+    """Give all series that are forecast one unit, or each series its own; return the batch unchanged without units."""
     if not units:
         return batch
     if isinstance(units, str):

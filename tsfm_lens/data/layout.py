@@ -1,4 +1,4 @@
-"""Which column of a frame is which: ids, timestamps, values, and what an index holds."""
+"""Layout of a frame: columns of ids, timestamps and values, and levels of an index."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def flat(
 ) -> tuple[pd.DataFrame, str | None, str | None, list[str]]:
     """Turn the levels of a frame's index into columns.
 
-    An index of two levels, of which one holds timestamps or is named like them, has ids in the other, as in
-    AutoGluon's TimeSeriesDataFrame. An index of dates is the timestamps, one named like an id the ids.
+    If one of two levels holds timestamps or is named like them, the other holds the ids, as in AutoGluon's
+    TimeSeriesDataFrame. An index of dates holds the timestamps, and an index that is named like an id the ids.
 
     Returns:
         The frame, its columns of ids and of timestamps where the index says so, and notes.
@@ -44,8 +44,8 @@ def flat(
         if time_column is None and _is_time(index) and find(frame.columns, TIME_COLUMNS) is None:
             time_column = name
         frame = frame.rename_axis(name).reset_index()
-    frame, left_out = _without_row_numbers(frame, {id_column, time_column})
-    return frame, id_column, time_column, notes + left_out
+    frame, more_notes = _without_row_numbers(frame, {id_column, time_column})
+    return frame, id_column, time_column, notes + more_notes
 
 
 def _says_something(index: pd.Index, id_column: str | None, time_column: str | None) -> bool:
@@ -70,18 +70,18 @@ def _free_name(frame: pd.DataFrame, index: pd.Index) -> str:
 
 
 def _levels(frame: pd.DataFrame, id_column: str | None, time_column: str | None) -> tuple[pd.DataFrame, str, str]:
-    """The levels of a MultiIndex as columns, and which of them are ids and timestamps."""
+    """Turn the levels of a MultiIndex into columns, and tell those of ids and timestamps."""
     index = frame.index
     assert isinstance(index, pd.MultiIndex)
     names = [f"level_{place}" if name is None else str(name) for place, name in enumerate(index.names)]
     both = sorted(set(names) & set(map(str, frame.columns)))
     if both:
         raise InputError(f"the frame has {both[0]!r} both as a level of its index and as a column; drop one of them")
-    dated = [name for place, name in enumerate(names) if index.levels[place].dtype.kind == "M"]
-    dated += [name for place, name in enumerate(names) if isinstance(index.levels[place].dtype, pd.PeriodDtype)]
-    contrary = find(dated, ID_COLUMNS) is not None or find(names, TIME_COLUMNS) not in (None, *dated)
-    if time_column is None and not (len(dated) == 1 and contrary):
-        time_column = dated[0] if len(dated) == 1 else find(names, TIME_COLUMNS)  # type: ignore[assignment]
+    date_levels = [name for place, name in enumerate(names) if index.levels[place].dtype.kind == "M"]
+    date_levels += [name for place, name in enumerate(names) if isinstance(index.levels[place].dtype, pd.PeriodDtype)]
+    contrary = find(date_levels, ID_COLUMNS) is not None or find(names, TIME_COLUMNS) not in (None, *date_levels)
+    if time_column is None and not (len(date_levels) == 1 and contrary):
+        time_column = date_levels[0] if len(date_levels) == 1 else find(names, TIME_COLUMNS)  # type: ignore[assignment]
     others = [name for name in names if name != time_column]
     if id_column is None:
         id_column = others[0] if len(others) == 1 else find(others, ID_COLUMNS)  # type: ignore[assignment]
@@ -93,16 +93,16 @@ def _levels(frame: pd.DataFrame, id_column: str | None, time_column: str | None)
     return frame.set_axis(index.set_names(names)).reset_index(), id_column, time_column
 
 
-def _without_row_numbers(frame: pd.DataFrame, named: Collection[Hashable | None]) -> tuple[pd.DataFrame, list[str]]:
-    """Columns without a name, as ``to_csv`` makes of an index: row numbers are left out.
+def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None]) -> tuple[pd.DataFrame, list[str]]:
+    """Drop columns without a name that number the rows, as ``to_csv`` makes of an index.
 
     Raises:
         InputError: such a column has values.
     """
-    unnamed = [name for name in frame.columns if re.fullmatch(r"(Unnamed: \d+)?", str(name)) and name not in named]
+    nameless = [name for name in frame.columns if re.fullmatch(r"(Unnamed: \d+)?", str(name)) and name not in keys]
     drop: list[Hashable] = []
     notes: list[str] = []
-    for name in unnamed:
+    for name in nameless:
         column = frame[name]
         if column.isna().all():
             drop.append(name)
@@ -124,15 +124,15 @@ def _numbers_rows(column: pd.Series) -> bool:
 def key_and_time(
     columns: Collection[Hashable], id_column: str | None, time_column: str | None
 ) -> tuple[Hashable | None, Hashable | None]:
-    """The columns of ids and timestamps: those asked for, or those of a known name.
+    """Return the columns of ids and timestamps: those that are asked for, or those with a standard name.
 
     Raises:
         UnknownNameError: no such column.
         InputError: they are the same.
     """
-    for asked in (id_column, time_column):
-        if asked is not None and asked not in columns:
-            raise unknown_name("column", asked, map(str, columns))
+    for name in (id_column, time_column):
+        if name is not None and name not in columns:
+            raise unknown_name("column", name, map(str, columns))
     if id_column is not None and id_column == time_column:
         raise InputError(f"column {id_column!r} cannot hold both the ids and the timestamps")
     key: Hashable | None = id_column
@@ -144,14 +144,14 @@ def key_and_time(
     return key, time
 
 
-def dated_column(frame: pd.DataFrame, taken: Collection[Hashable | None]) -> Hashable | None:
-    """The one column with timestamps, where no name says which; None if there is none, or several."""
-    dated = [
+def dated_column(frame: pd.DataFrame, other_columns: Collection[Hashable | None]) -> Hashable | None:
+    """Return the one column with timestamps where no name tells; None if there is none, or several."""
+    candidates = [
         column
         for column, kind in zip(frame.columns, frame.dtypes, strict=True)
-        if column not in taken and (holds_dates(kind) or (_is_text(kind) and looks_like_dates(frame[column])))
+        if column not in other_columns and (holds_dates(kind) or (_is_text(kind) and looks_like_dates(frame[column])))
     ]
-    return dated[0] if len(dated) == 1 else None
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _is_text(kind: Any) -> bool:
@@ -159,30 +159,30 @@ def _is_text(kind: Any) -> bool:
 
 
 def find(columns: Iterable[Hashable], names: Sequence[str]) -> Hashable | None:
-    """The column with the first of these names, in any case."""
+    """Find the column with the first of these names, in any case."""
     lower = {str(column).strip().lower(): column for column in columns}
     return next((lower[name] for name in names if name in lower), None)
 
 
 def value_columns(
-    columns: Collection[Hashable], wanted: Sequence[str] | None, taken: Collection[Hashable | None]
+    columns: Collection[Hashable], requested: Sequence[str] | None, other_columns: Collection[Hashable | None]
 ) -> list[Hashable] | None:
-    """The columns of values that are asked for or have a known name; None if it takes their content to tell.
+    """Return the columns of values that are asked for or have a standard name; None if their content must decide.
 
     Raises:
         UnknownNameError: no such column.
         InputError: one holds the ids or timestamps or is a covariate, or none is named.
     """
-    free = [column for column in columns if column not in taken]
-    if wanted is None:
-        named = find(free, TARGET_COLUMNS)
-        return None if named is None else [named]
-    among = set(columns)
-    for column in wanted:
-        if column not in among:
+    free = [column for column in columns if column not in other_columns]
+    if requested is None:
+        target = find(free, TARGET_COLUMNS)
+        return None if target is None else [target]
+    available = set(columns)
+    for column in requested:
+        if column not in available:
             raise unknown_name("column", column, map(str, free))
-        if column in taken:
+        if column in other_columns:
             raise InputError(f"column {column!r} is named as ids, timestamps or covariate, too, and cannot be a target")
-    if not wanted:
+    if not requested:
         raise InputError("no column of values is named")
-    return list(wanted)
+    return list(requested)

@@ -1,4 +1,4 @@
-"""What a series alone says of its scale and its next season."""
+"""Scale and seasonal naive forecast of a single series."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pandas as pd
 
 
 def known_values(values: np.ndarray) -> np.ndarray:
-    """A float64 copy in which infinite values are missing, too, as gluonts masks both."""
-    known = values.astype(np.float64)
-    known[np.isinf(known)] = np.nan
-    return known
+    """Copy values as float64 with infinite ones missing too, as gluonts masks both."""
+    floats = values.astype(np.float64)
+    floats[np.isinf(floats)] = np.nan
+    return floats
 
 
 def seasonal_error(series: np.ndarray, season: int) -> float:
-    """Mean absolute seasonal difference; NaN if it is 0 or there is no pair of values.
+    """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair of values.
 
     Source:
         ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
@@ -22,12 +22,12 @@ def seasonal_error(series: np.ndarray, season: int) -> float:
     season = season if season <= len(series) else 1
     values = known_values(series)
     change = np.abs(values[season:] - values[:-season])
-    known = change[~np.isnan(change)]
-    return float(known.mean()) if known.any() else np.nan
+    valid = change[~np.isnan(change)]
+    return float(valid.mean()) if valid.any() else np.nan
 
 
 def filled(series: np.ndarray) -> np.ndarray:
-    """A context without gaps: the last value before each, the first value after those at the start, 0 if none."""
+    """Fill the gaps of a context: with the last value before, at the start the first value after, 0 if none."""
     values = known_values(series)
     if not np.isnan(values).any():
         return values
@@ -35,7 +35,7 @@ def filled(series: np.ndarray) -> np.ndarray:
 
 
 def last_season(series: np.ndarray, season: int, horizon: int) -> tuple[np.ndarray, float]:
-    """The last season over the horizon, and the deviation of the seasonal differences."""
+    """Repeat the last season over the horizon, and return the deviation of the seasonal differences."""
     length = len(series)
     last: np.ndarray = series[-season:]
     if length < season:

@@ -1,4 +1,4 @@
-"""Numbers in text: which columns of a table of text hold them, and with which decimal sign they are written."""
+"""Numbers in text: the columns of a table that hold them, and their decimal sign."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MISSING = (
 _INFINITE = r"[+-]?(?:[iI]nf|INF|[iI]nfinity)"
 _POINT = rf"^(?:{NUMBER}|{_INFINITE})$"
 _COMMA = rf"^(?:{COMMA_NUMBER})$"
-_GROUPED = r"^[+-]?\d{1,3}(?:([., '’\x{a0}\x{202f}])\d{3})+(?:[.,]\d+)?$"
+_THOUSANDS = r"^[+-]?\d{1,3}(?:([., '’\x{a0}\x{202f}])\d{3})+(?:[.,]\d+)?$"
 # either a decimal part of three digits, or thousands
 _EITHER = r"^[+-]?[1-9]\d{0,2}[.,]\d{3}$"
 _CELLS = 4_000_000
 
 
 class Numerals:
-    """The columns of a table of text that are numbers.
+    """Columns of a table of text that are numbers.
 
     Args:
         columns: text columns of equal length, by name.
         first_row: number of the first row, for messages.
-        decimal: "." or ",", or None for whichever the cells show.
+        decimal: "." or ",", or None for the one that the cells show.
         doubtful_point: a point before three digits may stand for thousands here, as where semicolons part columns.
 
     Attributes:
@@ -48,16 +48,16 @@ class Numerals:
         self.values: dict[str, np.ndarray] = {}
         self._first, self._decimal = first_row, decimal
         # where a decimal sign was first seen, and where it was no separator of thousands
-        self._seen: dict[str, str] = {}
+        self._examples: dict[str, str] = {}
         self._clear: set[str] = set() if doubtful_point else {"."}
         for block in _blocks(columns):
             self._read(block)
         if decimal is not None:
             return
-        if len(self._seen) == 2:
-            words = " and ".join(self._seen.values())
+        if len(self._examples) == 2:
+            words = " and ".join(self._examples.values())
             raise InputError(f"{words}: points and commas are both decimal signs here; give decimal='.' or decimal=','")
-        for sign, where in self._seen.items():
+        for sign, where in self._examples.items():
             if sign not in self._clear:
                 raise InputError(
                     f"{where}: that may be a decimal sign or a thousands separator, and no other cell tells which; "
@@ -66,49 +66,49 @@ class Numerals:
 
     def _read(self, block: dict[str, pa.Array]) -> None:
         names, rows = list(block), len(next(iter(block.values())))
-        known, point, comma = _matches(list(block.values()))
+        cells, point, comma = _matches(list(block.values()))
         shape = (len(names), rows)
         all_point, all_comma = point.reshape(shape).all(axis=1), comma.reshape(shape).all(axis=1)
         commas = all_comma & ~all_point if self._decimal is None else all_comma & (self._decimal == ",")
         points = all_point if self._decimal != "," else np.zeros_like(all_point)
-        valid = _numpy(known.is_valid()).reshape(shape)
+        valid = _numpy(cells.is_valid()).reshape(shape)
         for place in np.flatnonzero(~(points | commas)):
-            column = known[place * rows : (place + 1) * rows]
+            column = cells[place * rows : (place + 1) * rows]
             self._refuse_damage(names[place], column, point.reshape(shape)[place], comma.reshape(shape)[place])
-        for sign, taken in ((".", points), (",", commas)):
-            self._note(sign, names, known, np.repeat(taken, rows) & valid.reshape(-1))
+        for sign, mask in ((".", points), (",", commas)):
+            self._note(sign, names, cells, np.repeat(mask, rows) & valid.reshape(-1))
         if commas.any():
-            known = pc.replace_substring(known, ",", ".")
-        floats = _floats(pc.if_else(pa.array(np.repeat(points | commas, rows)), known, None)).reshape(shape)
+            cells = pc.replace_substring(cells, ",", ".")
+        floats = _floats(pc.if_else(pa.array(np.repeat(points | commas, rows)), cells, None)).reshape(shape)
         self.values |= {names[place]: floats[place] for place in np.flatnonzero(points | commas)}
 
-    def _note(self, sign: str, names: Sequence[str], known: pa.Array, taken: np.ndarray) -> None:
-        """Remember one cell with this sign, and whether any cell shows that it does not part thousands."""
-        if self._decimal is not None or not taken.any():
+    def _note(self, sign: str, names: Sequence[str], cells: pa.Array, mask: np.ndarray) -> None:
+        """Record one cell with this sign, and if any cell shows that it does not separate thousands."""
+        if self._decimal is not None or not mask.any():
             return
-        signed = taken & _numpy(pc.fill_null(pc.match_substring(known, sign), False))
-        if not signed.any():
+        hits = mask & _numpy(pc.fill_null(pc.match_substring(cells, sign), False))
+        if not hits.any():
             return
-        first = int(np.flatnonzero(signed)[0])
-        rows = len(known) // len(names)
-        self._seen.setdefault(sign, self._at(names[first // rows], first % rows, known[first].as_py()))
+        first = int(np.flatnonzero(hits)[0])
+        rows = len(cells) // len(names)
+        self._examples.setdefault(sign, self._at(names[first // rows], first % rows, cells[first].as_py()))
         if sign not in self._clear:
-            either = _numpy(pc.fill_null(pc.match_substring_regex(known, _EITHER), False))
-            self._clear |= {sign} if (signed & ~either).any() else set()
+            either = _numpy(pc.fill_null(pc.match_substring_regex(cells, _EITHER), False))
+            self._clear |= {sign} if (hits & ~either).any() else set()
 
     def _refuse_damage(self, name: str, column: pa.Array, point: np.ndarray, comma: np.ndarray) -> None:
-        """Refuse a column of numbers with a few cells that are none; one of text passes."""
+        """Refuse a column of numbers with a few cells that are none; a column of text passes."""
         valid = _numpy(column.is_valid())
-        grouped = _numpy(pc.fill_null(pc.match_substring_regex(column, _GROUPED), False))
+        thousands = _numpy(pc.fill_null(pc.match_substring_regex(column, _THOUSANDS), False))
         prefers = self._decimal or ("," if (comma & valid).sum() > (point & valid).sum() else ".")
         number, other = (comma, point) if prefers == "," else (point, comma)
         bad = np.flatnonzero(valid & ~number)
-        if 2 * int(((number & valid) | grouped).sum()) < int(valid.sum()) or not len(bad):
+        if 2 * int(((number & valid) | thousands).sum()) < int(valid.sum()) or not len(bad):
             return
         where = self._at(name, int(bad[0]), column[int(bad[0])].as_py())
-        if other[bad[0]] and not grouped[bad[0]]:
+        if other[bad[0]] and not thousands[bad[0]]:
             raise InputError(f"{where}, where {prefers!r} is the decimal sign; decimal={prefers!r} was given or found")
-        if grouped[bad[0]]:
+        if thousands[bad[0]]:
             raise InputError(f"{where}: thousands separators are not read; write numbers without, as in 1234.5")
         raise InputError(f"{where}, which is not a number")
 
@@ -117,7 +117,7 @@ class Numerals:
 
 
 def numeric_columns(columns: dict[str, pa.Array]) -> set[str]:
-    """Names of the text columns that hold nothing but numbers, with either decimal sign."""
+    """Name the text columns that hold nothing but numbers, with either decimal sign."""
     numeric: set[str] = set()
     for block in _blocks(columns):
         _, point, comma = _matches(list(block.values()))
@@ -127,17 +127,17 @@ def numeric_columns(columns: dict[str, pa.Array]) -> set[str]:
 
 
 def _matches(columns: list[pa.Array]) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """All cells in a row, null where missing, and whether each is a number with a point or a comma, or missing."""
+    """Join all cells, null where missing, with masks of numbers with a point and with a comma, True where missing."""
     texts = pc.utf8_trim_whitespace(pa.concat_arrays(columns))
     missing = _numpy(pc.is_in(texts, pa.array(MISSING)))
-    known = pc.if_else(pa.array(~missing), texts, None)
-    point = _numpy(pc.fill_null(pc.match_substring_regex(known, _POINT), True))
-    comma = _numpy(pc.fill_null(pc.match_substring_regex(known, _COMMA), True))
-    return known, point, comma
+    cells = pc.if_else(pa.array(~missing), texts, None)
+    point = _numpy(pc.fill_null(pc.match_substring_regex(cells, _POINT), True))
+    comma = _numpy(pc.fill_null(pc.match_substring_regex(cells, _COMMA), True))
+    return cells, point, comma
 
 
 def _blocks(columns: dict[str, pa.Array]) -> Iterator[dict[str, pa.Array]]:
-    """So many columns at once that a thousand short ones cost like one long one."""
+    """Yield so many columns at once that a thousand short ones cost like one long one."""
     block: dict[str, pa.Array] = {}
     for name, column in columns.items():
         block[name] = column
@@ -153,7 +153,7 @@ def _numpy(mask: pa.Array) -> np.ndarray:
 
 
 def _floats(texts: pa.Array) -> np.ndarray:
-    """The correctly rounded float64 of each text, NaN for null."""
+    """Convert each text to the correctly rounded float64, null to NaN."""
     plain = pc.replace_substring_regex(texts, r"^\+", "")
     try:
         return np.asarray(pc.cast(plain, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Paths that people write, as files that can be read."""
+"""Paths that people write, as readable files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tsfm_lens.errors import InputError
 
-_LISTED = 5  # files that a message names, the nearest first
+_MOST_FILES = 5  # files that a message names, the nearest first
 
 
 def local_path(path: str | Path) -> Path:
-    """The path with ``~`` resolved.
+    """Resolve ``~`` in a path.
 
     Raises:
         InputError: no path can be spelled like this: a NUL, a name that is too long, a user who does not exist.
@@ -21,26 +21,26 @@ def local_path(path: str | Path) -> Path:
         place = Path(path).expanduser()
         place.exists()
     except (OSError, ValueError, RuntimeError, TypeError) as error:
-        shown = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
+        text = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
         # the system's own message repeats the whole path
         why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{shown!r} is no usable path: {why}") from error
+        raise InputError(f"{text!r} is no usable path: {why}") from error
     return place
 
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
-    """What to say of a file that is not there: readable ones of its folder are named, the nearest first."""
-    there = (
+    """Build the error for a file that does not exist: it names readable files of the folder, the nearest first."""
+    candidates = (
         sorted(item.name for item in file.parent.glob("*") if item.suffix in readable) if file.parent.is_dir() else []
     )
-    near = get_close_matches(file.name, there, n=_LISTED)
-    shown = [*near, *(name for name in there if name not in near)][:_LISTED]
-    hint = f" That folder has: {', '.join(shown)}{', …' if len(there) > _LISTED else ''}." if shown else ""
+    near = get_close_matches(file.name, candidates, n=_MOST_FILES)
+    names = [*near, *(name for name in candidates if name not in near)][:_MOST_FILES]
+    hint = f" That folder has: {', '.join(names)}{', …' if len(candidates) > _MOST_FILES else ''}." if names else ""
     return InputError(f"there is no file {str(file)!r}.{hint}")
 
 
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
-    """An existing plain file with one of these endings.
+    """Return an existing plain file with one of these endings.
 
     Pipes and devices are refused: they may never end, and cannot be read twice.
 

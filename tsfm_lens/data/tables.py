@@ -1,4 +1,4 @@
-"""Tables of other libraries as pandas objects, so that all tables are read by one road."""
+"""Conversion of other libraries' tables into pandas objects, so that all tables are read alike."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def to_pandas(data: Any) -> Any:
     if isinstance(data, pd.DataFrame | pd.Series):
         return data
     if isinstance(data, xr.DataArray | xr.Dataset):
-        return _labelled(data)
+        return _from_xarray(data)
     name = type(data).__name__
     try:
         if hasattr(data, "collect_schema") and hasattr(data, "collect"):
@@ -90,7 +90,7 @@ def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
     return from_arrow(column).rename(name or None)
 
 
-def _labelled(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
+def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
     variables = {"": data} if isinstance(data, xr.DataArray) else dict(data.data_vars)
     dimensions = {name: tuple(map(str, each.dims)) for name, each in variables.items()}
     listing = "; ".join(f"{name}: {', '.join(dims)}" if name else ", ".join(dims) for name, dims in dimensions.items())

@@ -1,4 +1,4 @@
-"""Delimited text as a table of text cells: encoding, delimiter and header line, each found by rule or refused."""
+"""Delimited text as a table of text cells: encoding, delimiter and header are found by rule or refused."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _BOMS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 # a quoted cell, or blanks
-_QUOTED = r'(?<![^ \t\r\n])("(?:[^"]|"")*")'
-_BLANKS = re.compile(rf"{_QUOTED}|[ \t]+")
-_BLANKS_AT_ENDS = re.compile(rf"{_QUOTED}|(?<![^\r\n])[ \t]+|[ \t]+(?![^\r\n])")
+_QUOTATION = r'(?<![^ \t\r\n])("(?:[^"]|"")*")'
+_BLANKS = re.compile(rf"{_QUOTATION}|[ \t]+")
+_BLANKS_AT_ENDS = re.compile(rf"{_QUOTATION}|(?<![^\r\n])[ \t]+|[ \t]+(?![^\r\n])")
 _SAMPLE = 60  # lines that the delimiter is told from; the whole file must then agree
 
 
 @dataclass(frozen=True, eq=False)
 class TextTable:
-    """Cells as they are written.
+    """Table of cells as they are written.
 
     Attributes:
         columns: text of each column, by name; "Unnamed: 3" where the header has none.
         first_row: number of the first row of ``columns`` in the file, counted from 1.
-        delimiter: what parts the cells.
-        notes: what was decided by rule.
+        delimiter: sign between the cells.
+        notes: choices made by rule.
     """
 
     columns: dict[str, pa.Array]
@@ -56,16 +56,16 @@ class TextTable:
 def read_table(
     file: Path, *, delimiter: str | None = None, encoding: str | None = None, header: bool | None = None
 ) -> TextTable:
-    """The cells of a delimited file, plain or gzipped.
+    """Read the cells of a delimited file, plain or gzipped.
 
     Raises:
         InputError: the file is empty or damaged, no text in this encoding, rows differ in length, or delimiter or
             header cannot be told; the message names the row.
     """
-    text = _decoded(_content(file), encoding)
-    declared = re.match(r"sep=(.)\r?\n", text)
-    if declared:
-        delimiter, text = delimiter or declared[1], text[declared.end() :]
+    text = _decode(_content(file), encoding)
+    declaration = re.match(r"sep=(.)\r?\n", text)
+    if declaration:
+        delimiter, text = delimiter or declaration[1], text[declaration.end() :]
     if text.count('"') % 2:
         raise InputError("a quotation mark opens a cell that is never closed; the rows after it cannot be told apart")
     plain = file.name.lower().removesuffix(".gz")
@@ -79,18 +79,18 @@ def read_table(
         _refuse_swallowed(cells, sign)
     first = [column[0].as_py().strip() for column in cells]
     sample = [column.slice(1, _SAMPLE).to_pylist() for column in cells]
-    named, note = (header, "") if header is not None else has_header(first, sample)
-    names = restored(first) if named else [f"column-{number}" for number in range(len(first))]
+    is_header, note = (header, "") if header is not None else has_header(first, sample)
+    names = restored(first) if is_header else [f"column-{number}" for number in range(len(first))]
     names = [name or f"Unnamed: {number}" for number, name in enumerate(names)]
     if len(set(names)) < len(names):
         raise InputError(f"two columns are named {next(name for name in names if names.count(name) > 1)!r}")
-    body = [column.slice(1) if named else column for column in cells]
-    kept, left_out = _without_empty_end(body)
-    if left_out:
-        note = "; ".join(filter(None, (note, f"{left_out} rows at the end hold nothing and were left out")))
-    if not len(kept[0]):
+    body = [column.slice(1) if is_header else column for column in cells]
+    columns, n_empty = _without_empty_end(body)
+    if n_empty:
+        note = "; ".join(filter(None, (note, f"{n_empty} rows at the end hold nothing and were left out")))
+    if not len(columns[0]):
         raise InputError(f"there are no rows below the header ({', '.join(names[:8])})")
-    return TextTable(dict(zip(names, kept, strict=True)), 2 if named else 1, sign, (note,) if note else ())
+    return TextTable(dict(zip(names, columns, strict=True)), 2 if is_header else 1, sign, (note,) if note else ())
 
 
 def _content(file: Path) -> bytes:
@@ -102,19 +102,19 @@ def _content(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def _decoded(content: bytes, encoding: str | None) -> str:
+def _decode(content: bytes, encoding: str | None) -> str:
     if encoding is None:
         encoding = next((name for mark, name in _BOMS.items() if content.startswith(mark)), "utf-8")
-        asked = ""
+        source = ""
     else:
-        asked = f" as encoding={encoding!r} asks for"
+        source = f" as encoding={encoding!r} asks for"
     try:
         text = content.decode(encoding)
     except UnicodeError as error:
         where = getattr(error, "start", 0)
         row = content[:where].count(b"\n") + 1
         raise InputError(
-            f"row {row} is not text in {encoding.upper()}{asked}; give its encoding, as in encoding='cp1252'"
+            f"row {row} is not text in {encoding.upper()}{source}; give its encoding, as in encoding='cp1252'"
         ) from error
     except (LookupError, ValueError) as error:
         raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
@@ -134,7 +134,7 @@ def _known_delimiter(delimiter: str) -> str:
 
 
 def _delimiter(text: str, name: str) -> str:
-    """The one sign that parts all first lines alike.
+    """Find the one sign that splits all first lines alike.
 
     Raises:
         InputError: several do.
@@ -144,13 +144,13 @@ def _delimiter(text: str, name: str) -> str:
     for sign in DELIMITERS:
         if sign not in lines[0]:
             continue
-        split = [row for row in _split(lines, sign) if row]
+        table = [row for row in _split(lines, sign) if row]
         if len(lines) == _SAMPLE and "".join(lines).count('"') % 2:
-            split = split[:-1]  # cut inside a cell
-        if len({len(row) for row in split}) == 1 and len(split[0]) > 1:
-            rows[sign] = split
+            table = table[:-1]  # cut inside a cell
+        if len({len(row) for row in table}) == 1 and len(table[0]) > 1:
+            rows[sign] = table
     if len(rows) > 1:
-        rows = {sign: split for sign, split in rows.items() if _clean(split, set(rows) - {sign})}
+        rows = {sign: table for sign, table in rows.items() if _clean(table, set(rows) - {sign})}
         if len(rows) != 1:
             raise InputError("more than one sign may part the columns; give delimiter=',', ';', '|' or 'tab'")
     if rows:
@@ -161,20 +161,20 @@ def _delimiter(text: str, name: str) -> str:
             return " "
     inside = [sign for sign in DELIMITERS if sign in lines[0]]
     if len(inside) > 1:
-        named = " and ".join(DELIMITERS[sign] for sign in inside)
-        raise InputError(f"the first line has {named}, and neither parts all rows alike; give delimiter=…")
+        listing = " and ".join(DELIMITERS[sign] for sign in inside)
+        raise InputError(f"the first line has {listing}, and neither parts all rows alike; give delimiter=…")
     return inside[0] if inside else _sign_of_one_column(lines, name)
 
 
 def _sign_of_one_column(lines: Sequence[str], name: str) -> str:
-    """What parts no row, where the first line has one cell and commas below it may be decimal signs.
+    """Find a sign that splits no row, where the first line is one cell and commas below may be decimal signs.
 
     Raises:
         InputError: they may as well part numbered rows from values, whose column has no name.
     """
-    parted = [row for row in _split(lines[1:], ",") if row]
+    rows = [row for row in _split(lines[1:], ",") if row]
     absent = next((sign for sign in ";\t|" if not any(sign in line for line in lines)), None)
-    if absent is None or all(len(row) == 1 for row in parted):
+    if absent is None or all(len(row) == 1 for row in rows):
         return ","
     if name.endswith(".tsv"):
         return "\t"
@@ -182,10 +182,10 @@ def _sign_of_one_column(lines: Sequence[str], name: str) -> str:
     if not kinds <= {"number", "missing"}:
         return ","
     # two columns have as many cells in each row, and the names of rows differ
-    if all(len(row) == 2 for row in parted) and len({row[0] for row in parted}) == len(parted):
-        shown = ",".join(parted[0])
+    if all(len(row) == 2 for row in rows) and len({row[0] for row in rows}) == len(rows):
+        line = ",".join(rows[0])
         raise InputError(
-            f"the first line has one cell and each row below it a comma, as in {shown!r}: that may be the decimal sign "
+            f"the first line has one cell and each row below it a comma, as in {line!r}: that may be the decimal sign "
             "(give delimiter=';' and decimal=','), or part two columns of which one has no name"
         )
     return absent
@@ -199,12 +199,12 @@ def _split(lines: Iterable[str], sign: str) -> Iterator[list[str]]:
 
 
 def _with_tabs(text: str) -> str:
-    """The text with one tab in place of each run of blanks between cells; what stands in quotes stays."""
+    """Replace each run of blanks between cells by one tab; text in quotes stays."""
     return _BLANKS.sub(lambda match: match[1] or "\t", _BLANKS_AT_ENDS.sub(r"\1", text))
 
 
 def _clean(rows: list[list[str]], others: set[str]) -> bool:
-    """Whether no cell holds another sign that might part it, but for a decimal comma."""
+    """Return True if no cell holds another sign that might split it, other than a decimal comma."""
     return not any(sign in cell and kind_of(cell) != "number" for row in rows for cell in row for sign in others)
 
 
@@ -242,11 +242,11 @@ def _cells(text: str, sign: str) -> list[pa.Array]:
     return [column.combine_chunks() for column in table.columns]
 
 
-def _uneven(row: arrow_csv.InvalidRow, expected: int, sign: str) -> str:
-    shown = row.text if len(row.text) <= 80 else f"{row.text[:80]}…"
+def _uneven(row: arrow_csv.InvalidRow, width: int, sign: str) -> str:
+    text = row.text if len(row.text) <= 80 else f"{row.text[:80]}…"
     place = f"row {row.number}" if row.number is not None else "a row"
-    message = f"{place} has {row.actual_columns} cells and the first row {expected}: {shown!r}"
-    if sign == "," and row.actual_columns > expected:
+    message = f"{place} has {row.actual_columns} cells and the first row {width}: {text!r}"
+    if sign == "," and row.actual_columns > width:
         message += (
             ". If the comma is the decimal sign, it cannot part the columns too: write the file with semicolons, or "
             "quote the numbers"
@@ -257,7 +257,7 @@ def _uneven(row: arrow_csv.InvalidRow, expected: int, sign: str) -> str:
 
 
 def _refuse_stray_quotes(text: str, sign: str) -> None:
-    """Refuse what goes on behind a closing quotation mark, which Arrow would join to the cell."""
+    """Refuse text behind a closing quotation mark, which Arrow would join to the cell."""
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=sign, strict=True)
     try:
         for _ in rows:
@@ -267,7 +267,7 @@ def _refuse_stray_quotes(text: str, sign: str) -> None:
 
 
 def _refuse_swallowed(cells: list[pa.Array], sign: str) -> None:
-    """Refuse a cell over several lines that holds delimiters: a quotation mark has swallowed rows."""
+    """Refuse a cell over several lines that holds delimiters: an open quotation mark has merged rows."""
     for number, column in enumerate(cells):
         if not pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py():
             continue
@@ -280,7 +280,7 @@ def _refuse_swallowed(cells: list[pa.Array], sign: str) -> None:
 
 
 def _without_empty_end(columns: list[pa.Array]) -> tuple[list[pa.Array], int]:
-    """The columns up to the last row that holds anything, and how many rows that leaves out."""
+    """Drop the rows at the end that hold nothing, and count them."""
     rows = len(columns[0])
     stop = rows
     while stop and not any(column[stop - 1].as_py().strip() for column in columns):

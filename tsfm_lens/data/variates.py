@@ -1,4 +1,4 @@
-"""Labelled datasets of multivariate batches with an axis for the variates."""
+"""Datasets of multivariate batches with an axis for the variates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsfm_lens.errors import InputError
 
 
 def by_variate(dataset: xr.Dataset) -> xr.Dataset:
-    """A dataset with dim ``series`` parted into ``series``, one entry per group, and ``variate``.
+    """Split dim ``series`` of a dataset into ``series``, one entry per group, and ``variate``.
 
     Groups and variates keep the order in which they first occur. Coordinates of ``series`` other than its ids,
     ``group`` and ``variate`` stay, as (series, variate). Where a group lacks a variate, floats and integers are
@@ -34,17 +34,17 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
                 f"the dataset has no coordinate {name!r} on dim 'series', so there are no variates to part; results "
                 "of multivariate input have one"
             )
-    row, groups = _numbered(dataset["group"])
-    column, variates = _numbered(dataset["variate"])
+    row, groups = _number_names(dataset["group"])
+    column, variates = _number_names(dataset["variate"])
     rows = np.full((len(groups), len(variates)), -1)
     for position, place in enumerate(zip(row, column, strict=True)):
         if rows[place] >= 0:
             group, variate = str(groups[place[0]]), str(variates[place[1]])
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
         rows[place] = position
-    parted = {name: _parted(array.variable, rows) for name, array in dataset.data_vars.items()}
-    kept = {
-        name: _parted(array.variable, rows)
+    variables = {name: _split_series(array.variable, rows) for name, array in dataset.data_vars.items()}
+    coords = {
+        name: _split_series(array.variable, rows)
         for name, array in dataset.coords.items()
         if "series" in array.dims and name not in ("series", "group", "variate")
     }
@@ -54,11 +54,11 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
     }
     # these coordinates bring their indexes along
     others = dataset.drop_dims("series").coords
-    return xr.Dataset(parted, coords=others, attrs=dataset.attrs).assign_coords({**labels, **kept})
+    return xr.Dataset(variables, coords=others, attrs=dataset.attrs).assign_coords({**labels, **coords})
 
 
-def _numbered(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each name in order of first appearance, and the names in that order."""
+def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
+    """Index each name in order of first appearance, and return the names in that order."""
     numbers, unique = pd.factorize(names.values)
     if (numbers < 0).any():
         where = int(np.flatnonzero(numbers < 0)[0])
@@ -66,8 +66,8 @@ def _numbered(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     return numbers, np.asarray(unique, dtype=names.dtype)
 
 
-def _parted(variable: xr.Variable, rows: np.ndarray) -> xr.Variable:
-    """The variable with (series, variate) in the place of ``series``; ``rows`` has -1 where there is none."""
+def _split_series(variable: xr.Variable, rows: np.ndarray) -> xr.Variable:
+    """Split ``series`` of a variable into (series, variate); ``rows`` has -1 where there is none."""
     if "series" not in variable.dims:
         return variable
     axis = variable.get_axis_num("series")
@@ -75,6 +75,6 @@ def _parted(variable: xr.Variable, rows: np.ndarray) -> xr.Variable:
     whole = xr.Variable(dims, np.take(variable.values, rows, axis=axis), variable.attrs)
     if (rows >= 0).all():
         return whole
-    known = xr.Variable(("series", "variate"), rows >= 0)
-    missing = whole.where(known, "") if whole.dtype.kind == "U" else whole.where(known)
-    return xr.Variable(dims, missing.transpose(*dims).values, variable.attrs)
+    present = xr.Variable(("series", "variate"), rows >= 0)
+    sparse = whole.where(present, "") if whole.dtype.kind == "U" else whole.where(present)
+    return xr.Variable(dims, sparse.transpose(*dims).values, variable.attrs)

@@ -1,4 +1,4 @@
-"""Windows cut from the end of a series."""
+"""Windows at the end of a series."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rolling_windows(
     stride: int | None = None,
     start: pd.Timestamp | None = None,
 ) -> Iterator[Window]:
-    """The last windows of one item; each context is the whole history before its label.
+    """Cut the last windows of one item; each context is the whole history before its label.
 
     Args:
         item: its id.
@@ -43,11 +43,11 @@ def rolling_windows(
         if number < 1:
             raise InputError(f"{name} is {number}, expected 1 or more")
     length = values.shape[-1]
-    needed = steps_needed(horizon, windows, stride)
-    if length < needed:
+    least = steps_needed(horizon, windows, stride)
+    if length < least:
         raise InputError(
             f"series {item!r} has {length} steps: {windows} windows of horizon {horizon}, {stride} steps apart, need "
-            f"at least {needed}"
+            f"at least {least}"
         )
     for index in range(windows):
         cut = length - horizon - stride * (windows - 1 - index)
@@ -55,5 +55,5 @@ def rolling_windows(
 
 
 def steps_needed(horizon: int, windows: int, stride: int) -> int:
-    """Shortest series from which these windows can be cut, with one step of context for the first."""
+    """Return the length of the shortest series that these windows fit, with one step of context for the first."""
     return horizon + stride * (windows - 1) + 1
