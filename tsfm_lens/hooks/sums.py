@@ -111,8 +111,8 @@ def no_sum(
         )
     return WiringError(
         f"{message}. A norm after the sum (post-norm) leaves no sum of writes to decompose, and neither does a hook "
-        "that edits the stream itself; else a row is missing there, or its write, post_norm, mix or o is not the model's, "
-        "which testing.check_wiring tells"
+        "that edits the stream itself; else a row is missing there, or its write, post_norm, mix or o is not the "
+        "model's, which testing.check_wiring tells"
     )
 
 
