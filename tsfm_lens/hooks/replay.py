@@ -68,13 +68,13 @@ def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, 
     return hooked((TorchHook(model.get_submodule(path), "out", keep(path)) for path in paths), outputs)
 
 
-def only(stored: Mapping[str, Sequence[Any]], path: str) -> Any:
+def only(outputs: Mapping[str, Sequence[Any]], path: str) -> Any:
     """Return the one output that was recorded of a module.
 
     Raises:
         OtherCalls: there are several, or none.
     """
-    calls = stored.get(path, ())
+    calls = outputs.get(path, ())
     if len(calls) != 1:
         raise OtherCalls(f"{path} was called {len(calls)} times in what should be one pass")
     return calls[0]
@@ -87,7 +87,7 @@ def replayed(
     *,
     rows: int,
     copies: int,
-    resumed: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
+    partial: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
 ) -> Iterator[None]:
     """Let modules return stored outputs while the block runs, in this thread; blocks of several take turns.
 
@@ -97,22 +97,22 @@ def replayed(
         rows: items in the batch of the recorded run.
         copies: how many variants run side by side; tensors whose first axis is a multiple of ``rows`` are
             repeated, variant-major: row ``v * rows + r`` is row r of variant v.
-        resumed: module path -> (its last inner layer, that layer's stored input, the module's stored output), of
+        partial: module path -> (its last inner layer, that layer's stored input, the module's stored output), of
             modules that were called once. Such a module runs its last layer alone, with whatever hooks that layer has.
 
     Raises:
         OtherCalls: when the block ends, or at the call too many: a module was not called as often as was recorded.
     """
-    partial = resumed or {}
-    modules = {path: model.get_submodule(path) for path in (*outputs, *partial)}
+    partials = partial or {}
+    modules = {path: model.get_submodule(path) for path in (*outputs, *partials)}
     queues = {path: iter(calls) for path, calls in outputs.items()}
-    queues |= {path: iter([(layer_input, output)]) for path, (_, layer_input, output) in partial.items()}
+    queues |= {path: iter([(layer_input, output)]) for path, (_, layer_input, output) in partials.items()}
     ONE_RUN.acquire()
     before = {path: module.__dict__.get("forward") for path, module in modules.items()}
     try:
         for path, module in modules.items():
-            if path in partial:
-                new = _resume(path, partial[path][0], queues[path], rows, copies)
+            if path in partials:
+                new = _resume(path, partials[path][0], queues[path], rows, copies)
             else:
                 new = _hand_back(path, queues[path], rows, copies)
             module.__dict__["forward"] = in_this_thread(module.forward, new)

@@ -93,7 +93,7 @@ class Run:
         items: of the batch.
         at_once: items that the run would take at once.
         guess: bytes that one item needs, by far too high.
-        kept: bytes of one item that are kept, by far too high.
+        storage: bytes of one item that are kept, by far too high.
         one: runs one item.
         uncut: why the batch cannot run in parts, "" if it can.
         times: the factor from the measured need to that of a run.
@@ -104,7 +104,7 @@ class Run:
     items: int
     at_once: int
     guess: int
-    kept: int
+    storage: int
     one: Callable[[], Any]
     uncut: str = ""
     times: int = 1
@@ -112,7 +112,7 @@ class Run:
 
 
 def items_at_once(
-    keeping: Keeping, run: Run, memory: int | str | None, attached: Callable[[], AbstractContextManager[Any]]
+    keeping: Keeping, run: Run, memory: int | str | None, connect: Callable[[], AbstractContextManager[Any]]
 ) -> int:
     """Count the items of a capture that may run at once.
 
@@ -120,7 +120,7 @@ def items_at_once(
         keeping: the activations to keep.
         run: the run.
         memory: see ``lens.forecast``.
-        attached: connects the hook points, where one item has to be measured.
+        connect: connects the hook points, where one item has to be measured.
 
     Raises:
         InputError: the activations, or the run's own need beside them, do not fit; nothing has run by then.
@@ -129,7 +129,7 @@ def items_at_once(
     most = getattr(lens.adapter, "rows_at_once", None)
     if most is not None and not run.uncut:
         run = replace(run, at_once=min(run.at_once, max(1, most // run.per_item)))
-    guess = run.kept * run.items + run.guess * run.at_once
+    guess = run.storage * run.items + run.guess * run.at_once
     if guess <= batching.LITTLE and not is_given(memory):
         return run.at_once
     limit = limit_of(memory, lens.device)
@@ -138,7 +138,7 @@ def items_at_once(
         return run.at_once
     keeping.sizes.clear()
     try:
-        with attached(), lens.registry.attach(), lens.registry.observed(keeping.note):
+        with connect(), lens.registry.attach(), lens.registry.observed(keeping.note):
             _, need = measured(run.one, lens.device, limit)
     except OverLimit:
         raise InputError(_refusal(keeping, run, limit + 1, 0, limit, more=True)) from None
@@ -146,11 +146,11 @@ def items_at_once(
     squared = {name for name in keeping.names if lens.registry.points[name].row_axis}
     sizes = {name: size * run.items ** (2 if name in squared else 1) for name, size in keeping.sizes.items()}
     keeping.sizes.update(sizes)
-    size_kept = sum(sizes.values())
-    remainder = limit - (0 if keeping.elsewhere else size_kept)
+    total = sum(sizes.values())
+    remainder = limit - (0 if keeping.elsewhere else total)
     together = run.at_once if run.uncut else 1
-    if size_kept > room or need * together > remainder:
-        raise InputError(_refusal(keeping, run, need * together, size_kept, min(limit, room)))
+    if total > room or need * together > remainder:
+        raise InputError(_refusal(keeping, run, need * together, total, min(limit, room)))
     if run.uncut:
         return run.at_once
     comfortable = remainder if is_given(memory) else min(remainder, max(batching.comfort(lens.device), need))

@@ -93,11 +93,11 @@ def expected_of(blank: nn.Module) -> Expected:
     )
 
 
-def name_in_model(stored: str, renamed: Mapping[str, str]) -> str:
+def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
     """Translate a name in a file into the model's, by the parts of names that a library renames."""
     for old, new in renamed.items():
-        stored = stored.replace(old, new)
-    return stored
+        name = name.replace(old, new)
+    return name
 
 
 def model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
@@ -108,13 +108,13 @@ def model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str,
     """
     names: dict[str, str] = {}
     sources: dict[str, str] = {}
-    for stored in checkpoint.tensors:
-        name = name_in_model(stored, renamed)
+    for source in checkpoint.tensors:
+        name = name_in_model(source, renamed)
         if name in sources:
             raise CheckpointError(
-                f"{checkpoint.folder} holds {sources[name]!r} and {stored!r}, which are the same tensor"
+                f"{checkpoint.folder} holds {sources[name]!r} and {source!r}, which are the same tensor"
             )
-        names[stored], sources[name] = name, stored
+        names[source], sources[name] = name, source
     return names
 
 
@@ -199,9 +199,9 @@ def refuse_difference(
     by_file: dict[str, list[str]] = {}
     for name, tensor in checkpoint.tensors.items():
         by_file.setdefault(tensor.file, []).append(name)
-    for file, stored in by_file.items():
+    for file, names_of_file in by_file.items():
         with safe_open(checkpoint.files[file], framework="pt") as weights:
-            for name in stored:
+            for name in names_of_file:
                 if names[name] in state:
                     values = weights.get_tensor(name)
                     _refuse_other(checkpoint.folder, name, values, state[names[name]], _among(name, computed))
@@ -212,16 +212,16 @@ def _among(name: str, parts: tuple[str, ...]) -> bool:
 
 
 def _refuse_other(folder: Path, name: str, stored: Tensor, loaded: Tensor, close: bool) -> None:
-    tensor = loaded.detach().cpu()
+    param = loaded.detach().cpu()
     # the extremes are NaN if one value is, and cost no memory
-    if tensor.numel() and not all(bool(torch.isfinite(extreme)) for extreme in tensor.aminmax()):
-        bad = int((~torch.isfinite(tensor)).sum())
+    if param.numel() and not all(bool(torch.isfinite(extreme)) for extreme in param.aminmax()):
+        bad = int((~torch.isfinite(param)).sum())
         raise CheckpointError(
-            f"{folder}: {name} has {bad} of {tensor.numel()} weights that are not finite in {tensor.dtype}; the file is "
+            f"{folder}: {name} has {bad} of {param.numel()} weights that are not finite in {param.dtype}; the file is "
             "damaged, or its values do not fit that type"
         )
-    same = tensor.shape == stored.shape and (
-        torch.allclose(tensor, stored.to(tensor.dtype)) if close else torch.equal(tensor, stored.to(tensor.dtype))
+    same = param.shape == stored.shape and (
+        torch.allclose(param, stored.to(param.dtype)) if close else torch.equal(param, stored.to(param.dtype))
     )
     if not same:
         raise CheckpointError(

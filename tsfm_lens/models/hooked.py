@@ -106,7 +106,7 @@ class Hooked(HookedRootModule):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Block[Self]:
-        """Set hooks as TransformerLens's ``hooks``, with globs as names; names are resolved before the first hook is set.
+        """Set hooks as TransformerLens's ``hooks`` does, with globs as names; all names are resolved first.
 
         Raises:
             UnknownNameError: a name matches no hook point.

@@ -157,8 +157,8 @@ class Lens(LensBase, Hooked):
     ) -> Forecast:
         """Run the library's own forecast, in data units, with all hooks that are set.
 
-        A batch that does not fit in the memory runs in parts, which moves results by rounding alone. Blocks of 64 series draw
-        their paths under seeds of their own.
+        A batch that does not fit in the memory runs in parts, which moves results by rounding alone. Blocks of 64
+        series draw their paths under seeds of their own.
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.

@@ -51,9 +51,9 @@ def relative_rounding(lens: Lens) -> float:
 
 
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
-    """Compute largest less smallest value of each context and forecast in ``plain`` (series, step), data units, (series,).
+    """Compute the range of each context and its forecast in ``plain`` (series, step), data units, (series,).
 
-    Changes of a forecast are compared with them.
+    It is the largest less the smallest value. Changes of a forecast are compared with it.
     """
     widths = np.zeros(len(run.batch))
     for row, context in enumerate(run.batch.values):
@@ -92,8 +92,8 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
 def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
     """Compute the :func:`noise_floor` of a share of the way from the run's forecast to another, (…, series).
 
-    A share of 1 is all of the way. A projection of noise may be small by chance; so it is taken for no smaller than that
-    of independent errors of the steps.
+    A share of 1 is all of the way. A projection of noise may be small by chance; so it is taken for no smaller than
+    that of independent errors of the steps.
 
     Args:
         run: whose forecast the way begins at.

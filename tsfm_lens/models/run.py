@@ -345,7 +345,7 @@ class Run:
         return context_dataset(self.batch, self.horizon, self.truth)
 
     def describe(self, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
-        """Return the attributes of a result: kind, title, source, provenance, the run's settings, the probe's parameters.
+        """Return the attributes of a result: kind, title, source, provenance, settings, and the probe's parameters.
 
         ``statistic`` is "mean" where single forwards read out the mean of a distribution, not quantiles.
         """

@@ -57,7 +57,7 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
     spans_of_step: dict[int, dict[str, TokenSpans]] = {}
 
     def spans_at(step: int) -> dict[str, TokenSpans]:
-        """Return the spans of a pass whose context has grown by ``step`` steps, counted from the first forecast start."""
+        """Return the spans of a pass whose context has grown by ``step`` steps, from the first forecast start."""
         if step not in spans_of_step:
             longer = tuple(np.zeros(length + step) for length in batch.lengths)
             visible = replace(batch, values=longer).tail(adapter.context_length)
