@@ -99,7 +99,7 @@ def test_probes_find_the_same_one_series_at_a_time(name: str, monkeypatch: pytes
     monkeypatch.setenv(VARIABLE, "1")
     monkeypatch.setattr("tsfm_lens.models.recording.items_at_once", least)
     monkeypatch.setattr("tsfm_lens.ablation.parts.items_at_once", least)
-    monkeypatch.setattr(batching, "_fitting", lambda _request, whole, at_once, _guess: at_once if whole else 1)
+    monkeypatch.setattr(batching, "_fit", lambda _request, whole, at_once, _guess: at_once if whole else 1)
     rows: list[int] = []
     run, predict = lens.adapter.run, lens.adapter.predict
 
@@ -175,7 +175,7 @@ def test_patched_forecasts_run_in_parts(name: str, monkeypatch: pytest.MonkeyPat
     with lens.patch(source, *MLPS):
         whole = lens.forecast(batch, HORIZON, **options)
         monkeypatch.setenv(VARIABLE, "1")
-        monkeypatch.setattr(batching, "_fitting", lambda _request, across, at_once, _guess: at_once if across else 1)
+        monkeypatch.setattr(batching, "_fit", lambda _request, across, at_once, _guess: at_once if across else 1)
         parts: list[int] = []
         one = batching.forecast_part
         monkeypatch.setattr("tsfm_lens.models.lens.forecast_part", lambda *asked: parts.append(1) or one(*asked))

@@ -18,19 +18,21 @@ from tsfm_lens.models.draws import draw_from, drawn_shape, draws
 
 
 class Unsplittable(Exception):
-    """A draw has no axis that falls into blocks; the variants have to run one by one."""
+    """Error of a draw without an axis that falls into blocks; the variants have to run one by one."""
 
 
 class GuardedDraws(TorchDispatchMode):
-    """Lets indices be drawn where probabilities are no numbers: a CPU raises there, a GPU is lost to its process.
+    """Dispatch mode for draws of indices where probabilities are no numbers.
+
+    A CPU raises there, a GPU is lost to its process.
 
     Attributes:
-        lost: whether that has happened; what has been drawn is then meaningless.
+        has_failed: whether that has happened; the draws are then meaningless.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.lost = False
+        self.has_failed = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -39,12 +41,12 @@ class GuardedDraws(TorchDispatchMode):
         if func.overloadpacket.__name__ == "multinomial":
             probabilities, wrong = _drawable(args[0])
             args = (probabilities, *args[1:])
-            self.lost |= bool(wrong.any())
+            self.has_failed |= bool(wrong.any())
         return func(*args, **kwargs or {})
 
 
 class BlockDraws(TorchDispatchMode):
-    """Makes every draw of random numbers block by block.
+    """Dispatch mode that draws random numbers block by block.
 
     Args:
         copies: blocks.
@@ -53,7 +55,7 @@ class BlockDraws(TorchDispatchMode):
         outer: how often the blocks repeat along that axis (sample paths that stand outside the blocks).
 
     Attributes:
-        lost: blocks that had indices to draw where probabilities are no numbers; what they drew is meaningless.
+        failed_blocks: blocks with draws of indices where probabilities are no numbers; their draws are meaningless.
 
     Raises:
         Unsplittable: from a draw whose rows are no multiple of the blocks.
@@ -63,7 +65,7 @@ class BlockDraws(TorchDispatchMode):
         super().__init__()
         self._copies, self._axis, self._outer, self._seed = copies, axis, outer, seed
         self._states: dict[torch.device, list[Tensor]] = {}
-        self.lost: set[int] = set()
+        self.failed_blocks: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -81,7 +83,7 @@ class BlockDraws(TorchDispatchMode):
             (arg.device for arg in args if isinstance(arg, Tensor)), torch.device(kwargs.get("device") or "cpu")
         )
         if name == "multinomial":
-            args = self._guarded(args)
+            args = self._guard(args)
         if name == "multinomial" and self._in_step(device) and args[1] == 1 and args[0].ndim == 2:
             return self._indices(func, device, args)
         states, parts = self._at(device), []
@@ -89,35 +91,35 @@ class BlockDraws(TorchDispatchMode):
             of_block = tuple(self._part(arg, shape, axis, block) for arg in args)
             part, states[block] = draw_from(device, states[block], partial(func, *of_block, **kwargs))
             parts.append(part)
-        together = self._joined(parts, axis)
+        together = self._join(parts, axis)
         # an operation in place hands its first argument back
         return args[0].copy_(together) if name.endswith("_") else together
 
-    def _guarded(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of a draw of indices, with probabilities that can be drawn from."""
+    def _guard(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of a draw of indices, with probabilities that can be drawn from."""
         probabilities, wrong = _drawable(args[0])
         if wrong.ndim and bool(wrong.any()):
             blocks = wrong.unflatten(0, (self._outer, self._copies, -1)).any(2).any(0)
-            self.lost |= set(blocks.nonzero().flatten().tolist())
+            self.failed_blocks |= set(blocks.nonzero().flatten().tolist())
         return probabilities, *args[1:]
 
     def _at(self, device: torch.device) -> list[Tensor]:
-        """The random state at which each block stands."""
+        """Return the random state at which each block stands."""
         if device not in self._states:
             start = torch.Generator(device).manual_seed(self._seed).get_state()
             self._states[device] = [start] * self._copies
         return self._states[device]
 
     def _in_step(self, device: torch.device) -> bool:
-        """Whether all blocks stand at the same random state, because all have drawn together so far."""
+        """Return whether all blocks stand at the same random state, because all have drawn together so far."""
         states = self._at(device)
         return all(state is states[0] for state in states)
 
     def _indices(self, func: Any, device: torch.device, args: tuple[Any, ...]) -> Tensor:
-        """One index a row, from exponential variates that blocks in step have in common.
+        """Draw one index a row, from exponential variates that blocks in step have in common.
 
-        An index is drawn as the largest ratio of a probability to such a variate. That this is so, and uses up as
-        many random numbers, is checked on the first block of every draw.
+        An index is drawn as the largest ratio of a probability to such a variate. The first block of every draw checks
+        that torch does the same, with as many random numbers.
         """
         parts = [self._part(args[0], args[0].shape, 0, block) for block in range(self._copies)]
         state = self._at(device)[0]
@@ -127,31 +129,31 @@ class BlockDraws(TorchDispatchMode):
         if torch.equal(indices[0], real) and torch.equal(at, after):
             self._states[device] = [after] * self._copies
         else:
-            drawn = [draw_from(device, state, partial(func, part, *args[1:])) for part in parts]
-            indices, self._states[device] = [index for index, _ in drawn], [left for _, left in drawn]
-        return self._joined(indices, 0)
+            draws_alone = [draw_from(device, state, partial(func, part, *args[1:])) for part in parts]
+            indices, self._states[device] = [index for index, _ in draws_alone], [later for _, later in draws_alone]
+        return self._join(indices, 0)
 
     def _part(self, arg: Any, shape: tuple[int, ...], axis: int, block: int) -> Any:
-        """The rows of one block of an argument, in the order in which they stand alone."""
+        """Return the rows of one block of an argument, in the order in which they stand alone."""
         length = shape[axis]
         if isinstance(arg, Tensor):
             # arguments may broadcast from the right
             at_axis = axis - (len(shape) - arg.ndim)
             if at_axis < 0 or arg.shape[at_axis] != length:
                 return arg
-            cut = arg.unflatten(at_axis, (self._outer, self._copies, -1)).select(at_axis + 1, block)
-            return cut.flatten(at_axis, at_axis + 1).contiguous()
+            part = arg.unflatten(at_axis, (self._outer, self._copies, -1)).select(at_axis + 1, block)
+            return part.flatten(at_axis, at_axis + 1).contiguous()
         if isinstance(arg, list | tuple) and len(arg) == len(shape) and all(isinstance(size, int) for size in arg):
             return [size // self._copies if at == axis else size for at, size in enumerate(arg)]
         return arg
 
-    def _joined(self, parts: list[Tensor], axis: int) -> Tensor:
-        split = [part.unflatten(axis, (self._outer, 1, -1)) for part in parts]
-        return torch.cat(split, dim=axis + 1).flatten(axis, axis + 2)
+    def _join(self, parts: list[Tensor], axis: int) -> Tensor:
+        blocks = [part.unflatten(axis, (self._outer, 1, -1)) for part in parts]
+        return torch.cat(blocks, dim=axis + 1).flatten(axis, axis + 2)
 
 
 def _drawable(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (…, index) with all of it on the last index where they are none, and where they are none (…)."""
+    """Replace invalid probabilities (…, index) by all on the last index, and return where they are invalid (…)."""
     wrong = ~((probabilities >= 0) & probabilities.isfinite()).all(-1) | (probabilities.sum(-1) <= 0)
     last = torch.zeros_like(probabilities)
     last[..., -1] = 1

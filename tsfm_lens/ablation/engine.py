@@ -1,9 +1,9 @@
-"""Many variants of one forward, at the cost of what differs between them.
+"""Variants of one forward, at the cost of their differences.
 
-Four economies, all exact: what lies before a variant's first changed component is replayed from one
-plain run; inside the block of that component, earlier branches and the attention up to its heads are
-replayed too; so are keys and values that a decoder takes from an unchanged encoder; and variants that
-share a prefix run side by side as rows of one batch.
+Four economies, all exact. Modules before a variant's first changed component are replayed from one plain
+run. Inside the block of that component, earlier branches and the attention up to its heads are replayed
+too. So are keys and values that a decoder takes from an unchanged encoder. Variants that share a prefix
+run side by side as rows of one batch.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 
-# multiplications that take about as long as what a pass of any size takes besides them: a few milliseconds
+# multiplications that take about as long as the overhead of a pass of any size: a few milliseconds
 _PASS = 50_000_000
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One altered model: a name and the interventions that make it."""
+    """Altered model: a name and the interventions that make it."""
 
     name: str
     interventions: tuple[Intervention, ...]
 
     @classmethod
     def zero(cls, *components: Component) -> Variant:
-        """Components knocked out together."""
+        """Knock components out together."""
         return cls("+".join(map(str, components)), tuple(Zero(component) for component in components))
 
 
 @dataclass(frozen=True, order=True)
 class Start:
-    """Where a variant begins to differ.
+    """First place at which a variant differs.
 
     Attributes:
         stack: index of the stack.
         layer: -1 is the stack's input.
         branch: index of the branch in the block.
-        heads: whether all that differs in that branch comes after the heads' outputs.
+        heads: whether all differences in that branch come after the heads' outputs.
     """
 
     stack: int
@@ -79,19 +79,19 @@ def run_variants(
     read: Callable[[Tensor, Encoded], Tensor] | None = None,
     memory: int | str | None = None,
 ) -> Tensor:
-    """The single-forward output of every variant; in parts of the batch where the memory asks for it.
+    """Compute the single-forward output of every variant; in parts of the batch where the memory asks for it.
 
     While hooks of the caller's own are set, variants run one by one.
 
     Args:
         lens: the model.
         encoded: the batch, from ``lens.encode``, or series.
-        variants: what to change in each.
+        variants: the models.
         max_rows: series times variants that run side by side at most.
         replay: False computes everything anew (the result is the same).
-        read: what to keep of outputs (…, with the axes of ``lens.forward`` behind) of a batch, or of the part of it
-            that it is given, so that no more is held.
-        memory: that a run takes, see ``lens.forecast``; what is kept of outputs comes on top.
+        read: reduces outputs (…, with the axes of ``lens.forward`` behind) of a batch, or of a part of it, so that no
+            more is held.
+        memory: that a run takes, see ``lens.forecast``; the outputs come on top.
 
     Returns:
         (variant, …) with the axes of ``lens.forward``, or of what ``read`` gives, behind.
@@ -120,8 +120,8 @@ def run_variants(
         )
     of_parts = []
     for part in parts:
-        read_part = None if read is None else partial(_read_of, read, part)
-        work = OnePass.of(part, partial(_run, lens, part), read_part, unread)
+        read_of_part = None if read is None else partial(_read_part, read, part)
+        work = OnePass.of(part, partial(_run, lens, part), read_of_part, unread)
         try:
             outputs = sweep(lens, work, variants, max_rows=rows, replay=replay)
         except OtherCalls:
@@ -136,20 +136,20 @@ def _run(lens: Lens, encoded: Encoded, copies: int) -> Tensor:
     return lens.adapter.run(encoded.repeated(copies))
 
 
-def _read_of(read: Callable[[Tensor, Encoded], Tensor], encoded: Encoded, output: Tensor) -> Tensor:
+def _read_part(read: Callable[[Tensor, Encoded], Tensor], encoded: Encoded, output: Tensor) -> Tensor:
     return read(output, encoded)
 
 
 @dataclass(frozen=True)
 class OnePass:
-    """What a sweep runs: one pass of the model over copies of a batch, and what is made of it.
+    """Pass of a sweep: the model over copies of a batch, and the reduction of its output.
 
     Attributes:
         run: copies of the batch, variant-major, to (copies · series, …).
         series: rows of that output which one variant has.
         rows: rows that hooks see of one variant.
         items: first axis of the native input of one variant.
-        read: what to keep of (variant, series, …).
+        read: reduces (variant, series, …).
         unread: modules whose output is not used.
         once: whether to make sure that it is one pass, without which nothing can be replayed.
         place: of the first row in a batch of which this is a part, and the rows of that; (0, None) of a whole one.
@@ -168,7 +168,7 @@ class OnePass:
 
     @classmethod
     def of(cls, encoded: Encoded, run: Callable[[int], Tensor], *others: Any) -> OnePass:
-        """Over an encoded batch; ``others`` are ``read`` and ``unread``."""
+        """Make the pass over an encoded batch; ``others`` are ``read`` and ``unread``."""
         rows = len(encoded.rows)
         items = rows if encoded.items is None else encoded.items
         tokens = max(len(encoded.batch), rows) * max(len(spans) for spans in encoded.spans.values())
@@ -177,11 +177,11 @@ class OnePass:
 
 @dataclass(frozen=True)
 class Starts:
-    """What a sweep of variants replays.
+    """Replay of a sweep of variants.
 
     Attributes:
-        groups: variants by where they begin to differ.
-        paths: modules whose outputs are handed back, by that place.
+        groups: variants by their start.
+        paths: modules whose outputs are handed back, by start.
         heads: attention modules and output projections that go on from their heads' outputs.
         model: the native model.
     """
@@ -193,11 +193,11 @@ class Starts:
 
     @contextmanager
     def kept(self) -> Iterator[tuple[Any, Any]]:
-        """Keep the outputs and the heads' outputs of a plain run."""
-        everything = {path for group in self.paths.values() for path in group} | {place[0] for place in self.heads}
+        """Record the outputs and the heads' outputs of a plain run."""
+        paths = {path for group in self.paths.values() for path in group} | {place[0] for place in self.heads}
         projections = {projection for _, projection in self.heads}
-        with recorded_outputs(self.model, everything) as stored, recorded_inputs(self.model, projections) as z:
-            yield stored, z
+        with recorded_outputs(self.model, paths) as outputs, recorded_inputs(self.model, projections) as z:
+            yield outputs, z
 
 
 def _starts(lens: Lens, variants: Sequence[Variant], unread: tuple[str, ...], *, replay: bool) -> Starts:
@@ -205,7 +205,7 @@ def _starts(lens: Lens, variants: Sequence[Variant], unread: tuple[str, ...], *,
     for index, variant in enumerate(variants):
         # without replay nothing is spared by where a variant begins, and all of them can run side by side
         groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(index)
-    paths = {start: _unchanged(lens.wiring, start, unread) if replay else () for start in groups}
+    paths = {start: _unchanged_modules(lens.wiring, start, unread) if replay else () for start in groups}
     heads = {place for start in groups if replay and (place := _heads_of(lens.wiring, start))}
     return Starts(groups, paths, heads, lens.adapter.model)
 
@@ -217,63 +217,69 @@ def sweep(
     *,
     max_rows: int | Callable[[int], int],
     replay: bool = True,
-    done: Callable[[int], None] = lambda _count: None,
+    on_progress: Callable[[int], None] = lambda _count: None,
 ) -> Tensor | None:
-    """What one pass gives for every variant, (variant, series, …).
+    """Compute one pass of every variant, (variant, series, …).
 
     Args:
         lens, variants, replay: as in :func:`run_variants`.
         work: the pass.
         max_rows: as there, or a function of the bytes that are held for replay; 0 rows end the run with None.
-        done: called with the number of variants that ran side by side, after them.
+        on_progress: called with the number of variants that ran side by side, after them.
 
     Raises:
-        OtherCalls: modules were not called as in the plain pass, so that what they gave there says nothing.
+        OtherCalls: modules were not called as in the plain pass, so that their outputs there mean nothing.
     """
-    planned, model = _starts(lens, variants, work.unread, replay=replay), lens.adapter.model
+    starts, model = _starts(lens, variants, work.unread, replay=replay), lens.adapter.model
     with torch.no_grad():
-        with planned.kept() as (stored, z):
+        with starts.kept() as (outputs_of_plain, z):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
-        side = max_rows if isinstance(max_rows, int) else max_rows(_held(stored, z))
+        side = max_rows if isinstance(max_rows, int) else max_rows(_bytes_of(outputs_of_plain, z))
         side = min(side, getattr(lens.adapter, "rows_at_once", None) or side)
         if side < 1:
             return None
         abreast = max(1, side // work.rows)
-        for start, members in _joined(lens, planned.groups, work.tokens, abreast):
-            kept = {path: stored.get(path, []) for path in planned.paths[start]}
+        for start, members in _join(lens, starts.groups, work.tokens, abreast):
+            outputs_before = {path: outputs_of_plain.get(path, []) for path in starts.paths[start]}
             place = _heads_of(lens.wiring, start) if replay else None
-            resumed = {place[0]: (model.get_submodule(place[1]), z[place[1]], only(stored, place[0]))} if place else {}
+            partial_modules = (
+                {place[0]: (model.get_submodule(place[1]), z[place[1]], only(outputs_of_plain, place[0]))}
+                if place
+                else {}
+            )
             for first in range(0, len(members), abreast):
                 chunk = members[first : first + abreast]
-                outputs[chunk] = _side_by_side(lens, work, [variants[i] for i in chunk], kept, resumed)
-                done(len(chunk))
+                outputs[chunk] = _side_by_side(
+                    lens, work, [variants[i] for i in chunk], outputs_before, partial_modules
+                )
+                on_progress(len(chunk))
     return outputs
 
 
-def _joined(
+def _join(
     lens: Lens, groups: Mapping[Start, Sequence[int]], tokens: int, abreast: int
 ) -> list[tuple[Start, list[int]]]:
-    """Groups of variants, those that run together from the first one's start where that costs less than a pass more.
+    """Join groups of variants that run together from the first one's start, where that costs less than one pass more.
 
-    What lies between two starts is then computed for the later variants too, which changes none of their results.
+    The modules between two starts then run for the later variants too, which changes none of their results.
     """
     blocks = [stack.block(layer) for stack in lens.wiring.stacks for layer in range(stack.n_layers)]
     weights = {block: sum(each.numel() for each in lens.registry.modules[block].parameters()) for block in blocks}
-    joined: list[tuple[Start, list[int]]] = []
+    merged: list[tuple[Start, list[int]]] = []
     for start, members in sorted(groups.items()):
-        if joined:
-            first, before = joined[-1]
-            spared = abreast - len(before) - len(members) >= 0
-            if spared and len(members) * tokens * _weights_between(lens.wiring, weights, first, start) <= _PASS:
+        if merged:
+            first, before = merged[-1]
+            fits = abreast - len(before) - len(members) >= 0
+            if fits and len(members) * tokens * _weights_between(lens.wiring, weights, first, start) <= _PASS:
                 before.extend(members)
                 continue
-        joined.append((start, list(members)))
-    return joined
+        merged.append((start, list(members)))
+    return merged
 
 
 def _weights_between(wiring: Wiring, weights: Mapping[str, int], first: Start, last: Start) -> int:
-    """Weights of the blocks from one start to another, both included."""
+    """Count the weights of the blocks from one start to another, both included."""
     total = 0
     for index, stack in enumerate(wiring.stacks[first.stack : last.stack + 1], first.stack):
         begin = max(first.layer, 0) if index == first.stack else 0
@@ -283,8 +289,8 @@ def _weights_between(wiring: Wiring, weights: Mapping[str, int], first: Start, l
     return total
 
 
-def _held(*records: Mapping[str, Any]) -> int:
-    """Bytes of all tensors in what was recorded."""
+def _bytes_of(*records: Mapping[str, Any]) -> int:
+    """Count the bytes of all tensors in recordings."""
     storages: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -301,12 +307,12 @@ def _side_by_side(
     lens: Lens,
     work: OnePass,
     variants: Sequence[Variant],
-    stored: Mapping[str, Sequence[Any]],
-    resumed: Mapping[str, tuple[nn.Module, Tensor, Any]],
+    outputs: Mapping[str, Sequence[Any]],
+    partial_modules: Mapping[str, tuple[nn.Module, Tensor, Any]],
 ) -> Tensor:
-    """Variants as blocks of rows of one batch: (variant, series, …)."""
+    """Run variants as blocks of rows of one batch: (variant, series, …)."""
     rows, copies = work.rows, len(variants)
-    placed = [
+    interventions = [
         on_block(intervention, block, rows)
         for block, variant in enumerate(variants)
         for intervention in variant.interventions
@@ -315,8 +321,8 @@ def _side_by_side(
     once = called_once(model, lens.wiring.unembed.module) if work.once else nullcontext()
     with (
         once,
-        replayed(model, stored, rows=work.items, copies=copies, resumed=resumed),
-        lens.edit(*placed),
+        replayed(model, outputs, rows=work.items, copies=copies, partial=partial_modules),
+        lens.edit(*interventions),
     ):
         state.restart(rows * copies, rows, work.place)
         try:
@@ -328,7 +334,7 @@ def _side_by_side(
 
 
 def on_block(intervention: Intervention, block: int, rows: int) -> Intervention:
-    """The intervention on the rows of one variant."""
+    """Restrict an intervention to the rows of one variant."""
     first = block * rows
     if intervention.rows is None:
         return replace(intervention, rows=slice(first, first + rows))  # type: ignore[type-var]
@@ -351,13 +357,13 @@ def _start(lens: Lens, variant: Variant) -> Start:
                 late = name.endswith(("hook_z", "hook_result", "hook_out"))
                 places.append(Start(order[point.stack], point.layer, kinds.index(point.kind), late))
             else:
-                # the stream before a branch; at the block's entry or later makes no difference to what is spared
+                # the stream before a branch; at the block's entry or later makes no difference to the savings
                 places.append(Start(order[point.stack], point.layer))
     return min(places, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers))
 
 
 def _heads_of(wiring: Wiring, start: Start) -> tuple[str, str] | None:
-    """Attention module and output projection of a branch that can go on from its heads' outputs."""
+    """Return attention module and output projection of a branch that can go on from its heads' outputs."""
     stack = wiring.stacks[start.stack]
     if not start.heads or not 0 <= start.layer < stack.n_layers:
         return None
@@ -370,12 +376,12 @@ def _heads_of(wiring: Wiring, start: Start) -> tuple[str, str] | None:
 
 
 def _rows_lead(row: Attention | Mlp) -> bool:
-    """Whether the first axis of a branch's tensors counts rows, so that variants can be stacked along it."""
+    """Return whether the first axis of a branch's tensors counts rows, so that variants can be stacked along it."""
     return not (row.z_layout if isinstance(row, Attention) else row.write.layout).startswith("pos ")
 
 
-def _unchanged(wiring: Wiring, start: Start, unread: tuple[str, ...]) -> tuple[str, ...]:
-    """Modules whose outputs do not depend on anything from ``start`` on."""
+def _unchanged_modules(wiring: Wiring, start: Start, unread: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the modules whose outputs do not depend on anything from ``start`` on."""
     stack = wiring.stacks[start.stack]
     before = range(max(start.layer, 0))
     leads = [layer for layer in before if not stack.rows(layer)[0].reads.layout.startswith("pos ")]

@@ -30,8 +30,8 @@ from tsfm_lens.models.seeding import seeded
 
 NonFinite = Literal["refuse", "keep"]
 
-# what runs have needed, so that the next batch of the same shape need not be measured
-_MEASURED: WeakKeyDictionary[Lens, dict[tuple[object, ...], dict[int, int]]] = WeakKeyDictionary()
+# needs of runs, so that the next batch of the same shape need not be measured
+_PEAKS: WeakKeyDictionary[Lens, dict[tuple[object, ...], dict[int, int]]] = WeakKeyDictionary()
 # numbers in the stream of a decoding step, rows and paths together: beyond them a CPU's products get no faster, and the
 # rest leaves its cache
 _ABREAST = 80_000
@@ -41,7 +41,7 @@ _MOST = 4096
 
 @dataclass(frozen=True)
 class Request:
-    """What is forecast: the arguments of ``lens.forecast``, checked, and whether values may be no numbers."""
+    """Arguments of ``lens.forecast``, checked, and whether values may be no numbers."""
 
     lens: Lens
     batch: SeriesBatch
@@ -53,11 +53,11 @@ class Request:
 
     @property
     def rows(self) -> int:
-        """Rows that hooks see of one variant."""
+        """Number of rows that hooks see of one variant."""
         return len(rows_of(self.batch, self.lens.adapter.packed))
 
     def alone(self, variant: Variant) -> Forecast:
-        """The forecast of one variant by itself.
+        """Forecast one variant by itself.
 
         Raises:
             InputError: it is not finite, and such are not kept.
@@ -69,24 +69,24 @@ class Request:
                 return self.undrawn(error)
 
     def _as_edited(self) -> Forecast:
-        asked = (self.batch, self.horizon)
+        arguments = (self.batch, self.horizon)
         if self.non_finite == "refuse":
-            return self.lens.forecast(*asked, quantiles=self.levels, num_samples=self.num_samples, seed=self.seed)
-        # what lens.forecast runs; none but a model that draws can come to a draw that fails
-        native = batching.Request(self.lens, *asked, self.levels, self.num_samples, self.seed)
+            return self.lens.forecast(*arguments, quantiles=self.levels, num_samples=self.num_samples, seed=self.seed)
+        # the forecast of lens.forecast; none but a model that draws can come to a draw that fails
+        native = batching.Request(self.lens, *arguments, self.levels, self.num_samples, self.seed)
         (whole,) = batching.parts_of(native, batching.blocks_of(native), len(self.batch), whole=True)
         with GuardedDraws() if self.draws else nullcontext() as guard:
             forecast = batching.forecast_part(native, whole)
-        return self.nothing() if guard is not None and guard.lost else forecast
+        return self.nothing() if guard is not None and guard.has_failed else forecast
 
     @property
     def draws(self) -> bool:
-        """Whether the model forecasts by sample paths."""
+        """True if the model forecasts by sample paths."""
         return self.lens.adapter.readout != "quantile"
 
     @contextmanager
     def seeded(self, copies: int) -> Iterator[None]:
-        """One run of the lens's own over several blocks of rows; the random state is left as it was."""
+        """Run several blocks of rows under the seed; the random state is left as it was."""
         state = self.lens.registry.state
         with seeded(self.seed, self.lens.device):
             state.restart(self.rows * copies, block_rows=self.rows if copies > 1 else None)
@@ -96,14 +96,14 @@ class Request:
                 state.restart()
 
     def nothing(self) -> Forecast:
-        """The forecast of a model that cannot be drawn from: no numbers at all."""
+        """Make the forecast of a model that cannot be drawn from: no numbers at all."""
         series, steps = len(self.batch), self.horizon
         samples = np.full((series, _paths(self), steps), np.nan) if self.draws else None
         quantiles = np.full((series, len(self.levels), steps), np.nan)
         return Forecast(quantiles, self.levels, np.full((series, steps), np.nan), samples, self.batch)
 
     def undrawn(self, error: Exception) -> Forecast:
-        """What stands for a forecast of which an error says that nothing can be drawn: no numbers at all.
+        """Replace a forecast of which an error says that nothing can be drawn: no numbers at all.
 
         Raises:
             InputError: no numbers are not kept.
@@ -116,7 +116,7 @@ class Request:
         return self.checked([self.nothing()])[0]
 
     def checked(self, forecasts: list[Forecast]) -> list[Forecast]:
-        """The same forecasts, refused where they are no numbers and such are not kept.
+        """Refuse forecasts that are no numbers, unless such are kept; return the others as they are.
 
         Raises:
             InputError: names the series and the first step.
@@ -127,11 +127,11 @@ class Request:
 
 
 class Sizes:
-    """How many variants run side by side.
+    """Numbers of variants that run side by side.
 
     Args:
-        request: what is forecast.
-        max_rows: series times variants that run side by side; None leaves it to the memory and to what pays.
+        request: the forecast.
+        max_rows: series times variants that run side by side; None leaves it to the memory and to the speed.
         memory: bytes; half of what is free if None.
 
     Raises:
@@ -141,83 +141,83 @@ class Sizes:
     def __init__(self, request: Request, max_rows: int | None, memory: int | None) -> None:
         self._request, self.device = request, request.lens.device
         self.limit = limit_of(memory, self.device)
-        # whoever gives rows alone has said what fits
-        self.watched = memory is not None or max_rows is None
+        # rows alone set the size
+        self.by_memory = memory is not None or max_rows is None
         rows = len(request.batch)
         pays = _ABREAST // (request.lens.d_model * rows * _paths(request)) if self.device.type == "cpu" else _MOST
         pays = min(pays, (getattr(request.lens.adapter, "rows_at_once", None) or _MOST) // rows)
         self.most = max(1, pays if max_rows is None else max_rows // rows)
-        self.given = max_rows
+        self.max_rows = max_rows
 
-    def of(self, peaks: dict[int, int], left: int) -> int:
-        """Size of the next chunk, given the peaks measured so far by size and the variants that are left."""
+    def of(self, peaks: dict[int, int], remaining_count: int) -> int:
+        """Return the size of the next chunk, by the peaks so far and the number of remaining variants."""
         fit = self.most
-        if self.watched:
+        if self.by_memory:
             if not peaks:
                 return 1
             fit = min(self.most, fitting(peaks, self.limit))
         # chunks of equal size waste the least
-        return -(-left // -(-left // fit))
+        return -(-remaining_count // -(-remaining_count // fit))
 
-    def watches(self, peaks: dict[int, int], copies: int, left: int) -> bool:
-        """Whether to measure a chunk: the first one, and larger ones than any before while the memory binds."""
-        if not self.watched or copies <= max(peaks, default=0):
+    def watches(self, peaks: dict[int, int], copies: int, remaining_count: int) -> bool:
+        """Return whether to measure a chunk: the first one, and larger ones than before while the memory binds."""
+        if not self.by_memory or copies <= max(peaks, default=0):
             return False
-        return not peaks or fitting(peaks, self.limit) < min(self.most, left)
+        return not peaks or fitting(peaks, self.limit) < min(self.most, remaining_count)
 
     def peaks(self, kind: str) -> dict[int, int]:
-        """Bytes by number of variants, measured so far on batches of this shape; the dictionary is kept."""
+        """Return bytes by number of variants, measured so far on batches of this shape; the dictionary is kept."""
         request = self._request
         shape = (len(request.batch), len(set(request.batch.groups)), max(request.batch.lengths), request.horizon)
         key = (kind, *shape, _paths(request), next(request.lens.parameters()).dtype, self.device)
-        return _MEASURED.setdefault(request.lens, {}).setdefault(key, {})
+        return _PEAKS.setdefault(request.lens, {}).setdefault(key, {})
 
-    def shrink(self, tried: int, error: BaseException) -> None:
+    def shrink(self, size: int, error: BaseException) -> None:
         """Take half of a size that ran out of memory.
 
         Raises:
             InputError: it was a single variant.
         """
-        if tried == 1:
+        if size == 1:
             raise InputError(
                 "one variant of this batch runs out of memory; forecast fewer series or sample paths at once"
             ) from error
-        self.most = tried // 2
+        self.most = size // 2
 
 
 def _paths(request: Request) -> int:
-    """Rows that a series has in the widest pass of a rollout."""
+    """Count the rows of a series in the widest pass of a rollout."""
     return batching.paths_of(request.lens.adapter, request.horizon, request.num_samples)
 
 
 def fanned_out(
-    request: Request, variants: Sequence[Variant], sizes: Sizes, done: Callable[[int], None]
+    request: Request, variants: Sequence[Variant], sizes: Sizes, on_progress: Callable[[int], None]
 ) -> list[Forecast]:
-    """The forecast of every variant, as many side by side as fit.
+    """Forecast every variant, as many side by side as fit.
 
     Args:
-        request: what is forecast.
-        variants: what to change in each.
-        sizes: how many.
-        done: called with the number of variants that have come to their end.
+        request: the forecast.
+        variants: the models.
+        sizes: their number side by side.
+        on_progress: called with the number of variants that have come to their end.
 
     Raises:
         InputError: one variant needs more memory than there may be, or a forecast is not finite.
     """
-    fan, found = Fan(request), dict[int, Forecast]()
-    for left in fan.groups(variants):
-        peaks = sizes.peaks("encoder" if fan.touches_encoder(variants[left[0]]) else "decoder")
-        while left:
-            copies = sizes.of(peaks, len(left))
-            chunk = [variants[index] for index in left[:copies]]
+    fan, results = Fan(request), dict[int, Forecast]()
+    for remaining in fan.groups(variants):
+        peaks = sizes.peaks("encoder" if fan.touches_encoder(variants[remaining[0]]) else "decoder")
+        while remaining:
+            copies = sizes.of(peaks, len(remaining))
+            chunk = [variants[index] for index in remaining[:copies]]
             try:
-                if sizes.watches(peaks, copies, len(left)):
+                if sizes.watches(peaks, copies, len(remaining)):
                     forecasts, peaks[copies] = measured(partial(fan.settled, chunk), sizes.device)
                     # refuses a limit that not even this fits
                     fitting(peaks, sizes.limit)
-                    if copies == 1 and sizes.of(peaks, len(left)) > 1:
-                        # kept, the first variant would run alone in the first group of a process and among others in
-                        # a later one, and its last bits would tell which
+                    if copies == 1 and sizes.of(peaks, len(remaining)) > 1:
+                        # otherwise the first variant would run alone in the first group of a process and among others
+                        # in a later one, and its last bits would differ
                         continue
                 else:
                     forecasts = fan.settled(chunk)
@@ -228,31 +228,31 @@ def fanned_out(
                     raise
                 sizes.shrink(copies, error)
                 continue
-            found |= dict(zip(left, forecasts, strict=False))
-            left = left[copies:]
-            done(copies)
-    return [found[index] for index in range(len(variants))]
+            results |= dict(zip(remaining, forecasts, strict=False))
+            remaining = remaining[copies:]
+            on_progress(copies)
+    return [results[index] for index in range(len(variants))]
 
 
 class Fan:
-    """Runs variants as blocks of rows of one native batch.
+    """Runner of variants as blocks of rows of one native batch.
 
     Args:
-        request: what is forecast.
+        request: the forecast.
     """
 
     def __init__(self, request: Request) -> None:
         self._request = request
         wiring, model = request.lens.wiring, request.lens.adapter.model
-        crossing = [row.keys_from for row in wiring.output_stack.attentions(0) if row.keys_from]
-        self._encoder = crossing[0] if crossing else ""
-        entry = wiring.stack(self._encoder).entry if crossing else ""
+        sources = [row.keys_from for row in wiring.output_stack.attentions(0) if row.keys_from]
+        self._encoder = sources[0] if sources else ""
+        entry = wiring.stack(self._encoder).entry if sources else ""
         self._source = SharedSource(model.get_submodule(entry), request.rows) if entry else None
 
     def groups(self, variants: Sequence[Variant]) -> list[list[int]]:
-        """Variants that may run together: those that change the encoder, and those that share it."""
-        touching = [self.touches_encoder(variant) for variant in variants]
-        groups = [[index for index, touches in enumerate(touching) if touches is kind] for kind in (False, True)]
+        """Group variants that may run together: those that change the encoder, and those that share it."""
+        touches_of = [self.touches_encoder(variant) for variant in variants]
+        groups = [[index for index, touches in enumerate(touches_of) if touches is kind] for kind in (False, True)]
         return [group for group in groups if group]
 
     def _points(self, variant: Variant) -> Iterator[Point]:
@@ -262,14 +262,14 @@ class Fan:
                 yield registry.points[name]
 
     def touches_encoder(self, variant: Variant) -> bool:
-        """Whether a variant changes what a decoder takes its keys from."""
+        """Return whether a variant changes the source of a decoder's keys."""
         return bool(self._encoder) and any(point.stack == self._encoder for point in self._points(variant))
 
     def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
-        """The forecasts of variants that run together, none of them spoilt by another.
+        """Forecast variants that run together, none of them spoilt by another.
 
         One that is not finite may spoil its neighbours where a library mixes rows under a mask (0 times infinity is
-        no number) or refuses a batch as a whole. So all that are lost are run again in ever smaller parts.
+        no number) or refuses a batch as a whole. So all that failed run again in ever smaller parts.
 
         Raises:
             InputError: a forecast is not finite, and such are not kept.
@@ -279,69 +279,76 @@ class Fan:
             forecasts = request.checked(self.side_by_side(variants))
         except (RuntimeError, ValueError) as error:
             forecasts = [request.undrawn(error)] * len(variants)
-        lost = [index for index, forecast in enumerate(forecasts) if not all_finite(forecast)]
-        if not lost or len(variants) == 1:
+        failures = [index for index, forecast in enumerate(forecasts) if not all_finite(forecast)]
+        if not failures or len(variants) == 1:
             return forecasts
-        half = len(lost) if len(lost) < len(variants) else len(lost) // 2
-        for part in filter(None, (lost[:half], lost[half:])):
+        half = len(failures) if len(failures) < len(variants) else len(failures) // 2
+        for part in filter(None, (failures[:half], failures[half:])):
             for index, forecast in zip(part, self.settled([variants[i] for i in part]), strict=True):
                 forecasts[index] = forecast
         return forecasts
 
     def side_by_side(self, variants: Sequence[Variant]) -> list[Forecast]:
-        """The forecasts of variants that run together."""
+        """Forecast variants that run together."""
         request, copies = self._request, len(variants)
         lens, rows = request.lens, request.rows
-        placed = [
+        interventions = [
             on_block(intervention, block, rows)
             for block, variant in enumerate(variants)
             for intervention in variant.interventions
         ]
-        with torch.no_grad(), self._running(variants) as lost, skipped(lens.registry, variants), lens.edit(*placed):
-            predicted = lens.adapter.predict(
+        with (
+            torch.no_grad(),
+            self._run(variants) as failures,
+            skipped(lens.registry, variants),
+            lens.edit(*interventions),
+        ):
+            prediction = lens.adapter.predict(
                 repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
             )
-        return [request.nothing() if block in lost else _forecast(request, predicted, block) for block in range(copies)]
+        return [
+            request.nothing() if block in failures else _forecast(request, prediction, block) for block in range(copies)
+        ]
 
     @contextmanager
-    def _running(self, variants: Sequence[Variant]) -> Iterator[set[int]]:
-        """One run of several blocks of rows, and the blocks whose draws turn out to be meaningless."""
+    def _run(self, variants: Sequence[Variant]) -> Iterator[set[int]]:
+        """Run several blocks of rows, and yield the blocks whose draws turn out to be meaningless."""
         request, copies = self._request, len(variants)
-        lens, lost = request.lens, set[int]()
+        lens, failures = request.lens, set[int]()
         with ExitStack() as stack:
             stack.enter_context(request.seeded(copies))
             if request.draws:
                 outer = _paths(request) if lens.wiring.sample_major else 1
                 axis: int = lens.adapter.draw_axis  # type: ignore[attr-defined]
-                lost = stack.enter_context(BlockDraws(copies, request.seed, axis=axis, outer=outer)).lost
+                failures = stack.enter_context(BlockDraws(copies, request.seed, axis=axis, outer=outer)).failed_blocks
             if self._source is not None:
-                shared = not any(map(self.touches_encoder, variants))
-                stack.enter_context(self._source.serving(copies, shared=shared))
-            yield lost
+                is_shared = not any(map(self.touches_encoder, variants))
+                stack.enter_context(self._source.serving(copies, is_shared=is_shared))
+            yield failures
 
 
 def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
-    """The series once a variant, variant-major; groups of different copies stay apart."""
+    """Repeat the series once a variant, variant-major; groups of different copies stay apart."""
 
-    def named(names: tuple[str, ...]) -> tuple[str, ...]:
+    def label(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{copy}/{name}" for copy in range(copies) for name in names)
 
     columns = {name: getattr(batch, name) * copies for name in ("values", *COLUMNS)}
-    return replace(batch, **{**columns, "ids": named(batch.ids), "groups": named(batch.groups)})
+    return replace(batch, **{**columns, "ids": label(batch.ids), "groups": label(batch.groups)})
 
 
-def _forecast(request: Request, predicted: Prediction, block: int) -> Forecast:
+def _forecast(request: Request, prediction: Prediction, block: int) -> Forecast:
     rows = slice(block * len(request.batch), (block + 1) * len(request.batch))
     return Forecast(
-        predicted.quantiles[rows].permute(0, 2, 1).numpy().astype(float),
+        prediction.quantiles[rows].permute(0, 2, 1).numpy().astype(float),
         request.levels,
-        predicted.mean[rows].numpy().astype(float),
-        None if predicted.samples is None else predicted.samples[rows].numpy().astype(float),
+        prediction.mean[rows].numpy().astype(float),
+        None if prediction.samples is None else prediction.samples[rows].numpy().astype(float),
         request.batch,
     )
 
 
 def all_finite(forecast: Forecast) -> bool:
-    """Whether all of a forecast is numbers."""
+    """Return whether all of a forecast is numbers."""
     parts = (forecast.quantiles, forecast.mean, forecast.samples)
     return all(part is None or bool(np.isfinite(part).all()) for part in parts)

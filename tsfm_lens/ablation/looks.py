@@ -25,7 +25,7 @@ class Looks:
     """Units (series with all their windows) in the order in which looks add them.
 
     Attributes:
-        added: for each look the indices of the units that it adds.
+        added: the indices of the units that each look adds.
         groups: (unit,) number of the data set that a unit belongs to; None where every unit counts by itself.
     """
 
@@ -34,7 +34,7 @@ class Looks:
 
     @property
     def total(self) -> int:
-        """Units in all."""
+        """Number of units."""
         return sum(len(units) for units in self.added)
 
     @property
@@ -56,8 +56,8 @@ def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, 
     Raises:
         InputError: no units, or shares that do not rise to 1.
     """
-    rising = [0.0, *shares]
-    if len(rising) < 2 or rising[-1] != 1.0 or any(b <= a for a, b in pairwise(rising)):
+    bounds = [0.0, *shares]
+    if len(bounds) < 2 or bounds[-1] != 1.0 or any(b <= a for a, b in pairwise(bounds)):
         raise InputError(f"the shares of looks are {list(shares)}, expected numbers that rise to 1, such as {SHARES}")
     names = [0] * units if isinstance(units, int) else list(units)
     if not names:
@@ -65,25 +65,25 @@ def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, 
     places = {name: place for place, name in enumerate(dict.fromkeys(names))}
     groups = np.array([places[name] for name in names])
     rng = np.random.default_rng(seed)
-    added: list[list[int]] = [[] for _ in shares]
+    units_of_look: list[list[int]] = [[] for _ in shares]
     for group in range(len(places)):
         dealt = rng.permutation(np.flatnonzero(groups == group))
         stops = [max(round(share * len(dealt)), min(_LEAST, len(dealt))) for share in shares]
         for look, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
-            added[look] += dealt[start:stop].tolist()
-    parts = tuple(np.array(sorted(units_added), dtype=int) for units_added in added if units_added)
+            units_of_look[look] += dealt[start:stop].tolist()
+    parts = tuple(np.array(sorted(members), dtype=int) for members in units_of_look if members)
     return Looks(parts, None if isinstance(units, int) else groups)
 
 
 def log_change(
-    ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray | None, known: np.ndarray
+    ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray | None, visible: np.ndarray
 ) -> tuple[float, float, float]:
-    """Relative change of the geometric mean error on some units, as a logarithm, and how far it may be from all units'.
+    """Estimate the log change of the geometric mean error on some units, and its distance from all units'.
 
     Args:
         ablated, plain: (unit,) errors; only those of known units are read.
         groups: (unit,) see :class:`Looks`.
-        known: (unit,) which units are known.
+        visible: (unit,) True for known units.
 
     Returns:
         The log change; its standard error as an estimate of the log change on all units, 0 if all are known; and the
@@ -95,13 +95,13 @@ def log_change(
     Raises:
         InputError: an error that is no number, or a plain error of zero where nothing else is averaged with it.
     """
-    if not (np.isfinite(plain[known]).all() and not np.isnan(ablated[known]).any()):
+    if not (np.isfinite(plain[visible]).all() and not np.isnan(ablated[visible]).any()):
         raise InputError("an error is no number; leave out the series whose error is not defined")
     strata = np.zeros(len(plain), dtype=int) if groups is None else groups
     values, variances, freedoms = [], [], []
     for stratum in np.unique(strata):
         inside = strata == stratum
-        a, p = ablated[inside & known], plain[inside & known]
+        a, p = ablated[inside & visible], plain[inside & visible]
         if groups is not None and not p.sum() > 0:
             # no change is defined on such a data set, which the mean over data sets leaves out
             continue
@@ -112,11 +112,11 @@ def log_change(
                 by_unit = np.log(a) - np.log(p)
                 values.append(by_unit.mean())
             else:
-                # the ratio of sums, and what each unit adds to its logarithm to first order
+                # the ratio of sums, and each unit's first-order part of its logarithm
                 values.append(np.log(a.sum()) - np.log(p.sum()))
                 by_unit = a / a.mean() - p / p.mean()
-            spread = by_unit.var(ddof=1) if len(by_unit) > 1 else 0.0
-        variances.append(spread / len(by_unit) * (1 - len(by_unit) / inside.sum()))
+            variance = by_unit.var(ddof=1) if len(by_unit) > 1 else 0.0
+        variances.append(variance / len(by_unit) * (1 - len(by_unit) / inside.sum()))
         freedoms.append(max(len(by_unit) - 1, 1))
     if not values:
         raise InputError("the plain model has an error of zero on every data set, or none that is defined")
@@ -128,10 +128,10 @@ def log_change(
 
 
 def spending_bounds(shares: Sequence[float], alpha: float, spending: str = "pocock") -> list[float]:
-    """One-sided bounds of the standardised estimate at all looks but the last, which knows all units.
+    """Compute one-sided bounds of the standardised estimate at all looks but the last, which knows all units.
 
     The chance that an estimate beyond its bound ever misjudges on which side of the tolerance all units lie is at most
-    alpha, in the normal limit. What is spent by a look follows Lan and DeMets; the joint distribution of the looks is
+    alpha, in the normal limit. The cost of a look follows Lan and DeMets; the joint distribution of the looks is
     that of sampling without replacement, whose information about the whole is share / (1 - share).
 
     Args:
@@ -160,15 +160,15 @@ def _bounds(shares: tuple[float, ...], alpha: float, spending: str) -> tuple[flo
     early = np.array(shares)
     time = early / early[-1]
     if spending == "pocock":
-        spent = alpha * np.log1p((np.e - 1) * time)
+        costs = alpha * np.log1p((np.e - 1) * time)
     else:
-        spent = 2 * norm.sf(norm.isf(alpha / 2) / np.sqrt(time))
+        costs = 2 * norm.sf(norm.isf(alpha / 2) / np.sqrt(time))
     information = early / (1 - early)
     bounds: list[float] = []
     # density of the running sum of information-weighted estimates that no bound has stopped
     grid, weight = np.zeros(1), np.ones(1)
     before = 0.0
-    for now, cost in zip(information, np.diff(spent, prepend=0.0), strict=True):
+    for now, cost in zip(information, np.diff(costs, prepend=0.0), strict=True):
         step = np.sqrt(now - before)
 
         past = partial(_past, now, step, grid, weight, cost)
@@ -183,10 +183,10 @@ def _bounds(shares: tuple[float, ...], alpha: float, spending: str) -> tuple[flo
 
 
 def _past(now: float, step: float, grid: np.ndarray, weight: np.ndarray, cost: float, bound: float) -> float:
-    """Chance that the next estimate is the first beyond its bound, less what it may cost."""
+    """Compute the chance that the next estimate is the first beyond its bound, less its permitted cost."""
     return float((weight * ndtr((grid - bound * np.sqrt(now)) / step)).sum() - cost)
 
 
 def student_bound(bound: float, freedom: float) -> float:
-    """The same tail probability where the variance is estimated with so many degrees of freedom."""
+    """Return the bound of the same tail probability where the variance is estimated with so many degrees of freedom."""
     return bound if np.isinf(freedom) else float(t.isf(norm.sf(bound), freedom))

@@ -1,4 +1,4 @@
-"""How far a forecast moved, and how good it is."""
+"""Distances between forecasts, and errors of forecasts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsfm_lens.errors import InputError
 
 
 def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both forecasts as floats of one shape with at least 2 steps."""
+    """Return both forecasts as floats of one shape with at least 2 steps."""
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape:
         raise InputError(f"forecasts of shapes {a.shape} and {b.shape} cannot be compared step by step")
@@ -20,8 +20,8 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
-def _centred(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each row without its mean, in units of its largest value; and which rows vary at all."""
+def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Subtract the mean of each row, in units of its largest value; return also whether rows vary at all."""
     varies = x.max(axis=-1) > x.min(axis=-1)
     largest = np.abs(x).max(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore"):  # rows with infinities become NaN, and are found by the callers
@@ -30,8 +30,8 @@ def _centred(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _correlation_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """1 - Pearson correlation of rows; 1 where a row is constant, NaN where it is not finite."""
-    (x, x_varies), (y, y_varies) = _centred(a), _centred(b)
+    """Compute 1 - Pearson correlation of rows; 1 where a row is constant, NaN where it is not finite."""
+    (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     product, size = (x * y).sum(axis=-1), np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
     varies = x_varies & y_varies & (size > 0)
     correlation = np.where(varies, product / np.where(varies, size, 1.0), 0.0)
@@ -40,7 +40,7 @@ def _correlation_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """1 - rank correlation of two forecasts, step by step: 0 = same shape, 1 = unrelated, 2 = reversed.
+    """Compute 1 - rank correlation of two forecasts, step by step: 0 = same shape, 1 = unrelated, 2 = reversed.
 
     A constant forecast has rank correlation 0 with anything, so its distance is 1, never NaN; a forecast that
     is itself not finite has no distance, NaN.
@@ -68,12 +68,12 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """1 - linear correlation of two forecasts, in [0, 2]; conventions, arguments and errors of `spearman_distance`."""
+    """Compute 1 - linear correlation of two forecasts, in [0, 2]; arguments and errors of `spearman_distance`."""
     return _correlation_distance(*_pair(a, b))
 
 
 def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Hellinger distance between the normalised power spectra of two forecasts: blind to level, scale and phase.
+    """Compute the Hellinger distance of two forecasts' normalised power spectra: blind to level, scale and phase.
 
     The periodograms (mean removed, frequency 0 left out) are scaled to sum to 1, p and q, and compared by
     sqrt(1 - sum_f sqrt(p_f q_f)): 0 for equal spectra, 1 for spectra without a common frequency. A constant
@@ -94,7 +94,7 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     a, b = _pair(a, b)
     spectra, varies = [], []
-    for x, some in (_centred(a), _centred(b)):
+    for x, some in (_centre(a), _centre(b)):
         power = periodogram(x, detrend=False, axis=-1)[1][..., 1:]
         total = power.sum(axis=-1, keepdims=True)
         spectra.append(power / np.where(total > 0, total, 1.0))
@@ -107,7 +107,7 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """1 - largest normalised cross-correlation over all shifts: how far two shapes differ beyond level, scale and lag.
+    """Compute 1 - largest normalised cross-correlation over all shifts: blind to level, scale and lag.
 
     Forecasts are centred and shifted against zeros. A constant forecast correlates with nothing: distance 1, as for
     `spearman_distance`.
@@ -125,7 +125,7 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         InputError: shapes differ, or there are fewer than 2 steps.
     """
     a, b = _pair(a, b)
-    (x, x_varies), (y, y_varies) = _centred(a), _centred(b)
+    (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
     x, y = np.where(finite[..., None], x, 0.0), np.where(finite[..., None], y, 0.0)
     size = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
@@ -136,9 +136,9 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Share of steps at which one forecast rises, falls or rests and the other does not, (…) in [0, 1].
+    """Compute the share of steps at which one forecast rises, falls or rests and the other does not, in [0, 1].
 
-    Arguments and errors of `spearman_distance`; NaN where a forecast is not finite.
+    Shape (…); arguments and errors of `spearman_distance`; NaN where a forecast is not finite.
     """
     a, b = _pair(a, b)
     differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(axis=-1)
@@ -146,21 +146,21 @@ def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Mean absolute error over the steps with a known truth, (…); NaN where none is known.
+    """Compute the mean absolute error over the steps with a known truth, (…); NaN where none is known.
 
     Example:
         >>> float(ablation.mae(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
         1.0
     """
     error = np.abs(np.asarray(forecast, dtype=float) - np.asarray(truth, dtype=float))
-    known = np.isfinite(error)
-    total = np.where(known, error, 0.0).sum(axis=-1)
-    count = known.sum(axis=-1)
+    visible = np.isfinite(error)
+    total = np.where(visible, error, 0.0).sum(axis=-1)
+    count = visible.sum(axis=-1)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
-    """Mean absolute seasonal difference of the context, the denominator of MASE (gluonts).
+    """Compute the mean absolute seasonal difference of the context, the denominator of MASE (gluonts).
 
     NaN pairs are left out; NaN if there is no pair, or if the context repeats exactly.
 
@@ -178,7 +178,7 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
 
 
 def relative_change(value: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """value / baseline - 1; NaN where the baseline is 0 or unknown.
+    """Compute value / baseline - 1; NaN where the baseline is 0 or unknown.
 
     Example:
         >>> ablation.relative_change(np.array([3.0]), np.array([2.0])).tolist()

@@ -1,4 +1,4 @@
-"""What a library says of a request that is run many times: once."""
+"""Messages of a library about a request that is run many times, let through once."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ R = TypeVar("R")
 def said_once(lens: Lens) -> Iterator[None]:
     """Let each warning, and each line that the model's libraries log, through once while the block runs.
 
-    Filters of the caller's hold as before, and nothing is left of this one. Lines of other threads pass.
+    Filters of the caller's hold as before, and this one is removed. Lines of other threads pass.
     """
-    said: set[Hashable] = set()
+    messages: set[Hashable] = set()
     here = threading.get_ident()
 
     def fresh(*words: Hashable) -> bool:
-        known = words in said
-        said.add(words)
-        return not known
+        repeats = words in messages
+        messages.add(words)
+        return not repeats
 
     def first_time(record: logging.LogRecord) -> bool:
         return record.thread != here or fresh(record.name, record.levelno, record.getMessage())
@@ -41,7 +41,7 @@ def said_once(lens: Lens) -> Iterator[None]:
             logger.addFilter(first_time)
             stack.callback(logger.removeFilter, first_time)
         stack.enter_context(warnings.catch_warnings())
-        # put in place by what catch_warnings takes back
+        # catch_warnings restores it
         warnings.showwarning = _once(warnings.showwarning, fresh)
         yield
 
@@ -50,27 +50,27 @@ def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
     """Let a probe, whose first argument is a run, repeat no word of the model's library; see :func:`said_once`."""
 
     @wraps(probe)
-    def probing(*args: P.args, **options: P.kwargs) -> R:
+    def once(*args: P.args, **options: P.kwargs) -> R:
         run: Any = args[0] if args else options.get("run")
         with said_once(run.lens) if isinstance(run, Run) else nullcontext():
             return probe(*args, **options)
 
-    return probing
+    return once
 
 
 def _once(show: Callable[..., None], fresh: Callable[..., bool]) -> Callable[..., None]:
-    def shown(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    def show_fresh(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if fresh(category, str(message)):
             show(message, category, *place, **more)
 
-    return shown
+    return show_fresh
 
 
 def _loggers(lens: Lens) -> list[logging.Logger]:
-    """Loggers of the libraries that a model comes from, named after a module or after its file."""
+    """Return the loggers of the libraries that a model comes from, named after a module or after its file."""
     packages = {type(part).__module__.partition(".")[0] for part in (lens.native, lens.adapter.model)}
-    known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
-    return [logger for logger in known if any(_within(logger.name, package) for package in packages)]
+    loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    return [logger for logger in loggers if any(_within(logger.name, package) for package in packages)]
 
 
 def _within(name: str, package: str) -> bool:

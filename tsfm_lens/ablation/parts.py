@@ -1,4 +1,4 @@
-"""How many series and variants of a forward run at once, so that they fit in memory."""
+"""Numbers of series and variants of a forward that run at once, so that they fit in memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def forward_parts(
     variants: Sequence[Sequence[Intervention]],
     max_rows: int,
     memory: int | str | None,
-    kept: Callable[[], AbstractContextManager[Any]],
+    recording: Callable[[], AbstractContextManager[Any]],
 ) -> tuple[list[Encoded], int]:
-    """The parts of a batch that run one after the other, and the rows of variants that run side by side in each.
+    """Return the parts of a batch that run one after the other, and the rows of variants side by side in each.
 
     Args:
         lens: the model.
@@ -31,7 +31,7 @@ def forward_parts(
         variants: the interventions of each.
         max_rows: rows side by side at most.
         memory: see ``lens.forecast``.
-        kept: keeps what a plain run keeps for the variants.
+        recording: records a plain run for the variants.
 
     Raises:
         InputError: one item, or a batch that must stay whole, does not fit.
@@ -44,17 +44,17 @@ def forward_parts(
 
     def one() -> None:
         item = encoded.part(*cut(encoded.batch, 1)[0])
-        with lens.running(len(item.rows)), kept():
+        with lens.running(len(item.rows)), recording():
             lens.adapter.run(item.inputs)
 
     words = f"a forward of {len(encoded.batch)} series under interventions"
     run = Run(words, items, items * abreast, generous_run(lens, tokens, 1, per_item), 0, one, per_item=per_item)
-    keeping = Keeping(lens, (), {})
-    fit = items_at_once(keeping, run, memory, lambda: lens.edit(*places.values()))
+    no_activations = Keeping(lens, (), {})
+    fit = items_at_once(no_activations, run, memory, lambda: lens.edit(*places.values()))
     if whole and fit < items:
         uncut = f"give fewer series at once, since what is done at {whole[0]} may look at several of them"
         fit = items_at_once(
-            keeping, replace(run, at_once=items, uncut=uncut), memory, lambda: lens.edit(*places.values())
+            no_activations, replace(run, at_once=items, uncut=uncut), memory, lambda: lens.edit(*places.values())
         )
     if fit == items * abreast:
         return [encoded], max_rows
@@ -66,7 +66,7 @@ def forward_parts(
 
 
 def _places(lens: Lens, variants: Sequence[Sequence[Intervention]]) -> tuple[dict[str, Intervention], list[str]]:
-    """An intervention for each hook point that variants concern, and the points where rows cannot be taken apart."""
+    """Return an intervention for each hook point of the variants, and the points where rows cannot be taken apart."""
     registry = lens.registry
     places: dict[str, Intervention] = {}
     whole = dict.fromkeys(registry.session.across_rows())

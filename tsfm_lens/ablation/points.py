@@ -17,11 +17,11 @@ _TOKENS, _AT_ONCE = 2**15, 256
 
 
 def point_forecasts(run: Run, variants: Sequence[Variant], progress: Progress | None = None) -> np.ndarray:
-    """What a run's point forecast becomes under each variant of its model.
+    """Compute a run's point forecast under each variant of its model.
 
     Args:
         run: in single forwards all variants follow its path; in rollouts all draw the same random numbers.
-        variants: what to change in each.
+        variants: the models.
         progress: called with the variants done and their number.
 
     Returns:
@@ -37,7 +37,7 @@ def point_forecasts(run: Run, variants: Sequence[Variant], progress: Progress | 
         (4, 1, 12)
     """
     if run.rollout:
-        rolled_out = forecast_variants(
+        rollouts = forecast_variants(
             run.lens,
             run.batch,
             run.horizon,
@@ -47,7 +47,7 @@ def point_forecasts(run: Run, variants: Sequence[Variant], progress: Progress | 
             seed=run.seed,
             progress=progress,
         )
-        return rolled_out.quantiles[:, :, 0]
+        return rollouts.quantiles[:, :, 0]
     forecasts = np.empty((len(variants), len(run.batch), run.horizon))
     longest = max(len(spans) for spans in run.encoded.spans.values())
     rows = max(1, _TOKENS // longest)

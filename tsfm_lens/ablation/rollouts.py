@@ -1,4 +1,4 @@
-"""The library's own forecast of many variants, rollouts included, at the cost of what differs between them."""
+"""Forecasts of many variants by the library's own code, rollouts included, at the cost of their differences."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def forecast_variants(
     non_finite: NonFinite = "refuse",
     progress: Progress | None = None,
 ) -> VariantForecasts:
-    """The library's own forecast of every variant, as ``lens.forecast`` inside ``lens.edit`` gives it.
+    """Forecast every variant by the library's own code, as ``lens.forecast`` inside ``lens.edit`` does.
 
     Every forecast is made by the adapter's own ``predict``. Variants run side by side where that is declared
     ``rows_apart``; otherwise, and while hooks of the caller's own are set, they run one by one.
@@ -76,7 +76,7 @@ def forecast_variants(
         lens: the model.
         series: anything that ``as_series`` takes.
         horizon: forecast steps.
-        variants: what to change in each.
+        variants: the models.
         quantiles: levels between 0 and 1.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every variant's draws; all variants draw the same random numbers.
@@ -113,25 +113,25 @@ def forecast_variants(
         for intervention in variant.interventions:
             resolve(lens.registry, intervention)
     blocks = _blocks(request, variants)
-    finished = 0
+    count_of_runs = 0
 
-    def done(count: int) -> None:
-        nonlocal finished
-        finished += count
+    def note(count: int) -> None:
+        nonlocal count_of_runs
+        count_of_runs += count
         if progress is not None:
-            progress(finished // len(blocks), len(variants))
+            progress(count_of_runs // len(blocks), len(variants))
 
     with said_once(lens):
         of_blocks: list[list[Forecast]] = []
         for block in blocks:
-            finished = len(of_blocks) * len(variants)
-            of_blocks.append(_forecasts(block, variants, done, max_rows, memory, economy))
-        joined = [joined_forecast(parts, request.batch) for parts in zip(*of_blocks, strict=True)]
-        return _collected(joined, levels)
+            count_of_runs = len(of_blocks) * len(variants)
+            of_blocks.append(_forecasts(block, variants, note, max_rows, memory, economy))
+        forecasts = [joined_forecast(parts, request.batch) for parts in zip(*of_blocks, strict=True)]
+        return _collect(forecasts, levels)
 
 
 def _blocks(request: Request, variants: Sequence[Variant]) -> list[Request]:
-    """The request, block by block where a model draws for more series than draw together.
+    """Split the request into blocks where a model draws for more series than draw together.
 
     Interventions that look at several series keep the batch whole.
     """
@@ -154,56 +154,56 @@ def _blocks(request: Request, variants: Sequence[Variant]) -> list[Request]:
 def _forecasts(
     request: Request,
     variants: Sequence[Variant],
-    done: Callable[[int], None],
+    on_progress: Callable[[int], None],
     max_rows: int | None,
     memory: int | None,
     economy: bool,
 ) -> list[Forecast]:
-    """The forecast of every variant; arguments as :func:`forecast_variants` takes them."""
-    drawn_apart = request.draws and len(request.batch) > DRAWN
-    if not economy or drawn_apart or not _fans_out(request.lens):
-        return _one_by_one(request, variants, done)
-    sizes, counted = Sizes(request, max_rows, memory), 0
+    """Forecast every variant; arguments as :func:`forecast_variants` takes them."""
+    in_blocks = request.draws and len(request.batch) > DRAWN
+    if not economy or in_blocks or not _fans_out(request.lens):
+        return _one_by_one(request, variants, on_progress)
+    sizes, total = Sizes(request, max_rows, memory), 0
 
     def count(number: int) -> None:
-        nonlocal counted
-        counted += number
-        done(number)
+        nonlocal total
+        total += number
+        on_progress(number)
 
     forecasts = single_passes(request, variants, sizes, count)
     if forecasts is None:
-        if counted:
-            done(-counted)
-        forecasts = fanned_out(request, variants, sizes, done)
+        if total:
+            on_progress(-total)
+        forecasts = fanned_out(request, variants, sizes, on_progress)
     return forecasts
 
 
-def _one_by_one(request: Request, variants: Sequence[Variant], done: Callable[[int], None]) -> list[Forecast]:
+def _one_by_one(request: Request, variants: Sequence[Variant], on_progress: Callable[[int], None]) -> list[Forecast]:
     forecasts = []
     for variant in variants:
         forecasts.append(request.alone(variant))
-        done(1)
+        on_progress(1)
     return forecasts
 
 
 def _fans_out(lens: Lens) -> bool:
-    """Whether rows of one batch can stand for variants.
+    """Return whether rows of one batch can stand for variants.
 
     The adapter must declare it of its ``predict``, and a sampling model must say along which axis it draws.
     """
     draws = lens.adapter.readout != "quantile"
-    known = stands_apart(lens.adapter) and (not draws or getattr(lens.adapter, "draw_axis", None) is not None)
-    return known and not lens.registry.in_use
+    is_declared = stands_apart(lens.adapter) and (not draws or getattr(lens.adapter, "draw_axis", None) is not None)
+    return is_declared and not lens.registry.in_use
 
 
 def single_passes(
-    request: Request, variants: Sequence[Variant], sizes: Sizes, done: Callable[[int], None]
+    request: Request, variants: Sequence[Variant], sizes: Sizes, on_progress: Callable[[int], None]
 ) -> list[Forecast] | None:
-    """Forecasts of one pass each, made by the library's own code, with replay; None where that cannot be done.
+    """Forecast one pass of each variant by the library's own code, with replay; None where that cannot be done.
 
-    Nothing is read off a forward: whatever ``predict`` does around it is done for every variant. Modules before a
-    variant's first change hand back what they gave in the plain forecast. They may, because the pass reads the series
-    alone, which an adapter declares (:func:`rows_apart`), and because it is one pass, which is counted.
+    Nothing is read off a forward: every variant runs all of ``predict``. Modules before a variant's first change hand
+    back their outputs of the plain forecast. They may, because the pass reads the series alone, which an adapter
+    declares (:func:`rows_apart`), and because it is one pass, which is counted.
     """
     lens, adapter = request.lens, request.lens.adapter
     if adapter.readout != "quantile" or request.horizon > adapter.longest_pass or len(variants) < _FEW:
@@ -214,26 +214,26 @@ def single_passes(
     def forecasts(copies: int) -> Tensor:
         batch = repeated(request.batch, copies)
         with request.seeded(copies):
-            made = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
-        return torch.cat([made.quantiles, made.mean.unsqueeze(-1).to(made.quantiles)], dim=-1)
+            prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+        return torch.cat([prediction.quantiles, prediction.mean.unsqueeze(-1).to(prediction.quantiles)], dim=-1)
 
     def run(copies: int) -> Tensor:
-        if peaks or not sizes.watched:
+        if peaks or not sizes.by_memory:
             return forecasts(copies)
         # the plain forecast, which comes first
         plain, peaks[1] = measured(partial(forecasts, copies), sizes.device)
         return plain
 
-    def rows(held: int) -> int:
+    def rows(replay_bytes: int) -> int:
         longest = max(len(spans) for spans in encoded.spans.values())
-        most = max(1, _TOKENS // longest // len(encoded.rows)) if sizes.given is None else sizes.most
-        if not sizes.watched:
+        most = max(1, _TOKENS // longest // len(encoded.rows)) if sizes.max_rows is None else sizes.most
+        if not sizes.by_memory:
             return most * len(encoded.rows)
         fitting(peaks, sizes.limit)
-        return min(most, (sizes.limit - held) // max(peaks[1], 1)) * len(encoded.rows)
+        return min(most, (sizes.limit - replay_bytes) // max(peaks[1], 1)) * len(encoded.rows)
 
     try:
-        outputs = sweep(lens, OnePass.of(encoded, run), variants, max_rows=rows, done=done)
+        outputs = sweep(lens, OnePass.of(encoded, run), variants, max_rows=rows, on_progress=on_progress)
     except OtherCalls:
         return None
     except (MemoryError, RuntimeError) as error:
@@ -242,28 +242,30 @@ def single_passes(
         return None
     if outputs is None:
         return None
-    found = request.checked([_read_out(request, output) for output in outputs])
-    lost = [index for index, forecast in enumerate(found) if not all_finite(forecast)]
-    # what the library makes of no numbers is its own, and one such variant may spoil its neighbours
-    for index, forecast in zip(lost, fanned_out(request, [variants[i] for i in lost], sizes, _nobody), strict=True):
-        found[index] = forecast
-    return found
+    results = request.checked([_as_forecast(request, output) for output in outputs])
+    failures = [index for index, forecast in enumerate(results) if not all_finite(forecast)]
+    # the library treats no numbers in its own way, and one such variant may spoil its neighbours
+    for index, forecast in zip(
+        failures, fanned_out(request, [variants[i] for i in failures], sizes, _nobody), strict=True
+    ):
+        results[index] = forecast
+    return results
 
 
 def _nobody(_count: int) -> None:
     """Tell no one of variants that have been counted before."""
 
 
-def _read_out(request: Request, output: Tensor) -> Forecast:
+def _as_forecast(request: Request, output: Tensor) -> Forecast:
     values = output.cpu().double().numpy()
     return Forecast(values[..., :-1].swapaxes(1, 2), request.levels, values[..., -1], None, request.batch)
 
 
-def _collected(forecasts: Sequence[Forecast], levels: tuple[float, ...]) -> VariantForecasts:
-    drawn = [forecast.samples for forecast in forecasts if forecast.samples is not None]
+def _collect(forecasts: Sequence[Forecast], levels: tuple[float, ...]) -> VariantForecasts:
+    samples = [forecast.samples for forecast in forecasts if forecast.samples is not None]
     return VariantForecasts(
         np.stack([forecast.quantiles for forecast in forecasts]),
         levels,
         np.stack([forecast.mean for forecast in forecasts]),
-        np.stack(drawn) if drawn else None,
+        np.stack(samples) if samples else None,
     )

@@ -1,6 +1,6 @@
-"""heads@k: how few heads a layer can keep, by an exact scan, by bisection, or by sequential tests on growing samples.
+"""Smallest number of heads that a layer can keep (heads@k): an exact scan, a bisection, or sequential tests.
 
-A search never runs a model. It says what it needs next, so that the needs of many layers and orders run together:
+A search never runs a model. It requests evaluations, so that those of many layers and orders run together:
 
     search = scan(of=12)
     while search.requests():
@@ -43,7 +43,7 @@ Answer = float | PairedErrors
 
 @dataclass(frozen=True)
 class HeadsAt:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         kept: the smallest number of heads kept whose relative change is below the tolerance.
@@ -53,7 +53,7 @@ class HeadsAt:
         method: "scan", "bisection" or "sequential".
         evaluations: spent, in evaluations of one count on all windows.
         exact: whether no smaller count can pass, whatever the curve: all of them were evaluated on all windows.
-        monotone: whether, where looked, every larger count than one that passes also passes.
+        monotone: whether every larger count than one that passes also passes, among those evaluated.
         alpha: chance that a sequential test's ``kept`` is not the scan's, else 0.
         changes: kept heads -> relative change, wherever it was estimated.
     """
@@ -71,7 +71,7 @@ class HeadsAt:
 
     @property
     def ablated(self) -> int:
-        """Heads that can go."""
+        """Number of heads that can go."""
         return self.of - self.kept
 
     @property
@@ -84,11 +84,11 @@ Steps = Generator[list[Request], dict[Request, Answer], HeadsAt]
 
 
 class Search:
-    """A search under way.
+    """Search under way.
 
     Attributes:
         of, tolerance, method: as in :class:`HeadsAt`.
-        result: what was found, None until then.
+        result: None until the end.
     """
 
     def __init__(self, of: int, tolerance: float, method: str, steps: Callable[[Search], Steps]) -> None:
@@ -102,17 +102,17 @@ class Search:
         self._cap = of
         self._answers: dict[Request, Answer] = {}
         self._steps = steps(self)
-        self._pending: list[Request] = next(self._steps)
+        self._queue: list[Request] = next(self._steps)
 
     def requests(self) -> list[Request]:
-        """What to evaluate next: (heads kept, look); empty once the search is finished."""
-        return [] if self.result else [asked for asked in self._pending if asked not in self._answers]
+        """Return the next evaluations: (heads kept, look); none once the search is finished."""
+        return [] if self.result else [request for request in self._queue if request not in self._answers]
 
     def answer(self, values: Mapping[Request, Answer]) -> None:
-        """Hand in what was asked for, in one piece or in several.
+        """Hand in requested values, in one piece or in several.
 
         Raises:
-            InputError: a value that was not asked for, or a change that is no number.
+            InputError: a value without a request, or a change that is no number.
         """
         for request, value in values.items():
             if request not in self.requests():
@@ -124,25 +124,32 @@ class Search:
             return
         answers, self._answers = self._answers, {}
         try:
-            self._pending = self._steps.send(answers)
-        except StopIteration as done:
-            self.result = done.value
+            self._queue = self._steps.send(answers)
+        except StopIteration as end:
+            self.result = end.value
 
-    def cap(self, kept: int) -> None:
-        """Spare counts of ``kept`` and above from here on, as another order keeps so few; see ``result.exact``."""
-        self._cap = min(self._cap, kept)
+    def cap(self, limit: int) -> None:
+        """Spare counts of ``limit`` and above from here on, as another order keeps so few; see ``result.exact``."""
+        self._cap = min(self._cap, limit)
 
     def counts_below(self, stop: int) -> range:
-        """Counts that still matter below one that passes."""
+        """Return the counts that still matter below one that passes."""
         return range(min(stop, self._cap))
 
-    def found(self, kept: int, changes: Mapping[int, float], evaluations: float, **more: Any) -> HeadsAt:
-        """The result, with what follows from the changes known."""
+    def found(self, smallest: int, changes: Mapping[int, float], evaluations: float, **more: Any) -> HeadsAt:
+        """Compose the result, with all that follows from the known changes."""
         passes = [change < self.tolerance for _, change in sorted(changes.items())]
-        known = {**changes, self.of: 0.0}
-        more = {"exact": all(k in changes for k in range(kept)), "monotone": passes == sorted(passes), **more}
+        all_changes = {**changes, self.of: 0.0}
+        more = {"exact": all(k in changes for k in range(smallest)), "monotone": passes == sorted(passes), **more}
         return HeadsAt(
-            kept, self.of, known[kept], self.tolerance, self.method, evaluations, changes=dict(changes), **more
+            smallest,
+            self.of,
+            all_changes[smallest],
+            self.tolerance,
+            self.method,
+            evaluations,
+            changes=dict(changes),
+            **more,
         )
 
 
@@ -160,7 +167,7 @@ def run_search(search: Search, evaluate: Callable[[int, int], Answer]) -> HeadsA
 
 
 def better(results: Mapping[str, HeadsAt]) -> tuple[str, HeadsAt]:
-    """The order that keeps fewest heads; among equals that of the smallest change, then the first.
+    """Choose the order that keeps fewest heads; among equals that of the smallest change, then the first.
 
     Orders at random do not count where there are others: the best of many would win by luck.
 
@@ -169,23 +176,23 @@ def better(results: Mapping[str, HeadsAt]) -> tuple[str, HeadsAt]:
     """
     if not results:
         raise InputError("there are no results of heads@k to choose from")
-    named = {order: result for order, result in results.items() if not is_random(order)}
-    return min((named or results).items(), key=lambda item: (item[1].kept, item[1].change))
+    definite = {order: result for order, result in results.items() if not is_random(order)}
+    return min((definite or results).items(), key=lambda item: (item[1].kept, item[1].change))
 
 
 def is_random(order: str) -> bool:
-    """Whether an order is one of chance, such as "random:3"."""
+    """Return whether an order is one of chance, such as "random:3"."""
     return str(order).partition(":")[0] == "random"
 
 
 def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -> Search:
-    """Counts from none kept upwards; exact.
+    """Scan the counts from none kept upwards; exact.
 
     Args:
         of: heads in the layer.
         tolerance: relative change of the error that is allowed, exclusive.
-        abreast: counts asked for at a time, ending with those in which one passes, which keeps the answer exact; None
-            asks for all of them at once and so gives the whole curve.
+        abreast: counts requested at a time, ending with those in which one passes, which keeps the answer exact; None
+            requests all of them at once and so gives the whole curve.
 
     Source:
         tsfm-lens paper, definition 5.2 (S3-H1PP): the smallest count that passes, even if a larger one fails.
@@ -198,26 +205,26 @@ def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -
 
     def steps(search: Search) -> Steps:
         changes: dict[int, float] = {}
-        kept = of
+        smallest = of
         while rest := [k for k in search.counts_below(of) if k not in changes]:
             answers = yield [(k, 0) for k in rest[:abreast]]
             changes |= {k: _change(value) for (k, _), value in answers.items()}
-            passed = [k for k, change in changes.items() if change < search.tolerance]
-            kept = min(passed, default=of)
-            if passed:
+            passing = [k for k, change in changes.items() if change < search.tolerance]
+            smallest = min(passing, default=of)
+            if passing:
                 break
-        return search.found(kept, changes, len(changes))
+        return search.found(smallest, changes, len(changes))
 
     return Search(of, tolerance, "scan", steps)
 
 
 def bisection(of: int, tolerance: float = TOLERANCE, *, check: int = 2) -> Search:
-    """Halves the counts as if every count above one that passes passed too, then looks below what it found.
+    """Halve the counts as if every count above one that passes passed too, then look below the result.
 
     Args:
         of, tolerance: see :func:`scan`.
         check: so many counts just below the one found are evaluated as well; one of them that passes takes its place,
-            and is checked in turn. The result says whether the curve was monotone where looked.
+            and is checked in turn. The result says whether the curve was monotone at the evaluated counts.
 
     Raises:
         InputError: of, tolerance or check out of range.
@@ -227,19 +234,19 @@ def bisection(of: int, tolerance: float = TOLERANCE, *, check: int = 2) -> Searc
 
     def steps(search: Search) -> Steps:
         changes: dict[int, float] = {}
-        fails, kept = -1, of
-        while kept - fails > 1:
-            middle = (fails + min(kept, search.counts_below(of).stop)) // 2
+        fails, smallest = -1, of
+        while smallest - fails > 1:
+            middle = (fails + min(smallest, search.counts_below(of).stop)) // 2
             if middle <= fails:
                 break
             answers = yield [(middle, 0)]
             changes[middle] = _change(answers[middle, 0])
-            fails, kept = (fails, middle) if changes[middle] < search.tolerance else (middle, kept)
-        while below := [k for k in search.counts_below(kept) if k >= kept - check and k not in changes]:
+            fails, smallest = (fails, middle) if changes[middle] < search.tolerance else (middle, smallest)
+        while below := [k for k in search.counts_below(smallest) if k >= smallest - check and k not in changes]:
             answers = yield [(k, 0) for k in below]
             changes |= {k: _change(value) for (k, _), value in answers.items()}
-            kept = min([kept, *(k for k in below if changes[k] < search.tolerance)])
-        return search.found(kept, changes, len(changes))
+            smallest = min([smallest, *(k for k in below if changes[k] < search.tolerance)])
+        return search.found(smallest, changes, len(changes))
 
     return Search(of, tolerance, "bisection", steps)
 
@@ -253,11 +260,11 @@ def sequential(
     spending: str = "pocock",
     abreast: int = 1,
 ) -> Search:
-    """Counts from none kept upwards, each on a growing random part of the series until that part decides.
+    """Test the counts from none kept upwards, each on a growing random part of the series until that part decides.
 
     The paired change of the log error on the series seen is compared with the tolerance. Bounds of a group sequential
     test tell when it can no longer lie on the other side on all series, with an error that is shared by all counts, so
-    that the answer differs from the scan's with a chance of at most alpha. What stays open is decided on all series.
+    that the answer differs from the scan's with a chance of at most alpha. Open counts are decided on all series.
 
     Args:
         of, tolerance: see :func:`scan`.
@@ -279,26 +286,26 @@ def sequential(
 
     def steps(search: Search) -> Steps:
         tests = {k: _Test(looks, bounds, limit) for k in range(of)}
-        used = 0
-        kept = of
-        while rest := [k for k in search.counts_below(kept) if tests[k].passes is None][:abreast]:
+        count = 0
+        smallest = of
+        while rest := [k for k in search.counts_below(smallest) if tests[k].passes is None][:abreast]:
             answers = yield [(k, tests[k].look) for k in rest]
             for (k, look), value in answers.items():
-                used += len(looks.added[look])
+                count += len(looks.added[look])
                 tests[k].see(value)
-            kept = min([of, *(k for k, test in tests.items() if test.passes)])
+            smallest = min([of, *(k for k, test in tests.items() if test.passes)])
         changes = {k: float(np.expm1(test.estimate)) for k, test in tests.items() if test.look}
-        full = all(tests[k].look == len(looks.added) for k in range(min(kept + 1, of)))
+        full = all(tests[k].look == len(looks.added) for k in range(min(smallest + 1, of)))
         passes = [test.passes for _, test in sorted(tests.items()) if test.passes is not None]
         return search.found(
-            kept, changes, used / looks.total, exact=full, monotone=passes == sorted(passes), alpha=alpha
+            smallest, changes, count / looks.total, exact=full, monotone=passes == sorted(passes), alpha=alpha
         )
 
     return Search(of, tolerance, "sequential", steps)
 
 
 class _Test:
-    """One count's errors so far, and whether it passes: None while open."""
+    """Errors of one count so far, and whether it passes: None while open."""
 
     def __init__(self, looks: Looks, bounds: list[float], limit: float) -> None:
         self.looks, self.bounds, self.limit = looks, bounds, limit
@@ -308,15 +315,15 @@ class _Test:
         self.passes: bool | None = None
 
     def see(self, errors: Answer) -> None:
-        added = self.looks.added[self.look]
-        if not isinstance(errors, PairedErrors) or {np.shape(errors.ablated), np.shape(errors.plain)} != {added.shape}:
+        units = self.looks.added[self.look]
+        if not isinstance(errors, PairedErrors) or {np.shape(errors.ablated), np.shape(errors.plain)} != {units.shape}:
             raise InputError(
-                f"look {self.look} of a sequential test adds {len(added)} series; expected PairedErrors of so many"
+                f"look {self.look} of a sequential test adds {len(units)} series; expected PairedErrors of so many"
             )
-        self.ablated[added], self.plain[added] = errors.ablated, errors.plain
-        known = np.zeros(self.looks.total, dtype=bool)
-        known[np.concatenate(self.looks.added[: self.look + 1])] = True
-        self.estimate, error, freedom = log_change(self.ablated, self.plain, self.looks.groups, known)
+        self.ablated[units], self.plain[units] = errors.ablated, errors.plain
+        visible = np.zeros(self.looks.total, dtype=bool)
+        visible[np.concatenate(self.looks.added[: self.look + 1])] = True
+        self.estimate, error, freedom = log_change(self.ablated, self.plain, self.looks.groups, visible)
         away = abs(self.estimate - self.limit)
         last = self.look == len(self.looks.added) - 1
         if last or away > student_bound(self.bounds[self.look], freedom) * error:
@@ -325,8 +332,8 @@ class _Test:
 
 
 def _change(answer: Answer) -> float:
-    """The relative change on all windows; of paired errors that of their geometric mean."""
+    """Compute the relative change on all windows; of paired errors that of their geometric mean."""
     if not isinstance(answer, PairedErrors):
         return float(answer)
-    ablated, plain = np.asarray(answer.ablated, float), np.asarray(answer.plain, float)
-    return float(np.expm1(log_change(ablated, plain, None, np.ones(len(plain), dtype=bool))[0]))
+    errors, plain = np.asarray(answer.ablated, float), np.asarray(answer.plain, float)
+    return float(np.expm1(log_change(errors, plain, None, np.ones(len(plain), dtype=bool))[0]))

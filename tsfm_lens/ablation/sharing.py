@@ -1,8 +1,8 @@
-"""What variants of a rollout share: an encoder that none of them changes, and the keys and values made from it.
+"""Shared parts of a rollout's variants: an encoder that none of them changes, and the keys and values from it.
 
 Rows of a fanned-out rollout stand variant-major and, within a variant, series by series with the sample paths of
 each. All paths of a series, and of all variants that leave the encoder as it is, attend to the same encoder
-states. So these are computed once, and handed on as rows held once (:class:`tsfm_lens.hooks.repeated.Repeated`).
+states. So these are computed once, and handed on as rows stored once (:class:`tsfm_lens.hooks.repeated.Repeated`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tsfm_lens.hooks.replay import in_this_thread, map_tensors
 
 
 class SharedSource:
-    """Runs an encoder once for all variants that share it.
+    """Encoder that runs once for all variants that share it.
 
-    One object serves a whole batch of series: what the encoder gave for it is kept.
+    One object serves a whole batch of series: the encoder's output for it is kept.
 
     Args:
         encoder: the module.
@@ -31,20 +31,20 @@ class SharedSource:
 
     def __init__(self, encoder: nn.Module, rows: int) -> None:
         self._encoder, self._rows = encoder, rows
-        self._kept: tuple[list[Tensor], Any] | None = None
+        self._memo: tuple[list[Tensor], Any] | None = None
 
     @contextmanager
-    def serving(self, copies: int, *, shared: bool) -> Iterator[None]:
+    def serving(self, copies: int, *, is_shared: bool) -> Iterator[None]:
         """Serve one fanned-out run.
 
         Args:
             copies: variants in it.
-            shared: whether none of them changes the encoder.
+            is_shared: whether none of them changes the encoder.
         """
         before = self._encoder.__dict__.get("forward")
         forward = self._encoder.forward
-        wrapped = self._wrapped(forward, copies if shared else 1)
-        self._encoder.__dict__["forward"] = in_this_thread(forward, wrapped)
+        new = self._wrap(forward, copies if is_shared else 1)
+        self._encoder.__dict__["forward"] = in_this_thread(forward, new)
         try:
             yield
         finally:
@@ -52,40 +52,40 @@ class SharedSource:
             if before is not None:
                 self._encoder.__dict__["forward"] = before
 
-    def _wrapped(self, forward: Callable[..., Any], copies: int) -> Callable[..., Any]:
+    def _wrap(self, forward: Callable[..., Any], copies: int) -> Callable[..., Any]:
         def encode(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = tree_flatten((args, kwargs))
             if copies == 1 or not all(_alike(leaf, copies) for leaf in leaves if isinstance(leaf, Tensor)):
                 # the paths of a series share its states all the same
-                return self._held(forward(*args, **kwargs), 1)
+                return self._repeat(forward(*args, **kwargs), 1)
             of_one_variant = [leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            return self._held(self._once(forward, of_one_variant, spec), copies)
+            return self._repeat(self._once(forward, of_one_variant, spec), copies)
 
         return encode
 
-    def _held(self, output: Any, copies: int) -> Any:
-        """What an encoder gave, its rows repeated for so many variants."""
+    def _repeat(self, output: Any, copies: int) -> Any:
+        """Repeat the rows of an encoder's output for so many variants."""
 
-        def hold(tensor: Tensor) -> Tensor:
+        def repeat(tensor: Tensor) -> Tensor:
             rows = tensor.ndim > 0 and not len(tensor) % self._rows
             return Repeated(tensor, copies) if rows else tensor
 
-        return map_tensors(output, hold)
+        return map_tensors(output, repeat)
 
     def _once(self, forward: Callable[..., Any], leaves: list[Any], spec: Any) -> Any:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if self._kept is None or not _same(self._kept[0], tensors):
+        if self._memo is None or not _same(self._memo[0], tensors):
             args, kwargs = tree_unflatten(leaves, spec)
             output = forward(*args, **kwargs)
-            if self._kept is not None:
+            if self._memo is not None:
                 # the first pass over the batch is the one that comes again
                 return output
-            self._kept = [tensor.clone() for tensor in tensors], output
-        return self._kept[1]
+            self._memo = [tensor.clone() for tensor in tensors], output
+        return self._memo[1]
 
 
 def _alike(tensor: Tensor, copies: int) -> bool:
-    """Whether a tensor holds the same rows for every variant."""
+    """Return whether a tensor holds the same rows for every variant."""
     if tensor.ndim == 0 or len(tensor) % copies:
         return False
     blocks = tensor.unflatten(0, (copies, -1))

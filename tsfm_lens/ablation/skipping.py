@@ -1,4 +1,4 @@
-"""Skip: matrix products whose result is set to zero are not computed.
+"""Skipping of matrix products whose result is set to zero.
 
 A branch that a variant zeroes as a whole would be computed for its rows and then thrown away. While
 :func:`skipped` is open, the linear layers of that branch leave those rows out and give zeros for them; every tensor
@@ -24,7 +24,7 @@ from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 
 @contextmanager
 def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Iterator[None]:
-    """Leave out what is zeroed while the block runs; each variant is a block of rows.
+    """Leave out the branches that are zeroed while the block runs; each variant is a block of rows.
 
     Args:
         registry: of the model.
@@ -50,8 +50,8 @@ def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Iterator[Non
 
 
 def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
-    """Paths of the layers whose output a variant throws away for all of its rows."""
-    zeroed: set[str] = set()
+    """Return the paths of the layers whose output a variant throws away for all of its rows."""
+    branches: set[str] = set()
     heads: dict[str, set[int]] = {}
     others: set[tuple[str, int]] = set()
     for intervention in variant.interventions:
@@ -59,22 +59,22 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
         for name, head in resolve(registry, intervention):
             point = registry.points[name]
             if whole and name.endswith("hook_out") and point.kind:
-                zeroed.add(name)
+                branches.add(name)
             elif whole and head is not None and name.endswith("hook_z"):
                 heads.setdefault(name, set()).add(head)
             else:
-                # what is edited in a layer may be carried around its branches
+                # an edit in a layer may be carried around its branches
                 others.add((point.stack, point.layer))
     paths: set[str] = set()
-    for name in (*zeroed, *heads):
+    for name in (*branches, *heads):
         point = registry.points[name]
         stack = registry.wiring.stack(point.stack)
         row = stack.writer(point.kind, point.layer)
-        everything = name in zeroed
+        is_whole = name in branches
         if (point.stack, point.layer) in others or not _rows_lead(registry, row):
             continue
-        if everything or len(heads[name]) == stack.n_heads:
-            paths |= {f"{stack.block(point.layer)}.{path}" for path in _layers(row, stack, writes=everything)}
+        if is_whole or len(heads[name]) == stack.n_heads:
+            paths |= {f"{stack.block(point.layer)}.{path}" for path in _layers(row, stack, writes=is_whole)}
     return paths
 
 
@@ -87,7 +87,7 @@ def _layers(row: Writer, stack: Stack, *, writes: bool) -> set[str]:
 
 
 def _rows_lead(registry: HookRegistry, row: Writer) -> bool:
-    """Whether the variants are contiguous blocks along the first axis of everything in a branch."""
+    """Return whether the variants are contiguous blocks along the first axis of everything in a branch."""
     layouts = (row.stream_layout, row.z_layout, row.qkv_layout) if isinstance(row, Attention) else (row.pre.layout,)
     return not registry.wiring.sample_major and all(layout.startswith("batch ") for layout in layouts)
 
@@ -95,7 +95,7 @@ def _rows_lead(registry: HookRegistry, row: Writer) -> bool:
 def _sparse(
     module: nn.Linear, forward: Callable[[Tensor], Tensor], copies: int, dead: set[int]
 ) -> Callable[[Tensor], Tensor]:
-    """A linear layer that computes some blocks of rows only."""
+    """Return a linear layer that computes some blocks of rows only."""
     live = _segments([block for block in range(copies) if block not in dead])
 
     def sparse(x: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def _sparse(
 
 
 def _segments(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of neighbouring blocks, as first and one past the last."""
+    """Return runs of neighbouring blocks, as first and one past the last."""
     segments: list[tuple[int, int]] = []
     for block in blocks:
         if segments and segments[-1][1] == block:

@@ -17,7 +17,7 @@ from tsfm_lens.hooks.point_table import PointTable
 from tsfm_lens.hooks.shorthand import Key, full_name
 from tsfm_lens.hooks.spans import TokenSpans
 
-# what TransformerLens's cache has and this one has not -> what to use
+# members of TransformerLens's cache that this one lacks -> the replacement
 _INSTEAD = {
     "apply_slice_to_batch_dim": "take rows of one activation, or run some of the series: run.select(ids)",
     "cache_dict": "the activations are a mapping by name themselves",
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass
 class Activations(Decomposed, Mapping[str, Tensor]):
-    """What hook points saw during a run.
+    """Values of hook points during a run, by name.
 
     ``acts[name]`` is one tensor. Names are those of the hook points, or TransformerLens's for them: ``acts["pattern",
     0]``, ``acts["resid_post", -1, "decoder"]`` where a model has two stacks, ``acts["pattern", 0, "cross_attn"]`` where
@@ -59,7 +59,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
     where gradients were recorded.
 
     Attributes:
-        points: what each name means.
+        points: the hook point of each name.
         rollout: whether the run was a rollout, so that tensors have the axis ``step``.
         ids: the ids of the series in the batch.
         spans: by stack, the time steps that each token of a single forward covers.
@@ -69,7 +69,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         attrs: provenance of the run.
         source: hook points and weights of the model that ran; None where that is not known.
         has_batch_dim: whether an axis "batch" of length 1 is shown.
-        reduced: names of the axes of what reducers kept.
+        reduced: names of the axes of reduced activations.
     """
 
     points: Mapping[str, Point]
@@ -121,7 +121,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return torch.stack(values)
 
     def _name(self, key: Key) -> str:
-        """The recorded name that a key means.
+        """Return the recorded name that a key refers to.
 
         Raises:
             UnknownNameError: nothing was recorded under this name; the message has the nearest names.
@@ -130,14 +130,14 @@ class Activations(Decomposed, Mapping[str, Tensor]):
             return key
         gradient = isinstance(key, str) and key.endswith("_grad")
         plain = key.removesuffix("_grad") if isinstance(key, str) else key
-        meant = plain if isinstance(plain, str) and plain in self.points else full_name(self.points, plain)
-        name = None if meant is None else f"{meant}_grad" if gradient else meant
+        plain_name = plain if isinstance(plain, str) and plain in self.points else full_name(self.points, plain)
+        name = None if plain_name is None else f"{plain_name}_grad" if gradient else plain_name
         if name is None or name not in self.recorded:
             hint = "Was it in the names filter?"
             if (name or "").endswith("hook_result"):
                 hint = "Without a names filter hook_result is left out; names_filter='**.hook_result' records it."
-            asked = key if name is None else name
-            raise unknown_name("recorded activation", asked, nearest(self.recorded, asked), hint=hint)
+            requested = key if name is None else name
+            raise unknown_name("recorded activation", requested, nearest(self.recorded, requested), hint=hint)
         return name
 
     @property
@@ -146,7 +146,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return sum(call.value.nbytes for calls in self.recorded.values() for call in calls)
 
     def calls(self, name: Key) -> list[Call]:
-        """Every recorded pass through one hook point, in order.
+        """Return every recorded pass through one hook point, in order.
 
         Raises:
             UnknownNameError: nothing was recorded under this name; the message has the nearest names.
@@ -154,11 +154,11 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return self.recorded[self._name(name)]
 
     def select(self, pattern: str) -> dict[str, Tensor]:
-        """All recorded activations whose name matches a glob, by name."""
+        """Return all recorded activations whose name matches a glob, by name."""
         return {name: self[name] for name in select(self.recorded, pattern, what="recorded activation")}
 
     def to(self, device: torch.device | str) -> Activations:
-        """Move all of them to a device."""
+        """Move all activations to a device."""
         for name, calls in self.recorded.items():
             self.recorded[name] = [replace(call, value=call.value.to(device)) for call in calls]
         return self
@@ -172,7 +172,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         rows = set()
         for name, (first, *_) in self.recorded.items():
             if self._batch_axis(name) is not None:
-                rows.add(first.value.shape[self._passed(name).index("batch")])
+                rows.add(first.value.shape[self._call_axes(name).index("batch")])
         if rows - {1}:
             raise InputError(
                 f"the activations have {max(rows)} rows, expected 1 to leave the axis out; run one series alone, with "
@@ -185,28 +185,30 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return self.points[name.removesuffix("_grad")]
 
     def axes(self, name: Key) -> tuple[str, ...]:
-        """Names of the axes of ``acts[name]``; "axis_0", … where a reducer made new ones."""
+        """Return the names of the axes of ``acts[name]``; "axis_0", … where a reducer made new ones."""
         exact = self._name(name)
-        shown = self._axes(exact)
+        names = self._axes(exact)
         batch = self._batch_axis(exact)
-        return shown if self.has_batch_dim or batch is None else (*shown[:batch], *shown[batch + 1 :])
+        return names if self.has_batch_dim or batch is None else (*names[:batch], *names[batch + 1 :])
 
     def _axes(self, name: str) -> tuple[str, ...]:
-        return ("step", *self._passed(name)) if self.rollout or len(self.recorded[name]) > 1 else self._passed(name)
+        return (
+            ("step", *self._call_axes(name)) if self.rollout or len(self.recorded[name]) > 1 else self._call_axes(name)
+        )
 
-    def _passed(self, name: str) -> tuple[str, ...]:
-        """The axes of one recorded pass."""
+    def _call_axes(self, name: str) -> tuple[str, ...]:
+        """Return the axes of one recorded pass."""
         axes = self.reduced.get(name, self._point(name).axes)
         value = self.recorded[name][0].value
         return axes if len(axes) == value.ndim else tuple(f"axis_{index}" for index in range(value.ndim))
 
     def _batch_axis(self, name: str) -> int | None:
-        """Where the rows of the batch are; None where they were reduced, or attention between series has others."""
+        """Return the axis of the batch's rows; None where they were reduced, or attention between series has others."""
         axes = self._axes(name)
         return axes.index("batch") if "batch" in axes and not self._point(name).row_axis else None
 
     def to_xarray(self, name: Key) -> xr.DataArray:
-        """One activation as a labelled array.
+        """Return one activation as a labelled array.
 
         Coordinates: ``series`` along batch (with ``sample`` where a series has several rows), ``step``,
         and for token axes the first time step that each token covers, relative to the forecast start.
@@ -231,7 +233,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return array
 
     def token_spans(self, name: Key, call: int = 0, axis: str = "pos") -> TokenSpans | None:
-        """What the tokens of one recorded pass cover, counted from the forecast start; None where unknown.
+        """Return the steps that tokens of one pass cover, counted from the forecast start; None where unknown.
 
         Args:
             name: of the hook point.
@@ -242,34 +244,34 @@ class Activations(Decomposed, Mapping[str, Tensor]):
             UnknownNameError: nothing was recorded under this name.
         """
         name = self._name(name)
-        point, recorded, axes = self._point(name), self.recorded[name][call], self._passed(name)
-        counted = "query" if axis == "key" else axis
-        if axis not in axes or counted not in axes or point.over == "variate":
+        point, entry, axes = self._point(name), self.recorded[name][call], self._call_axes(name)
+        row_axis = "query" if axis == "key" else axis
+        if axis not in axes or row_axis not in axes or point.over == "variate":
             return None
         crosses = axis == "key" and point.kind == "cross_attn"
         stack = next(iter(self.spans), "encoder") if crosses else point.stack
-        length = recorded.value.shape[axes.index(axis)]
+        length = entry.value.shape[axes.index(axis)]
         if not self.rollout:
             spans = self.spans.get(stack)
         elif self.spans_at is None:
             spans = None
         else:
             # keys reach back to the first position in the cache
-            offset = 0 if axis == "key" else recorded.offset
-            first = self.recorded[name][0].value.shape[axes.index(counted)]
-            spans = self.spans_at(stack, recorded.step, offset, length, first)
+            offset = 0 if axis == "key" else entry.offset
+            first = self.recorded[name][0].value.shape[axes.index(row_axis)]
+            spans = self.spans_at(stack, entry.step, offset, length, first)
         return spans if spans is not None and len(spans) == length else None
 
     def _label_tokens(self, array: xr.DataArray, name: str, axis: str) -> xr.DataArray:
         if axis not in array.dims:
             return array
         passes = [self.token_spans(name, call, axis) for call in range(len(self.calls(name)))]
-        known = [spans for spans in passes if spans is not None and len(spans) == array.sizes[axis]]
-        if len(known) < len(passes):
+        labels = [spans for spans in passes if spans is not None and len(spans) == array.sizes[axis]]
+        if len(labels) < len(passes):
             return array
         by_step = "step" in array.dims
         for part in ("start", "stop", "special"):
-            rows = [list(getattr(spans, part)) for spans in known]
+            rows = [list(getattr(spans, part)) for spans in labels]
             array = array.assign_coords({f"{axis}_{part}": (("step", axis), rows) if by_step else (axis, rows[0])})
         return array
 

@@ -1,4 +1,4 @@
-"""Blocks that end whatever they began, at whatever instant an interrupt comes."""
+"""Blocks that end all that they began, at whatever instant an interrupt comes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ T_co = TypeVar("T_co", covariant=True)
 class Scope(Protocol[T_co]):
     """State that a block begins and ends."""
 
-    opened: bool
+    is_open: bool
 
     def open(self) -> T_co:
-        """Begin; :attr:`opened` is set before anything else is done."""
+        """Begin; :attr:`is_open` is set before anything else is done."""
 
     def close(self) -> None:
         """End what was begun, as far as it was; may be broken off, and called again."""
 
     def check(self) -> None:
-        """Raise for what went wrong without a word; called after the end of a block without an error."""
+        """Raise for a silent failure; called after the end of a block without an error."""
 
 
 class _Exit(partial[None]):
-    """The call that leaves a block; whoever drops it without having called it leaves the block too."""
+    """Call that leaves a block; whoever drops it without having called it leaves the block too."""
 
     owner: Block[Any]
 
@@ -56,7 +56,7 @@ class _Way:
 
 
 def _enter(scope: Scope[T_co]) -> T_co:
-    if scope.opened:
+    if scope.is_open:
         raise HookError("this block is open already; make another of the same kind to enter it once more")
     try:
         return scope.open()
@@ -75,7 +75,7 @@ class Block(Generic[T_co]):
     """A ``with`` block.
 
     Args:
-        scope: what it begins and ends; its ``open`` returns the value after ``as``.
+        scope: the state that it begins and ends; its ``open`` returns the value after ``as``.
     """
 
     def __init__(self, scope: Scope[T_co]) -> None:

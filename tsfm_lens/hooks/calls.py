@@ -1,4 +1,4 @@
-"""What modules were given and what they gave back, as they are."""
+"""Arguments and outputs of native modules, as they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NativeCall(NamedTuple):
 
     Attributes:
         args, kwargs: its arguments.
-        output: what it returned.
+        output: its return value.
     """
 
     args: tuple[Any, ...]
@@ -26,11 +26,11 @@ class NativeCall(NamedTuple):
     output: Any
 
     def given(self, arg: int | str = 0) -> Tensor:
-        """One tensor among the arguments; WiringError if there is none."""
+        """Return one tensor among the arguments; WiringError if there is none."""
         return get_input(self.args, self.kwargs, arg)
 
     def gave(self, arg: int | str = 0) -> Tensor:
-        """One tensor of the output; WiringError if there is none."""
+        """Return one tensor of the output; WiringError if there is none."""
         return get_output(self.output, arg)
 
 
@@ -53,7 +53,7 @@ def recorded_calls(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, li
 
 
 def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Block[None]:
-    """Show what enters each module, at every call, while the block runs; nothing is kept.
+    """Pass the input of each module to a function, at every call, while the block runs; nothing is kept.
 
     Args:
         model: the native module.

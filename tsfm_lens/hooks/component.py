@@ -55,14 +55,14 @@ class Component:
 
     @property
     def level(self) -> str:
-        """ "head", "branch" or "layer"."""
+        """Size of the component: "head", "branch" or "layer"."""
         if self.kind is None:
             return "layer"
         return "branch" if self.head is None else "head"
 
 
 def components(wiring: Wiring) -> Iterator[Component]:
-    """Every component of a model: per layer the layer, then each branch followed by its heads.
+    """Iterate over every component of a model: per layer the layer, then each branch followed by its heads.
 
     Example:
         >>> [str(each) for each in hooks.components(lens.wiring)][:3]
@@ -79,7 +79,7 @@ def components(wiring: Wiring) -> Iterator[Component]:
 
 
 def select_components(wiring: Wiring, *patterns: str | Component) -> list[Component]:
-    """Components by name or glob, in model order and each once.
+    """Select components by name or glob, in model order and each once.
 
     A glob matches part by part: ``decoder.*.cross_attn.*`` is every cross-attention head of the
     decoder, ``decoder.*.mlp`` every MLP, ``decoder.*`` every whole layer.
@@ -91,26 +91,26 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
         >>> len(hooks.select_components(lens.wiring, "decoder.*.cross_attn.*"))
         12
     """
-    known = _by_name(wiring)
-    if len(patterns) == 1 and str(patterns[0]) in known:
-        return [known[str(patterns[0])]]
-    wanted: set[str] = set()
+    by_name = _by_name(wiring)
+    if len(patterns) == 1 and str(patterns[0]) in by_name:
+        return [by_name[str(patterns[0])]]
+    names: set[str] = set()
     for pattern in patterns:
-        wanted.update(select(known, str(pattern), what="component", hint="`lens.components()` lists them all."))
-    return [component for name, component in known.items() if name in wanted]
+        names.update(select(by_name, str(pattern), what="component", hint="`lens.components()` lists them all."))
+    return [component for name, component in by_name.items() if name in names]
 
 
 def _by_name(wiring: Wiring) -> dict[str, Component]:
-    """Every component by its printed form; kept with the table, which never changes."""
-    kept: dict[str, Component] | None = wiring.__dict__.get("_components_by_name")
-    if kept is None:
-        kept = {str(component): component for component in components(wiring)}
-        wiring.__dict__["_components_by_name"] = kept
-    return kept
+    """Return every component by its printed form; kept with the table, which never changes."""
+    by_name: dict[str, Component] | None = wiring.__dict__.get("_components_by_name")
+    if by_name is None:
+        by_name = {str(component): component for component in components(wiring)}
+        wiring.__dict__["_components_by_name"] = by_name
+    return by_name
 
 
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
-    """The finest partition of what is written to a stack's stream: every head and every MLP.
+    """Return the finest partition of the writes to a stack's stream: every head and every MLP.
 
     Args:
         wiring: the model's wiring.
@@ -122,11 +122,11 @@ def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
     """
     name = wiring.output_stack.name if stack is None else stack
     row = wiring.stack(name)
-    chosen = []
+    selected = []
     for component in components(wiring):
         if component.stack != name or component.kind is None:
             continue
         is_attention = isinstance(row.writer(component.kind, component.layer), Attention)
         if (component.head is not None) == is_attention:
-            chosen.append(component)
-    return chosen
+            selected.append(component)
+    return selected

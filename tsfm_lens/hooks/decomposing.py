@@ -22,7 +22,7 @@ Labelled = Tensor | tuple[Tensor, list[str]]
 
 
 class Decomposed(ABC):
-    """What TransformerLens's ``ActivationCache`` does with a residual stream; ``Activations`` is one of these.
+    """Decomposition of a residual stream with the methods of TransformerLens's ``ActivationCache``.
 
     Everything has the arguments, the order and the labels of TransformerLens, and ``stack``, for models with an encoder
     and a decoder: the one that is read out as the forecast, unless another is named. Where an attention is not the only
@@ -34,11 +34,11 @@ class Decomposed(ABC):
 
     @abstractmethod
     def __getitem__(self, name: Key) -> Tensor:
-        """One activation."""
+        """Return one activation."""
 
     @abstractmethod
     def __contains__(self, name: object) -> bool:
-        """Whether it was recorded."""
+        """Return whether an activation was recorded."""
 
     def accumulated_resid(
         self,
@@ -51,7 +51,7 @@ class Decomposed(ABC):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """The residual stream at every layer up to the input of one.
+        """Stack the residual stream at every layer up to the input of one.
 
         Args:
             layer: from 0 to the number of layers; the end of the stack if None or -1.
@@ -85,11 +85,11 @@ class Decomposed(ABC):
             for name in RESIDUAL_NAMES[:count]:
                 labels.append(f"{index}_{name.removeprefix('hook_resid_')}")
                 streams.append(place.cut(f"{place.stack.prefix}.{index}.{name}"))
-        stacked = torch.stack(streams)
+        parts = torch.stack(streams)
         if apply_ln:
             # at the end each has a scale of its own, as in TransformerLens
-            stacked = place.normed(stacked) if place.at_the_end else place.scaled(stacked)
-        return (stacked, labels) if return_labels else stacked
+            parts = place.normed(parts) if place.at_the_end else place.scaled(parts)
+        return (parts, labels) if return_labels else parts
 
     def decompose_resid(
         self,
@@ -103,7 +103,7 @@ class Decomposed(ABC):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """What each branch wrote to the stream that a layer reads; with all of them, the sum is that stream.
+        """Stack the write of each branch to the stream that a layer reads; the sum of all of them is that stream.
 
         Args:
             layer, mlp_input, pos_slice, stack: see :meth:`accumulated_resid`.
@@ -133,11 +133,11 @@ class Decomposed(ABC):
             if mode == "all" or (mode == "mlp") == isinstance(row, Mlp):
                 labels.append(f"{index}_{row.kind}_out")
                 writes.append(place.branch(index, row))
-        stacked = torch.stack(writes)
+        parts = torch.stack(writes)
         if not incl_embeds:
-            labels, stacked = labels[1:], stacked[1:]
-        stacked = place.scaled(stacked) if apply_ln else stacked
-        return (stacked, labels) if return_labels else stacked
+            labels, parts = labels[1:], parts[1:]
+        parts = place.scaled(parts) if apply_ln else parts
+        return (parts, labels) if return_labels else parts
 
     def stack_head_results(
         self,
@@ -149,7 +149,7 @@ class Decomposed(ABC):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """What each head wrote to the stream before a layer, from ``hook_result`` or else from ``hook_z`` and W_O.
+        """Stack each head's write to the stream before a layer, from ``hook_result`` or else from ``hook_z`` and W_O.
 
         Args:
             layer, pos_slice, stack: see :meth:`accumulated_resid`.
@@ -187,7 +187,7 @@ class Decomposed(ABC):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """What heads, neurons, the embedding and the biases wrote to the stream that a layer reads; they sum to it.
+        """Stack the writes of heads, neurons, embedding and biases to the stream that a layer reads; they sum to it.
 
         Args:
             layer, mlp_input, pos_slice, stack: see :meth:`accumulated_resid`.
@@ -212,21 +212,21 @@ class Decomposed(ABC):
         """
         place = self._before(stack, layer, mlp_input, pos_slice, whole=True)
 
-        def shown(part: Tensor) -> Tensor:
+        def project(part: Tensor) -> Tensor:
             part = place.scaled(part) if apply_ln else part
             return part if project_output_onto is None else part @ project_output_onto.to(part)
 
         labels, heads = place.heads()
-        parts = [shown(heads)]
+        parts = [project(heads)]
         for index, row in place.writers():
             if isinstance(row, Mlp):
                 of = place.neurons(index, row) if expand_neurons else place.branch(index, row)[None]
                 many = [f"L{index}N{neuron}" for neuron in range(len(of))]
                 labels += many if expand_neurons else [f"{index}_{row.kind}_out"]
-                parts.append(shown(of))
-        parts += [shown(place.embed()[None]), shown(place.bias(of_mlps=expand_neurons)[None])]
-        stacked, labels = torch.cat(parts), [*labels, "embed", "bias"]
-        return (stacked, labels) if return_labels else stacked
+                parts.append(project(of))
+        parts += [project(place.embed()[None]), project(place.bias(of_mlps=expand_neurons)[None])]
+        stack_of_parts, labels = torch.cat(parts), [*labels, "embed", "bias"]
+        return (stack_of_parts, labels) if return_labels else stack_of_parts
 
     def apply_ln_to_stack(
         self,
@@ -238,7 +238,7 @@ class Decomposed(ABC):
         recompute_ln: bool = False,
         stack: str | None = None,
     ) -> Tensor:
-        """Parts of a stream as the norm of a layer scales them, with the scale of the whole stream.
+        """Scale parts of a stream as the norm of a layer does, with the scale of the whole stream.
 
         As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer, fold_norm=True)`` has it. To read
         parts out as forecasts, give them to ``lens.readout(parts, encoded, like=stream)`` as they are.
@@ -278,7 +278,7 @@ class Decomposed(ABC):
         *,
         stack: str | None = None,
     ) -> Tensor:
-        """One activation of every layer before one, (layer, …).
+        """Stack one activation of every layer before one, (layer, …).
 
         Args:
             activation_name: in short, such as "pattern" or "resid_post".

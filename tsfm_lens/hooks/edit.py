@@ -1,4 +1,4 @@
-"""Putting interventions on hook points."""
+"""Interventions on hook points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
-    """The hook points, and the head at each, that an intervention concerns.
+    """Resolve the hook points that an intervention concerns, and the head at each.
 
     Raises:
         UnknownNameError: the target is neither a component nor a hook point of this model.
@@ -29,24 +29,24 @@ def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[st
     """
     target = intervention.target
     # a table never changes, and of interventions only these two have spots of their own
-    asked = (target, isinstance(intervention, EditPattern), isinstance(intervention, Steer))
-    if asked not in registry.spots:
-        registry.spots[asked] = _resolved(registry, intervention)
-    return registry.spots[asked]
+    cache_key = (target, isinstance(intervention, EditPattern), isinstance(intervention, Steer))
+    if cache_key not in registry.spots:
+        registry.spots[cache_key] = _resolve(registry, intervention)
+    return registry.spots[cache_key]
 
 
-def _resolved(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
+def _resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
     target = intervention.target
     if isinstance(target, str) and "hook_" in target:
         return [(name, None) for name in select(registry.points, target)]
     try:
-        meant = select_components(registry.wiring, target)
+        targets = select_components(registry.wiring, target)
     except UnknownNameError as error:
-        known = [str(component) for component in components(registry.wiring)]
+        names = [str(component) for component in components(registry.wiring)]
         hint = "A target is a component (decoder.3.cross_attn.5) or a hook point."
-        raise unknown_name("component", target, known, hint=hint) from error
+        raise unknown_name("component", target, names, hint=hint) from error
     spots: list[tuple[str, int | None]] = []
-    for component in meant:
+    for component in targets:
         spots += _spots(registry.wiring.stack(component.stack), component, intervention)
     return spots
 
@@ -85,14 +85,14 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], valu
             change = intervention.change(registry.points[name])
             acts.setdefault(name, []).append(_Act(intervention, head, change))
     # TransformerLens keeps them in the order in which they are set
-    planned: list[Hook] = [
+    hooks: list[Hook] = [
         (name, _Edit(registry, registry.points[name], tuple(those)), "fwd") for name, those in acts.items()
     ]
-    return holding(registry, planned, value)
+    return holding(registry, hooks, value)
 
 
 def acts_by_row(intervention: Intervention, point: Point) -> bool:
-    """Whether an intervention does the same to every row of a batch, whatever the others are."""
+    """Return whether an intervention does the same to every row of a batch, whatever the others are."""
     if intervention.rows is not None or point.row_axis:
         return False
     if isinstance(intervention, Steer):
@@ -101,13 +101,13 @@ def acts_by_row(intervention: Intervention, point: Point) -> bool:
 
 
 def acts_by_place(intervention: Intervention, point: Point) -> bool:
-    """Whether an intervention does to each row what it does in the whole batch, once it knows which rows run."""
-    knows_place = isinstance(intervention, PatchFrom) or getattr(intervention, "by_place", False)
-    return acts_by_row(intervention, point) or (knows_place and intervention.rows is None and not point.row_axis)
+    """Return whether an intervention does to each row what it does in the whole batch, once it knows which rows run."""
+    is_placed = isinstance(intervention, PatchFrom) or getattr(intervention, "by_place", False)
+    return acts_by_row(intervention, point) or (is_placed and intervention.rows is None and not point.row_axis)
 
 
 Index = tuple[slice | Tensor, ...]
-"""What is taken of each axis of an activation; () takes all."""
+"""Selection along each axis of an activation; () selects all."""
 
 
 class _Act(NamedTuple):
@@ -119,7 +119,7 @@ class _Act(NamedTuple):
 
 
 class _Edit:
-    """The hook that all interventions of a block at one point make, one after the other.
+    """Hook of all interventions of a block at one point, one after the other.
 
     Attributes:
         by_row, by_place: see :func:`acts_by_row` and :func:`acts_by_place`.
@@ -131,10 +131,10 @@ class _Edit:
         self.by_place = all(acts_by_place(act.intervention, point) for act in acts)
 
     def __call__(self, value: Tensor, hook: HookPoint) -> Tensor:
-        """The edited activation; what was given may be another hook's own, and is not written to."""
+        """Return the edited activation; the argument may be another hook's own, and is not written to."""
         mine = False
         for act in self._acts:
-            here, part, new = _changed(self._registry, self._point, act, value)
+            here, part, new = _change(self._registry, self._point, act, value)
             region = _region(part, self._point, act, self._registry.state)
             if new is part and region is None and (not here or isinstance(here[-1], slice)):
                 continue
@@ -144,11 +144,11 @@ class _Edit:
             # a graph keeps what it has seen
             if not mine or torch.is_grad_enabled():
                 value, mine = value.clone(), True
-            _put(value, here, region, new)
+            _write(value, here, region, new)
         return value
 
 
-def _put(value: Tensor, here: Index, region: Index | None, new: Tensor) -> None:
+def _write(value: Tensor, here: Index, region: Index | None, new: Tensor) -> None:
     """Write a region of some rows into an activation."""
     if region is None:
         value[here] = new.to(value.dtype)
@@ -160,8 +160,8 @@ def _put(value: Tensor, here: Index, region: Index | None, new: Tensor) -> None:
         value[here] = part
 
 
-def _changed(registry: HookRegistry, point: Point, act: _Act, value: Tensor) -> tuple[Index, Tensor, Tensor]:
-    """The rows where an intervention acts, () being all, what is there, and what it makes of it."""
+def _change(registry: HookRegistry, point: Point, act: _Act, value: Tensor) -> tuple[Index, Tensor, Tensor]:
+    """Return the rows where an intervention acts, () being all, their values, and the new values."""
     state, intervention = registry.state, act.intervention
     axis = point.row_axis
     rows = _row_index(intervention.rows, value.shape[axis], registry, point)
@@ -180,7 +180,7 @@ def _changed(registry: HookRegistry, point: Point, act: _Act, value: Tensor) -> 
 
 
 def _stretch(index: Tensor) -> slice | Tensor:
-    """Rows that follow each other as a slice, which takes no copy; others as they are."""
+    """Return consecutive rows as a slice, which takes no copy; others as they are."""
     if not len(index):
         return index
     first = int(index[0])
@@ -199,7 +199,7 @@ def _edit_own_keys(part: Tensor, rows: Tensor, change: Change, state: RunState) 
 
 
 def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) -> Tensor | None:
-    """Rows of the activation for the chosen series; a series may have several (samples, quantile paths).
+    """Return the rows of the activation for the chosen series; a series may have several (samples, quantile paths).
 
     Patterns between variates have a row per token, so a series stands for the whole group that it belongs to.
     """
@@ -212,22 +212,22 @@ def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) ->
     units = series // variates if tokens else series
     if units < 1 or n_rows % units:
         raise HookError(f"{point.name} has {n_rows} rows in a run of {series} series; rows=… cannot be told apart")
-    chosen = as_index(rows, units * variates if tokens else units, f"{point.name}: rows")
+    index = as_index(rows, units * variates if tokens else units, f"{point.name}: rows")
     if tokens:
-        chosen = torch.unique(chosen // variates)
+        index = torch.unique(index // variates)
     rows_of_unit = n_rows // units
     if rows_of_unit == 1:
-        return chosen
+        return index
     if not registry.wiring.sample_major or not state.sizes:
-        return (chosen[:, None] * rows_of_unit + torch.arange(rows_of_unit)[None]).reshape(-1)
+        return (index[:, None] * rows_of_unit + torch.arange(rows_of_unit)[None]).reshape(-1)
     copies = max(1, state.sizes["series"] * variates // series)
     inner = rows_of_unit // copies
-    starts = torch.arange(copies)[:, None, None] * units * inner + chosen[None, :, None] * inner
+    starts = torch.arange(copies)[:, None, None] * units * inner + index[None, :, None] * inner
     return (starts + torch.arange(inner)[None, None]).reshape(-1)
 
 
 def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | None:
-    """The head and positions of an activation that change, None for all of it."""
+    """Return the head and positions of an activation that change; None for all of it."""
     positions = act.intervention.positions
     if act.head is None and positions is None:
         return None
@@ -239,11 +239,11 @@ def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | N
         offset = state.offset.get(point.stack, 0)
         stop = offset + part.shape[axis]
         if isinstance(positions, slice | torch.Tensor) and not _is_integers(positions):
-            wanted = as_index(positions, stop, f"{point.name}: positions", clip=True)
+            index = as_index(positions, stop, f"{point.name}: positions", clip=True)
         else:
-            listed = torch.as_tensor(positions).reshape(-1)
-            wanted = torch.where(listed < 0, listed + stop, listed)
-        region[axis] = _stretch((wanted[(wanted >= offset) & (wanted < stop)] - offset).to(part.device))
+            entries = torch.as_tensor(positions).reshape(-1)
+            index = torch.where(entries < 0, entries + stop, entries)
+        region[axis] = _stretch((index[(index >= offset) & (index < stop)] - offset).to(part.device))
     return tuple(region)
 
 
@@ -252,7 +252,7 @@ def _is_integers(positions: object) -> bool:
 
 
 def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:
-    """Integer index from an int, a slice, integers or a boolean mask.
+    """Return an integer index for an int, a slice, integers or a boolean mask.
 
     Raises:
         InputError: an index is out of range, or a mask has the wrong length.

@@ -1,4 +1,4 @@
-"""Interventions: small value objects that say what to change, where, and for which rows.
+"""Interventions: small value objects with a target, an edit, and the rows to which it applies.
 
 Each names a ``target``: a component ("decoder.3.cross_attn.5", "decoder.*.mlp", "decoder.3") or a hook
 point ("decoder_blocks.3.hook_resid_pre"), globs included. ``rows`` are series of the batch (all samples
@@ -25,11 +25,11 @@ from tsfm_lens.hooks.registry import RunState
 Target = str | Component
 Rows = int | slice | Sequence[int] | Sequence[bool] | Tensor | None
 Change = Callable[[Tensor, RunState], Tensor]
-"""(the selected rows of an activation, where the run stands) -> their new value, same shape."""
+"""(the selected rows of an activation, the state of the run) -> their new value, same shape."""
 
 
 class Intervention(Protocol):
-    """What every intervention offers; write a frozen dataclass with these members to add your own."""
+    """Interface of every intervention; write a frozen dataclass with these members to add your own."""
 
     @property
     def target(self) -> Target:
@@ -44,25 +44,25 @@ class Intervention(Protocol):
         """Token positions to change; all if None."""
 
     def change(self, point: Point) -> Change:
-        """The function that makes new values at one hook point."""
+        """Return the function that computes new values at one hook point."""
 
 
 @dataclass(frozen=True, eq=False)
 class Zero:
-    """Set an activation, or a component's write, to zero."""
+    """Intervention that sets an activation, or a component's write, to zero."""
 
     target: Target
     rows: Rows = None
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """Zeros."""
+        """Return a function that gives zeros."""
         return lambda value, _state: torch.zeros_like(value)
 
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """Replace by the mean over a reference set.
+    """Intervention that replaces an activation by its mean over a reference set.
 
     Attributes:
         reference: activations recorded on the reference series; must hold the hook points concerned.
@@ -80,7 +80,7 @@ class Mean:
             raise InputError(f"Mean: per={self.per!r} is not known, choose 'position' or 'pooled'")
 
     def change(self, point: Point) -> Change:
-        """The mean, broadcast over rows."""
+        """Return a function that gives the mean, broadcast over rows."""
         means, counts = position_means(self.reference, point)
         if self.per == "pooled":
             weights = counts / counts.sum()
@@ -102,7 +102,7 @@ class Mean:
 
 @dataclass(frozen=True, eq=False)
 class Resample:
-    """Replace by the activation of another series, drawn at random from a reference set.
+    """Intervention that replaces an activation by that of another series, drawn from a reference set.
 
     One series of the reference is drawn for every series of the batch, by the seed alone: the same at every hook
     point, in encoder and decoder, at every step, and for all sample or quantile paths of the series, which take the
@@ -116,19 +116,19 @@ class Resample:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """Rows of the reference set."""
+        """Return a function that gives rows of the reference set."""
 
-        def drawn(value: Tensor, state: RunState) -> Tensor:
+        def resample(value: Tensor, state: RunState) -> Tensor:
             source = source_rows(self.reference, point, value, state)
-            chosen = drawn_rows(self.reference, len(source), len(value), state, self.rows, self.seed)
-            return source[chosen.to(source.device)].to(value)
+            index = drawn_rows(self.reference, len(source), len(value), state, self.rows, self.seed)
+            return source[index.to(source.device)].to(value)
 
-        return drawn
+        return resample
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Add Gaussian noise of standard deviation ``scale`` times the token's root mean square."""
+    """Intervention that adds Gaussian noise with ``scale`` times the token's root mean square as its deviation."""
 
     target: Target
     scale: float = 1.0
@@ -137,23 +137,23 @@ class Noise:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """The value plus noise; the draw depends on the seed, the hook point and the step only."""
+        """Return a function that adds noise; the draw depends on the seed, the hook point and the step only."""
         salt = sum((index + 1) * ord(letter) for index, letter in enumerate(point.name))
 
-        def noisy(value: Tensor, state: RunState) -> Tensor:
+        def add_noise(value: Tensor, state: RunState) -> Tensor:
             seed = (self.seed * 1_000_003 + salt) * 10_007 + state.step
             generator = torch.Generator().manual_seed(seed % 2**63)
             draw = torch.randn(value.shape, generator=generator).to(value)
-            # by token, so that what padding holds does not count
+            # by token, so that padding does not count
             rms = value.pow(2).mean(dim=tuple(range(2, value.ndim)), keepdim=True).sqrt()
             return value + self.scale * rms * draw
 
-        return noisy
+        return add_noise
 
 
 @dataclass(frozen=True, eq=False)
 class PatchFrom:
-    """Replace by the same activation of another run.
+    """Intervention that replaces an activation by the same one of another run.
 
     Attributes:
         source: activations of that run, recorded with the hook points concerned. A source with one row
@@ -166,9 +166,9 @@ class PatchFrom:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """The stored value at the same step and positions."""
+        """Return a function that gives the stored value at the same step and positions."""
 
-        def patched(value: Tensor, state: RunState) -> Tensor:
+        def patch(value: Tensor, state: RunState) -> Tensor:
             source = rows_in_place(self.source, point, value, state)
             if len(value) % len(source):
                 raise HookError(
@@ -180,12 +180,12 @@ class PatchFrom:
                 return source.repeat(copies, *[1] * (source.ndim - 1)).to(value)
             return source.repeat_interleave(copies, dim=0).to(value)
 
-        return patched
+        return patch
 
 
 @dataclass(frozen=True, eq=False)
 class Steer:
-    """Add a vector.
+    """Intervention that adds a vector.
 
     Attributes:
         vector: (d_model,) for a layer or branch, (d_head,) at ``hook_z``, or any shape that broadcasts
@@ -200,9 +200,9 @@ class Steer:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """The value plus the vector."""
+        """Return a function that adds the vector."""
 
-        def steered(value: Tensor, _state: RunState) -> Tensor:
+        def steer(value: Tensor, _state: RunState) -> Tensor:
             try:
                 return value + self.scale * self.vector.to(value)
             except RuntimeError as error:
@@ -211,12 +211,12 @@ class Steer:
                     f"shape {tuple(value.shape)} ({' '.join(point.axes)})"
                 ) from error
 
-        return steered
+        return steer
 
 
 @dataclass(frozen=True, eq=False)
 class EditPattern:
-    """Change an attention pattern after the softmax.
+    """Intervention that changes an attention pattern after the softmax.
 
     Attributes:
         target: an attention branch or head.
@@ -229,5 +229,5 @@ class EditPattern:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """The user's function on a copy."""
+        """Return the user's function, applied to a copy."""
         return lambda value, _state: self.edit(value.clone())

@@ -1,4 +1,4 @@
-"""The vocabulary of hook points: every name a wiring offers, its axes, and look-up by glob."""
+"""Vocabulary of hook points: every name of a wiring, its axes, and look-up by glob."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Point:
         axes: names of the activation's axes.
         how: "site" = the tensor at ``site``; "result" = computed from the heads that enter ``site``;
             "q", "k", "v", "scores", "pattern", "z" = inside the attention call of module ``site.module``.
-        site: where the native tensor passes.
+        site: the place of the native tensor.
         stack, layer, kind: the place in the model; layer -1 and kind "" outside the blocks.
         over: "variate" for the inside of attention between series.
         row_axis: the axis that counts series.
@@ -54,7 +54,7 @@ class Point:
 
 
 def hook_points(wiring: Wiring) -> dict[str, Point]:
-    """All hook points of a model by name, in order of execution within each stack."""
+    """Return all hook points of a model by name, in order of execution within each stack."""
     points: list[Point] = []
     for stack in wiring.stacks:
         points += _stack_points(stack)
@@ -63,16 +63,16 @@ def hook_points(wiring: Wiring) -> dict[str, Point]:
 
 
 def _readout_axes(wiring: Wiring) -> tuple[str, ...]:
-    """Batch, position where the readout has one, then the table's own axes in the order in which it names them."""
-    given = wiring.unembed.layout.replace("series variate", "batch").split()
-    return tuple(sorted(given, key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2)))
+    """Return batch, position where the readout has one, then the table's own axes in their order there."""
+    axes = wiring.unembed.layout.replace("series variate", "batch").split()
+    return tuple(sorted(axes, key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2)))
 
 
 def _stack_points(stack: Stack) -> list[Point]:
     dot = f"{stack.name}." if stack.name else ""
     first = stack.rows(0)[0]
-    embed, carried = first.reads.within(stack.block(0)), f"{stack.prefix}.0.{first.kind}.hook_out"
-    points = [Point(f"{dot}hook_embed", RESIDUAL, "site", embed, stack.name, aside=carried if first.aside else "")]
+    embed, write = first.reads.within(stack.block(0)), f"{stack.prefix}.0.{first.kind}.hook_out"
+    points = [Point(f"{dot}hook_embed", RESIDUAL, "site", embed, stack.name, aside=write if first.aside else "")]
     for layer in range(stack.n_layers):
         block = stack.block(layer)
         prefix = f"{stack.prefix}.{layer}"
@@ -114,68 +114,68 @@ def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, i
 
 
 def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = "") -> list[str]:
-    """Names that equal ``pattern`` or match it as a glob, or the one that TransformerLens calls so.
+    """Return names that equal ``pattern`` or match it as a glob, or the one that TransformerLens calls so.
 
     A ``*`` matches within one dotted part; ``**`` matches across parts.
 
     Raises:
         UnknownNameError: nothing matches; the message has the nearest names, or what has to be written.
     """
-    known = list(names)
+    available = list(names)
     if isinstance(pattern, tuple):
-        return [named(known, pattern, what=what, hint=hint)]
-    if pattern in known:
+        return [named(available, pattern, what=what, hint=hint)]
+    if pattern in available:
         return [pattern]
-    matching = [name for name in known if _matches(name.split("."), pattern.split("."))]
-    if matching:
-        return matching
+    matches = [name for name in available if _matches(name.split("."), pattern.split("."))]
+    if matches:
+        return matches
     if not _GLOB.search(pattern):
-        return [named(known, pattern, what=what, hint=hint)]
+        return [named(available, pattern, what=what, hint=hint)]
     across = ".".join("**" if part == "*" else part for part in pattern.split("."))
-    count = sum(_matches(name.split("."), across.split(".")) for name in known) if across != pattern else 0
+    count = sum(_matches(name.split("."), across.split(".")) for name in available) if across != pattern else 0
     if count:
         raise UnknownNameError(
             f"no {what} {pattern!r}: a * stands for one part of a name, between two dots. {across!r} stands for any "
             f"number of parts and matches {count}."
         )
-    raise unknown_name(what, pattern, known, hint=hint)
+    raise unknown_name(what, pattern, available, hint=hint)
 
 
 def named(names: Iterable[str], key: Key, *, what: str = "hook point", hint: str = "") -> str:
-    """The one name that a key means, by itself or as TransformerLens writes it; errors as in :func:`select`."""
-    known = list(names)
-    meant = key if isinstance(key, str) and key in known else full_name(known, key)
-    if meant is None:
-        near = nearest(known, key)
-        if isinstance(key, str) and "." not in key and len(near) < len(known):
+    """Return the one name that a key means, by itself or as TransformerLens writes it; errors as in :func:`select`."""
+    available = list(names)
+    name = key if isinstance(key, str) and key in available else full_name(available, key)
+    if name is None:
+        near = nearest(available, key)
+        if isinstance(key, str) and "." not in key and len(near) < len(available):
             glob = f"**.{near[0].rsplit('.', 1)[-1]}"
             hint = f"{glob!r} stands for all {len(near)} of its kind. {hint}".strip()
         raise unknown_name(what, key, near, hint=hint)
-    return meant
+    return name
 
 
 def nearest(names: Iterable[str], key: Key) -> list[str]:
-    """Names whose end is nearest to what a key asks for, at the stack and attention that it names; all, if none is."""
-    known = list(names)
+    """Return names whose ends are closest to a key's, at the stack and attention that it names; all if none is."""
+    available = list(names)
     short, *words = key if isinstance(key, tuple) else (key,)
     # a whole name is compared as a whole
-    if not known or not isinstance(short, str) or (isinstance(key, str) and "." in key):
-        return known
-    ends = {name: name.rsplit(".", 1)[-1] for name in known}
+    if not available or not isinstance(short, str) or (isinstance(key, str) and "." in key):
+        return available
+    ends = {name: name.rsplit(".", 1)[-1] for name in available}
     near = get_close_matches(f"hook_{short.removeprefix('hook_')}", sorted(set(ends.values())), n=1, cutoff=0.7)
-    found = [name for name in known if near and ends[name] == near[0]]
-    placed = [name for name in found if all(word in name for word in words if isinstance(word, str))]
-    return placed or found or known
+    matches = [name for name in available if near and ends[name] == near[0]]
+    closest = [name for name in matches if all(word in name for word in words if isinstance(word, str))]
+    return closest or matches or available
 
 
 def _matches(parts: list[str], globs: list[str]) -> bool:
     if not globs:
         return not parts
     if globs[0] == "**":
-        return any(_matches(parts[cut:], globs[1:]) for cut in range(len(parts) + 1))
+        return any(_matches(parts[start:], globs[1:]) for start in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
 
 
 def describe(points: Mapping[str, Point]) -> list[tuple[str, str]]:
-    """Rows of (name, axes) for listings."""
+    """List rows of (name, axes)."""
     return [(name, " ".join(point.axes)) for name, point in points.items()]

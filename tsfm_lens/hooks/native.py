@@ -1,6 +1,6 @@
-"""Reading and replacing tensors in what native modules take and give.
+"""Reading and replacing tensors in the inputs and outputs of native modules.
 
-The one place that knows about tuples, keyword arguments and model-output dataclasses.
+No other module deals with tuples, keyword arguments and model-output dataclasses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tsfm_lens.errors import WiringError
 
 
 def get_output(output: Any, arg: int | str) -> Tensor:
-    """The tensor at ``arg`` of a module's output; a bare tensor is its own only element.
+    """Return the tensor at ``arg`` of a module's output; a bare tensor is its own only element.
 
     Raises:
         WiringError: there is no tensor in that place.
@@ -36,7 +36,7 @@ def get_output(output: Any, arg: int | str) -> Tensor:
 
 
 def put_output(output: Any, arg: int | str, value: Tensor) -> Any:
-    """A copy of a module's output with the tensor at ``arg`` replaced."""
+    """Return a copy of a module's output with the tensor at ``arg`` replaced."""
     if isinstance(output, Tensor):
         return value
     if isinstance(output, tuple) and not hasattr(output, "_fields"):
@@ -50,7 +50,7 @@ def put_output(output: Any, arg: int | str, value: Tensor) -> Any:
 
 
 def get_input(args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str) -> Tensor:
-    """The tensor at ``arg`` of a module's inputs; an index past the positional ones reads the keywords in order.
+    """Return the tensor at ``arg`` of a module's inputs; an index past the positional ones reads the keywords in order.
 
     Raises:
         WiringError: there is no tensor in that place.
@@ -70,7 +70,7 @@ def get_input(args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str) -> 
 def put_input(
     args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str, value: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of a module's inputs with the tensor at ``arg`` replaced."""
+    """Return copies of a module's inputs with the tensor at ``arg`` replaced."""
     if isinstance(arg, int) and arg < len(args):
         return (*args[:arg], value, *args[arg + 1 :]), kwargs
     key = arg if isinstance(arg, str) else list(kwargs)[arg - len(args)]
@@ -81,7 +81,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape and type hold the same bits, NaN included, whatever wrote them."""
+    """Return whether two tensors of one shape and type have the same bits, NaN included."""
     kind = _INTEGERS.get(a.element_size(), a.dtype)
     return torch.equal(a.detach().view(kind), b.detach().view(kind))
 
@@ -91,12 +91,12 @@ Sizes = Mapping[str, int]
 
 
 def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
-    """A native tensor in the axes of the vocabulary; a view wherever torch can make one."""
+    """Return a native tensor in the axes of the vocabulary; a view wherever torch can make one."""
     if _is_vocabulary(layout, axes):
         return tensor.reshape(_unit_free(tensor, layout)) if " 1 " in layout else tensor
     side = _vocabulary_side(layout, axes)
     try:
-        return rearrange(tensor, f"{layout} -> {side}", **_folded(layout, sizes))
+        return rearrange(tensor, f"{layout} -> {side}", **_bracket_sizes(layout, sizes))
     except EinopsError as error:
         reason = str(error).strip().splitlines()[-1]
         raise WiringError(
@@ -105,15 +105,15 @@ def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Siz
 
 
 def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
-    """The inverse of :func:`to_vocabulary`."""
+    """Invert :func:`to_vocabulary`."""
     if _is_vocabulary(layout, axes):
         return tensor.unsqueeze(layout.split().index("1")) if " 1 " in layout else tensor
     side = _vocabulary_side(layout, axes)
-    return rearrange(tensor, f"{side} -> {layout}", **_folded(side, sizes))
+    return rearrange(tensor, f"{side} -> {layout}", **_bracket_sizes(side, sizes))
 
 
 def fold_leading(tensor: Tensor, layout: str) -> Tensor:
-    """Axes in front of those of the layout (quantile paths of a rollout) become part of its first axis."""
+    """Fold axes in front of those of the layout (quantile paths of a rollout) into its first axis."""
     extra = tensor.ndim - _axes_of(layout)
     return tensor.flatten(0, extra) if extra > 0 else tensor
 
@@ -125,7 +125,7 @@ def _axes_of(layout: str) -> int:
 
 @cache
 def _is_vocabulary(layout: str, axes: tuple[str, ...]) -> bool:
-    """Whether a native tensor has the axes of the vocabulary as it is, but for axes of length 1."""
+    """Return whether a native tensor has the axes of the vocabulary already, apart from axes of length 1."""
     return layout.split() == list(axes) or axes[-2:] == ("query", "key")
 
 
@@ -134,17 +134,17 @@ def _unit_free(tensor: Tensor, layout: str) -> list[int]:
 
 
 def _vocabulary_side(layout: str, axes: tuple[str, ...]) -> str:
-    """The batch axis counts variates where a layout keeps series and variates apart."""
+    """Write the vocabulary's side of a rearrangement; its batch counts variates where a layout separates them."""
     return " ".join("(series variate)" if axis == "batch" and "variate" in layout else axis for axis in axes)
 
 
-def _folded(side: str, sizes: Sizes) -> dict[str, int]:
-    """Lengths that einops needs: all but one axis of every bracket."""
-    needed: dict[str, int] = {}
+def _bracket_sizes(side: str, sizes: Sizes) -> dict[str, int]:
+    """Return the lengths that einops needs: all but one axis of every bracket."""
+    lengths: dict[str, int] = {}
     for bracket in re.findall(r"\(([^)]*)\)", side):
         names = [name for name in bracket.split() if name in sizes]
-        needed.update({name: sizes[name] for name in names[: len(bracket.split()) - 1]})
-    return needed
+        lengths.update({name: sizes[name] for name in names[: len(bracket.split()) - 1]})
+    return lengths
 
 
 def explicit_attention(
@@ -154,7 +154,7 @@ def explicit_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention scores before the softmax, with mask and bias, as scaled_dot_product_attention forms them.
+    """Compute attention scores before the softmax, with mask and bias, as scaled_dot_product_attention forms them.
 
     Args:
         q: (..., query, d_head).
@@ -169,16 +169,15 @@ def explicit_attention(
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k.transpose(-2, -1) * factor
     if is_causal:
-        allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-        scores = scores.masked_fill(~allowed, float("-inf"))
+        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~visible, float("-inf"))
     if attn_mask is not None:
-        masked = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else None
-        scores = scores + attn_mask if masked is None else masked
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
     return scores
 
 
 def softmax_rows(scores: Tensor) -> Tensor:
-    """Softmax over keys; a row with no allowed key gets pattern 0, as the fused kernels give."""
+    """Apply the softmax over keys; a row with no allowed key gets pattern 0, as the fused kernels give."""
     pattern = torch.softmax(scores, dim=-1)
     empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
     return torch.where(empty, torch.zeros_like(pattern), pattern)
@@ -188,7 +187,7 @@ _RMS_NORMS: WeakSet[Any] = WeakSet()
 
 
 def rms_scale(norm: Any, x: Tensor) -> Tensor:
-    """The factor per channel that a root-mean-square norm puts on ``x``: (…, d_model) or (…, 1).
+    """Return the factor per channel that a root-mean-square norm puts on ``x``: (…, d_model) or (…, 1).
 
     Raises:
         WiringError: the norm is of another kind, so freezing its scale is not defined.
@@ -222,7 +221,7 @@ def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
 
 
 def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:
-    """Parts of a stream as a norm shows them that has the scale of the whole stream: no gain, no bias.
+    """Normalise parts of a stream by a norm that has the scale of the whole stream: no gain, no bias.
 
     Args:
         norm: a LayerNorm, which also takes off each part's mean, or a root-mean-square norm.

@@ -1,4 +1,4 @@
-"""What keeps hooks from acting, found before or while the model runs: compilation, replaced modules, recomputation."""
+"""Obstacles to hooks, found before or while the model runs: compilation, replaced modules, recomputation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHECKPOINT = torch.utils.checkpoint.__file__
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling a module runs compiled code: ``module.compile()``, ``torch.compile`` of it or of its forward."""
+    """Return whether calling a module runs compiled code: ``module.compile()``, ``torch.compile`` of it or forward."""
     if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
         return True
     # set by torch.compile on the functions that it returns
@@ -32,19 +32,19 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
     Raises:
         WiringError: the module, or one that it is part of, is compiled or was replaced.
     """
-    known: dict[str, nn.Module | None] = {"": model}
-    checked: set[str] = set()
+    by_path: dict[str, nn.Module | None] = {"": model}
+    uncompiled: set[str] = set()
     for path, module in modules:
-        here, at = known[""], ""
+        here, at = by_path[""], ""
         for part in path.split("."):
             assert here is not None
-            if at not in checked:
+            if at not in uncompiled:
                 _refuse_compiled(at, here)
-                checked.add(at)
+                uncompiled.add(at)
             at = f"{at}.{part}" if at else part
-            if at not in known:
-                known[at] = here._modules.get(part)
-            here = known[at]
+            if at not in by_path:
+                by_path[at] = here._modules.get(part)
+            here = by_path[at]
             if here is None:
                 break
         if here is None or here is not module:
@@ -52,9 +52,9 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
                 f"module {path!r} was taken out of the model or replaced after the lens was made, so a hook on it "
                 "would do nothing. Make a new lens of the changed model: load(model)."
             )
-        if path not in checked:
+        if path not in uncompiled:
             _refuse_compiled(path, here)
-            checked.add(path)
+            uncompiled.add(path)
 
 
 def _refuse_compiled(path: str, module: nn.Module) -> None:
@@ -67,22 +67,22 @@ def _refuse_compiled(path: str, module: nn.Module) -> None:
         )
 
 
-def refuse_recomputation(name: str, began_with_gradients: bool) -> None:
+def refuse_recomputation(name: str, gradients_at_start: bool) -> None:
     """Refuse a hook in code that gradient checkpointing will run again in the backward pass, maybe without the hook.
 
     Args:
         name: of the hook point that is passed now.
-        began_with_gradients: whether gradients were recorded when the run began; reentrant checkpoints switch it off.
+        gradients_at_start: whether gradients were recorded when the run began; reentrant checkpoints switch it off.
 
     Raises:
         HookError: a checkpoint is on the way from the model's call to this hook point.
     """
     if torch.is_grad_enabled():
         # a checkpoint that keeps recording shows as a pair of hooks on what autograd saves
-        suspected = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        is_possible = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     else:
-        suspected = began_with_gradients
-    if suspected and _inside_checkpoint():
+        is_possible = gradients_at_start
+    if is_possible and _inside_checkpoint():
         raise HookError(
             f"{name} is passed inside a gradient checkpoint: backward() would run that part of the model again, "
             "and after the block without its hooks, which gives wrong gradients. Turn checkpointing off "

@@ -1,4 +1,4 @@
-"""A native tensor passes a hook point: brought into the vocabulary, shown to the hooks, and put back if changed."""
+"""Passage of a native tensor through a hook point: to the vocabulary, to the hooks, and back if changed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tsfm_lens.hooks.weights import head_output_weights
 
 
 class Passing:
-    """What happens at the hook points of one thread.
+    """Hook points of one thread, and the tensors that pass them.
 
     Args:
         table: the hook points.
         scopes: gives the blocks that act on what runs now.
-        state: where its run stands.
+        state: of its run.
     """
 
     def __init__(self, table: PointTable, scopes: Callable[[], list[HookScope[Any]]], state: RunState) -> None:
@@ -44,32 +44,32 @@ class Passing:
         # whether gradients were recorded when the model was entered
         self.gradients = False
         self._edits: dict[str, Tensor] = {}
-        # by hook point, what its heads put out in this pass
+        # by hook point, the output of its heads in this pass
         self._heads: dict[str, Tensor] = {}
 
     def acting(self, handles: Iterable[LensHandle]) -> list[Any]:
-        """The hooks that act here: those of the blocks that do, and those that belong to the lens."""
+        """Return the hooks that act here: those of acting blocks, and those that belong to the lens."""
         # another thread may take a hook out of the list meanwhile
         hooks = [handle.user_hook for handle in tuple(handles)]
         return [hook for hook in hooks if not isinstance(hook, Held) or hook.scope.acts()]
 
     def in_use(self, name: str) -> bool:
-        """Whether a hook acts at a hook point."""
-        hooked = self._table.hooked[name]
+        """Return whether a hook acts at a hook point."""
+        point = self._table.hooked[name]
         # most points have none, and all are asked whenever a block is entered
         return bool(
-            (hooked.fwd_hooks and self.acting(hooked.fwd_hooks)) or (hooked.bwd_hooks and self.acting(hooked.bwd_hooks))
+            (point.fwd_hooks and self.acting(point.fwd_hooks)) or (point.bwd_hooks and self.acting(point.bwd_hooks))
         )
 
     def forget(self) -> None:
-        """Drop what a run that was broken off has left."""
+        """Drop the remains of a run that was broken off."""
         self._edits.clear()
         self._heads.clear()
 
-    # --- what torch hooks do -------------------------------------------------------------------------------
+    # --- functions of torch hooks --------------------------------------------------------------------------
 
     def on_input(self, point: Point) -> Callable[..., Any]:
-        """Make what runs on a module's inputs where a hook point stands there."""
+        """Make the torch hook for a hook point on a module's inputs."""
 
         def act(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             tensor = get_input(args, kwargs, point.site.arg)
@@ -79,7 +79,7 @@ class Passing:
         return act
 
     def on_output(self, point: Point) -> Callable[..., Any]:
-        """Make what runs on a module's output where a hook point stands there."""
+        """Make the torch hook for a hook point on a module's output."""
 
         def act(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             tensor = get_output(output, point.site.arg)
@@ -89,7 +89,7 @@ class Passing:
         return act
 
     def carry_edits(self, point: Point) -> Connection:
-        """Add what was edited on the way into a branch to what the branch writes, so that the stream has it too."""
+        """Add an edit on the way into a branch to the branch's write, so that the stream has it too."""
         write = self._table.points[point.aside]
         column = self._table.stack_of(point)
         row = column.writer(write.kind, write.layer)
@@ -99,28 +99,28 @@ class Passing:
             change = self._edits.pop(point.name, None)
             if change is None:
                 return None
-            write_gain, keep = (1.0, 1.0) if row.mix is None else row.mix(native)
+            write_gain, stream_gain = (1.0, 1.0) if row.mix is None else row.mix(native)
             sizes = {**self._state.sizes, "head": column.n_heads}
-            edit = to_native(change * (keep / write_gain), write.site.layout, RESIDUAL, sizes)
-            written = get_output(output, write.site.arg)
-            return put_output(output, write.site.arg, written + edit.reshape(written.shape))
+            edit = to_native(change * (stream_gain / write_gain), write.site.layout, RESIDUAL, sizes)
+            tensor = get_output(output, write.site.arg)
+            return put_output(output, write.site.arg, tensor + edit.reshape(tensor.shape))
 
         # after the hook point of the write itself
         rank = self._table.rank[write.name] + 0.5
         return (write.site.module, "out"), f"edits of {point.name}", rank, after
 
     def note_heads(self, point: Point, z: Tensor) -> Tensor:
-        """Keep what the heads put out for :meth:`head_results`; gives it back."""
+        """Keep the heads' outputs for :meth:`head_results`, and return them."""
         self._heads[point.name] = z
         return z
 
     def head_results(self, point: Point) -> tuple[bool, list[Connection]]:
-        """Each head's write, computed from what enters the output projection; only an edit changes the sum.
+        """Compute each head's write from the input of the output projection; only an edit changes the sum.
 
         Where a norm stands between the heads and the stream, its scale is frozen to that of this pass.
 
         Returns:
-            Whether the heads are to be noted from inside the attention call, and what acts on the model.
+            Whether the heads are to be noted from inside the attention call, and the connections to the model.
         """
         row, rank = self._table.stack_of(point), self._table.rank[point.name]
         writer = row.attention(point.kind, point.layer)
@@ -133,20 +133,20 @@ class Passing:
             weights = head_output_weights(self._model, row, point.layer, point.kind)
             factor = self._table.factor(point)
             sizes = {**self._state.sizes, "head": row.n_heads}
-            entered = self._heads.pop(point.name)
-            z = to_vocabulary(fold_leading(entered, point.site.layout), point.site.layout, HEADS, sizes)
+            heads = self._heads.pop(point.name)
+            z = to_vocabulary(fold_leading(heads, point.site.layout), point.site.layout, HEADS, sizes)
             result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
-            written = get_output(output, 0)
+            tensor = get_output(output, 0)
             if writer.post_norm:
                 scale = rms_scale(norm, get_input(args, {}, 0))
-                wide = fold_leading(scale.expand_as(written), layout)
+                wide = fold_leading(scale.expand_as(tensor), layout)
                 result = result * to_vocabulary(wide, layout, RESIDUAL, sizes).unsqueeze(-2)
             result = result * factor if factor != 1.0 else result
             new = self._through(point, result)
             if new is result:
                 return None
             change = to_native((new - result).sum(dim=-2) / factor, layout, RESIDUAL, sizes)
-            return put_output(output, 0, written + change.reshape(written.shape))
+            return put_output(output, 0, tensor + change.reshape(tensor.shape))
 
         at = f"{row.block(point.layer)}.{writer.post_norm}" if writer.post_norm else point.site.module
         connections: list[Connection] = [((at, "out"), point.name, rank, after)]
@@ -155,7 +155,7 @@ class Passing:
         return writer.z_inside, connections
 
     def fire(self, point: Point, native: Tensor) -> Tensor:
-        """Show a native tensor to a hook point; the very same tensor comes back if nobody changed it."""
+        """Pass a native tensor to a hook point's hooks; the very same tensor comes back if nobody changed it."""
         layout, axes = point.site.layout, point.axes
         sizes = {**self._state.sizes, "head": self._table.stack_of(point).n_heads}
         value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
@@ -164,11 +164,11 @@ class Passing:
             value = value * factor
         # keys and values that a library repeats for every query head before the call
         copies = value.shape[2] // point.heads if point.heads else 1
-        shown = value[:, :, ::copies] if copies > 1 else value
+        distinct = value[:, :, ::copies] if copies > 1 else value
         # of a pass that was broken off
         self._edits.pop(point.name, None)
-        new = self._through(point, shown)
-        if new is shown:
+        new = self._through(point, distinct)
+        if new is distinct:
             return native
         new = new.repeat_interleave(copies, dim=2) if copies > 1 else new
         if point.aside:
@@ -177,38 +177,38 @@ class Passing:
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
         refuse_recomputation(point.name, self.gradients)
-        acting_scopes = self._scopes()
-        for scope in acting_scopes:
-            scope.passed.add(point.name)
-        for scope in reversed(acting_scopes):
+        scopes = self._scopes()
+        for scope in scopes:
+            scope.trace.add(point.name)
+        for scope in reversed(scopes):
             if scope.observer is not None:
                 scope.observer(point, value)
                 return value
-        hooked = self._table.hooked[point.name]
-        if hooked.bwd_hooks and len(self.acting(hooked.bwd_hooks)) < len(hooked.bwd_hooks):
+        hook_point = self._table.hooked[point.name]
+        if hook_point.bwd_hooks and len(self.acting(hook_point.bwd_hooks)) < len(hook_point.bwd_hooks):
             raise HookError(
                 f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep them "
                 "apart. Let one block with backward hooks end before another thread or task hooks the same points."
             )
-        acting = self.acting(hooked.fwd_hooks)
-        if all(getattr(hook, "reads_only", False) for hook in acting):
-            if hooked.bwd_hooks:
-                shown: Tensor = hooked(value)
-                return shown
-            for hook in acting:
-                hook(value, hook=hooked)
+        hooks = self.acting(hook_point.fwd_hooks)
+        if all(getattr(hook, "reads_only", False) for hook in hooks):
+            if hook_point.bwd_hooks:
+                result: Tensor = hook_point(value)
+                return result
+            for hook in hooks:
+                hook(value, hook=hook_point)
             return value
         # hooks may write in place, so they get a copy
         copy = value.clone()
-        new = hooked(copy)
+        new = hook_point(copy)
         if new is copy and same_bits(copy, value):
             return value
         if not isinstance(new, Tensor) or _kind(new) != _kind(value):
-            returned = f"shape {_kind(new)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
+            kind = f"shape {_kind(new)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
             raise WiringError(
-                f"the hook on {point.name} returned {returned}, expected {_kind(value)} ({' '.join(point.axes)})"
+                f"the hook on {point.name} returned {kind}, expected {_kind(value)} ({' '.join(point.axes)})"
             )
-        # what was made under torch.inference_mode() may not enter the graph of a run outside of it
+        # a tensor made under torch.inference_mode() may not enter the graph of a run outside of it
         return new.clone() if new.is_inference() and not torch.is_inference_mode_enabled() else new
 
 

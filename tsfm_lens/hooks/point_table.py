@@ -1,4 +1,4 @@
-"""The hook points of a native model as a table: what each is, where it stands, and its TransformerLens hook point."""
+"""Hook points of a native model as a table: their activations, places, and TransformerLens hook points."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class PointTable:
 
     Attributes:
         modules: those that the wiring names, by path.
-        points: what stands where, by name, in order of execution.
+        points: by name, in order of execution.
         rank: place of each among all.
         hooked: the TransformerLens hook point of each.
-        spots: what targets of interventions were resolved to.
+        spots: the resolved targets of interventions.
 
     Raises:
         WiringError: a path of the wiring does not exist in the model, or a size is not the model's.
@@ -41,7 +41,7 @@ class PointTable:
         self._mixes = {name: mix for name, point in self.points.items() if (mix := self._mix(point))}
 
     def _mix(self, point: Point) -> Callable[[], float] | None:
-        """What a block that rescales its stream multiplies a branch's output with before it is added."""
+        """Return the factor on a branch's output in a block that rescales its stream; None elsewhere."""
         if point.layer < 0 or not point.name.endswith(("hook_out", "hook_result")):
             return None
         stack = self.stack_of(point)
@@ -52,15 +52,15 @@ class PointTable:
         return lambda: mix(block)[0]
 
     def factor(self, point: Point) -> float:
-        """The factor on a write at a hook point, as the model has it now; 1 where it is added as it is."""
+        """Return the factor on a write at a hook point, as the model has it now; 1 where it is added as it is."""
         mix = self._mixes.get(point.name)
         return 1.0 if mix is None else mix()
 
     def stack_of(self, point: Point) -> Stack:
-        """The stack that a hook point belongs to."""
+        """Return the stack that a hook point belongs to."""
         return self.wiring.stack(point.stack)
 
     @property
     def in_use(self) -> bool:
-        """Whether any hook point has a hook."""
+        """True if any hook point has a hook."""
         return any(point.fwd_hooks or point.bwd_hooks for point in self.hooked.values())

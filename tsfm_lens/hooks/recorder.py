@@ -24,7 +24,7 @@ Reducer = Callable[[Tensor], Tensor]
 
 
 def resolve_filter(names: Iterable[str], names_filter: NamesFilter) -> list[str]:
-    """Hook-point names that a filter selects.
+    """Return the hook-point names that a filter selects.
 
     Args:
         names: all names of the model.
@@ -33,21 +33,21 @@ def resolve_filter(names: Iterable[str], names_filter: NamesFilter) -> list[str]
     Raises:
         UnknownNameError: a name or glob selects nothing.
     """
-    known = list(names)
+    available = list(names)
     if names_filter is None:
-        return known
+        return available
     if callable(names_filter):
-        return [name for name in known if names_filter(name)]
+        return [name for name in available if names_filter(name)]
     patterns = [names_filter] if isinstance(names_filter, str) else list(names_filter)
-    wanted = {name for pattern in patterns for name in select(known, pattern)}
-    return [name for name in known if name in wanted]
+    selection = {name for pattern in patterns for name in select(available, pattern)}
+    return [name for name in available if name in selection]
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def last_query(tensor: Tensor) -> Tensor:
-    """Reducer: keep the last position (of residual, heads) or the last query row (of patterns).
+    """Keep the last position (of residual, heads) or the last query row (of patterns); a reducer.
 
     Example:
         >>> hooks.last_query(torch.zeros(2, 7, 64)).shape
@@ -57,10 +57,10 @@ def last_query(tensor: Tensor) -> Tensor:
 
 
 def by_row(function: _Function) -> _Function:
-    """Say of a hook or reducer that it treats every row of a batch by itself, so that a batch may run in parts.
+    """Mark a hook or reducer that treats every row of a batch by itself, so that a batch may run in parts.
 
-    What a reducer so marked returns has the rows of its argument along its first axis. It may be called more often
-    than there are passes.
+    The result of such a reducer has the rows of its argument along its first axis. It may be called more often than
+    there are passes.
 
     Example:
         >>> first_token = hooks.by_row(lambda tensor: tensor[:, :1])
@@ -85,7 +85,7 @@ def record(
     reduce: Reducer | Mapping[str, Reducer] | Positions | None = None,
     gradients: bool = False,
 ) -> Block[Activations]:
-    """Keep what the named hook points see while the block runs, in this thread and task.
+    """Record the values of the named hook points while the block runs, in this thread and task.
 
     Args:
         registry: the model's hook points.
@@ -100,26 +100,26 @@ def record(
         WiringError: compiled or replaced modules would pass a hook by.
         HookError: on leaving, the model ran and never passed one of the points.
     """
-    chosen = list(names)
-    reducers = reducers_of(chosen, reduce)
+    selection = list(names)
+    reducers = reducers_of(selection, reduce)
     state = registry.state
 
     def keep(value: Tensor, hook: HookPoint, *, name: str, suffix: str = "") -> None:
         point = registry.points[name]
-        stored = reducers[name](value.detach()) if name in reducers else value.detach()
+        tensor = reducers[name](value.detach()) if name in reducers else value.detach()
         if name in reducers and name not in into.reduced:
-            into.reduced[name] = axes_after(point.axes, value, stored, reducers[name])
-        small = name in reducers and stored.untyped_storage().nbytes() > 2 * stored.nbytes
+            into.reduced[name] = axes_after(point.axes, value, tensor, reducers[name])
+        small = name in reducers and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes
         if small or not all(getattr(handle.user_hook, "reads_only", False) for handle in tuple(hook.fwd_hooks)):
-            # a later hook may write into what is shown; a small view would keep all of what it was cut from
-            stored = stored.clone()
+            # a later hook may write into the value; a small view would keep the whole tensor alive
+            tensor = tensor.clone()
         if device is not None:
-            stored = stored.to(device)
-        call = Call(state.step, state.offset.get(point.stack, 0), stored)
+            tensor = tensor.to(device)
+        call = Call(state.step, state.offset.get(point.stack, 0), tensor)
         into.recorded.setdefault(name + suffix, []).append(call)
 
     hooks: list[Hook] = []
-    for name in chosen:
+    for name in selection:
         apart = name not in reducers or getattr(reducers[name], "by_row", False)
         hook = partial(keep, name=name)
         hook.reads_only, hook.by_row = True, apart  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ class Positions:
     """Reducers that keep some positions of every activation, queries of patterns; all of what has no positions.
 
     Attributes:
-        points: what each name means.
+        points: the hook point of each name.
         which: an index, (start, stop) or a list, as TransformerLens's ``pos_slice``.
     """
 
@@ -142,14 +142,14 @@ class Positions:
     which: Any
 
     def of(self, name: str) -> Reducer:
-        """The reducer of one hook point."""
+        """Return the reducer of one hook point."""
         axes, which = self.points[name].axes, Slice.unwrap(self.which)
         place = next((axes.index(axis) for axis in ("pos", "query") if axis in axes), None)
         return by_row(lambda tensor: tensor if place is None else which.apply(tensor, dim=place))
 
 
 def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | Positions | None) -> dict[str, Reducer]:
-    """The reducer of each name that has one.
+    """Return the reducer of each name that has one.
 
     Raises:
         UnknownNameError: a glob of ``reduce`` matches none of the names.

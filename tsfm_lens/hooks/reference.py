@@ -1,4 +1,4 @@
-"""Values for interventions that come from other runs."""
+"""Values from other runs, for interventions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsfm_lens.hooks.registry import RunState
 
 
 def position_means(reference: Activations, point: Point) -> tuple[Tensor, Tensor]:
-    """Mean over all rows of a reference run, by token position.
+    """Compute the mean over all rows of a reference run, by token position.
 
     Returns:
         means (pos, …) and counts (pos,): rows that entered each mean, 0 where a position never occurred.
@@ -37,13 +37,13 @@ def position_means(reference: Activations, point: Point) -> tuple[Tensor, Tensor
 
 
 def source_rows(source: Activations, point: Point, value: Tensor, state: RunState) -> Tensor:
-    """The stored activation for the step and token positions at which a run stands now.
+    """Return the stored activation for the current step and token positions of a run.
 
     Returns:
         (source rows, …) with the token axes of ``value``.
 
     Raises:
-        HookError: the source run never was at this step and these positions.
+        HookError: the source run has no activation of this step and these positions.
         UnknownNameError: the source does not hold this hook point.
     """
     offset = state.offset.get(point.stack, 0)
@@ -65,7 +65,7 @@ def source_rows(source: Activations, point: Point, value: Tensor, state: RunStat
 
 
 def rows_in_place(source: Activations, point: Point, value: Tensor, state: RunState) -> Tensor:
-    """What :func:`source_rows` gives, of a source of a whole batch the rows of the part of it that runs."""
+    """Return the rows of :func:`source_rows`; of a source of a whole batch, those of the part that runs."""
     rows = source_rows(source, point, value, state)
     if state.whole is None or len(rows) == 1:
         return rows
@@ -76,13 +76,13 @@ def rows_in_place(source: Activations, point: Point, value: Tensor, state: RunSt
 
 
 def drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunState, rows: object, seed: int) -> Tensor:
-    """Rows of a reference run that take the place of rows of this one, one reference series per series.
+    """Draw the rows of a reference run that replace rows of this one, one reference series per series.
 
     Args:
         reference: the recorded run.
         n_source, n_rows: rows that the hook point has there and rows to replace here; several a series where it has
             sample or quantile paths.
-        state: where this run stands.
+        state: of this run.
         rows: the series to replace, as an intervention has them; all if None.
         seed: of the draw.
 
@@ -90,24 +90,24 @@ def drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunSta
         (n_rows,) indices below ``n_source``.
     """
     series = state.n_series or n_rows
-    chosen = torch.arange(series) if rows is None else torch.as_tensor(_indices(rows, series))
+    index = torch.arange(series) if rows is None else torch.as_tensor(_indices(rows, series))
     # rows of several variants side by side draw what each would draw alone
-    place = chosen % (state.block_rows or series)
-    known = len(reference.ids) or n_source
-    if n_rows % len(place) or n_source % known:
+    place = index % (state.block_rows or series)
+    n_reference = len(reference.ids) or n_source
+    if n_rows % len(place) or n_source % n_reference:
         # rows that are no series: the tokens of a pattern between variates
-        place, known = torch.arange(n_rows), n_source
+        place, n_reference = torch.arange(n_rows), n_source
     generator = torch.Generator().manual_seed(seed)
     # drawn in the order of the series, so that a choice of rows draws as all rows do
-    drawn = torch.randint(known, (max(n_rows, state.block_rows or series),), generator=generator)[place]
-    paths, rows_of_source = n_rows // len(place), n_source // known
+    draws = torch.randint(n_reference, (max(n_rows, state.block_rows or series),), generator=generator)[place]
+    paths, rows_of_source = n_rows // len(place), n_source // n_reference
     path = torch.arange(paths) % rows_of_source
     if state.sample_major:
-        return (path[:, None] * known + drawn[None]).reshape(-1)
-    return (drawn[:, None] * rows_of_source + path[None]).reshape(-1)
+        return (path[:, None] * n_reference + draws[None]).reshape(-1)
+    return (draws[:, None] * rows_of_source + path[None]).reshape(-1)
 
 
 def _indices(rows: object, series: int) -> list[int]:
-    """Rows in any of the forms that an intervention takes, as indices from 0."""
-    chosen = torch.arange(series)[rows if isinstance(rows, slice) else torch.as_tensor(rows)]
-    return [int(index) for index in chosen.reshape(-1)]
+    """Return rows, in any of the forms that an intervention takes, as indices from 0."""
+    selection = torch.arange(series)[rows if isinstance(rows, slice) else torch.as_tensor(rows)]
+    return [int(index) for index in selection.reshape(-1)]

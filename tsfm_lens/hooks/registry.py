@@ -1,4 +1,4 @@
-"""The hook registry: TransformerLens hook points on a native model that is never edited.
+"""Hook registry: TransformerLens hook points on a native model that is never edited.
 
 Native torch hooks exist only while a hook point is in use: :meth:`HookRegistry.attach` installs exactly
 those that the hook points in use need, and they are taken away when its block ends, however it ends.
@@ -25,7 +25,7 @@ __all__ = ["HookRegistry", "RunState", "hang"]
 
 
 class HookRegistry(PointTable):
-    """Hook points of one native model, and what threads have put on it.
+    """Hook points of one native model, and the hooks of threads on it.
 
     Args:
         model: the native module; it is read, hooked while needed, and never edited.
@@ -45,7 +45,7 @@ class HookRegistry(PointTable):
 
     @property
     def session(self) -> Session:
-        """What the running thread has put on the model."""
+        """Hooks of the running thread on the model."""
         try:
             session: Session = self._local.session
         except AttributeError:
@@ -55,16 +55,16 @@ class HookRegistry(PointTable):
 
     @property
     def busy(self) -> bool:
-        """Whether any thread has hooks on the model."""
-        return any(scope.opened for session in list(self._sessions) for scope in session.scopes)
+        """True if any thread has hooks on the model."""
+        return any(scope.is_open for session in list(self._sessions) for scope in session.scopes)
 
     @property
     def state(self) -> RunState:
-        """Where the run of this thread stands."""
+        """State of this thread's run."""
         return self.session.state
 
     def observed(self, note: Observer) -> Block[None]:
-        """Show the activations of connected hook points to ``note`` alone; hooks that are set do not act meanwhile."""
+        """Pass the activations of connected hook points to ``note`` alone; other hooks do not act meanwhile."""
         return Block(HookScope(self, None, observer=note))
 
     def attach(self) -> AbstractContextManager[None]:
@@ -80,15 +80,15 @@ class HookRegistry(PointTable):
 
 
 class Place(nn.Module):
-    """A part of the tree that hook points hang in; the native model holds the weights."""
+    """Part of the tree that hook points hang in; the native model holds the weights."""
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            held = ", ".join(self._modules) if "_modules" in self.__dict__ else ""
+            names = ", ".join(self._modules) if "_modules" in self.__dict__ else ""
         raise AttributeError(
-            f"no {name!r} here, only hook points: {held}. Weights are in lens.weights.heads(layer) and .mlp(layer)"
+            f"no {name!r} here, only hook points: {names}. Weights are in lens.weights.heads(layer) and .mlp(layer)"
         )
 
 

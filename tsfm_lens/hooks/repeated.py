@@ -1,8 +1,8 @@
-"""Rows that are the same for every variant, held once and handed on as if they had been copied.
+"""Rows that are the same for every variant, stored once and handed on as if they had been copied.
 
-A native model that runs variants side by side is handed what they have in common: encoder states, keys, values. It
-would copy them for every variant, and again wherever it goes on from them. A :class:`Repeated` has the shape of those
-copies and holds the rows once. A few functions keep it so; every other one is given the copies.
+A native model that runs variants side by side receives their common tensors: encoder states, keys, values. It would
+copy them for every variant, and again in later steps. A :class:`Repeated` has the shape of those copies and stores the
+rows once. A few functions keep it so; every other one receives the copies.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map
 
 
 class Repeated(Tensor):
-    """A tensor whose row ``(b * len(single) + r) * each + i`` is row r of ``single``, for every b and i.
+    """Tensor whose row ``(b * len(single) + r) * each + i`` is row r of ``single``, for every b and i.
 
-    What is written into holds copies from then on; views of it that were taken before do not follow.
+    A write turns it into copies; earlier views of it do not follow.
 
     Args:
         single: the rows, along the first axis.
@@ -34,14 +34,14 @@ class Repeated(Tensor):
 
     @staticmethod
     def __new__(cls, single: Tensor, blocks: int, each: int = 1) -> Repeated:
-        """The shape of the copies, without them."""
+        """Create the shape of the copies, without them."""
         shape = (blocks * len(single) * each, *single.shape[1:])
-        made: Repeated = Tensor._make_wrapper_subclass(cls, shape, dtype=single.dtype, device=single.device)
-        made._single, made._whole, made._times = single, None, (blocks, each)
-        return made
+        tensor: Repeated = Tensor._make_wrapper_subclass(cls, shape, dtype=single.dtype, device=single.device)
+        tensor._single, tensor._whole, tensor._times = single, None, (blocks, each)
+        return tensor
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        """All is done where the object is made."""
+        """Leave all to ``__new__``."""
 
     def __repr__(self, **_kwargs: Any) -> str:  # type: ignore[override]
         return f"Repeated(shape={tuple(self.shape)}, times={self._times})"
@@ -53,24 +53,24 @@ class Repeated(Tensor):
 
     @property
     def single(self) -> Tensor | None:
-        """The rows held once; None if somebody wrote into the copies, which may differ since."""
+        """Rows stored once; None after a write into the copies, which may differ since."""
         return self._single
 
     def whole(self) -> Tensor:
-        """The copies, made once."""
+        """Return the copies, made once."""
         if self._whole is None:
             assert self._single is not None
             rows, rest = len(self._single), self._single.shape[1:]
             blocks, each = self._times
-            copied = self._single.reshape(1, rows, 1, *rest).expand(blocks, rows, each, *rest)
-            self._whole = copied.reshape(len(self), *rest)
+            view = self._single.reshape(1, rows, 1, *rest).expand(blocks, rows, each, *rest)
+            self._whole = view.reshape(len(self), *rest)
             if blocks * each == 1:
-                # whoever writes into copies does not write into what is held
+                # a write into copies must not reach the stored rows
                 self._whole = self._whole.clone()
         return self._whole
 
     def like(self, other: object) -> bool:
-        """Whether another tensor repeats as many rows as often."""
+        """Return whether another tensor repeats as many rows as often."""
         return (
             isinstance(other, Repeated)
             and self._single is not None
@@ -82,32 +82,32 @@ class Repeated(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func`` on the rows held once if it is one that treats rows alike, otherwise on the copies."""
+        """Run ``func`` on the rows stored once if it treats rows alike, otherwise on the copies."""
         kwargs = kwargs or {}
         if func in _FACTS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        keeping = _KEEPING.get(func)
-        if keeping is not None:
-            kept = keeping(func, *args, **kwargs)
-            if kept is not NotImplemented:
-                return kept
-        return func(*tree_map(_copied, args), **tree_map(_copied, _written(func, args, kwargs)))
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            result = handler(func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*tree_map(_materialize, args), **tree_map(_materialize, _release(func, args, kwargs)))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What torch runs without asking above is run on the copies."""
-        return func(*tree_map(_copied, args), **tree_map(_copied, _written(func, args, kwargs or {})))
+        """Run on the copies any function that torch does not offer to ``__torch_function__``."""
+        return func(*tree_map(_materialize, args), **tree_map(_materialize, _release(func, args, kwargs or {})))
 
 
-def _copied(value: Any) -> Any:
+def _materialize(value: Any) -> Any:
     return value.whole() if isinstance(value, Repeated) else value
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keywords; what a function writes into holds its copies from now on."""
+def _release(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords; tensors that a function writes into hold their copies from now on."""
     name = getattr(func, "__name__", "").split(".")[0]
     in_place = name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
     for value in (*(args[:1] if in_place else ()), kwargs.get("out")):
@@ -121,11 +121,11 @@ def _again(tensor: Repeated, single: Tensor) -> Repeated:
     return Repeated(single, *tensor.times)
 
 
-# --- functions that keep rows apart; each gives NotImplemented where it would not ------------------------------------
+# --- functions that keep rows apart; each returns NotImplemented where it would not ----------------------------------
 
 
 def _each(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function of every number, or of the last axis."""
+    """Apply a function of every number, or of the last axis."""
     if not isinstance(tensor, Repeated) or tensor.single is None or tensor.ndim < 2:
         return NotImplemented
     if any(isinstance(value, Repeated) for value in (*args, *kwargs.values())):
@@ -133,8 +133,8 @@ def _each(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return _again(tensor, func(tensor.single, *args, **kwargs))
 
 
-def _shaped(func: Any, tensor: Any, *shape: Any) -> Any:
-    """Another shape of every row."""
+def _reshape(func: Any, tensor: Any, *shape: Any) -> Any:
+    """Give every row another shape."""
     sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     if not isinstance(sizes, tuple | list | torch.Size) or tensor.single is None or not len(sizes):
         return NotImplemented
@@ -144,15 +144,15 @@ def _shaped(func: Any, tensor: Any, *shape: Any) -> Any:
     return _again(tensor, func(tensor.single, len(tensor.single), *rest))
 
 
-def _swapped(func: Any, tensor: Any, first: int, second: int) -> Any:
-    """Two axes of every row in the other's place."""
+def _swap(func: Any, tensor: Any, first: int, second: int) -> Any:
+    """Swap two axes of every row."""
     if tensor.single is None or 0 in (first % tensor.ndim, second % tensor.ndim):
         return NotImplemented
     return _again(tensor, func(tensor.single, first, second))
 
 
-def _joined(func: Any, tensors: Any, dim: int = 0, *, out: Tensor | None = None) -> Any:
-    """Every row joined to the same row of others; torch leaves out a list of no numbers."""
+def _concatenate(func: Any, tensors: Any, dim: int = 0, *, out: Tensor | None = None) -> Any:
+    """Concatenate every row with the same row of others; torch leaves out a list of no numbers."""
     parts = [part for part in tensors if isinstance(part, Repeated) or part.ndim != 1 or len(part)]
     first = parts[0]
     if out is not None or not all(isinstance(part, Repeated) and part.like(first) for part in parts):
@@ -161,7 +161,7 @@ def _joined(func: Any, tensors: Any, dim: int = 0, *, out: Tensor | None = None)
 
 
 def _side_by_side(_func: Any, tensor: Any, repeats: Any, dim: int | None = None, **_kwargs: Any) -> Any:
-    """Every row so many times."""
+    """Repeat every row so many times."""
     if not isinstance(repeats, int) or dim != 0 or not isinstance(tensor, Repeated) or tensor.single is None:
         return NotImplemented
     blocks, each = tensor.times
@@ -178,25 +178,25 @@ def _attend(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Attention with the queries of all copies folded into the query axis of the rows that they attend to."""
+    """Attend with the queries of all copies folded into the query axis of the rows that they attend to."""
     if not isinstance(key, Repeated) or not key.like(value) or is_causal or query.ndim != 4:
         return NotImplemented
     assert isinstance(value, Repeated)
     assert key.single is not None
-    query, mask = _copied(query), _copied(attn_mask)
+    query, mask = _materialize(query), _materialize(attn_mask)
     if len(query) != len(key):
         return NotImplemented
     blocks, each = key.times
     copies = blocks, len(key.single), each
 
-    def folded(rows: Tensor) -> Tensor:
+    def fold(rows: Tensor) -> Tensor:
         # (variant · series · path, head, query, d) to (series, head, variant · path · query, d)
         return rows.unflatten(0, copies).permute(1, 3, 0, 2, 4, 5).flatten(2, 4)
 
     if mask is not None and (mask.ndim != 4 or mask.shape[-2] != 1 or len(mask) != 1):
         mask = mask.expand(len(query), *torch.broadcast_shapes(mask.shape[-3:], (1, query.shape[2], 1)))
-        mask = folded(mask)
-    out = func(folded(query), key.single, value.single, mask, dropout_p, is_causal, **kwargs)
+        mask = fold(mask)
+    out = func(fold(query), key.single, value.single, mask, dropout_p, is_causal, **kwargs)
     parts = out.unflatten(2, (blocks, each, query.shape[2]))
     return parts.permute(2, 0, 3, 1, 4, 5).flatten(0, 2)
 
@@ -206,16 +206,16 @@ _FACTS = {
     *(Tensor.layout.__get__, Tensor.requires_grad.__get__, Tensor.is_cuda.__get__),  # type: ignore[attr-defined]
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, torch.is_floating_point),
 }
-_KEEPING: dict[Any, Callable[..., Any]] = {
+_HANDLERS: dict[Any, Callable[..., Any]] = {
     F.linear: _each,
     Tensor.to: _each,
     Tensor.float: _each,
     Tensor.contiguous: _each,
     Tensor.detach: _each,
-    Tensor.view: _shaped,
-    Tensor.reshape: _shaped,
-    Tensor.transpose: _swapped,
-    torch.cat: _joined,
+    Tensor.view: _reshape,
+    Tensor.reshape: _reshape,
+    Tensor.transpose: _swap,
+    torch.cat: _concatenate,
     Tensor.repeat_interleave: _side_by_side,
     F.scaled_dot_product_attention: _attend,
 }

@@ -1,8 +1,8 @@
 """Replay: modules hand back stored outputs instead of computing them again.
 
-What lies before the first changed component of a variant is the same in every variant. Its modules'
-outputs are recorded once, call by call; while :func:`replayed` is open, those modules return them in the
-same order, repeated for as many variants as run side by side. Only the instance attribute ``forward`` is
+All modules before the first changed component give the same outputs in every variant. These are recorded
+once, call by call; while :func:`replayed` is open, those modules return them in the same order, repeated
+for as many variants as run side by side. Only the instance attribute ``forward`` is
 shadowed, and it is restored however the block ends.
 """
 
@@ -28,7 +28,7 @@ _FEW = 2**16
 
 
 class OtherCalls(Exception):
-    """A pass called a module more or less often than the pass that was recorded, so that nothing can be replayed."""
+    """Error of a pass that calls a module more or less often than the recorded one, so that nothing can be replayed."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def called_once(model: nn.Module, path: str) -> Iterator[None]:
     """Make sure that a module is called exactly once while the block runs.
 
     Raises:
-        OtherCalls: when the block ends: it was not.
+        OtherCalls: when the block ends, and the module was not called once.
     """
     calls = 0
 
@@ -51,7 +51,7 @@ def called_once(model: nn.Module, path: str) -> Iterator[None]:
 
 
 def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Any]]]:
-    """Keep the full output of each call of each module, detached, while the block runs.
+    """Record the full output of each call of each module, detached, while the block runs.
 
     Args:
         model: the native module.
@@ -68,13 +68,13 @@ def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, 
     return hooked((TorchHook(model.get_submodule(path), "out", keep(path)) for path in paths), outputs)
 
 
-def only(stored: Mapping[str, Sequence[Any]], path: str) -> Any:
-    """The one output that was recorded of a module.
+def only(outputs: Mapping[str, Sequence[Any]], path: str) -> Any:
+    """Return the one output that was recorded of a module.
 
     Raises:
         OtherCalls: there are several, or none.
     """
-    calls = stored.get(path, ())
+    calls = outputs.get(path, ())
     if len(calls) != 1:
         raise OtherCalls(f"{path} was called {len(calls)} times in what should be one pass")
     return calls[0]
@@ -87,7 +87,7 @@ def replayed(
     *,
     rows: int,
     copies: int,
-    resumed: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
+    partial: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
 ) -> Iterator[None]:
     """Let modules return stored outputs while the block runs, in this thread; blocks of several take turns.
 
@@ -97,29 +97,29 @@ def replayed(
         rows: items in the batch of the recorded run.
         copies: how many variants run side by side; tensors whose first axis is a multiple of ``rows`` are
             repeated, variant-major: row ``v * rows + r`` is row r of variant v.
-        resumed: module path -> (its last inner layer, that layer's stored input, the module's stored output), of
+        partial: module path -> (its last inner layer, that layer's stored input, the module's stored output), of
             modules that were called once. Such a module runs its last layer alone, with whatever hooks that layer has.
 
     Raises:
         OtherCalls: when the block ends, or at the call too many: a module was not called as often as was recorded.
     """
-    going_on = resumed or {}
-    modules = {path: model.get_submodule(path) for path in (*outputs, *going_on)}
-    left = {path: iter(calls) for path, calls in outputs.items()}
-    left |= {path: iter([(entered, output)]) for path, (_, entered, output) in going_on.items()}
+    partials = partial or {}
+    modules = {path: model.get_submodule(path) for path in (*outputs, *partials)}
+    queues = {path: iter(calls) for path, calls in outputs.items()}
+    queues |= {path: iter([(layer_input, output)]) for path, (_, layer_input, output) in partials.items()}
     ONE_RUN.acquire()
     before = {path: module.__dict__.get("forward") for path, module in modules.items()}
     try:
         for path, module in modules.items():
-            if path in going_on:
-                new = _go_on(path, going_on[path][0], left[path], rows, copies)
+            if path in partials:
+                new = _resume(path, partials[path][0], queues[path], rows, copies)
             else:
-                new = _hand_back(path, left[path], rows, copies)
+                new = _hand_back(path, queues[path], rows, copies)
             module.__dict__["forward"] = in_this_thread(module.forward, new)
         yield
-        for path, calls in left.items():
+        for path, calls in queues.items():
             # what lies inside a module that hands back is not called at all
-            inside = any(path.startswith(f"{other}.") for other in left)
+            inside = any(path.startswith(f"{other}.") for other in queues)
             if not inside and next(calls, None) is not None:
                 raise OtherCalls(f"{path} was called less often than in the plain pass")
     finally:
@@ -131,17 +131,17 @@ def replayed(
 
 
 def in_this_thread(forward: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward that calls ``new`` in the calling thread and ``forward`` in every other."""
+    """Return a forward that calls ``new`` in the calling thread and ``forward`` in every other."""
     mine = threading.get_ident()
 
-    def chosen(*args: Any, **kwargs: Any) -> Any:
+    def choose(*args: Any, **kwargs: Any) -> Any:
         return (new if threading.get_ident() == mine else forward)(*args, **kwargs)
 
-    return chosen
+    return choose
 
 
 def _hand_back(path: str, calls: Iterator[Any], rows: int, copies: int) -> Callable[..., Any]:
-    """A forward that returns the next stored output, repeated without copies of it."""
+    """Return a forward that gives the next stored output, repeated without copies of it."""
 
     def forward(*_args: Any, **_kwargs: Any) -> Any:
         return map_tensors(_next(path, calls), lambda tensor: repeat_rows(tensor, rows, copies))
@@ -149,14 +149,14 @@ def _hand_back(path: str, calls: Iterator[Any], rows: int, copies: int) -> Calla
     return forward
 
 
-def _go_on(
+def _resume(
     path: str, last: nn.Module, calls: Iterator[tuple[Tensor, Any]], rows: int, copies: int
 ) -> Callable[..., Any]:
-    """A forward that runs the module's last layer on its stored input and hands the rest back as stored."""
+    """Return a forward that runs the module's last layer on its stored input; the rest of its output is as stored."""
 
     def forward(*_args: Any, **_kwargs: Any) -> Any:
-        entered, output = _next(path, calls)
-        new = last(repeat_rows(entered, rows, copies))
+        layer_input, output = _next(path, calls)
+        new = last(repeat_rows(layer_input, rows, copies))
         rest = map_tensors(output, lambda tensor: repeat_rows(tensor, rows, copies))
         return put_output(rest, 0, new.reshape(get_output(rest, 0).shape))
 
@@ -164,17 +164,17 @@ def _go_on(
 
 
 def _next(path: str, calls: Iterator[Any]) -> Any:
-    for stored in calls:
-        return stored
+    for output in calls:
+        return output
     raise OtherCalls(f"{path} was called more often than in the plain pass")
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
-    """Repeat a tensor variant-major along its first axis if that axis is the batch; many rows are held once."""
+    """Repeat a tensor variant-major along its first axis if that axis is the batch; many rows are stored once."""
     if copies == 1 or tensor.ndim == 0 or tensor.shape[0] % rows:
         return tensor
-    held = Repeated(tensor, copies)
-    return held if held.numel() > _FEW else held.whole()
+    repeated = Repeated(tensor, copies)
+    return repeated if repeated.numel() > _FEW else repeated.whole()
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -192,7 +192,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, Tensor]]:
-    """Keep the first input of each module, detached, while the block runs; the last call counts."""
+    """Record the first input of each module, detached, while the block runs; the last call counts."""
     inputs: dict[str, Tensor] = {}
 
     def keep(path: str) -> Callable[..., None]:

@@ -27,12 +27,12 @@ Hook = tuple[str, Callable[..., Any], Direction]
 Observer = Callable[[Point, Tensor], None]
 T = TypeVar("T")
 
-# open blocks of the running task or thread; a task begins with those that were open where it was made
+# open blocks of the running task or thread; a task begins with those that were open at its creation
 _CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", default=())
 
 
 class ThreadHooks(Protocol):
-    """What one thread has on a model, as the scope of a block sees it: see :class:`tsfm_lens.hooks.session.Session`."""
+    """Hooks of one thread on a model, for the scope of a block: see :class:`tsfm_lens.hooks.session.Session`."""
 
     scopes: tuple[HookScope[Any], ...]
 
@@ -58,10 +58,10 @@ class Owner(Protocol):
 
 
 class Held:
-    """A hook of a block; as a forward hook it leaves the runs of other threads and tasks alone.
+    """Hook of a block; as a forward hook it leaves the runs of other threads and tasks alone.
 
     Attributes:
-        function: what the caller gave.
+        function: the caller's.
         scope: of the block.
         reads_only: whether it never changes what it sees.
         by_row: whether it treats every row of a batch by itself.
@@ -77,7 +77,7 @@ class Held:
         self._forward = direction == "fwd"
 
     def __repr__(self) -> str:
-        # TransformerLens asks whenever a hook is set, and a partial shows every number of the tensors that it was given
+        # TransformerLens asks whenever a hook is set, and a partial shows every number of its tensors
         function = self.function
         while isinstance(function, partial):
             function = function.func
@@ -86,7 +86,7 @@ class Held:
     def __call__(self, value: Any, hook: HookPoint) -> Any:
         """Call the function, or nothing in another thread or task."""
         # backward hooks run in threads of autograd's own, and torch keeps them as long as the graph
-        if not (self.scope.acts() if self._forward else self.scope.opened):
+        if not (self.scope.acts() if self._forward else self.scope.is_open):
             return None
         self.calls += 1
         return self.function(value, hook=hook)
@@ -97,7 +97,7 @@ def resolved(
     hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]],
     direction: Direction,
 ) -> list[Hook]:
-    """Hooks by exact names, from globs and predicates.
+    """Resolve globs and predicates to hooks with exact names.
 
     Raises:
         UnknownNameError: a name matches no hook point, or a predicate is true of none.
@@ -119,8 +119,8 @@ def holding(registry: Owner, hooks: Iterable[Hook], value: T, after: Callable[[]
 
     Args:
         registry: the model's hook points.
-        hooks: what to set.
-        value: what the block gives.
+        hooks: to set.
+        value: returned by the block.
         after: called when it ends; twice, where an interrupt broke it off.
 
     Raises:
@@ -131,14 +131,14 @@ def holding(registry: Owner, hooks: Iterable[Hook], value: T, after: Callable[[]
 
 
 class HookScope(Generic[T]):
-    """What a block of one thread has on the native model.
+    """Hooks of one thread's block on the native model.
 
     Attributes:
         names: hook points that it connects and that the model must pass.
-        wanted: those, and the writes that carry their edits.
-        observer: what is shown every activation in place of the hooks.
-        passed: hook points that were passed.
-        ran: modules that ran to their end.
+        targets: those, and the writes that carry their edits.
+        observer: the function that receives every activation in place of the hooks.
+        trace: hook points that the run has passed.
+        full_runs: modules that ran to their end.
         elsewhere: whether hooked modules ran in another thread or task.
     """
 
@@ -151,73 +151,73 @@ class HookScope(Generic[T]):
         observer: Observer | None = None,
         after: Callable[[], object] | None = None,
     ) -> None:
-        self.opened, self.observer = False, observer
+        self.is_open, self.observer = False, observer
         self.names: list[str] = []
-        self.wanted: set[str] = set()
-        self.passed: set[str] = set()
-        self.ran: set[str] = set()
+        self.targets: set[str] = set()
+        self.trace: set[str] = set()
+        self.full_runs: set[str] = set()
         self.elsewhere = False
         self._registry, self._value, self._hooks, self._after = registry, value, tuple(hooks), after
-        self._held: tuple[tuple[str, Held, Direction], ...] = ()
-        self._closed, self._gradient_came = True, False
+        self._scoped: tuple[tuple[str, Held, Direction], ...] = ()
+        self._is_closed, self._has_gradient = True, False
 
     def open(self) -> T:
         """Set the hooks and connect their points."""
         registry, session = self._registry, self._registry.session
         self._session, self._task, self._generator = session, _running_task(), _open_generator()
-        self.wanted, self.passed, self.ran = set(), set(), set()
-        self.elsewhere = self._closed = False
-        connected = set().union(*(scope.wanted for scope in session.acting()))
-        self._held = tuple((name, Held(hook, self, direction), direction) for name, hook, direction in self._hooks)
-        self.opened = True
+        self.targets, self.trace, self.full_runs = set(), set(), set()
+        self.elsewhere = self._is_closed = False
+        connections = set().union(*(scope.targets for scope in session.acting()))
+        self._scoped = tuple((name, Held(hook, self, direction), direction) for name, hook, direction in self._hooks)
+        self.is_open = True
         session.scopes = (*session.scopes, self)
         _CURRENT.set((*_CURRENT.get(), self))
-        for name, held, direction in self._held:
-            registry.hooked[name].add_hook(held, dir=direction)
+        for name, entry, direction in self._scoped:
+            registry.hooked[name].add_hook(entry, dir=direction)
         if self.observer is None:
-            used = {*session.unconnected(), *(name for name, _held, _direction in self._held)}
-            self.names = [name for name in registry.points if name in used]
+            in_use = {*session.unconnected(), *(name for name, _entry, _direction in self._scoped)}
+            self.names = [name for name in registry.points if name in in_use]
         # a write that carries edits of the stream is shown first, as it is without them
-        wanted = {*self.names, *(aside for name in self.names if (aside := registry.points[name].aside))}
-        paths = {registry.points[name].site.module for name in wanted - connected}
+        targets = {*self.names, *(aside for name in self.names if (aside := registry.points[name].aside))}
+        paths = {registry.points[name].site.module for name in targets - connections}
         refuse_hidden(registry.model, [(path, registry.modules[path]) for path in paths])
-        self.wanted = wanted
+        self.targets = targets
         session.settle()
         return self._value
 
     def close(self) -> None:
-        """Take everything off; a thread that is not the block's leaves what torch calls to that one."""
-        if self._closed:
+        """Take everything off; another thread than the block's leaves the functions that torch calls to that one."""
+        if self._is_closed:
             return
-        self.opened = False
-        self._gradient_came = any(held.calls for _name, held, direction in self._held if direction == "bwd")
-        for name, held, _direction in self._held:
-            _take_off(self._registry.hooked[name], held)
-        _CURRENT.set(tuple(scope for scope in _CURRENT.get() if scope.opened))
+        self.is_open = False
+        self._has_gradient = any(entry.calls for _name, entry, direction in self._scoped if direction == "bwd")
+        for name, entry, _direction in self._scoped:
+            _detach(self._registry.hooked[name], entry)
+        _CURRENT.set(tuple(scope for scope in _CURRENT.get() if scope.is_open))
         self._session.settle()
         if self._after is not None:
             self._after()
-        self._closed = True
-        # hooks know their scope, and what they have recorded is not to wait for the collector of cycles
-        self._held = ()
+        self._is_closed = True
+        # hooks know their scope, and their records are not to wait for the collector of cycles
+        self._scoped = ()
 
     def check(self) -> None:
         """Raise HookError for hooks that did nothing though the model ran."""
         self._session.refuse_inert(self)
-        ran = [name for name, _hook, direction in self._hooks if direction == "bwd" and name in self.passed]
-        if ran and not self._gradient_came:
+        silent = [name for name, _hook, direction in self._hooks if direction == "bwd" and name in self.trace]
+        if silent and not self._has_gradient:
             raise HookError(
-                f"no gradient came to the backward hook on {ran[0]}: call backward() inside the block, on a loss of "
+                f"no gradient came to the backward hook on {silent[0]}: call backward() inside the block, on a loss of "
                 "what the model gave there, and not under torch.no_grad()"
             )
 
     def acts(self) -> bool:
-        """Whether the block is open where the running code stands.
+        """Return whether the block is open where the running code stands.
 
         Raises:
             HookError: it is open in a generator that waits at a ``yield``.
         """
-        if not self.opened or self._registry.session is not self._session:
+        if not self.is_open or self._registry.session is not self._session:
             return False
         if self not in _CURRENT.get():
             # of a task that ended without leaving its block, as a notebook's cell does, the thread takes it over
@@ -233,21 +233,21 @@ class HookScope(Generic[T]):
         return True
 
 
-def _take_off(point: HookPoint, held: Held) -> None:
-    listed = False
+def _detach(point: HookPoint, entry: Held) -> None:
+    is_listed = False
     for handles in (point.fwd_hooks, point.bwd_hooks):
         for handle in tuple(handles):
-            if handle.user_hook is held:
-                listed = True
+            if handle.user_hook is entry:
+                is_listed = True
                 handle.hook.remove()
                 _remove(handles, handle)
-    if listed:
+    if is_listed:
         return
     # an interrupt came between torch's hook and its place in the list
-    known = {handle.hook.id for handle in (*point.fwd_hooks, *point.bwd_hooks)}
+    ids = {handle.hook.id for handle in (*point.fwd_hooks, *point.bwd_hooks)}
     for table in (point._forward_hooks, point._backward_hooks):
         for key, hook in tuple(table.items()):
-            if key not in known and hook.__qualname__.startswith("HookPoint.add_hook."):
+            if key not in ids and hook.__qualname__.startswith("HookPoint.add_hook."):
                 table.pop(key, None)
 
 
@@ -267,12 +267,12 @@ def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
 
 
 def _open_generator() -> tuple[int, str] | None:
-    """The frame and name of the generator whose ``with`` statement enters a block, if that is no context manager."""
+    """Return frame and name of the generator whose ``with`` statement enters a block, if it is no context manager."""
     frame: FrameType | None = sys._getframe(1)
     ours = __name__.rpartition(".")[0]
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        # what is driven by contextlib belongs to the statement that entered it
+        # a generator driven by contextlib belongs to the statement that entered it
         if module != "contextlib" and not module.startswith(ours):
             if not frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
                 return None

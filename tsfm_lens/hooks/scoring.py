@@ -1,4 +1,4 @@
-"""Attention that scores in a way of its own, seen by the tap as scaled dot-product attention is."""
+"""Attention with scores of its own, seen by the tap as scaled dot-product attention is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 
 def scored_by(scores: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Declare a function that computes attention without forming its pattern, and how the pattern's scores are formed.
+    """Declare the scores of a function that computes attention without forming its pattern.
 
-    A model that calls such a function, once in an attention module, is hooked as one that calls torch's own: q, k and v
-    are what enters, and where scores or the pattern are asked for, ``scores`` forms them.
+    A model that calls such a function, once in an attention module, is hooked as one that calls torch's own. Its inputs
+    are q, k and v; where a hook needs scores or the pattern, ``scores`` forms them.
 
     Args:
         scores: (query, key, …the arguments after value) -> (…, query, key), before the softmax, with -inf where a key

@@ -1,7 +1,7 @@
-"""What one thread has on a native model: torch hooks, in order of execution, and where its run stands.
+"""Hooks of one thread on a native model: torch hooks, in order of execution, and the state of its run.
 
-A hook acts where its block is open. Torch hooks are seen by every thread, so each of ours asks whether it is in its
-own before it does anything. What is on the model follows from the blocks that are open: nothing is counted up or down.
+A hook acts where its block is open. Torch hooks are seen by every thread, so each of ours first asks whether it is in
+its own. The hooks on the model follow from the open blocks: nothing is counted up or down.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tsfm_lens.hooks.state import RunState
 from tsfm_lens.hooks.tap import AttentionTap
 from tsfm_lens.hooks.wiring import Stack
 
-_TAPPED = ("q", "k", "v", "scores", "pattern", "z")
+_INSIDE = ("q", "k", "v", "scores", "pattern", "z")
 # ranks before and behind those of hook points
 _FIRST, _LAST = -1.0, float("inf")
 
@@ -34,11 +34,11 @@ class Session:
 
     Args:
         table: the hook points.
-        here: whether the running thread is this one.
+        here: returns whether the running thread is this one.
 
     Attributes:
-        scopes: of the open blocks, in order of entry; the one truth about what is to be on the model.
-        state: where the thread's run stands.
+        scopes: of the open blocks, in order of entry; they alone determine the hooks on the model.
+        state: of the thread's run.
     """
 
     def __init__(self, table: PointTable, here: Callable[[Session], bool]) -> None:
@@ -52,33 +52,33 @@ class Session:
         self._inside_attention: dict[tuple[str, str], Point] = {
             (point.site.module, point.how): point for point in table.points.values() if point.how != "site"
         }
-        self._tap = AttentionTap(self._fire_tapped, self._wants)
+        self._tap = AttentionTap(self._fire_inside, self._in_use)
 
     def acting(self) -> list[HookScope[Any]]:
-        """The open blocks that act on what runs now; errors as in :meth:`HookScope.acts`."""
+        """Return the open blocks that act on what runs now; errors as in :meth:`HookScope.acts`."""
         return [scope for scope in self.scopes if scope.acts()]
 
     def running(self, acts: tuple[Act, ...]) -> Sequence[Act]:
-        """What acts on a module that is called now, of all that may act there."""
-        acting = self.acting() if self._here(self) else []
-        if len(acting) == len(self.scopes):
-            return acts if acting else ()
+        """Select the acts that apply to a module's current call, of all that may apply there."""
+        scopes = self.acting() if self._here(self) else []
+        if len(scopes) == len(self.scopes):
+            return acts if scopes else ()
         for scope in self.scopes:
-            scope.elsewhere |= scope not in acting
-        return [act for act in acts if any(not act.names.isdisjoint(scope.wanted) for scope in acting)]
+            scope.elsewhere |= scope not in scopes
+        return [act for act in acts if any(not act.names.isdisjoint(scope.targets) for scope in scopes)]
 
     def unconnected(self) -> list[str]:
-        """Hook points where a hook acts and that no block has connected."""
-        if any(not scope.opened for scope in self.scopes) or (self._slots and not self.scopes):
+        """Return the hook points where a hook acts and that no block has connected."""
+        if any(not scope.is_open for scope in self.scopes) or (self._slots and not self.scopes):
             self.settle()
         points = self._table.hooked.items()
         # asked before every run, mostly of a model without hooks
         in_use = [name for name, point in points if point.fwd_hooks or point.bwd_hooks]
-        connected = set().union(*(scope.wanted for scope in self.acting())) if in_use else set()
-        return [name for name in in_use if name not in connected and self._passing.in_use(name)]
+        connections = set().union(*(scope.targets for scope in self.acting())) if in_use else set()
+        return [name for name in in_use if name not in connections and self._passing.in_use(name)]
 
     def across_rows(self, *, parts: bool = True) -> list[str]:
-        """Hook points in use whose hooks may look at several series at once, so that a batch must stay whole.
+        """Return the hook points whose hooks may look at several series at once, so that a batch must stay whole.
 
         A function with a true attribute ``by_row`` is known to treat every row of a batch by itself; one with a true
         attribute ``by_place``, if it can tell which rows run.
@@ -99,8 +99,8 @@ class Session:
     def refuse_inert(self, scope: HookScope[Any]) -> None:
         """Raise HookError if the model ran and did not pass a hook point of a block."""
         points, names = self._table.points, scope.names
-        silent = [name for name in names if name not in scope.passed]
-        inert = [name for name in silent if not scope.ran.isdisjoint(self._witnesses(points[name]))]
+        silent = [name for name in names if name not in scope.trace]
+        inert = [name for name in silent if not scope.full_runs.isdisjoint(self._witnesses(points[name]))]
         if inert:
             path = points[inert[0]].site.module
             kind = type(self._table.modules[path]).__name__
@@ -113,7 +113,7 @@ class Session:
                 "before the block and handed in. Wire a module that is called, turn the fused path off, or run the "
                 "stack inside the block."
             )
-        if names and len(silent) == len(names) and not scope.ran and scope.elsewhere:
+        if names and len(silent) == len(names) and not scope.full_runs and scope.elsewhere:
             raise HookError(
                 f"the model ran in another thread only, or in another task, and hooks act where their block was "
                 f"opened: those on {names[0]}{' and other points' if len(names) > 1 else ''} did nothing. Open the "
@@ -121,20 +121,20 @@ class Session:
             )
 
     def _witnesses(self, point: Point) -> tuple[str, ...]:
-        """Modules that do not run to their end without passing a hook point: the model, and the point's block."""
+        """Return modules that cannot run to their end without passing a hook point: the model, and its block."""
         block = self._table.stack_of(point).block(max(point.layer, 0))
         return ("", block) if point.layer >= 0 or point.name.endswith("hook_embed") else ("",)
 
     # --- setting torch hooks -----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Make what is on the model what open blocks need; may be broken off, and called again."""
+        """Bring the hooks on the model in line with the open blocks; may be broken off, and called again."""
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             # a block that the collector ends in another thread; its hooks are inert, and this one's next block settles
             return
-        self.scopes = tuple(scope for scope in self.scopes if scope.opened)
+        self.scopes = tuple(scope for scope in self.scopes if scope.is_open)
         acts: dict[Place, dict[str, Act]] = {}
-        for name in dict.fromkeys(name for scope in self.scopes for name in scope.wanted):
+        for name in dict.fromkeys(name for scope in self.scopes for name in scope.targets):
             if name not in self._connections:
                 self._connections[name] = list(self._connect(self._table.points[name]))
             for place, key, rank, call in self._connections[name]:
@@ -156,18 +156,18 @@ class Session:
             self._passing.forget()
 
     def _connect(self, point: Point) -> Iterator[Connection]:
-        """Find what one hook point needs on the model."""
+        """Yield the connections that one hook point needs on the model."""
         path, rank = point.site.module, self._table.rank[point.name]
         yield from self._track()
         for witness in self._witnesses(point):
-            yield (witness, "out"), "ran", _LAST, self._ended(witness)
-        if point.how in _TAPPED:
-            yield from self._tapped(path)
+            yield (witness, "out"), "ran", _LAST, self._on_end(witness)
+        if point.how in _INSIDE:
+            yield from self._tap_connections(path)
         elif point.how == "result":
             inside, connections = self._passing.head_results(point)
             yield from connections
             if inside:
-                yield from self._tapped(path)
+                yield from self._tap_connections(path)
         elif point.site.side == "in":
             yield (path, "in"), point.name, rank, self._passing.on_input(point)
         else:
@@ -175,66 +175,66 @@ class Session:
         if point.aside:
             yield self._passing.carry_edits(point)
 
-    def _tapped(self, path: str) -> Iterator[Connection]:
+    def _tap_connections(self, path: str) -> Iterator[Connection]:
         for at in self._tap.brackets(path, self._table.modules[path]):
             yield (at, "end"), "tap", _FIRST, self._tap.leave
             yield (at, "in"), "tap", _LAST, self._tap.enter
         yield (path, "out"), "check", _FIRST, self._tap.check(path)
 
-    def _ended(self, path: str) -> Callable[..., None]:
+    def _on_end(self, path: str) -> Callable[..., None]:
         """Note the runs of a module that come to their end."""
 
-        def ended(*_call: Any) -> None:
+        def note(*_call: Any) -> None:
             for scope in self.acting():
-                scope.ran.add(path)
+                scope.full_runs.add(path)
 
-        return ended
+        return note
 
     def _track(self) -> Iterator[Connection]:
         """Keep :attr:`state` true while anything is connected."""
 
-        def begun(*_call: Any) -> None:
+        def begin(*_call: Any) -> None:
             self._passing.gradients = torch.is_grad_enabled()
 
-        def read_out(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        def count_steps(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             steps = self._wiring.steps_per_readout
             self.state.step += steps if isinstance(steps, int) else steps(output)
 
-        yield ("", "in"), "begun", _FIRST, begun
+        yield ("", "in"), "begun", _FIRST, begin
         for row in self._wiring.stacks:
             if row.cached is not None:
                 yield (row.entry, "in"), f"entered {row.name}", _FIRST, self._on_entry(row)
         if self._wiring.sizes_from is not None:
             yield (self._wiring.sizes_from.module, "in"), "sizes", _FIRST, self._on_sizes
-        yield (self._wiring.unembed.module, "out"), "read out", _FIRST, read_out
+        yield (self._wiring.unembed.module, "out"), "read out", _FIRST, count_steps
 
     def _on_entry(self, row: Stack) -> Callable[..., None]:
-        def entered(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note_offset(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             assert row.cached is not None
             self.state.offset[row.name] = row.cached(args, kwargs)
 
-        return entered
+        return note_offset
 
     def _on_sizes(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         site = self._wiring.sizes_from
         assert site is not None
         shape = get_input(args, kwargs, site.arg).shape
-        named = dict(zip(site.layout.split(), shape, strict=True))
-        self.state.sizes = {axis: named[axis] for axis in ("series", "variate")}
+        lengths = dict(zip(site.layout.split(), shape, strict=True))
+        self.state.sizes = {axis: lengths[axis] for axis in ("series", "variate")}
 
     # --- inside attention ----------------------------------------------------------------------------------
 
-    def _wants(self, path: str, how: str) -> bool:
+    def _in_use(self, path: str, how: str) -> bool:
         point = self._inside_attention.get((path, how))
         # asked at every attention call, mostly of points that no block has connected
         return (
             point is not None
-            and any(point.name in scope.wanted and scope.acts() for scope in self.scopes)
+            and any(point.name in scope.targets and scope.acts() for scope in self.scopes)
             and self._passing.in_use(point.name)
         )
 
-    def _fire_tapped(self, path: str, how: str, tensor: Tensor) -> Tensor:
-        if not self._wants(path, how):
+    def _fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
+        if not self._in_use(path, how):
             return tensor
         point = self._inside_attention[path, how]
         return self._passing.note_heads(point, tensor) if how == "result" else self._passing.fire(point, tensor)

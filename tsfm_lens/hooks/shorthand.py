@@ -1,4 +1,4 @@
-"""TransformerLens's ways to name a hook point: short names, tuples of name, layer and kind, and its own spellings."""
+"""TransformerLens's names of a hook point: short names, tuples of name, layer and kind, and its own spellings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsfm_lens.errors import UnknownNameError
 Key = str | tuple[str | int | None, ...]
 """A hook point's name, or (short name, layer, …) with its stack and kind of attention where several have one."""
 
-# what TransformerLens calls a hook point in short -> what it is called here
+# short name of a hook point in TransformerLens -> its name here
 _SAME = {
     "attn": "pattern",
     "attn_logits": "attn_scores",
@@ -25,7 +25,7 @@ _SAME = {
     "value": "v",
 }
 _KINDS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
-# names of TransformerLens's points that have no counterpart -> what to use
+# names of TransformerLens's points that have no counterpart -> the replacement
 _INSTEAD = {
     "mid": "The MLPs here have no norm inside: hook_post is what enters the output matrix.",
     "normalized": "Of norms only the last of a stack has a hook point, ln_final.hook_normalized, after its gain; "
@@ -43,7 +43,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class _Place:
-    """A hook point by its parts: ``decoder_blocks.3.cross_attn.hook_z`` is ("decoder", 3, "cross_attn", "z")."""
+    """Hook point by its parts: ``decoder_blocks.3.cross_attn.hook_z`` is ("decoder", 3, "cross_attn", "z")."""
 
     stack: str
     layer: int
@@ -52,8 +52,8 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a key asks for; None where it says nothing."""
+class _Query:
+    """Parts of a key; None where it leaves one open."""
 
     short: str
     layer: int | None = None
@@ -66,7 +66,7 @@ _LETTERS = re.compile(r"([a-z_]+?)_?(\d+)([a-z]\w*)?")
 
 
 def full_name(names: Iterable[str], key: Key) -> str | None:
-    """The one hook point that a key of TransformerLens's means; None if it means none.
+    """Return the one hook point that a key of TransformerLens's means; None if it means none.
 
     Args:
         names: every hook point of the model.
@@ -77,19 +77,19 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
         UnknownNameError: the key could mean several hook points, or something that has no hook point here.
     """
     places = {name: place for name in names if (place := _place(name)) is not None}
-    asked = _asked(key, places)
-    if asked is None:
+    query = _parse(key, places)
+    if query is None:
         return None
     depth: dict[str, int] = {}
     for place in places.values():
         depth[place.stack] = max(depth.get(place.stack, 0), place.layer + 1)
-    found = [name for name, place in places.items() if _is_meant(place, asked, depth[place.stack])]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UnknownNameError(_ambiguous(key, found, places))
-    if asked.short in _INSTEAD:
-        raise UnknownNameError(f"no hook point {key!r}. {_INSTEAD[asked.short]}")
+    matches = [name for name, place in places.items() if _matches(place, query, depth[place.stack])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UnknownNameError(_ambiguous(key, matches, places))
+    if query.short in _INSTEAD:
+        raise UnknownNameError(f"no hook point {key!r}. {_INSTEAD[query.short]}")
     return None
 
 
@@ -106,7 +106,7 @@ def _place(name: str) -> _Place | None:
     return _Place(stack or "", -1 if layer is None else int(layer), kind or "", short)
 
 
-def _asked(key: Key, places: dict[str, _Place]) -> _Asked | None:
+def _parse(key: Key, places: dict[str, _Place]) -> _Query | None:
     if isinstance(key, tuple):
         return _of_tuple(key, {place.stack for place in places.values()} - {""})
     if "." in key or key.startswith("hook_"):
@@ -114,14 +114,14 @@ def _asked(key: Key, places: dict[str, _Place]) -> _Asked | None:
         if place is None:
             return None
         layer = place.layer if place.layer >= 0 else None
-        return _known(_Asked(place.short, layer, place.stack or None, place.kind or None))
+        return _translate(_Query(place.short, layer, place.stack or None, place.kind or None))
     match = _LETTERS.fullmatch(key)
     if match is None:
-        return _known(_Asked(key)) if re.fullmatch(r"[a-z_]+", key) else None
+        return _translate(_Query(key)) if re.fullmatch(r"[a-z_]+", key) else None
     return _of_tuple((match[1], int(match[2]), match[3]), set())
 
 
-def _of_tuple(key: tuple[str | int | None, ...], stacks: set[str]) -> _Asked | None:
+def _of_tuple(key: tuple[str | int | None, ...], stacks: set[str]) -> _Query | None:
     if not key or not isinstance(key[0], str):
         return None
     short, layer, *rest = (*key, None) if len(key) == 1 else key
@@ -131,40 +131,40 @@ def _of_tuple(key: tuple[str | int | None, ...], stacks: set[str]) -> _Asked | N
     stack = next((word for word in words if word in stacks), None)
     kinds = [word for word in words if word != stack]
     kind = _KINDS.get(kinds[0], kinds[0]) if kinds else None
-    return _known(_Asked(str(short).removeprefix("hook_"), layer, stack, kind or None))
+    return _translate(_Query(str(short).removeprefix("hook_"), layer, stack, kind or None))
 
 
-def _known(asked: _Asked) -> _Asked:
-    """With TransformerLens's short names told in ours; "mlp_out" is what "mlp" puts out."""
-    if (asked.kind or "").endswith("ln_final") and asked.short == "out":
+def _translate(query: _Query) -> _Query:
+    """Translate TransformerLens's short names into ours; "mlp_out" is the output of "mlp"."""
+    if (query.kind or "").endswith("ln_final") and query.short == "out":
         # TransformerLens's T5 has "decoder_ln_final"
-        named = re.fullmatch(r"(encoder|decoder)_ln_final", str(asked.kind))
-        return _Asked("normalized", None, named[1] if named else asked.stack, "ln_final")
-    short = _SAME.get(asked.short, asked.short)
+        match = re.fullmatch(r"(encoder|decoder)_ln_final", str(query.kind))
+        return _Query("normalized", None, match[1] if match else query.stack, "ln_final")
+    short = _SAME.get(query.short, query.short)
     if short == "unembed":
-        return _Asked("out", None, asked.stack, "unembed")
-    if short == "out" and asked.kind is None and asked.layer is not None:
-        return _Asked("resid_post", asked.layer, asked.stack)
+        return _Query("out", None, query.stack, "unembed")
+    if short == "out" and query.kind is None and query.layer is not None:
+        return _Query("resid_post", query.layer, query.stack)
     branch = re.fullmatch(r"(\w+)_out", short)
-    if branch and asked.kind is None:
-        return _Asked("out", asked.layer, asked.stack, branch[1])
-    return _Asked(short, asked.layer, asked.stack, asked.kind)
+    if branch and query.kind is None:
+        return _Query("out", query.layer, query.stack, branch[1])
+    return _Query(short, query.layer, query.stack, query.kind)
 
 
-def _is_meant(place: _Place, asked: _Asked, depth: int) -> bool:
-    layer = -1 if asked.layer is None else asked.layer + depth if asked.layer < 0 else asked.layer
-    if (place.short, place.layer) != (asked.short, layer) or (asked.layer is not None and layer < 0):
+def _matches(place: _Place, query: _Query, depth: int) -> bool:
+    layer = -1 if query.layer is None else query.layer + depth if query.layer < 0 else query.layer
+    if (place.short, place.layer) != (query.short, layer) or (query.layer is not None and layer < 0):
         return False
-    if asked.stack is not None and place.stack != asked.stack:
+    if query.stack is not None and place.stack != query.stack:
         return False
     # "attn" is any attention of a block
-    return asked.kind in (None, place.kind) or (asked.kind == "attn" and place.kind.endswith("_attn"))
+    return query.kind in (None, place.kind) or (query.kind == "attn" and place.kind.endswith("_attn"))
 
 
-def _ambiguous(key: Key, found: list[str], places: dict[str, _Place]) -> str:
-    first = places[found[-1]]
+def _ambiguous(key: Key, matches: list[str], places: dict[str, _Place]) -> str:
+    first = places[matches[-1]]
     short, layer = (key[0], first.layer) if isinstance(key, tuple) else (first.short, first.layer)
     words = [short, *([layer] if layer >= 0 else [])]
-    words += [first.stack] if len({places[name].stack for name in found}) > 1 else []
-    words += [first.kind] if len({places[name].kind for name in found}) > 1 else []
-    return f"{key!r} could be {', '.join(found)}. Say which by its name, or as acts{words!r}."
+    words += [first.stack] if len({places[name].stack for name in matches}) > 1 else []
+    words += [first.kind] if len({places[name].kind for name in matches}) > 1 else []
+    return f"{key!r} could be {', '.join(matches)}. Say which by its name, or as acts{words!r}."

@@ -16,13 +16,13 @@ T = TypeVar("T")
 Place = tuple[str, Side]
 """Path of a module, and the side of it."""
 Connection = tuple[Place, str, float, Callable[..., Any]]
-"""(place, what tells it from others there, rank, what acts): see :class:`Act`."""
+"""(place, its key there, rank, function): see :class:`Act`."""
 
 
 class TorchHook:
     """One torch hook on a module.
 
-    What is on is read off the module itself, so that :meth:`set` and :meth:`remove` may be broken off anywhere and
+    The module itself says whether the hook is on, so that :meth:`set` and :meth:`remove` may be broken off anywhere and
     called again.
 
     Args:
@@ -72,21 +72,21 @@ class TorchHook:
 
 
 class _Hooks(Generic[T]):
-    """Some torch hooks, as the scope of a block."""
+    """Several torch hooks, as the scope of a block."""
 
     def __init__(self, hooks: Iterable[TorchHook], value: T) -> None:
-        self.opened, self._hooks, self._value = False, tuple(hooks), value
+        self.is_open, self._hooks, self._value = False, tuple(hooks), value
 
     def open(self) -> T:
-        self.opened = True
+        self.is_open = True
         for hook in self._hooks:
             hook.set()
         return self._value
 
     def close(self) -> None:
-        for hook in self._hooks if self.opened else ():
+        for hook in self._hooks if self.is_open else ():
             hook.remove()
-        self.opened = False
+        self.is_open = False
 
     def check(self) -> None:
         return
@@ -99,11 +99,11 @@ def hooked(hooks: Iterable[TorchHook], value: T) -> Block[T]:
 
 @dataclass
 class Act:
-    """What is done at one side of a module.
+    """Function at one side of a module.
 
     Attributes:
         rank: its place in the order there, lowest first.
-        call: takes and returns what the act of a :class:`TorchHook` does.
+        call: with the arguments and results of the act of a :class:`TorchHook`.
         names: hook points that need it.
     """
 
@@ -112,12 +112,12 @@ class Act:
     names: set[str] = field(default_factory=set)
 
 
-Running = Callable[[tuple[Act, ...]], Sequence[Act]]
-"""Picks those of some acts that act on what runs now."""
+Selector = Callable[[tuple[Act, ...]], Sequence[Act]]
+"""Function that selects the acts that apply to the current call."""
 
 
 class Slot(TorchHook):
-    """The torch hook of one session at one side of a module, for all that is done there.
+    """Torch hook of one session at one side of a module, for all acts there.
 
     Torch calls hooks in the order in which they were set. Several hook points may stand at one module, and are set by
     whatever blocks come first; here they act by rank instead.
@@ -126,23 +126,23 @@ class Slot(TorchHook):
         acts: in order of rank.
     """
 
-    def __init__(self, running: Running, module: nn.Module, side: Side) -> None:
+    def __init__(self, select: Selector, module: nn.Module, side: Side) -> None:
         super().__init__(module, side, self._enter if side == "in" else self._leave)
-        self._running = running
+        self._select = select
         self.acts: tuple[Act, ...] = ()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        changed = False
-        for act in self._running(self.acts):
+        is_new = False
+        for act in self._select(self.acts):
             new = act.call(module, args, kwargs)
             if new is not None:
-                (args, kwargs), changed = new, True
-        return (args, kwargs) if changed else None
+                (args, kwargs), is_new = new, True
+        return (args, kwargs) if is_new else None
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        changed = False
-        for act in self._running(self.acts):
+        is_new = False
+        for act in self._select(self.acts):
             new = act.call(module, args, kwargs, output)
             if new is not None:
-                output, changed = new, True
-        return output if changed else None
+                output, is_new = new, True
+        return output if is_new else None

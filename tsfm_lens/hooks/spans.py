@@ -1,4 +1,4 @@
-"""Token spans: which time steps each token covers."""
+"""Token spans: the time steps that each token covers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """The time steps of every token of one stack.
+    """Time steps of every token of one stack.
 
     Steps count from the forecast start: the last step of the context is -1, the first forecast step 0.
-    A token covers ``[start, stop)``. Encoder tokens cover what they show; decoder tokens cover what is
-    read out from them.
+    A token covers ``[start, stop)``. Encoder tokens cover the steps of their input; decoder tokens cover
+    the steps that are read out from them.
 
     Attributes:
         start, stop: one entry per token.
-        special: "" for a token of the series, else what it is: "EOS", "REG". Special tokens have
+        special: "" for a token of the series, else its kind: "EOS", "REG". Special tokens have
             ``start == stop``.
         variate: of which variate a token is, where those of an item share one sequence; () elsewhere.
     """
@@ -39,7 +39,7 @@ class TokenSpans:
     def patches(
         cls, first: int, n: int, width: int, special_after: tuple[str, ...] = (), *, stride: int | None = None
     ) -> TokenSpans:
-        """``n`` tokens of ``width`` steps each from step ``first`` on, then special tokens.
+        """Make ``n`` tokens of ``width`` steps each from step ``first`` on, then special tokens.
 
         Tokens begin ``stride`` steps apart, by default ``width``; with less they overlap.
         """
@@ -52,11 +52,11 @@ class TokenSpans:
         )
 
     def __add__(self, other: TokenSpans) -> TokenSpans:
-        """The tokens of both, one after the other."""
+        """Return the tokens of both, one after the other."""
         variate = self.variate + other.variate
         return TokenSpans(self.start + other.start, self.stop + other.stop, self.special + other.special, variate)
 
     def shifted(self, steps: int) -> TokenSpans:
-        """The same tokens counted from a forecast start that lies ``steps`` earlier."""
+        """Return the same tokens counted from a forecast start that lies ``steps`` earlier."""
         start, stop = (tuple(edge + steps for edge in edges) for edges in (self.start, self.stop))
         return TokenSpans(start, stop, self.special, self.variate)

@@ -1,4 +1,4 @@
-"""Where a run stands."""
+"""State of a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from tsfm_lens.hooks.block import Block
 
-# what is the process's or the model's, not a thread's, is changed by one run at a time: torch's generators, and the
-# forwards of modules that hand back what was stored
+# state of the process or the model, not of a thread, is changed by one run at a time: torch's generators, and the
+# forwards of modules that replay stored outputs
 ONE_RUN = threading.RLock()
 
 
 @dataclass
 class RunState:
-    """Where a run stands; interventions and recorders read it.
+    """State of a run; interventions and recorders read it.
 
     Attributes:
         n_series: series (a variate is one) in the running batch; activations have a multiple of it as rows.
@@ -50,7 +50,7 @@ class RunState:
         return Block(_Run(self, rows, place))
 
     def own(self, rows: Tensor) -> Tensor:
-        """The rows of the part that runs, of a tensor with the rows of the whole batch."""
+        """Return the rows of the part that runs, of a tensor with the rows of the whole batch."""
         if self.whole is None:
             return rows
         series = self.block_rows or self.n_series
@@ -63,16 +63,16 @@ class _Run:
     """One run of the lens's own, as the scope of a block."""
 
     def __init__(self, state: RunState, rows: int, place: tuple[int, int | None]) -> None:
-        self.opened, self._state, self._rows, self._place = False, state, rows, place
+        self.is_open, self._state, self._rows, self._place = False, state, rows, place
 
     def open(self) -> None:
-        self.opened = True
+        self.is_open = True
         self._state.restart(self._rows, part=self._place)
 
     def close(self) -> None:
-        if self.opened:
+        if self.is_open:
             self._state.restart()
-            self.opened = False
+            self.is_open = False
 
     def check(self) -> None:
         return

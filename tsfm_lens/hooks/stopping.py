@@ -1,4 +1,4 @@
-"""A forward that ends where a layer would begin."""
+"""Forward that ends where a layer would begin."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tsfm_lens.hooks.scope import holding
 from tsfm_lens.hooks.wiring import Wiring
 
 
-class _Reached(Exception):
-    """The stream has reached the layer; it leaves the native model by the way that errors take."""
+class _Arrival(Exception):
+    """Arrival of the stream at the layer; it leaves the native model as an error does."""
 
     def __init__(self, stream: Tensor) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class _Reached(Exception):
 
 
 def stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
-    """The hook point at which a forward ends that stops at a layer.
+    """Return the hook point at which a forward ends that stops at a layer.
 
     Args:
         wiring: the model's table.
@@ -45,22 +45,22 @@ def stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
             raise unknown_name("stack", place.stack, names)
         stack, index = wiring.stack(place.stack), place.layer
     assert isinstance(index, int)
-    known = index + stack.n_layers if index < 0 else index
-    if known == stack.n_layers:
-        return f"{stack.prefix}.{known - 1}.hook_resid_post"
-    if not 0 <= known < stack.n_layers:
+    position = index + stack.n_layers if index < 0 else index
+    if position == stack.n_layers:
+        return f"{stack.prefix}.{position - 1}.hook_resid_post"
+    if not 0 <= position < stack.n_layers:
         raise unknown_name("layer", layer, [str(each) for each in range(stack.n_layers + 1)])
-    return f"{stack.prefix}.{known}.hook_resid_pre"
+    return f"{stack.prefix}.{position}.hook_resid_pre"
 
 
 def passed_before(registry: HookRegistry, point: str) -> list[str]:
-    """Every hook point that a forward has passed when it reaches one, that one included."""
+    """Return every hook point that a forward has passed when it reaches one, that one included."""
     names = list(registry.points)
     return names[: names.index(point) + 1]
 
 
 def stream_into(registry: HookRegistry, layer: int | str | Component, run: Callable[[], Any]) -> Tensor:
-    """Run a forward up to a layer; the stream that enters it, (row, pos, d_model), edits of other hooks included.
+    """Run a forward up to a layer and return its input stream, (row, pos, d_model), edits of other hooks included.
 
     Args:
         registry: the model's hook points.
@@ -69,12 +69,12 @@ def stream_into(registry: HookRegistry, layer: int | str | Component, run: Calla
     """
 
     def stop(value: Tensor, hook: Any) -> None:
-        raise _Reached(value)
+        raise _Arrival(value)
 
     stop.reads_only = True  # type: ignore[attr-defined]
     with holding(registry, [(stopping_point(registry.wiring, layer), stop, "fwd")], None):
         try:
             run()
-        except _Reached as reached:
-            return reached.stream
+        except _Arrival as arrival:
+            return arrival.stream
     raise AssertionError("the forward never came to the layer, which holding() refuses")

@@ -1,4 +1,4 @@
-"""How much of a write arrives at the end of a residual stream."""
+"""Share of each write that arrives at the end of a residual stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Recorded(Protocol):
 
 
 def carry_factors(model: Any, stack: Stack, until: tuple[int, int] | None = None) -> dict[Place, float]:
-    """The factor with which each write reaches the stack's last ``hook_resid_post``, or an earlier place.
+    """Return the factor with which each write reaches the stack's last ``hook_resid_post``, or an earlier place.
 
     It is 1 where blocks add to the stream. Where blocks also rescale it (Toto 2), every later scale is in
     the factor, so that ``hook_embed`` and all ``hook_out``, each times its factor, sum to the last stream.
@@ -29,7 +29,7 @@ def carry_factors(model: Any, stack: Stack, until: tuple[int, int] | None = None
     Args:
         model: the native module.
         stack: one of its stacks.
-        until: a layer and how many of its branches have written at the place meant; the stack's end if None.
+        until: a layer and the number of its branches that have written before the place; the stack's end if None.
     """
     layer, branches = (stack.n_layers, 0) if until is None else until
     places: list[tuple[Place, float]] = [("embed", 1.0)]
@@ -39,7 +39,7 @@ def carry_factors(model: Any, stack: Stack, until: tuple[int, int] | None = None
             places.append(((index, row.kind), 1.0 if row.mix is None else row.mix(block)[1]))
     factors: dict[Place, float] = {}
     later = 1.0
-    for place, keep in reversed(places):
+    for place, gain in reversed(places):
         factors[place] = later
-        later *= keep
+        later *= gain
     return factors

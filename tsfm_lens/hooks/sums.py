@@ -1,4 +1,4 @@
-"""A residual stream against the sum of what was written to it: nothing may claim the sum where it does not hold."""
+"""Residual streams against the sum of their writes: nothing may claim the sum where it does not hold."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _MOST = 0.1
 
 
 def relative_rounding(model: nn.Module, wiring: Wiring) -> float:
-    """Relative rounding error of a number that a forward ends in: the square root of 100 roundings per block."""
+    """Estimate the relative rounding error of a forward's numbers: the square root of 100 roundings per block."""
     blocks = sum(stack.n_layers for stack in wiring.stacks)
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     float32 = torch.finfo(torch.float32).eps
     return math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=float32)
 
 
-def excess(total: Tensor, size: Tensor, stream: Tensor, allowed: float) -> tuple[float, float] | None:
-    """Largest deviation of a sum from a stream, and the rounding allowed there; None where no row exceeds it.
+def excess(total: Tensor, size: Tensor, stream: Tensor, rounding: float) -> tuple[float, float] | None:
+    """Return the largest deviation of a sum from a stream, and the rounding there; None where no row exceeds it.
 
     Args:
         total: sum of the writes, (row, pos, d_model).
-        size: sum of their absolute values, which rounding grows with, likewise.
-        stream: what the sum is to be, likewise.
-        allowed: see :func:`relative_rounding`.
+        size: sum of their absolute values, likewise; rounding grows with it.
+        stream: the target of the sum, likewise.
+        rounding: see :func:`relative_rounding`.
     """
     same = (total == stream) | (total.isnan() & stream.isnan())
     gap = _by_row((total - stream).abs().masked_fill(same, 0.0)).amax(1)
-    bound = min(allowed, _MOST) * _by_row(size.nan_to_num(0.0, 0.0, 0.0)).amax(1)
+    bound = min(rounding, _MOST) * _by_row(size.nan_to_num(0.0, 0.0, 0.0)).amax(1)
     wrong = ~(gap <= bound)
     if not bool(wrong.any()):
         return None
@@ -47,7 +47,7 @@ def excess(total: Tensor, size: Tensor, stream: Tensor, allowed: float) -> tuple
 
 
 def _by_row(tensor: Tensor) -> Tensor:
-    """The rest of the axes as one; all of them where the row's own is gone."""
+    """Flatten all axes but the row's; all of them where that one is gone."""
     return tensor.flatten(1) if tensor.ndim > 2 else tensor.reshape(1, -1)
 
 
@@ -58,7 +58,7 @@ def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) 
         acts: all ``hook_resid_*``, ``hook_out`` and ``hook_result`` of the stack.
 
     Yields:
-        Where it is, what the model has there, and the sum that it is to be, (row, pos, d_model).
+        The place, the model's value there, and the sum that it should equal, (row, pos, d_model).
     """
     weights = Weights(model, wiring)
     for layer in range(stack.n_layers):
@@ -68,28 +68,28 @@ def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) 
             before = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
             yield f"{at}.hook_resid_pre", acts[f"{at}.hook_resid_pre"], before
         after = (*RESIDUAL_NAMES[1 : len(rows)], "hook_resid_post")
-        for name, row, following in zip(RESIDUAL_NAMES, rows, after, strict=False):
+        for name, row, next_name in zip(RESIDUAL_NAMES, rows, after, strict=False):
             write = acts[f"{at}.{row.kind}.hook_out"]
             if isinstance(row, Attention):
                 heads = acts[f"{at}.{row.kind}.hook_result"].sum(dim=-2)
                 place = (layer, row.kind, stack.name)
                 bias = 0.0 if row.post_norm else weights.b_O(*place) * weights.scale(*place)
                 yield f"{at}.{row.kind}: heads", write, heads + bias
-            keep = 1.0 if row.mix is None else row.mix(block)[1]
-            yield f"{at}.{following}", acts[f"{at}.{following}"], acts[f"{at}.{name}"] * keep + write
+            gain = 1.0 if row.mix is None else row.mix(block)[1]
+            yield f"{at}.{next_name}", acts[f"{at}.{next_name}"], acts[f"{at}.{name}"] * gain + write
 
 
 def first_deviation(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) -> str:
     """Name the first place of :func:`branch_sums` that deviates by more than rounding, "" if none does by itself."""
-    allowed = relative_rounding(model, wiring)
-    for name, actual, expected in branch_sums(model, wiring, stack, acts):
-        if excess(expected, actual.abs() + expected.abs(), actual, allowed) is not None:
+    rounding = relative_rounding(model, wiring)
+    for name, actual, target in branch_sums(model, wiring, stack, acts):
+        if excess(target, actual.abs() + target.abs(), actual, rounding) is not None:
             return name
     return ""
 
 
 def no_sum(
-    wiring: Wiring, where: str, apart: tuple[float, float], first: str = "", hooked: Sequence[str] = ()
+    wiring: Wiring, where: str, apart: tuple[float, float], first: str = "", points: Sequence[str] = ()
 ) -> LensError:
     """Compose the error for a stream that is not the sum of the writes that a wiring declares.
 
@@ -97,22 +97,22 @@ def no_sum(
         where: the stream.
         apart: see :func:`excess`.
         first: see :func:`first_deviation`.
-        hooked: hook points that are edited now.
+        points: hook points that are edited now.
     """
-    said = (
+    message = (
         f"the writes of the wiring {wiring.architecture!r} do not sum to the residual stream {where}: they are off by "
         f"{apart[0]:.3g}, and rounding allows {apart[1]:.1g}"
         + (f"; the first place to differ is {first}" if first else "")
     )
-    if hooked:
+    if points:
         return InputError(
-            f"{said}. Hooks are set at {', '.join(hooked)}; an edit of the stream itself is no write, and one of an "
+            f"{message}. Hooks are set at {', '.join(points)}; an edit of the stream itself is no write, and one of an "
             "attention's whole output is no head's. Decompose a run without, or edit hook_z or an MLP's hook_out"
         )
     return WiringError(
-        f"{said}. A norm after the sum (post-norm) leaves no sum of writes to decompose, and neither does a hook that "
-        "edits the stream itself; else a row is missing there, or its write, post_norm, mix or o is not the model's, "
-        "which testing.check_wiring tells"
+        f"{message}. A norm after the sum (post-norm) leaves no sum of writes to decompose, and neither does a hook "
+        "that edits the stream itself; else a row is missing there, or its write, post_norm, mix or o is not the "
+        "model's, which testing.check_wiring tells"
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether a wiring table can be that of a model: paths, names and sizes, before anything runs."""
+"""Check of a wiring table against its model: paths, names and sizes, before anything runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_table(model: nn.Module, wiring: Wiring) -> dict[str, nn.Module]:
         The model's modules by path.
 
     Raises:
-        WiringError: names the row, what it says, and what the model has.
+        WiringError: names the row, its entry, and the model's value.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     names = [stack.name for stack in wiring.stacks]
@@ -36,13 +36,13 @@ def check_table(model: nn.Module, wiring: Wiring) -> dict[str, nn.Module]:
     for where, path in _paths(wiring):
         if path not in modules:
             near = get_close_matches(path, modules, n=3, cutoff=0.4)
-            compiled = any("_orig_mod" in name for name in modules)
+            is_wrapped = any("_orig_mod" in name for name in modules)
             raise WiringError(
                 f"the wiring of {wiring.architecture!r} expects a module {path!r} for {where}, but "
                 f"{type(model).__name__} has none. Closest: {', '.join(near) or 'none'}. "
-                + ("Part of it is wrapped by torch.compile; " if compiled else "")
-                + ("give the lens what was compiled, its _orig_mod." if compiled else "")
-                + ("" if compiled else "Is this a model of another architecture or library version?")
+                + ("Part of it is wrapped by torch.compile; " if is_wrapped else "")
+                + ("give the lens what was compiled, its _orig_mod." if is_wrapped else "")
+                + ("" if is_wrapped else "Is this a model of another architecture or library version?")
             )
     for stack in wiring.stacks:
         _check_stack(stack, modules, names)
@@ -60,7 +60,7 @@ def check_table(model: nn.Module, wiring: Wiring) -> dict[str, nn.Module]:
 
 
 def _paths(wiring: Wiring) -> Iterator[tuple[str, str]]:
-    """Every path of a table, absolute, with the field that it stands in; optional ones only where given."""
+    """Yield every path of a table, absolute, with the field that it stands in; optional ones only where given."""
     yield "unembed", wiring.unembed.module
     yield "embed", wiring.embed
     yield from (("unread", path) for path in wiring.unread)
@@ -98,10 +98,10 @@ def _check_stack(stack: Stack, modules: Mapping[str, nn.Module], names: list[str
     # a stack without any branch is refused as such
     attends = not branches or any(isinstance(row, Attention) for row in branches)
     for name in ("d_model", "n_heads", "d_head"):
-        size, needed = getattr(stack, name), attends or name == "d_model"
-        if needed and size < 1:
+        size, is_required = getattr(stack, name), attends or name == "d_model"
+        if is_required and size < 1:
             raise WiringError(f"{where} has {name}={size}, expected at least 1")
-        if not needed and size:
+        if not is_required and size:
             raise WiringError(f"{where} has {name}={size}, but no branch is an attention; expected 0")
     if stack.d_mlp and not any(isinstance(row, Mlp) for row in branches):
         raise WiringError(f"{where} has d_mlp={stack.d_mlp}, but no branch is an MLP; expected 0")
@@ -126,16 +126,16 @@ def _check_stack(stack: Stack, modules: Mapping[str, nn.Module], names: list[str
 
 
 def _patterns_fit(row: Attention) -> bool:
-    """Whether patterns have the axes that scores of such queries and keys have; names of leading axes are free."""
-    inside, given = _axes(row.qkv_layout), _axes(row.pattern_layout)
-    if len(inside) != len(given) or given[-2:] != ["query", "key"] or inside[-1] != "d_head":
+    """Return whether patterns have the axes of scores of such queries and keys; names of leading axes are free."""
+    qkv, pattern = _axes(row.qkv_layout), _axes(row.pattern_layout)
+    if len(qkv) != len(pattern) or pattern[-2:] != ["query", "key"] or qkv[-1] != "d_head":
         return False
-    heads = [place for axes in (inside, given) for place, axis in enumerate(axes) if axis == "head"]
-    return len(heads) == 2 and heads[0] == heads[1] and (inside[0] == "pos") == (given[0] == "pos")
+    heads = [place for axes in (qkv, pattern) for place, axis in enumerate(axes) if axis == "head"]
+    return len(heads) == 2 and heads[0] == heads[1] and (qkv[0] == "pos") == (pattern[0] == "pos")
 
 
 def _axes(layout: str) -> list[str]:
-    """The axes of a layout, a bracket as one."""
+    """Split a layout into its axes, a bracket as one."""
     out, depth = [""], 0
     for letter in layout:
         depth += (letter == "(") - (letter == ")")
@@ -180,18 +180,18 @@ def _expect(
 ) -> None:
     """Check a weight's shape (out, in): the first names multiply to the rows, the others to the columns."""
     weight, _ = parameters(model, path, part)
-    cut = first if first is not None else len(names) - 1
+    split = first if first is not None else len(names) - 1
     parts = 1 if part is None else part.parts
     if part is not None and (not 0 <= part.part < parts or ("part" in part.layout) != (parts > 1)):
         raise WiringError(
             f"{where} is part {part.part} of {parts} with the layout {part.layout!r}; name the axis 'part'"
         )
-    rows = parts * _product(names[:cut], sizes)
-    columns = _product(names[cut:], sizes)
+    rows = parts * _product(names[:split], sizes)
+    columns = _product(names[split:], sizes)
     if tuple(weight.shape) != (rows, columns):
-        said = ", ".join(f"{name}={sizes[name]}" for name in names) + (f", parts={parts}" if parts > 1 else "")
+        text = ", ".join(f"{name}={sizes[name]}" for name in names) + (f", parts={parts}" if parts > 1 else "")
         raise WiringError(
-            f"{where}: the weight of {path!r} is {tuple(weight.shape)}, but the table says {(rows, columns)} ({said})"
+            f"{where}: the weight of {path!r} is {tuple(weight.shape)}, but the table says {(rows, columns)} ({text})"
         )
 
 

@@ -1,4 +1,4 @@
-"""The attention tap: one interceptor of scaled dot-product attention for every architecture.
+"""Attention tap: one interceptor of scaled dot-product attention for every architecture.
 
 Fused kernels never form the attention pattern. While a hook on q, k, v, scores or pattern is set, the
 tap takes the calls made by the attention modules concerned, computes the softmax explicitly where a
@@ -30,20 +30,20 @@ What: "q", "k", "v", "scores", "pattern", "z", or "result", which is z after all
 
 
 class AttentionTap:
-    """What one thread looks at inside the attention of one model.
+    """Attention of one model, as one thread's hooks see it.
 
     Args:
         fire: called with each tensor; returns it, or its replacement.
-        wants: (module path, what) -> does any hook act there now?
+        in_use: (module path, what) -> whether any hook acts there now.
 
     Attributes:
         paths: of the modules whose attention calls it takes.
     """
 
-    def __init__(self, fire: Fire, wants: Callable[[str, str], bool]) -> None:
-        self.fire, self.wants = fire, wants
+    def __init__(self, fire: Fire, in_use: Callable[[str, str], bool]) -> None:
+        self.fire, self.in_use = fire, in_use
         self.paths: Mapping[nn.Module, str] = {}
-        self._seen: set[str] = set()
+        self._callers: set[str] = set()
 
     def look_at(self, paths: Mapping[nn.Module, str]) -> None:
         """Take the attention calls of these modules and of no others."""
@@ -53,7 +53,7 @@ class AttentionTap:
         interceptor.settle()
 
     def brackets(self, path: str, module: nn.Module) -> Iterator[str]:
-        """Paths of the modules inside which the interceptor must be on, for the attention of one to be seen."""
+        """Yield paths of the modules inside which the interceptor must be on, for the attention of one to be seen."""
         if isinstance(module, nn.MultiheadAttention):
             # encoders of torch's own leave their fused paths, and nested tensors, where a mode is on around them
             parts = path.split(".")
@@ -63,7 +63,7 @@ class AttentionTap:
     def enter(self, module: nn.Module, _args: Any, _kwargs: Any) -> None:
         """Turn the interceptor on before a module runs."""
         if module in self.paths:
-            self._seen.discard(self.paths[module])
+            self._callers.discard(self.paths[module])
         _interceptor().enter(module)
 
     def leave(self, module: nn.Module, *_call: Any) -> None:
@@ -71,10 +71,10 @@ class AttentionTap:
         _interceptor().leave(module)
 
     def check(self, path: str) -> Callable[..., None]:
-        """Make what raises WiringError where a module has run without the call that was expected of it."""
+        """Make a hook that raises WiringError where a module has run without its attention call."""
 
         def check(module: nn.Module, *_call: Any) -> None:
-            if path not in self._seen:
+            if path not in self._callers:
                 raise WiringError(
                     f"{path} ({type(module).__name__}) computed attention without torch's "
                     "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its "
@@ -85,12 +85,12 @@ class AttentionTap:
         return check
 
     def saw(self, path: str) -> None:
-        """Note that a module made the attention call that was expected of it."""
-        self._seen.add(path)
+        """Note that a module made its attention call."""
+        self._callers.add(path)
 
 
 class _Interceptor(TorchFunctionMode):
-    """Takes the attention calls of one thread and shows them to every tap that looks at the module that makes them.
+    """Interceptor of one thread's attention calls, for every tap that looks at the calling module.
 
     One for all taps, since an explicit softmax leaves no call for a second interceptor to see. It is on inside modules
     alone, since a mode that is on looks at every call of torch.
@@ -118,7 +118,7 @@ class _Interceptor(TorchFunctionMode):
             self._switch()
 
     def settle(self) -> None:
-        """Be on while a module runs that was entered, and off else; may be broken off, and called again."""
+        """Be on exactly while an entered module runs; may be broken off, and called again."""
         if self._inside:
             running = set(_running_modules(sys._getframe(1)))
             self._inside = [module for module in self._inside if module in running]
@@ -163,7 +163,7 @@ class _Interceptor(TorchFunctionMode):
             self._inside = inside
 
     def _places(self, frame: FrameType | None) -> list[tuple[AttentionTap, str]]:
-        """Taps that look at the innermost running module that any looks at, with its path."""
+        """Return the taps that look at the innermost running module that any looks at, with its path."""
         for module in _running_modules(frame):
             places = [(tap, tap.paths[module]) for tap in self.taps if module in tap.paths]
             if places:
@@ -172,7 +172,7 @@ class _Interceptor(TorchFunctionMode):
 
 
 def _running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
-    """Modules that the thread is inside of, the innermost first; no count of ours can say it after an interrupt."""
+    """Yield the modules that the thread is inside of, the innermost first; counts would fail after an interrupt."""
     while frame is not None:
         if frame.f_code is nn.Module._call_impl.__code__:
             yield frame.f_locals["self"]
@@ -183,7 +183,7 @@ _LOCAL = threading.local()
 
 
 def _interceptor() -> _Interceptor:
-    """That of the running thread: torch keeps its modes by thread."""
+    """Return that of the running thread: torch keeps its modes by thread."""
     if not hasattr(_LOCAL, "interceptor"):
         _LOCAL.interceptor = _Interceptor()
     interceptor: _Interceptor = _LOCAL.interceptor
@@ -191,7 +191,7 @@ def _interceptor() -> _Interceptor:
 
 
 def _multi_head(places: Sequence[tuple[AttentionTap, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Torch's own multi-head attention with the taps in the place of the attention call inside it.
+    """Run torch's own multi-head attention with the taps in the place of the attention call inside it.
 
     No torch function mode sees that call: the mode is off while it handles the function around it.
 
@@ -212,8 +212,8 @@ def _multi_head(places: Sequence[tuple[AttentionTap, str]], args: tuple[Any, ...
         "has_torch_function": lambda _tensors: False,
         "scaled_dot_product_attention": partial(_attend, places),
     }
-    tapped = FunctionType(native.__code__, names, native.__name__, native.__defaults__, native.__closure__)
-    return tapped(*call.args, **call.kwargs)
+    function = FunctionType(native.__code__, names, native.__name__, native.__defaults__, native.__closure__)
+    return function(*call.args, **call.kwargs)
 
 
 def _attend(
@@ -248,7 +248,7 @@ def _with_hooks(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention with hooks: fused where no hook looks at scores or pattern, else from the scores on."""
+    """Compute attention with hooks: fused where no hook looks at scores or pattern, else from the scores on."""
 
     def fire(how: str, tensor: Tensor) -> Tensor:
         for tap, path in places:
@@ -256,7 +256,7 @@ def _with_hooks(
         return tensor
 
     query, key, value = fire("q", query), fire("k", key), fire("v", value)
-    if not any(tap.wants(path, how) for tap, path in places for how in ("scores", "pattern")):
+    if not any(tap.in_use(path, how) for tap, path in places for how in ("scores", "pattern")):
         return fire("result", fire("z", fused(query, key, value)))
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)

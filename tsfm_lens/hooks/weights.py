@@ -19,7 +19,7 @@ from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Wiring, Wr
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """The heads of one attention.
+    """Weights of the heads of one attention.
 
     Rotary embeddings, norms of queries and keys, and scales of the dot product act between the
     projections and are not part of the matrices.
@@ -48,18 +48,18 @@ class HeadWeights:
 
     @property
     def W_QK(self) -> FactoredMatrix:
-        """(head, d_model, d_model): what a query token looks for in a key token (Elhage et al., 2021)."""
+        """W_Q · W_Kᵀ, (head, d_model, d_model): the match of a query token with a key token (Elhage et al., 2021)."""
         return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
 
     @property
     def W_OV(self) -> FactoredMatrix:
-        """(head, d_model, d_model): what a head writes for what it attends to (Elhage et al., 2021)."""
+        """W_V · W_O, (head, d_model, d_model): a head's write for a token that it attends to (Elhage et al., 2021)."""
         return FactoredMatrix(self.W_V, self.W_O)
 
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """One MLP.
+    """Weights of one MLP.
 
     Attributes:
         W_in: (d_model, d_mlp); of a gated MLP the part that goes through the activation function.
@@ -93,7 +93,7 @@ class Weights:
     def heads(
         self, layer: int, kind: str | None = None, stack: str | None = None, *, fold_norm: bool = False
     ) -> HeadWeights:
-        """The heads of one attention.
+        """Return the weights of the heads of one attention.
 
         Args:
             layer: index from 0.
@@ -113,21 +113,21 @@ class Weights:
         if fold_norm:
             norm = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else None
             other = self._norm(self._wiring.stack(row.keys_from).ln_final) if row.keys_from else norm
-            q, k, v = _folded(q, norm), _folded(k, other), _folded(v, other)
+            q, k, v = _fold(q, norm), _fold(k, other), _fold(v, other)
         out = head_output_weights(self._model, column, layer, row.kind)
         bias, scale = self.b_O(layer, row.kind, column.name), self._scale(column, layer, row)
         return HeadWeights(q[0], k[0], v[0], out, q[1], k[1], v[1], bias, scale)
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
-        """(d_model,): the bias of an attention's output projection; zero where it has none."""
+        """Return the bias of an attention's output projection, (d_model,); zero where it has none."""
         column = self._stack(stack)
         row = self._row(column, layer, kind, Attention)
         assert isinstance(row, Attention)
         _, bias = parameters(self._model, f"{column.block(layer)}.{row.o.module}", row.o)
-        return _scaled(bias, row.o.gain)
+        return _times_gain(bias, row.o.gain)
 
     def scale(self, layer: int, kind: str, stack: str | None = None) -> float:
-        """Factor with which a block adds what a branch computes to the stream; 1 but in Toto 2."""
+        """Return the factor with which a block adds a branch's output to the stream; 1 but in Toto 2."""
         column = self._stack(stack)
         return self._scale(column, layer, column.writer(kind, layer))
 
@@ -135,27 +135,27 @@ class Weights:
         return 1.0 if row.mix is None else row.mix(self._model.get_submodule(column.block(layer)))[0]
 
     def mlp(self, layer: int, kind: str = "mlp", stack: str | None = None, *, fold_norm: bool = False) -> MlpWeights:
-        """One MLP; arguments and errors as in :meth:`heads`."""
+        """Return the weights of one MLP; arguments and errors as in :meth:`heads`."""
         column = self._stack(stack)
         row = self._row(column, layer, kind, Mlp)
         assert isinstance(row, Mlp)
         norm = self._norm(f"{column.block(layer)}.{row.norm}") if fold_norm and row.norm else None
-        up = _folded(self._input(column, layer, row.i), norm)
-        gate = None if row.gate is None else _folded(self._input(column, layer, row.gate), norm)
+        up = _fold(self._input(column, layer, row.i), norm)
+        gate = None if row.gate is None else _fold(self._input(column, layer, row.gate), norm)
         out, bias = parameters(self._model, f"{column.block(layer)}.{row.o}")
         return MlpWeights(
             up[0],
             None if gate is None else gate[0],
-            _scaled(out, row.o_gain).T,
+            _times_gain(out, row.o_gain).T,
             up[1],
             None if gate is None else gate[1],
-            _scaled(bias, row.o_gain),
+            _times_gain(bias, row.o_gain),
             self._scale(column, layer, row),
         )
 
     @property
     def W_E(self) -> Tensor:
-        """(d_in, d_model): the embedding, where it is one matrix; else see :meth:`embedding`."""
+        """Embedding matrix (d_in, d_model), where the embedding is one matrix; else see :meth:`embedding`."""
         module = self._model.get_submodule(self._wiring.embed)
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim != 2:
@@ -164,10 +164,10 @@ class Weights:
 
     @property
     def W_U(self) -> Tensor:
-        """(d_model, d_out): the unembedding, where it is one matrix; else see :meth:`unembedding`.
+        """Unembedding matrix (d_model, d_out), where the unembedding is one matrix; else see :meth:`unembedding`.
 
-        What a model does between its last norm and the matrix is not part of it: T5 and Chronos multiply the
-        stream by d_model**-0.5.
+        Factors between the last norm and the matrix are not part of it: T5 and Chronos multiply the stream by
+        d_model**-0.5.
         """
         weight = getattr(self._model.get_submodule(self._wiring.unembed.module), "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim != 2:
@@ -175,11 +175,11 @@ class Weights:
         return weight.T
 
     def embedding(self) -> dict[str, Tensor]:
-        """Every parameter of the embedding module, by name."""
+        """Return every parameter of the embedding module, by name."""
         return dict(self._model.get_submodule(self._wiring.embed).named_parameters())
 
     def unembedding(self) -> dict[str, Tensor]:
-        """Every parameter of the head, by name."""
+        """Return every parameter of the head, by name."""
         return dict(self._model.get_submodule(self._wiring.unembed.module).named_parameters())
 
     def _no_single_matrix(self, what: str, path: str) -> InputError:
@@ -209,7 +209,7 @@ class Weights:
     def projection(
         self, layer: int, kind: str, letter: str, stack: str | None = None, *, every_head: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Matrix (head, d_model, d_head) and bias (head, d_head) of one input projection.
+        """Return the matrix (head, d_model, d_head) and bias (head, d_head) of one input projection.
 
         Args:
             layer, kind, stack: as in :meth:`heads`.
@@ -230,14 +230,14 @@ class Weights:
             weight, bias = weight[part.part], bias[part.part]
         if every_head and n_heads != column.n_heads:
             weight, bias = (x.repeat_interleave(column.n_heads // n_heads, dim=0) for x in (weight, bias))
-        return _scaled(weight, part.gain), _scaled(bias, part.gain)
+        return _times_gain(weight, part.gain), _times_gain(bias, part.gain)
 
     def _input(self, column: Stack, layer: int, part: Projection) -> tuple[Tensor, Tensor]:
         weight, bias = parameters(self._model, f"{column.block(layer)}.{part.module}", part)
         if part.parts > 1:
             weight = rearrange(weight, f"{part.layout} d_model -> part d_mlp d_model", part=part.parts)[part.part]
             bias = rearrange(bias, f"{part.layout} -> part d_mlp", part=part.parts)[part.part]
-        return _scaled(weight, part.gain).T, _scaled(bias, part.gain)
+        return _times_gain(weight, part.gain).T, _times_gain(bias, part.gain)
 
     def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
         norm = self._model.get_submodule(path)
@@ -245,7 +245,7 @@ class Weights:
         return (getattr(norm, "scale", None) if gain is None else gain), getattr(norm, "bias", None)
 
 
-def _folded(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | None] | None) -> tuple[Tensor, Tensor]:
+def _fold(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | None] | None) -> tuple[Tensor, Tensor]:
     weight, bias = matrix
     if norm is None:
         return matrix
@@ -256,16 +256,16 @@ def _folded(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | N
 
 
 def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
-    """Keys or values (…, head, d_head), repeated where several of ``n_heads`` query heads share one."""
+    """Repeat keys or values (…, head, d_head) where several of ``n_heads`` query heads share one."""
     return shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2) if shared.shape[-2] != n_heads else shared
 
 
-def _scaled(weight: Tensor, gain: float) -> Tensor:
+def _times_gain(weight: Tensor, gain: float) -> Tensor:
     return weight if gain == 1.0 else weight * gain
 
 
 def parameters(model: nn.Module, path: str, part: Projection | None = None) -> tuple[Tensor, Tensor]:
-    """Weight (out, in) and bias (out,) of a layer; a bias of zeros where it has none.
+    """Return weight (out, in) and bias (out,) of a layer; a bias of zeros where it has none.
 
     Args:
         model: the native module.
@@ -290,11 +290,11 @@ def parameters(model: nn.Module, path: str, part: Projection | None = None) -> t
 
 
 def head_output_weights(model: nn.Module, stack: Stack, layer: int, kind: str) -> Tensor:
-    """W_O of every head: (head, d_head, d_model), so that ``z @ W_O`` is the head's write."""
+    """Return W_O of every head, (head, d_head, d_model), so that ``z @ W_O`` is the head's write."""
     try:
         part = stack.attention(kind, layer).o
     except KeyError as error:
         raise WiringError(f"{kind!r} is no attention writer; it has no heads") from error
     weight, _ = parameters(model, f"{stack.block(layer)}.{part.module}", part)
     heads = rearrange(weight, f"d_model {part.layout} -> head d_head d_model", head=stack.n_heads)
-    return _scaled(heads, part.gain)
+    return _times_gain(heads, part.gain)

@@ -1,4 +1,4 @@
-"""The wiring of a model as a table: which module carries which activation.
+"""Wiring of a model as a table: the module of each activation.
 
 A :class:`Wiring` holds one row per writer to the residual stream. Registry, probes, sweeps and the
 conformance suite read these rows and know no model by name, so a new architecture is new rows.
@@ -16,7 +16,7 @@ from tsfm_lens.errors import InputError, unknown_name
 
 @dataclass(frozen=True)
 class Site:
-    """Where an activation passes by: a module's output, or one of its inputs.
+    """Place of an activation: a module's output, or one of its inputs.
 
     Attributes:
         module: dotted path; inside a block it is relative to the block.
@@ -33,7 +33,7 @@ class Site:
     layout: str = "batch pos d_model"
 
     def within(self, block: str) -> Site:
-        """The same site with its module path made absolute."""
+        """Return the same site with its module path made absolute."""
         path = f"{block}.{self.module}" if self.module else block
         return Site(path, self.side, self.arg, self.layout)
 
@@ -62,7 +62,7 @@ class Projection:
 
 
 Mix = Callable[[Any], tuple[float, float]]
-"""Native block -> (factor on what a branch writes, factor on the stream that it is added to)."""
+"""Native block -> (factor on a branch's write, factor on the stream that it is added to)."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,11 @@ class Attention:
 
     @property
     def stream_layout(self) -> str:
-        """Axes of what leaves the output projection: those of z with the heads folded into d_model."""
+        """Axes of the output projection's output: those of z with the heads folded into d_model."""
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
     def heads_of(self, letter: str, n_heads: int) -> int:
-        """Heads of queries, keys or values ("q", "k", "v") in a stack of ``n_heads``."""
+        """Return the number of heads of queries, keys or values ("q", "k", "v") in a stack of ``n_heads``."""
         return n_heads if letter == "q" else self.n_kv_heads or n_heads
 
     @property
@@ -169,7 +169,7 @@ Writer = Attention | Mlp
 
 @dataclass(frozen=True)
 class Stack:
-    """A column of equal blocks around one residual stream.
+    """Column of equal blocks around one residual stream.
 
     Attributes:
         name: "encoder", "decoder", or "" where a model has a single stack.
@@ -207,37 +207,37 @@ class Stack:
         return f"{self.name}_blocks" if self.name else "blocks"
 
     def block(self, layer: int) -> str:
-        """Path of one native block."""
+        """Return the path of one native block."""
         return f"{self.blocks}.{layer}"
 
     def rows(self, layer: int) -> tuple[Writer, ...]:
-        """The writers of one layer."""
+        """Return the writers of one layer."""
         return self.exceptions.get(layer, self.writers)
 
     def writer(self, kind: str, layer: int = 0) -> Writer:
-        """The row of one writer; KeyError if the layer has none of that kind."""
+        """Return the row of one writer; KeyError if the layer has none of that kind."""
         for writer in self.rows(layer):
             if writer.kind == kind:
                 return writer
         raise KeyError(kind)
 
     def attention(self, kind: str, layer: int = 0) -> Attention:
-        """The row of one attention; KeyError if the layer has none of that kind."""
+        """Return the row of one attention; KeyError if the layer has none of that kind."""
         writer = self.writer(kind, layer)
         if not isinstance(writer, Attention):
             raise KeyError(kind)
         return writer
 
     def attentions(self, layer: int = 0) -> Iterator[Attention]:
-        """The attention rows of a layer, in order."""
+        """Iterate over the attention rows of a layer, in order."""
         return (w for w in self.rows(layer) if isinstance(w, Attention))
 
     def attention_kinds(self) -> list[str]:
-        """Kinds of attention that any layer has, in order."""
+        """List the kinds of attention that any layer has, in order."""
         return list(dict.fromkeys(row.kind for layer in range(self.n_layers) for row in self.attentions(layer)))
 
     def layers_with(self, kind: str | None = None) -> tuple[str, list[int]]:
-        """A kind of attention, the last one if None, and the layers that have it.
+        """Return a kind of attention, the last one if None, and the layers that have it.
 
         Raises:
             UnknownNameError: no layer has this kind.
@@ -246,15 +246,15 @@ class Stack:
         kinds = self.attention_kinds()
         if not kinds:
             raise InputError(f"stack {self.name!r} has no attention, so it has no heads to look at")
-        chosen = kinds[-1] if kind is None else kind
-        if chosen not in kinds:
-            raise unknown_name("attention", chosen, kinds)
-        return chosen, [x for x in range(self.n_layers) if any(row.kind == chosen for row in self.attentions(x))]
+        target = kinds[-1] if kind is None else kind
+        if target not in kinds:
+            raise unknown_name("attention", target, kinds)
+        return target, [x for x in range(self.n_layers) if any(row.kind == target for row in self.attentions(x))]
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """Everything about an architecture that the hooks need to know.
+    """Description of an architecture for the hooks.
 
     Attributes:
         architecture: name, as listed by ``tsfm-lens models``.
@@ -283,7 +283,7 @@ class Wiring:
     true_gradients: bool = True
 
     def stack(self, name: str) -> Stack:
-        """One stack by name; KeyError if there is none."""
+        """Return one stack by name; KeyError if there is none."""
         for stack in self.stacks:
             if stack.name == name:
                 return stack
@@ -291,5 +291,5 @@ class Wiring:
 
     @property
     def output_stack(self) -> Stack:
-        """The stack whose residual stream becomes the forecast."""
+        """Stack whose residual stream becomes the forecast."""
         return self.stacks[-1]

@@ -1,4 +1,4 @@
-"""What was written to a residual stream before one place in it, from recorded activations and weights."""
+"""Writes to a residual stream before one place in it, from recorded activations and weights."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_r
 
 
 class Before:
-    """Everything that was written to a stack's stream before one place.
+    """Writes to a stack's stream before one place.
 
     Args:
-        acts: what was recorded.
+        acts: recorded activations.
         source: hook points, model and table.
         stack: name of the stack; the one that is read out if None.
         layer: the place is its input, from 0 to the number of layers; None and -1 are the stack's end.
@@ -53,55 +53,55 @@ class Before:
         self.layer = _layer(self.stack, layer)
         self.at_the_end = self.layer == self.stack.n_layers
         self.branches = _before_the_mlp(self.stack, self.layer) if mlp_input else 0
-        self._carried: Mapping[Place, float] = carry_factors(source.model, self.stack, (self.layer, self.branches))
+        self._carry: Mapping[Place, float] = carry_factors(source.model, self.stack, (self.layer, self.branches))
 
     def writers(self) -> Iterator[tuple[int, Writer]]:
-        """Layer and row of every branch that has written there, in order."""
+        """Yield layer and row of every branch that has written there, in order."""
         for layer in range(self.layer):
             yield from ((layer, row) for row in self.stack.rows(layer))
         if self.branches:
             yield from ((self.layer, row) for row in self.stack.rows(self.layer)[: self.branches])
 
     def cut(self, name: str) -> Tensor:
-        """One activation at the positions asked for."""
+        """Return one activation at the requested positions."""
         return self._cut(self._acts[name])
 
     def stream(self) -> Tensor:
-        """The stream there, (…, pos, d_model)."""
+        """Return the stream there, (…, pos, d_model)."""
         if self.at_the_end:
             return self.cut(f"{self.stack.prefix}.{self.layer - 1}.hook_resid_post")
         return self.cut(f"{self.stack.prefix}.{self.layer}.{RESIDUAL_NAMES[self.branches]}")
 
     def embed(self) -> Tensor:
-        """The stream's first value as it arrives, (…, pos, d_model)."""
-        return self.cut(f"{self.stack.name}.hook_embed".lstrip(".")) * self._carried["embed"]
+        """Return the stream's first value as it arrives, (…, pos, d_model)."""
+        return self.cut(f"{self.stack.name}.hook_embed".lstrip(".")) * self._carry["embed"]
 
     def branch(self, layer: int, row: Writer) -> Tensor:
-        """What one branch wrote, as it arrives, (…, pos, d_model)."""
-        return self.cut(f"{self._at(layer, row)}.hook_out") * self._carried[layer, row.kind]
+        """Return the write of one branch, as it arrives, (…, pos, d_model)."""
+        return self.cut(f"{self._at(layer, row)}.hook_out") * self._carry[layer, row.kind]
 
     def heads(self) -> tuple[list[str], Tensor]:
-        """Labels of all heads, and what each wrote as it arrives, (head, …, pos, d_model)."""
+        """Return the labels of all heads, and each head's write as it arrives, (head, …, pos, d_model)."""
         labels, writes = [], [self.embed()[None][:0]]
         for layer, row in self.writers():
             if isinstance(row, Attention):
                 several = sum(1 for _ in self.stack.attentions(layer)) > 1
                 labels += [f"L{layer}{f'.{row.kind}.' if several else ''}H{head}" for head in range(self.stack.n_heads)]
                 results = self._cut(self._results(layer, row), -3)
-                writes.append(results.movedim(-2, 0) * self._carried[layer, row.kind])
+                writes.append(results.movedim(-2, 0) * self._carry[layer, row.kind])
         return labels, torch.cat(writes)
 
     def neurons(self, layer: int, row: Mlp) -> Tensor:
-        """What each neuron of one MLP wrote, as it arrives, (neuron, …, pos, d_model)."""
+        """Return the write of each neuron of one MLP, as it arrives, (neuron, …, pos, d_model)."""
         post = self.cut(f"{self._at(layer, row)}.hook_post")
         weights = self._weights.mlp(layer, row.kind, self.stack.name)
         gain = self._gain(layer, row)
         gain = gain if isinstance(gain, float) else self._cut(gain).unsqueeze(-2)
         writes = post[..., None] * weights.W_out.detach().to(post) * gain
-        return writes.movedim(-2, 0) * self._carried[layer, row.kind]
+        return writes.movedim(-2, 0) * self._carry[layer, row.kind]
 
     def bias(self, *, of_mlps: bool) -> Tensor:
-        """What output matrices add whatever enters them, as it arrives, (…, pos, d_model)."""
+        """Sum the output biases as they arrive, (…, pos, d_model)."""
         total = torch.zeros_like(self.embed())
         for layer, row in self.writers():
             if isinstance(row, Mlp) and not of_mlps:
@@ -110,17 +110,17 @@ class Before:
             if bool(bias.any()):
                 gain = self._gain(layer, row)
                 gain = gain if isinstance(gain, float) else self._cut(gain)
-                total = total + bias.to(total) * gain * self._carried[layer, row.kind]
+                total = total + bias.to(total) * gain * self._carry[layer, row.kind]
         return total
 
     def scaled(self, parts: Tensor) -> Tensor:
-        """Parts of the stream divided by its scale in the norm that reads it; as they are where there is none."""
+        """Divide parts of the stream by its scale in the norm that reads it; unchanged where there is none."""
         norm = self._norm()
         return parts if norm is None else without_gain(norm, parts, self.stream())
 
     @torch.no_grad()
     def normed(self, parts: Tensor) -> Tensor:
-        """Each part through the norm that reads the stream, with a scale of its own."""
+        """Pass each part through the norm that reads the stream, with a scale of its own."""
         norm = self._norm()
         # forward itself, not the module: hooks must not see this
         return parts if norm is None else torch.stack([norm.forward(part) for part in parts])
@@ -136,8 +136,8 @@ class Before:
         return f"{self.stack.prefix}.{layer}.{row.kind}"
 
     def _cut(self, tensor: Tensor, axis: int = -2) -> Tensor:
-        cut: Tensor = Slice(self._positions).apply(tensor, dim=axis)
-        return cut
+        part: Tensor = Slice(self._positions).apply(tensor, dim=axis)
+        return part
 
     def _results(self, layer: int, row: Attention) -> Tensor:
         name = f"{self._at(layer, row)}.hook_result"
@@ -149,7 +149,7 @@ class Before:
         return results * (gain if isinstance(gain, float) else gain.unsqueeze(-2))
 
     def _out(self, layer: int, row: Writer) -> tuple[Tensor, Tensor]:
-        """A branch's output matrix, of all heads or of the neurons, and its bias."""
+        """Return a branch's output matrix, of all heads or of the neurons, and its bias."""
         if isinstance(row, Mlp):
             mlp = self._weights.mlp(layer, row.kind, self.stack.name)
             return mlp.W_out.detach(), mlp.b_out.detach()
@@ -158,22 +158,22 @@ class Before:
 
     @torch.no_grad()
     def _gain(self, layer: int, row: Writer) -> float | Tensor:
-        """What stands between an output matrix and the stream: a factor, with the frozen scale of a norm."""
+        """Return the factor between an output matrix and the stream, with the frozen scale of a norm."""
         factor = float(self._weights.scale(layer, row.kind, self.stack.name))
         if not row.post_norm:
             return factor
         matrix, bias = self._out(layer, row)
-        entering = self._acts[f"{self._at(layer, row)}.{'hook_post' if isinstance(row, Mlp) else 'hook_z'}"]
+        inputs = self._acts[f"{self._at(layer, row)}.{'hook_post' if isinstance(row, Mlp) else 'hook_z'}"]
         axes = "...n,nm->...m" if isinstance(row, Mlp) else "...hd,hdm->...m"
-        raw = torch.einsum(axes, entering, matrix.to(entering)) + bias.to(entering)
+        raw = torch.einsum(axes, inputs, matrix.to(inputs)) + bias.to(inputs)
         return rms_scale(self._model.get_submodule(f"{self.stack.block(layer)}.{row.post_norm}"), raw) * factor
 
 
 def _layer(stack: Stack, layer: int | None) -> int:
-    chosen = stack.n_layers if layer is None or layer == -1 else layer
-    if not isinstance(chosen, int) or not 0 <= chosen <= stack.n_layers:
+    position = stack.n_layers if layer is None or layer == -1 else layer
+    if not isinstance(position, int) or not 0 <= position <= stack.n_layers:
         raise InputError(f"layer {layer!r}; expected 0 to {stack.n_layers}, or -1 or None for the stack's end")
-    return chosen
+    return position
 
 
 def _before_the_mlp(stack: Stack, layer: int) -> int:

@@ -1,4 +1,4 @@
-"""Interventions that knock components out, by the name of what takes their place."""
+"""Interventions that knock components out, by the replacement of their values."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _WITH_REFERENCE = ("mean", "resample")
 
 
 def checked_how(how: str) -> bool:
-    """Whether a way to knock out takes its values from other activations.
+    """Return whether a knock-out takes its values from other activations.
 
     Raises:
-        InputError: there is no such way.
+        InputError: there is no such ``how``.
     """
     if how not in KINDS:
         raise InputError(f"how={how!r} is not known, choose one of {', '.join(KINDS)}")
@@ -39,7 +39,7 @@ def knock_outs(
     horizon: int | None = None,
     **options: Any,
 ) -> list[Intervention]:
-    """One intervention per component; arguments as :meth:`Lens.ablate` takes them.
+    """Make one intervention per component; arguments as :meth:`Lens.ablate` takes them.
 
     Raises:
         UnknownNameError: no such component.
@@ -61,11 +61,11 @@ def ablated_variants(
     horizon: int | None = None,
     seed: int = 0,
 ) -> list[tuple[Intervention, ...]]:
-    """The interventions that knock out each component by itself, with one reference for all.
+    """Make the interventions that knock out each component by itself, with one reference for all.
 
     Args:
         lens: the model.
-        components: what to knock out.
+        components: to knock out, one by one.
         how, reference: see :meth:`Lens.ablate`.
         horizon: of the forecasts along which reference series are recorded.
         seed: of resample and noise.
@@ -73,13 +73,13 @@ def ablated_variants(
     Raises:
         InputError: no such ``how``, or it needs a reference and none is given.
     """
-    known = reference_activations(lens, how, reference, horizon) if how in _WITH_REFERENCE else None
+    activations = reference_activations(lens, how, reference, horizon) if how in _WITH_REFERENCE else None
     options = {"seed": seed} if how in ("resample", "noise") else {}
-    return [tuple(knock_outs(lens, [component], how, known, **options)) for component in components]
+    return [tuple(knock_outs(lens, [component], how, activations, **options)) for component in components]
 
 
 def reference_activations(lens: LensBase, how: str, reference: Any, horizon: int | None = None) -> Activations:
-    """Activations as they are; of series, those recorded along their forecasts, so that every position has a mean.
+    """Return activations; of series, those along their forecasts, so that every position has a mean.
 
     Raises:
         InputError: there is no reference.

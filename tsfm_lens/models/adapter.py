@@ -1,4 +1,4 @@
-"""The parts of an adapter that a wiring table already determines."""
+"""Parts of an adapter that a wiring table already determines."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PatchAdapter(ABC):
     package: str = "torch"
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     # context steps that every batch is padded to at least, while one runs in parts
-    shown_steps: int = 0
+    least_steps: int = 0
 
     @abstractmethod
     def encode(
@@ -65,34 +65,34 @@ class PatchAdapter(ABC):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Series to native input."""
+        """Encode series as native input."""
 
     @abstractmethod
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """One differentiable native forward."""
+        """Run one differentiable native forward."""
 
     @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """The native single forward, cut to the horizon; models that roll out override this.
+        """Run the native single forward, cut to the horizon; models that roll out override this.
 
         Raises:
-            InputError: the horizon is longer than one pass yields, or samples were asked for.
+            InputError: the horizon is longer than one pass yields, or a number of samples is given.
         """
         self.no_samples(num_samples)
         self.within_one_pass(horizon)
         with torch.no_grad():
             quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[..., :horizon]
-        known = quantiles.transpose(1, 2).cpu()
-        median = at_levels(known, self.levels, (0.5,))[..., 0]
-        return Prediction(at_levels(known, self.levels, levels), None, median)
+        by_level = quantiles.transpose(1, 2).cpu()
+        median = at_levels(by_level, self.levels, (0.5,))[..., 0]
+        return Prediction(at_levels(by_level, self.levels, levels), None, median)
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """The stack's last norm, if it has one.
+        """Apply the stack's last norm, if it has one.
 
         Raises:
-            WiringError: a frozen scale was asked of a norm that is neither a LayerNorm nor a root-mean-square one.
+            WiringError: a frozen scale of a norm that is neither a LayerNorm nor a root-mean-square one.
         """
         path = self.wiring.output_stack.ln_final
         if not path:
@@ -103,9 +103,9 @@ class PatchAdapter(ABC):
         return frozen_layer_norm(norm, resid, like) if isinstance(norm, LayerNorm) else resid * rms_scale(norm, like)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Quantiles in data units, (…, batch, quantile, step).
+        """Compute quantiles in data units, (…, batch, quantile, step).
 
-        The native forward with the output of its last norm (or last block) replaced. It works for every
+        This is the native forward with the output of its last norm (or last block) replaced. It works for every
         model; one whose head can be called alone overrides it and spares the rest of the forward.
         """
         stack = self.wiring.output_stack
@@ -124,7 +124,7 @@ class PatchAdapter(ABC):
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
     def values(self, encoded: Encoded) -> Tensor:
-        """Not defined without output bins."""
+        """Refuse the values of output bins: there are none."""
         raise InputError(f"{self.architecture} has no output bins: its head emits forecasts in data units")
 
     @property
@@ -134,7 +134,7 @@ class PatchAdapter(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the native model lives."""
+        """Device of the native model."""
         return next(self.model.parameters()).device
 
     def no_teacher(self, future: Tensor | None, tokens: Tensor | None) -> None:
@@ -168,33 +168,33 @@ class PatchAdapter(ABC):
             )
 
     def longest(self, batch: SeriesBatch) -> int:
-        """Steps of the longest series, cut to the context length."""
+        """Return the steps of the longest series, cut to the context length."""
         return min(self.padded_length(batch), self.context_length)
 
     def padded_length(self, batch: SeriesBatch) -> int:
-        """Steps of the longest series; of the longest of all parts while a batch runs in parts."""
-        return max(self.shown_steps, *batch.lengths)
+        """Return the steps of the longest series; of the longest of all parts while a batch runs in parts."""
+        return max(self.least_steps, *batch.lengths)
 
     @contextmanager
     def padded_to(self, steps: int) -> Iterator[None]:
         """Pad shorter batches, as if a series of so many steps were in each: padding can change what a library does."""
-        before, self.shown_steps = self.shown_steps, steps
+        before, self.least_steps = self.least_steps, steps
         try:
             yield
         finally:
-            self.shown_steps = before
+            self.least_steps = before
 
     def lengthened(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Tensors (…, time) with the first padded on the left; the library then pads the others to it."""
-        missing = self.shown_steps - max(tensor.shape[-1] for tensor in tensors)
-        if missing <= 0:
+        """Pad the first of some tensors (…, time) on the left; the library then pads the others to it."""
+        lack = self.least_steps - max(tensor.shape[-1] for tensor in tensors)
+        if lack <= 0:
             return tensors
-        wide = torch.nn.functional.pad(tensors[0], (self.shown_steps - tensors[0].shape[-1], 0), value=float("nan"))
+        wide = torch.nn.functional.pad(tensors[0], (self.least_steps - tensors[0].shape[-1], 0), value=float("nan"))
         return [wide, *tensors[1:]]
 
 
 def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
-    """A LayerNorm that divides by the standard deviation of ``like``; taking off the mean is linear already."""
+    """Apply a LayerNorm with the standard deviation of ``like``; subtracting the mean is linear already."""
     out = without_gain(norm, x, like)
     out = out if norm.weight is None else out * norm.weight
     return out if norm.bias is None else out + norm.bias
@@ -206,10 +206,10 @@ def refuse_covariates(adapter: Adapter, batch: SeriesBatch) -> None:
     Raises:
         InputError: names the first, and the models that take it.
     """
-    taken = getattr(adapter, "covariates", ())
+    accepted = getattr(adapter, "covariates", ())
     for name, role, categories in zip(batch.ids, batch.roles, batch.categories, strict=True):
         for kind in (role, *(("categories",) if categories else ())):
-            if kind != "target" and kind not in taken:
+            if kind != "target" and kind not in accepted:
                 what = {"past": "past covariates", "known": "known covariates", "categories": "covariates of text"}
                 raise InputError(
                     f"{adapter.architecture} takes no {what[kind]}, such as {name!r}; batch.targets() leaves them out, "
@@ -218,13 +218,13 @@ def refuse_covariates(adapter: Adapter, batch: SeriesBatch) -> None:
 
 
 def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
-    """The model's own prediction length, or as far as all known covariates reach where that is less."""
+    """Return the model's own prediction length, or the reach of all known covariates where that is less."""
     ends = [len(future) for future in batch.futures if future is not None]
     return max(1, min([adapter.prediction_length, *ends]))
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
-    """The horizon of a forward: of covariates as far as they are known, if none is given.
+    """Return the horizon of a forward: of covariates as far as they are known, if none is given.
 
     Raises:
         InputError: the model does not take the covariates.
@@ -233,14 +233,14 @@ def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | 
     return default_horizon(adapter, batch) if horizon is None and batch.has_covariates else horizon
 
 
-def refuse_tails(known: Sequence[float], wanted: Sequence[float]) -> None:
+def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
     """Refuse levels beyond those that a model emits; its library may give the nearest in their place.
 
     Raises:
-        InputError: names the level and the nearest that there is.
+        InputError: names the level and the nearest one that the model emits.
     """
-    low, high = known[0], known[-1]
-    for level in wanted:
+    low, high = levels[0], levels[-1]
+    for level in requested:
         if not low - 1e-9 <= level <= high + 1e-9:
             raise InputError(
                 f"quantile {level} was asked for, the model emits {low} to {high} and tails are not extrapolated; "
@@ -248,27 +248,27 @@ def refuse_tails(known: Sequence[float], wanted: Sequence[float]) -> None:
             )
 
 
-def at_levels(values: Tensor, known: Sequence[float], wanted: Sequence[float]) -> Tensor:
-    """Quantiles at other levels, by linear interpolation between the neighbouring ones.
+def at_levels(values: Tensor, levels: Sequence[float], requested: Sequence[float]) -> Tensor:
+    """Interpolate quantiles at other levels linearly between the neighbouring ones.
 
     Args:
-        values: (…, quantile) at the levels ``known``.
-        known: ascending levels.
-        wanted: levels between the lowest and the highest known one.
+        values: (…, quantile) at ``levels``.
+        levels: ascending.
+        requested: levels between the lowest and the highest of ``levels``.
 
     Raises:
         InputError: a level lies outside; quantiles are not extrapolated.
     """
-    refuse_tails(known, wanted)
-    if tuple(wanted) == tuple(known):
+    refuse_tails(levels, requested)
+    if tuple(requested) == tuple(levels):
         return values
     out = []
-    for level in wanted:
-        right = min(int(np.searchsorted(known, level - 1e-9)), len(known) - 1)
-        if abs(known[right] - level) < 1e-9:
+    for level in requested:
+        right = min(int(np.searchsorted(levels, level - 1e-9)), len(levels) - 1)
+        if abs(levels[right] - level) < 1e-9:
             out.append(values[..., right])
             continue
-        weight = (level - known[right - 1]) / (known[right] - known[right - 1])
+        weight = (level - levels[right - 1]) / (levels[right] - levels[right - 1])
         out.append(torch.lerp(values[..., right - 1], values[..., right], weight))
     return torch.stack(out, dim=-1)
 
@@ -277,17 +277,17 @@ def refuse_dtype(adapter: Adapter, *values: Any) -> None:
     """Refuse precisions that the library does not run in; other values pass.
 
     Raises:
-        InputError: names those that it does.
+        InputError: names those in which it runs.
     """
     for value in values:
         name = str(value).removeprefix("torch.")
-        known = getattr(adapter, "dtypes", (name,))
-        if isinstance(value, torch.dtype) and name not in known:
-            raise InputError(f"{adapter.architecture} does not run in {name}; choose {' or '.join(known)}")
+        supported = getattr(adapter, "dtypes", (name,))
+        if isinstance(value, torch.dtype) and name not in supported:
+            raise InputError(f"{adapter.architecture} does not run in {name}; choose {' or '.join(supported)}")
 
 
 def default_levels(adapter: Adapter) -> tuple[float, ...]:
-    """The deciles, or the levels that the head emits where those do not reach from 0.1 to 0.9."""
+    """Return the deciles, or the levels that the head emits where those do not reach from 0.1 to 0.9."""
     levels = tuple(getattr(adapter, "levels", ()))
     if adapter.readout != "quantile" or not levels or (levels[0] <= 0.1 + 1e-9 and levels[-1] >= 0.9 - 1e-9):
         return DECILES
@@ -296,7 +296,7 @@ def default_levels(adapter: Adapter) -> tuple[float, ...]:
 
 @cache
 def versions(package: str) -> str:
-    """Versions that a result should name: this package's, torch's, transformers', and the model library's."""
+    """List the versions that a result should name: of this package, torch, transformers, and the model library."""
     names = dict.fromkeys(("tsfm-lens-toolbox", "torch", "transformers", package))
     return ", ".join(f"{name} {_version(name)}" for name in names)
 

@@ -1,4 +1,4 @@
-"""What an architecture file provides: a wiring table and the few functions that a table cannot hold."""
+"""Contents of an architecture file: a wiring table and the few functions that a table cannot hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tsfm_lens.models.time_axis import token_table
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch of series as one native forward takes it.
+    """Batch of series as one native forward takes it.
 
     Attributes:
         inputs: keyword arguments of the native model.
@@ -62,7 +62,7 @@ class Encoded:
         return len(set(self.batch.groups))
 
     def shown(self, stack: str) -> Tensor:
-        """(row, pos), whether a token of a stack shows its row; the rest pads short series to the longest."""
+        """Return (row, pos): True where a token shows its row; other tokens pad short series to the longest."""
         spans = self.spans[stack]
         lengths = dict(zip(self.batch.groups if self.packed else self.batch.ids, self.batch.lengths, strict=True))
         special = torch.tensor([bool(word) for word in spans.special])
@@ -70,7 +70,7 @@ class Encoded:
         return special | (torch.tensor(spans.stop) > starts_at[:, None])
 
     def part(self, start: int, stop: int) -> Encoded:
-        """Series ``start`` to ``stop``, whole items, with the padding and the spans of the whole batch.
+        """Return series ``start`` to ``stop``, whole items, with the padding and the spans of the whole batch.
 
         Raises:
             InputError: an input belongs neither to items nor to series, so that it cannot be cut.
@@ -86,22 +86,22 @@ class Encoded:
                 raise InputError(f"input {name} has shape {tuple(value.shape)}, not a row for each of {count} items")
             return value[cuts[len(value)]]
 
-        chosen = cuts[len(self.batch)]
+        series = cuts[len(self.batch)]
         first, whole = self.place
         before = len(rows_of(self.batch.select(range(start)), self.packed)) if start else 0
         return replace(
             self,
             inputs={name: cut(name, value) for name, value in self.inputs.items()},
             stats={name: cut(name, value) for name, value in self.stats.items()},
-            loc=self.loc[chosen],
-            scale=self.scale[chosen],
-            batch=self.batch.select(range(chosen.start, chosen.stop)),
+            loc=self.loc[series],
+            scale=self.scale[series],
+            batch=self.batch.select(range(series.start, series.stop)),
             items=None if self.items is None else (stop - start) // series_per_item,
             place=(first + before, len(self.rows) if whole is None else whole),
         )
 
     def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
-        """One row per token: the steps it covers, and their timestamps; see ``time_axis.token_table``.
+        """Tabulate the tokens: the steps of each, and their timestamps; see ``time_axis.token_table``.
 
         Args:
             series: whose timestamps.
@@ -110,7 +110,7 @@ class Encoded:
         return token_table(self.spans[next(iter(self.spans)) if stack is None else stack], self.batch, series)
 
     def repeated(self, copies: int) -> dict[str, Any]:
-        """The inputs with all series repeated, copy-major."""
+        """Repeat all series of the inputs, copy-major."""
         return {key: self._repeat(key, value, copies) for key, value in self.inputs.items()}
 
     def _repeat(self, key: str, value: Any, copies: int) -> Any:
@@ -124,12 +124,12 @@ class Encoded:
 
 
 def rows_of(batch: SeriesBatch, packed: bool) -> tuple[str, ...]:
-    """Names of the rows that hooks see; see :class:`Encoded`."""
+    """Return the names of the rows that hooks see; see :class:`Encoded`."""
     return tuple(dict.fromkeys(batch.groups)) if packed else batch.ids
 
 
 class Prediction(NamedTuple):
-    """A native forecast.
+    """Native forecast of a batch.
 
     Attributes:
         quantiles: (series, step, quantile), data units.
@@ -150,13 +150,13 @@ Predict = TypeVar("Predict", bound=Callable[..., Prediction])
 def rows_apart(predict: Predict) -> Predict:
     """Declare that an adapter's ``predict`` may run several variants of a model as rows of one batch.
 
-    By this its author says:
+    By this its author states:
 
     - the forecast of a series depends on that series alone (with the other variates of its group), so that copies of
-      the batch that follow one another give the same forecasts once more, in the same order. Whatever is computed
+      the batch that follow one another give the same forecasts once more, in the same order. A number computed
       over the whole batch (a clamp if all of it is positive, a common scale) depends on the series given, and is the
       same for one copy and for several;
-    - up to ``longest_pass`` steps, what enters the model depends on the series alone, not on what it forecast.
+    - up to ``longest_pass`` steps, the model's input depends on the series alone, not on its forecast.
 
     It is a statement about this very function: one that overrides or wraps it has to make its own, and without one
     variants run one by one.
@@ -166,20 +166,20 @@ def rows_apart(predict: Predict) -> Predict:
 
 
 def stands_apart(adapter: Adapter) -> bool:
-    """Whether an adapter's present ``predict`` was declared by :func:`rows_apart`."""
+    """Return whether an adapter's present ``predict`` was declared by :func:`rows_apart`."""
     function = getattr(adapter.predict, "__func__", adapter.predict)
     return getattr(function, "rows_apart", None) is function
 
 
 class Adapter(Protocol):
-    """One opened native model behind the common face. Series in, forecasts out.
+    """Interface of one opened native model: series in, forecasts out.
 
     :class:`tsfm_lens.models.adapter.PatchAdapter` implements all but ``encode``, ``run``, ``predict`` and ``head``.
 
     Attributes:
         architecture: name of the wiring.
         native: the library's own object; ``model`` the torch module in it.
-        readout: what the head emits: "token" logits, "quantile" forecasts, or a "distribution", of which the
+        readout: the head's output: "token" logits, "quantile" forecasts, or a "distribution", of which the
             readout is the mean.
         rollout: how the library goes on beyond one pass: "tokens" and "cache" append to a key-value cache,
             "refeed" encodes the extended context anew, "single" never does.
@@ -220,24 +220,24 @@ class Adapter(Protocol):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Series to native input, as the library's own pipeline does it."""
+        """Encode series as native input, as the library's own pipeline does it."""
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """One differentiable native forward: logits, or quantiles in data units."""
+        """Run one differentiable native forward: logits, or quantiles in data units."""
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """The library's own forecast."""
+        """Run the library's own forecast."""
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """The norm before the head; with ``like`` its scale is frozen to that of another stream."""
+        """Apply the norm before the head; with ``like`` its scale is frozen to that of another stream."""
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Normalised stream (…, batch, pos, d_model) to logits or to quantiles in data units."""
+        """Turn a normalised stream (…, batch, pos, d_model) into logits or into quantiles in data units."""
 
     def values(self, encoded: Encoded) -> Tensor:
-        """Token models: the value of every output bin in data units, (batch, bin)."""
+        """Return the value of every output bin of a token model in data units, (batch, bin)."""
 
 
 @dataclass(frozen=True)
@@ -247,10 +247,10 @@ class Architecture:
     Attributes:
         name: key of the wiring.
         title: as its authors call it.
-        readout: what the head emits.
+        readout: the head's output.
         published: size -> hub id.
-        claims: does a checkpoint's config.json belong to this architecture?
-        claims_object: is this object one of its native models or pipelines?
+        claims: whether a checkpoint's config.json belongs to this architecture.
+        claims_object: whether an object is one of its native models or pipelines.
         check: refuses a config.json with keys that the wiring does not understand.
         open: local folder, dtype and device -> native object, through the library's own loader.
         blank: config.json -> the torch module that a checkpoint's tensors belong to, as the library builds it. It is
@@ -258,13 +258,13 @@ class Architecture:
         adapt: native object -> adapter.
         tiny: builds a small random native object for the conformance suite.
         build: size -> native object of published size with random weights.
-        notes: what a user should know before loading it, in a few words.
+        notes: remarks for a user before loading it, in a few words.
         save: writes a native object as its own loader reads it; ``save_pretrained`` if None.
         extra: name of the optional dependency that it needs, "" if none.
-        renamed: parts of tensor names in checkpoints -> what the library's loader makes of them.
+        renamed: parts of tensor names in checkpoints -> their names in the library.
         computed: parts of the names of tensors that the library computes and does not read from a checkpoint.
         covariates: kinds that its adapter takes; see :class:`Adapter`.
-        claims_tensors: do these names of tensors belong to it? For checkpoints whose config.json does not tell.
+        claims_tensors: whether names of tensors belong to it, for checkpoints whose config.json does not tell.
     """
 
     name: str
@@ -290,12 +290,12 @@ class Architecture:
 
 @cache
 def architectures() -> dict[str, Architecture]:
-    """Every architecture known, by name: one for each module of ``tsfm_lens.models.wirings``."""
-    from tsfm_lens.models import wirings as room
+    """Return every architecture by name: one for each module of ``tsfm_lens.models.wirings``."""
+    from tsfm_lens.models import wirings as package
 
     by_name = {}
-    for module in pkgutil.iter_modules(room.__path__):
+    for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):
-            entry = importlib.import_module(f"{room.__name__}.{module.name}").ARCHITECTURE
+            entry = importlib.import_module(f"{package.__name__}.{module.name}").ARCHITECTURE
             by_name[entry.name] = entry
     return by_name

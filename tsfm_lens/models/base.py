@@ -1,4 +1,4 @@
-"""The base of a lens: the opened model, its hook points, and what it says of itself."""
+"""Base of a lens: the opened model, its hook points, and its properties."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tsfm_lens.models.architecture import Adapter, Encoded
 
 
 class TokenModel(Protocol):
-    """A model that reads and emits tokens, as probes of tokens see it.
+    """Interface of a model that reads and emits tokens, for probes of tokens.
 
     Attributes:
         model: the torch module.
@@ -41,13 +41,13 @@ class TokenModel(Protocol):
         """Id of the lowest value bin."""
 
     def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
-        """Token ids (sequence, position) of encoder and decoder as native input."""
+        """Encode token ids (sequence, position) of encoder and decoder as native input."""
 
 
 class LensBase:
-    """State of a lens and facts of its model: sizes, what it reads, what it emits.
+    """State of a lens and facts of its model: sizes, inputs, outputs.
 
-    :class:`tsfm_lens.models.Lens` adds runs, forecasts, hooks and interventions. What a lens is made of takes this
+    :class:`tsfm_lens.models.Lens` adds runs, forecasts, hooks and interventions. The modules of a lens take this
     class, so that no module imports the one that imports it.
     """
 
@@ -57,7 +57,7 @@ class LensBase:
     revision: str | None
 
     if TYPE_CHECKING:
-        # what Lens adds, for the modules that it is made of
+        # members of Lens, for the modules that it is made of
         encode: Callable[..., Encoded]
         forward: Callable[..., Tensor]
         forecast: Callable[..., Any]
@@ -72,17 +72,17 @@ class LensBase:
 
     @property
     def native(self) -> Any:
-        """The library's own pipeline."""
+        """Pipeline of the model's own library."""
         return self.adapter.native
 
     @property
     def wiring(self) -> Wiring:
-        """The table of the model's modules."""
+        """Table of the model's modules."""
         return self.adapter.wiring
 
     @property
     def weights(self) -> Weights:
-        """Every head's and MLP's matrices."""
+        """Matrices of every head and MLP."""
         return Weights(self.adapter.model, self.wiring)
 
     @property
@@ -92,19 +92,19 @@ class LensBase:
 
     @property
     def device(self) -> torch.device:
-        """Where the native model lives."""
+        """Device of the native model."""
         return next(self.adapter.model.parameters()).device
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Parameters of the native model."""
+        """Iterate over the parameters of the native model."""
         return self.adapter.model.parameters(recurse)
 
     def hook_table(self) -> list[tuple[str, str]]:
-        """Every hook point with the names of its axes."""
+        """List every hook point with the names of its axes."""
         return describe(self.registry.points)
 
     def components(self, *patterns: str | Component) -> list[Component]:
-        """Components by name or glob; all of them if no pattern is given.
+        """Return components by name or glob; all of them if no pattern is given.
 
         Raises:
             UnknownNameError: a pattern matches nothing.
@@ -112,7 +112,7 @@ class LensBase:
         return select_components(self.wiring, *patterns) if patterns else list(all_components(self.wiring))
 
     def provenance(self) -> dict[str, object]:
-        """What a result should say about where it comes from."""
+        """Return the origin of a result: model, revision, architecture and versions."""
         return {
             "model": self.model_id,
             "revision": self.revision or "",
@@ -125,7 +125,7 @@ class LensBase:
         return self.registry.state.running(rows, place)
 
     def readout(self, resid: Tensor, encoded: Encoded, *, like: Tensor | None = None) -> Tensor:
-        """The native head on any residual stream: the logit lens.
+        """Apply the native head to any residual stream: the logit lens.
 
         Args:
             resid: (…, series, pos, d_model) of the stack that is read out.
@@ -145,12 +145,12 @@ class LensBase:
 
     @property
     def model(self) -> Any:
-        """The torch module in the library's own pipeline."""
+        """Torch module in the library's own pipeline."""
         return self.adapter.model
 
     @property
     def emits(self) -> Literal["token", "quantile", "distribution"]:
-        """What the head gives: logits of a "token", values of a "quantile", or a "distribution", read by its mean."""
+        """Kind of the head's output: logits of a "token", a "quantile", or a "distribution", read by its mean."""
         return self.adapter.readout
 
     @property
@@ -160,39 +160,39 @@ class LensBase:
 
     @property
     def context_length(self) -> int:
-        """The most steps of context that the model reads."""
+        """Most steps of context that the model reads."""
         return self.adapter.context_length
 
     @property
     def prediction_length(self) -> int:
-        """The horizon unless another is asked for."""
+        """Default horizon."""
         return self.adapter.prediction_length
 
     @property
     def longest_pass(self) -> int:
-        """The longest horizon of a single forward."""
+        """Longest horizon of a single forward."""
         return self.adapter.longest_pass
 
     @property
     def rereads(self) -> bool:
-        """Whether a rollout encodes its longer context anew beyond one pass."""
+        """True if a rollout encodes its longer context anew beyond one pass."""
         adapter = self.adapter
         return adapter.rollout == "refeed" or (adapter.rollout == "tokens" and getattr(adapter, "restarts", True))
 
     @property
     def takes_ids(self) -> bool:
-        """Whether series are token ids, not measurements."""
+        """True if series are token ids, not measurements."""
         return bool(getattr(self.adapter, "integers", False))
 
     @property
     def example_ids(self) -> np.ndarray:
-        """Token ids such as a series of them holds, (id,); of models that take ids."""
+        """Token ids of an example series, (id,); of models that take ids."""
         ids: np.ndarray = self.adapter.example(0, 4096).values[0]  # type: ignore[attr-defined]
         return ids
 
     @property
     def tokens(self) -> TokenModel | None:
-        """The model as a token model that takes ids; None if it is not one."""
+        """Token model that takes ids; None if the model is not one."""
         return self.adapter if hasattr(self.adapter, "encode_tokens") else None  # type: ignore[return-value]
 
     @property
@@ -201,9 +201,9 @@ class LensBase:
         return int(self.adapter.first_value_token)  # type: ignore[attr-defined]
 
     def bin_values(self, encoded: Encoded) -> Tensor:
-        """What each value token of a token model stands for, from the lowest on, in data units, (series, bin)."""
+        """Return the value of each value token of a token model, from the lowest on, in data units, (series, bin)."""
         return self.adapter.values(encoded)[:, self.first_value_token :]
 
     def final_norm(self, resid: Tensor) -> Tensor:
-        """The norm before the head, of any stream (…, d_model)."""
+        """Apply the norm before the head to any stream (…, d_model)."""
         return self.adapter.final_norm(resid)

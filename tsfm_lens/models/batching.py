@@ -1,9 +1,9 @@
 """Forecasts of a batch in parts: as many series at once as the memory allows, with the draws of the whole batch.
 
 A batch that needs no more than the limit runs as one native call, whose numbers are the library's to the last bit.
-Where it needs more, what one item needs is measured on one item, and the batch runs in parts of equal size. Parts
-are padded as the whole batch is, so that they differ from it by rounding alone: how a matrix product sums may depend
-on its number of rows.
+Where it needs more, the need of one item is measured, and the batch runs in parts of equal size. Parts are padded as
+the whole batch is, so that they differ from it by rounding alone: the order of a matrix product's sums may depend on
+its number of rows.
 
 Sample paths are defined by blocks of at most ``DRAWN`` series, each one native call under a seed of its own, whatever
 the memory: one call for any number of series would hold a distribution for every path of every series at once.
@@ -45,15 +45,15 @@ DRAWN = 64
 
 # bytes at a time beyond which a larger batch is no faster on a CPU; below them results do not depend on what is free
 _COMFORTABLE = 2**30
-# bytes for whose sake nobody asks what is free
+# bytes below which the free memory is not looked up
 LITTLE = 2**28
-# what items have needed: (shape) -> bytes
+# needs of items: (shape) -> bytes
 _NEEDS: WeakKeyDictionary[LensBase, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Request:
-    """A forecast that is asked for: the checked arguments of ``lens.forecast``."""
+    """Checked arguments of ``lens.forecast``."""
 
     lens: LensBase
     batch: SeriesBatch
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def draws(self) -> bool:
-        """Whether the model forecasts by sample paths."""
+        """True if the model forecasts by sample paths."""
         return self.lens.adapter.readout != "quantile"
 
     @property
@@ -76,7 +76,7 @@ class Request:
 
     @property
     def context(self) -> int:
-        """Context steps that the model is shown."""
+        """Context steps that the model reads."""
         return min(max(self.batch.lengths), self.lens.adapter.context_length)
 
     @property
@@ -109,49 +109,49 @@ def request_of(
     batch_size: int | None = None,
     memory: int | str | None = None,
 ) -> Request:
-    """The arguments of ``lens.forecast``, checked; errors as there."""
+    """Check the arguments of ``lens.forecast``; errors as there."""
     batch = as_series(series)
     refuse_covariates(lens.adapter, batch)
-    wanted = default_horizon(lens.adapter, batch) if horizon is None else horizon
-    asked = default_levels(lens.adapter) if quantiles is None else quantiles
-    steps, levels = checked_request(wanted, asked, num_samples, seed)
+    steps_ahead = default_horizon(lens.adapter, batch) if horizon is None else horizon
+    requested = default_levels(lens.adapter) if quantiles is None else quantiles
+    steps, levels = checked_request(steps_ahead, requested, num_samples, seed)
     if batch_size is not None and not is_count(batch_size):
         raise InputError(f"batch_size {batch_size!r} is not a number of series; expected an integer of 1 or more")
     return Request(lens, batch, steps, levels, num_samples, int(seed), batch_size, memory)
 
 
 def paths_of(adapter: Adapter, horizon: int, num_samples: int | None) -> int:
-    """Rows that a series has in the widest pass of a rollout: sample paths, or quantile paths beyond one pass."""
+    """Count the rows of a series in the widest pass of a rollout: sample paths, or quantile paths beyond one pass."""
     if adapter.readout != "quantile":
         settings = getattr(adapter, "settings", None)
-        configured: int = getattr(adapter, "samples", 0) or getattr(settings, "num_samples", 20)
-        return num_samples or configured
+        count: int = getattr(adapter, "samples", 0) or getattr(settings, "num_samples", 20)
+        return num_samples or count
     return len(getattr(adapter, "levels", ())) or 1 if horizon > adapter.longest_pass else 1
 
 
 def cut(batch: SeriesBatch, most: int) -> list[tuple[int, int]]:
-    """Consecutive ranges of at most so many series, (start, stop) each; the variates of an item stay together."""
+    """Cut a batch into ranges of at most so many series, (start, stop) each; the variates of an item stay together."""
     group = batch.group_index
     starts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(batch)]
     ranges, begin = [], 0
-    for here, following in zip(starts[1:], [*starts[2:], None], strict=True):
-        if following is None or following - begin > most:
+    for here, next_start in zip(starts[1:], [*starts[2:], None], strict=True):
+        if next_start is None or next_start - begin > most:
             ranges.append((begin, here))
             begin = here
     return ranges
 
 
 def blocks_of(request: Request) -> list[tuple[int, int]]:
-    """The ranges of series whose draws are one native call each; the whole batch where nothing is drawn."""
+    """Return the ranges of series whose draws are one native call each; the whole batch where nothing is drawn."""
     size = request.batch_size if request.batch_size is not None else DRAWN if request.draws else len(request.batch)
     return cut(request.batch, size)
 
 
 def plan(request: Request, whole: Sequence[str] = ()) -> list[Part]:
-    """How a forecast runs.
+    """Plan the parts of a forecast.
 
     Args:
-        request: what is forecast.
+        request: the forecast.
         whole: names of hook points for whose sake the batch must not be cut, if any.
 
     Raises:
@@ -164,21 +164,21 @@ def plan(request: Request, whole: Sequence[str] = ()) -> list[Part]:
         # an item stays in one piece, however many series it has
         at_once = min(at_once, max(most, -(-len(request.batch) // request.items)))
     guess = int(generous(request) * at_once * request.items / len(request.batch))
-    # what is free is not asked for so little
-    fit = at_once if guess <= LITTLE and not is_given(request.memory) else _fitting(request, whole, at_once, guess)
+    # a small forecast does not ask for the free memory
+    fit = at_once if guess <= LITTLE and not is_given(request.memory) else _fit(request, whole, at_once, guess)
     return parts_of(request, blocks, fit, whole=bool(whole))
 
 
-def _fitting(request: Request, whole: Sequence[str], at_once: int, guess: int) -> int:
-    """Series that fit in the memory at once; errors as in :func:`plan`."""
+def _fit(request: Request, whole: Sequence[str], at_once: int, guess: int) -> int:
+    """Count the series that fit in the memory at once; errors as in :func:`plan`."""
     limit = limit_of(request.memory, request.lens.device)
     comfortable = limit if is_given(request.memory) or request.draws else min(limit, comfort(request.lens.device))
     if guess <= comfortable:
         return at_once
     need, series_per_item = need_of_item(request, limit), len(request.batch) / request.items
     fit = int(max(comfortable // need, min(1, limit // need)) * series_per_item)
-    drawn_together = request.draws and request.lens.adapter.readout != "token"
-    if fit < at_once and (whole or fit < series_per_item or drawn_together):
+    is_joint = request.draws and request.lens.adapter.readout != "token"
+    if fit < at_once and (whole or fit < series_per_item or is_joint):
         raise InputError(_does_not_fit(request, whole, int(need * at_once / series_per_item), limit, fit))
     return min(fit, at_once)
 
@@ -220,19 +220,19 @@ def _does_not_fit(request: Request, whole: Sequence[str], need: int, limit: int,
 
 
 def comfort(device: torch.device) -> int:
-    """Bytes beyond which a larger part brings nothing; a GPU takes all it can get."""
+    """Return the bytes beyond which a larger part brings nothing; a GPU takes all it can get."""
     return 2**63 if device.type == "cuda" else _COMFORTABLE
 
 
 def generous(request: Request) -> int:
-    """Bytes that one item of a forecast may need, guessed so that it hardly ever needs more."""
-    several = len(request.batch) > request.items
-    variates = -(-len(request.batch) // request.items) if several else 1
+    """Estimate from above the bytes that one item of a forecast needs."""
+    has_variates = len(request.batch) > request.items
+    variates = -(-len(request.batch) // request.items) if has_variates else 1
     return generous_run(request.lens, (request.context + request.horizon + 8) * variates, request.paths, variates)
 
 
 def generous_run(lens: LensBase, tokens: int, paths: int, variates: int) -> int:
-    """Bytes that a run of one item may need, if every step of every variate were a token and nothing were shared."""
+    """Estimate from above the bytes of a run of one item: every step of every variate a token, nothing shared."""
     wiring = lens.wiring
     numbers = 0
     for stack in wiring.stacks:
@@ -244,46 +244,46 @@ def generous_run(lens: LensBase, tokens: int, paths: int, variates: int) -> int:
 
 
 def width_of_output(lens: LensBase) -> int:
-    """Numbers that the head emits for a token."""
+    """Count the numbers that the head emits for a token."""
     unembed = lens.adapter.model.get_submodule(lens.wiring.unembed.module)
     return max((len(weight) for weight in unembed.parameters() if weight.ndim), default=0)
 
 
 def need_of_item(request: Request, limit: int) -> int:
-    """Bytes that the longest item of a batch needs, measured once for each shape.
+    """Measure the bytes that the longest item of a batch needs, once for each shape.
 
     Raises:
         InputError: more than the limit.
     """
     lens, batch = request.lens, request.batch
     variates = -(-len(batch) // request.items)
-    asked = (request.context, request.horizon, request.paths, variates)
+    sizes_here = (request.context, request.horizon, request.paths, variates)
     fixed = (next(lens.parameters()).dtype, lens.device)
-    known = _NEEDS.setdefault(lens, {})
+    needs = _NEEDS.setdefault(lens, {})
     wider = [
         need
-        for (sizes, kind), need in known.items()
-        if kind == fixed and sizes[3] == variates and all(a >= b for a, b in zip(sizes, asked, strict=True))
+        for (sizes, kind), need in needs.items()
+        if kind == fixed and sizes[3] == variates and all(a >= b for a, b in zip(sizes, sizes_here, strict=True))
     ]
     if wider:
         return min(wider)
     with lens.registry.observed(lambda _point, _value: None):
         need = measured_or_refused(request, partial(item_forecast, request), limit)
-    known[asked, fixed] = need
+    needs[sizes_here, fixed] = need
     return need
 
 
 def item_forecast(request: Request) -> None:
-    """The native forecast of the longest item alone."""
+    """Run the native forecast of the longest item alone."""
     batch, lens = request.batch, request.lens
     first = int(np.argmax(batch.lengths))
     item = batch.select([row for row, group in enumerate(batch.groups) if group == batch.groups[first]])
-    with _seeded(request, item):
+    with _under_seed(request, item):
         lens.adapter.predict(item, request.horizon, request.levels, request.num_samples)
 
 
 def measured_or_refused(request: Request, work: Any, limit: int) -> int:
-    """Bytes that a run of one item holds at most.
+    """Measure the most bytes that a run of one item holds.
 
     Raises:
         InputError: more than the limit.
@@ -300,10 +300,10 @@ def measured_or_refused(request: Request, work: Any, limit: int) -> int:
 
 
 @contextmanager
-def _seeded(
+def _under_seed(
     request: Request, batch: SeriesBatch, seed: int | None = None, place: tuple[int, int | None] = (0, None)
 ) -> Iterator[None]:
-    """One run of the lens's own under a seed, the request's if None; the random state is left as it was."""
+    """Run one pass of the lens's own under a seed, the request's if None; the random state is left as it was."""
     lens = request.lens
     rows = len(rows_of(batch, lens.adapter.packed))
     with seeded(request.seed if seed is None else seed, lens.device), lens.running(rows, place):
@@ -311,17 +311,17 @@ def _seeded(
 
 
 def forecast_part(request: Request, part: Part) -> Forecast:
-    """The library's own forecast of some series of a batch, with whatever hooks are set."""
+    """Run the library's own forecast of some series of a batch, with all hooks that are set."""
     lens, adapter = request.lens, request.lens.adapter
     whole = part.stop - part.start == len(request.batch)
     batch = request.batch if whole else request.batch.select(range(part.start, part.stop))
     alike = max(batch.lengths) == max(request.batch.lengths)
-    padded = nullcontext() if alike else adapter.padded_to(max(request.batch.lengths))  # type: ignore[attr-defined]
-    with _seeded(request, batch, part.pieces[0].seed, _place(request, part)), padded, lens.registry.attach():
+    padding = nullcontext() if alike else adapter.padded_to(max(request.batch.lengths))  # type: ignore[attr-defined]
+    with _under_seed(request, batch, part.pieces[0].seed, _place(request, part)), padding, lens.registry.attach():
         if len(part.pieces) == 1 and part.pieces[0].whole:
             prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
         else:
-            with _drawn(request, part) if request.draws else nullcontext():
+            with _draws_of(request, part) if request.draws else nullcontext():
                 prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
     return Forecast(
         prediction.quantiles.permute(0, 2, 1).numpy().astype(float),
@@ -335,7 +335,7 @@ def forecast_part(request: Request, part: Part) -> Forecast:
 
 
 def _place(request: Request, part: Part) -> tuple[int, int | None]:
-    """Where the rows of a part stand in the batch, and how many there are of it."""
+    """Return the place of a part's rows in the batch, and the number of all rows there."""
     if part.stop - part.start == len(request.batch):
         return 0, None
     packed = request.lens.adapter.packed
@@ -343,8 +343,8 @@ def _place(request: Request, part: Part) -> tuple[int, int | None]:
     return len(before), len(rows_of(request.batch, packed))
 
 
-def _drawn(request: Request, part: Part) -> BlockwiseDraws:
-    """The mode under which a part draws its share of the blocks that it belongs to."""
+def _draws_of(request: Request, part: Part) -> BlockwiseDraws:
+    """Return the mode under which a part draws its share of the blocks that it belongs to."""
     adapter = request.lens.adapter
     pieces = list(part.pieces)
     if adapter.multivariate:

@@ -1,7 +1,8 @@
-"""How a run that keeps activations fits in memory: what it keeps, what it needs meanwhile, and in which parts it runs.
+"""Memory of a run that keeps activations: what it keeps, what it needs meanwhile, and its parts.
 
-What is kept grows with the number of series whatever the parts, so a capture that keeps too much is refused before it
-runs. Both sizes are guessed first, by far too high; where the guess does not fit they are measured on one item.
+Activations that are kept grow with the number of series whatever the parts. So a capture that keeps too much is
+refused before it runs. Both sizes are guessed first, by far too high; where the guess does not fit they are measured
+on one item.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from tsfm_lens.models.memory import VARIABLE, OverLimit, free_bytes, in_words, i
 
 @dataclass
 class Keeping:
-    """The activations that a run keeps.
+    """Activations that a run keeps.
 
     Attributes:
         lens: the model.
         names: exact names of hook points.
-        reducers: what is kept of an activation, by name.
+        reducers: applied to an activation before it is kept, by name.
         device: where they are kept; the model's if None.
         gradients: whether gradients are kept as well.
         sizes: bytes by name, counted on the fly by :meth:`note`.
@@ -45,7 +46,7 @@ class Keeping:
     _last: Tensor | None = None
 
     def whole(self) -> list[str]:
-        """Hook points that need the batch to run in one piece."""
+        """List the hook points that need the batch to run in one piece."""
         points = self.lens.registry.points
         unmarked = {name for name, function in self.reducers.items() if not getattr(function, "by_row", False)}
         across_rows = [name for name in self.names if points[name].row_axis or name in unmarked]
@@ -53,22 +54,22 @@ class Keeping:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether activations leave the device that the model runs on."""
+        """True if activations leave the device that the model runs on."""
         return self.device is not None and torch.device(self.device).type != self.lens.device.type
 
     def guess(self, tokens: int, paths: int, passes: int) -> int:
-        """Bytes that are kept of one item, if every step were a token."""
+        """Estimate the bytes that are kept of one item, if every step were a token."""
         points, wiring = self.lens.registry.points, self.lens.wiring
         numbers, wide = 0, batching.width_of_output(self.lens)
         for name in self.names:
             stack = wiring.stack(points[name].stack)
-            known = {"batch": 1, "pos": tokens, "query": tokens, "key": tokens, "head": stack.n_heads}
-            known |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
-            numbers += math.prod(known.get(axis, wide) for axis in points[name].axes)
+            lengths = {"batch": 1, "pos": tokens, "query": tokens, "key": tokens, "head": stack.n_heads}
+            lengths |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
+            numbers += math.prod(lengths.get(axis, wide) for axis in points[name].axes)
         return 4 * numbers * paths * passes * (2 if self.gradients else 1)
 
     def note(self, point: Point, value: Tensor) -> None:
-        """Count what would be kept of an activation."""
+        """Count the bytes that would be kept of an activation."""
         if point.name not in self.names:
             return
         reducer = self.reducers.get(point.name)
@@ -78,24 +79,24 @@ class Keeping:
             again = self._last is not None and self._last.untyped_storage()._cdata == storage._cdata
             size, self._last = 0 if again else storage.nbytes(), value
         else:
-            # what a reducer of the caller's own does must not be done twice
+            # a reducer of the caller's own must not run twice
             size = reducer(value.detach()).nbytes if getattr(reducer, "by_row", False) else 0
         self.sizes[point.name] = self.sizes.get(point.name, 0) + size * (2 if self.gradients else 1)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a capture runs.
+    """Run of a capture.
 
     Attributes:
-        words: what it is, for messages.
+        words: its name, for messages.
         items: of the batch.
         at_once: items that the run would take at once.
         guess: bytes that one item needs, by far too high.
-        kept: bytes of one item that are kept, by far too high.
+        storage: bytes of one item that are kept, by far too high.
         one: runs one item.
         uncut: why the batch cannot run in parts, "" if it can.
-        times: how many times what is measured a run needs.
+        times: the factor from the measured need to that of a run.
         per_item: series of an item.
     """
 
@@ -103,7 +104,7 @@ class Run:
     items: int
     at_once: int
     guess: int
-    kept: int
+    storage: int
     one: Callable[[], Any]
     uncut: str = ""
     times: int = 1
@@ -111,24 +112,24 @@ class Run:
 
 
 def items_at_once(
-    keeping: Keeping, run: Run, memory: int | str | None, attached: Callable[[], AbstractContextManager[Any]]
+    keeping: Keeping, run: Run, memory: int | str | None, connect: Callable[[], AbstractContextManager[Any]]
 ) -> int:
-    """How many items of a capture may run at once.
+    """Count the items of a capture that may run at once.
 
     Args:
-        keeping: what is kept.
-        run: what runs.
+        keeping: the activations to keep.
+        run: the run.
         memory: see ``lens.forecast``.
-        attached: connects the hook points of what is kept, where one item has to be measured.
+        connect: connects the hook points, where one item has to be measured.
 
     Raises:
-        InputError: what is kept, or what a run needs beside it, does not fit; nothing has run by then.
+        InputError: the activations, or the run's own need beside them, do not fit; nothing has run by then.
     """
     lens = keeping.lens
     most = getattr(lens.adapter, "rows_at_once", None)
     if most is not None and not run.uncut:
         run = replace(run, at_once=min(run.at_once, max(1, most // run.per_item)))
-    guess = run.kept * run.items + run.guess * run.at_once
+    guess = run.storage * run.items + run.guess * run.at_once
     if guess <= batching.LITTLE and not is_given(memory):
         return run.at_once
     limit = limit_of(memory, lens.device)
@@ -137,7 +138,7 @@ def items_at_once(
         return run.at_once
     keeping.sizes.clear()
     try:
-        with attached(), lens.registry.attach(), lens.registry.observed(keeping.note):
+        with connect(), lens.registry.attach(), lens.registry.observed(keeping.note):
             _, need = measured(run.one, lens.device, limit)
     except OverLimit:
         raise InputError(_refusal(keeping, run, limit + 1, 0, limit, more=True)) from None
@@ -145,21 +146,21 @@ def items_at_once(
     squared = {name for name in keeping.names if lens.registry.points[name].row_axis}
     sizes = {name: size * run.items ** (2 if name in squared else 1) for name, size in keeping.sizes.items()}
     keeping.sizes.update(sizes)
-    kept = sum(sizes.values())
-    left = limit - (0 if keeping.elsewhere else kept)
+    total = sum(sizes.values())
+    remainder = limit - (0 if keeping.elsewhere else total)
     together = run.at_once if run.uncut else 1
-    if kept > room or need * together > left:
-        raise InputError(_refusal(keeping, run, need * together, kept, min(limit, room)))
+    if total > room or need * together > remainder:
+        raise InputError(_refusal(keeping, run, need * together, total, min(limit, room)))
     if run.uncut:
         return run.at_once
-    comfortable = left if is_given(memory) else min(left, max(batching.comfort(lens.device), need))
+    comfortable = remainder if is_given(memory) else min(remainder, max(batching.comfort(lens.device), need))
     return min(run.at_once, max(1, comfortable // max(need, 1)))
 
 
-def _refusal(keeping: Keeping, run: Run, need: int, kept: int, limit: int, *, more: bool = False) -> str:
-    """Words for a capture that does not fit: how much it needs, what is free, and how to reduce it."""
+def _refusal(keeping: Keeping, run: Run, need: int, activations: int, limit: int, *, more: bool = False) -> str:
+    """Compose the refusal of a capture: how much it needs, how much is free, and how to reduce it."""
     largest = sorted(keeping.sizes, key=lambda name: keeping.sizes[name], reverse=True)[:3]
-    per_item = max(1, (need // (run.at_once if run.uncut else 1)) + kept // run.items)
+    per_item = max(1, (need // (run.at_once if run.uncut else 1)) + activations // run.items)
     ways = []
     if run.items > 1 and limit >= per_item:
         ways.append(f"run at most {limit // per_item} of the {run.items} items at once")
@@ -171,9 +172,9 @@ def _refusal(keeping: Keeping, run: Run, need: int, kept: int, limit: int, *, mo
     ways.append(f"raise memory=… or {VARIABLE}")
     amount = "more than " if more else "about "
     points = f" with {len(keeping.names)} hook points" if keeping.names else ""
-    held = f" ({in_words(kept)} of it activations that are kept)" if kept else ""
+    of_it = f" ({in_words(activations)} of it activations that are kept)" if activations else ""
     return (
-        f"{run.words}{points} needs {amount}{in_words(need + kept)}{held}; "
+        f"{run.words}{points} needs {amount}{in_words(need + activations)}{of_it}; "
         f"{in_words(free_bytes(keeping.lens.device))} is free and memory allows {in_words(limit)}. To make it fit: "
         + "; ".join(ways)
     )

@@ -1,7 +1,7 @@
-"""Which files belong to a checkpoint and what their headers say, the same for every architecture.
+"""Files of a checkpoint and the contents of their headers, the same for every architecture.
 
-The library is shown a folder that holds these files and nothing else (:meth:`Checkpoint.staged`), so that no loader
-finds a pickle or a file outside. What the files hold is compared with the model in ``completeness``.
+The library opens a folder that holds these files and nothing else (:meth:`Checkpoint.staged`), so that no loader
+finds a pickle or a file outside. Their tensors are compared with the model in ``completeness``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WEIGHTS, INDEX, CONFIG, GENERATION = (
 COMPRESSION = "compression.json"
 """Beside weights some of which are factors of the model's matrices; see ``tsfm_lens.compress``."""
 SUFFIX, COMPRESSED = ".safetensors", ".compressed"
-"""Of files of weights, and of those beside compression.json: what a file lacks, libraries fill with random numbers, and
+"""Of files of weights, and of those beside compression.json: libraries fill missing tensors with random numbers, and
 some of them open any file of their suffix."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LONGEST_JSON = 16 * 2**20
@@ -41,7 +41,7 @@ LONGEST_JSON = 16 * 2**20
 
 
 class Stored(NamedTuple):
-    """What a header says of one tensor."""
+    """Entry of a header for one tensor."""
 
     file: str
     dtype: str
@@ -51,10 +51,10 @@ class Stored(NamedTuple):
 @extensible
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of a checkpoint.
+    """Files of a checkpoint.
 
     Attributes:
-        folder: where they are.
+        folder: of the files.
         files: name that the library looks for -> resolved path of config.json, generation_config.json, the index and
             the weights, as far as there.
         config: the settings in config.json, empty without one.
@@ -72,12 +72,12 @@ class Checkpoint:
 
     @property
     def numbers(self) -> int:
-        """Numbers in all tensors."""
+        """Count of the numbers in all tensors."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     @contextmanager
     def staged(self) -> Iterator[Path]:
-        """A folder that holds these files and nothing else, while the block runs."""
+        """Make a folder that holds these files and nothing else, while the block runs."""
         with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
             for file, path in self.files.items():
                 try:
@@ -97,16 +97,16 @@ class Checkpoint:
 
     @contextmanager
     def building(self, kind: type, renamed: Mapping[str, str]) -> Iterator[None]:
-        """While the block runs, the library builds models of a class with those layers."""
+        """Make the library build models of a class with those layers, while the block runs."""
         yield
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Give an opened model what those layers need beside the files."""
+        """Give an opened model the parts of those layers that are not in the files."""
 
 
 @contextmanager
 def in_our_words(doing: str) -> Iterator[None]:
-    """Turn whatever a library raises into a CheckpointError, with the library's own words and the cause kept."""
+    """Turn any error of a library into a CheckpointError, with the library's own words and the cause kept."""
     try:
         yield
     except LensError:
@@ -116,29 +116,29 @@ def in_our_words(doing: str) -> Iterator[None]:
 
 
 def shortened(text: str, limit: int = 300) -> str:
-    """A text on one line, at most ``limit`` characters long."""
+    """Return a text on one line, at most ``limit`` characters long."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The files of a checkpoint and what their headers say; no weight is read.
+    """Read the files of a checkpoint and their headers; no weight is read.
 
     Raises:
         CheckpointError: there is no safetensors file under the name that loaders look for, a file lies outside the
-            folder, is damaged or is not a file, or the index does not say what the files hold.
+            folder, is damaged or is not a file, or the index is not that of the files.
     """
     with in_our_words(f"{folder} cannot be read"):
-        files = {name: _resolved(folder, name) for name in (CONFIG, GENERATION) if os.path.lexists(folder / name)}
+        files = {name: _resolve(folder, name) for name in (CONFIG, GENERATION) if os.path.lexists(folder / name)}
         config, generation = (read_settings(files[name]) if name in files else {} for name in (CONFIG, GENERATION))
         suffix = COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX
-        shards, placed = _weight_files(folder, files, suffix)
+        shards, places = _weight_files(folder, files, suffix)
         files.update(shards)
-        return Checkpoint(folder, files, config, generation, _headers(folder, shards, placed))
+        return Checkpoint(folder, files, config, generation, _headers(folder, shards, places))
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """A JSON file of settings.
+    """Read a JSON file of settings.
 
     Raises:
         CheckpointError: it is no JSON object, or larger than any settings are.
@@ -156,8 +156,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _resolved(folder: Path, name: str) -> Path:
-    """Where a file of a folder really is.
+def _resolve(folder: Path, name: str) -> Path:
+    """Resolve the real path of a file of a folder.
 
     A folder of the hub cache, ``models--x/snapshots/commit``, links into the ``models--x/blobs`` beside it.
 
@@ -168,8 +168,8 @@ def _resolved(folder: Path, name: str) -> Path:
         path, root = (folder / name).resolve(strict=True), folder.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{folder / name} cannot be followed: {error}") from error
-    cached = root.parent.name == "snapshots" and path.parent == (root.parent.parent / "blobs").resolve()
-    if not (path.is_relative_to(root) or cached):
+    is_cached = root.parent.name == "snapshots" and path.parent == (root.parent.parent / "blobs").resolve()
+    if not (path.is_relative_to(root) or is_cached):
         raise CheckpointError(
             f"{folder / name} is a link to {path}, outside the checkpoint's folder; copy the file into the folder"
         )
@@ -179,7 +179,7 @@ def _resolved(folder: Path, name: str) -> Path:
 
 
 def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[dict[str, Path], dict[str, str] | None]:
-    """Name -> path of the files with weights, and what the index, if there is one, says of each tensor's place."""
+    """Return name -> path of the files with weights, and the file of each tensor by the index, if there is one."""
 
     def file_of(name: str) -> str:
         return name.replace(SUFFIX, suffix)
@@ -194,23 +194,23 @@ def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[di
     if not os.path.lexists(folder / file_of(INDEX)):
         if not single:
             raise _no_weights(folder)
-        return {WEIGHTS: _resolved(folder, file_of(WEIGHTS))}, None
-    files[INDEX] = _resolved(folder, file_of(INDEX))
-    placed = read_settings(files[INDEX]).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
+        return {WEIGHTS: _resolve(folder, file_of(WEIGHTS))}, None
+    files[INDEX] = _resolve(folder, file_of(INDEX))
+    places = read_settings(files[INDEX]).get("weight_map")
+    if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{folder / INDEX} has no weight_map, expected an object of tensor names and their files")
-    for tensor, name in placed.items():
+    for tensor, name in places.items():
         if not isinstance(name, str) or not re.fullmatch(r"[^/\\:\0]+\.safetensors", name):
             raise CheckpointError(
                 f"{folder / INDEX} puts {shortened(tensor, 80)!r} into {shortened(repr(name), 80)}; expected the name "
                 "of a .safetensors file in the same folder"
             )
-    names = sorted(set(placed.values()))
+    names = sorted(set(places.values()))
     if single and WEIGHTS not in names:
         raise CheckpointError(
             f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove the one that is not meant"
         )
-    return {name: _resolved(folder, file_of(name)) for name in names}, placed
+    return {name: _resolve(folder, file_of(name)) for name in names}, places
 
 
 def _no_weights(folder: Path) -> CheckpointError:
@@ -229,11 +229,11 @@ def _no_weights(folder: Path) -> CheckpointError:
         )
     if any(name.endswith(COMPRESSED) for name in inside):
         return CheckpointError(f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it there, too")
-    listed = ", ".join(inside[:8]) or "nothing"
-    return CheckpointError(f"{folder} is no checkpoint: it has no *.safetensors file (found: {listed})")
+    contents = ", ".join(inside[:8]) or "nothing"
+    return CheckpointError(f"{folder} is no checkpoint: it has no *.safetensors file (found: {contents})")
 
 
-def _headers(folder: Path, shards: Mapping[str, Path], placed: Mapping[str, str] | None) -> dict[str, Stored]:
+def _headers(folder: Path, shards: Mapping[str, Path], places: Mapping[str, str] | None) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
     for name, path in shards.items():
         try:
@@ -250,8 +250,8 @@ def _headers(folder: Path, shards: Mapping[str, Path], placed: Mapping[str, str]
                 f"{folder / name} is no safetensors file ({shortened(str(error))}); is the download complete, and was "
                 "it cloned with git-lfs?"
             ) from error
-    if placed is not None and placed != {key: tensor.file for key, tensor in tensors.items()}:
-        wrong = sorted(set(placed.items()) ^ {(key, tensor.file) for key, tensor in tensors.items()})
+    if places is not None and places != {key: tensor.file for key, tensor in tensors.items()}:
+        wrong = sorted(set(places.items()) ^ {(key, tensor.file) for key, tensor in tensors.items()})
         raise CheckpointError(
             f"{folder / INDEX} does not say what the files hold: {len(wrong)} places differ, the first is "
             f"{shortened(wrong[0][0], 80)!r} in {wrong[0][1]}"

@@ -1,4 +1,4 @@
-"""A checkpoint is complete and is what was loaded, or it is refused: the same comparison for every architecture.
+"""Check that a checkpoint is complete and is what was loaded: the same comparison for every architecture.
 
 :func:`refuse_misfit` compares names, shapes and types in the files with an empty model of the configuration, before
 any memory is taken; :func:`refuse_difference` compares the loaded weights with the files.
@@ -26,7 +26,7 @@ LAYER_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
 MOST_LAYERS = 1000
 """Of a stack; published ones have up to 50, and an empty layer takes some ms to build."""
 MOST_NAMES = 2
-"""Tensors in the files for each of the model's; some published files also hold what the library computes."""
+"""Tensors in the files for each of the model's; some published files also hold those that the library computes."""
 
 
 def refuse_size(checkpoint: Checkpoint) -> None:
@@ -52,7 +52,7 @@ def _settings(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def module_of(native: Any) -> nn.Module:
-    """The torch module with a checkpoint's weights, in a library's own object."""
+    """Return the torch module with a checkpoint's weights, in a library's own object."""
     if isinstance(native, nn.Module):
         return native
     inner = getattr(native, "inner_model", None)
@@ -60,7 +60,7 @@ def module_of(native: Any) -> nn.Module:
 
 
 class Expected(NamedTuple):
-    """What a model takes from a checkpoint.
+    """Tensors that a model takes from a checkpoint.
 
     Attributes:
         shapes: name -> shape.
@@ -76,7 +76,7 @@ class Expected(NamedTuple):
 
 
 def expected_of(blank: nn.Module) -> Expected:
-    """What a model takes from a checkpoint, from an empty model on the meta device."""
+    """Return the tensors that a model takes from a checkpoint, by an empty model on the meta device."""
     tie = getattr(blank, "tie_weights", None)
     if callable(tie):
         # transformers ties when it initialises weights, which an empty model never does
@@ -93,26 +93,28 @@ def expected_of(blank: nn.Module) -> Expected:
     )
 
 
-def name_in_model(stored: str, renamed: Mapping[str, str]) -> str:
-    """The name in the model of what a file names so, by the parts of names that a library renames."""
+def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
+    """Translate a name in a file into the model's, by the parts of names that a library renames."""
     for old, new in renamed.items():
-        stored = stored.replace(old, new)
-    return stored
+        name = name.replace(old, new)
+    return name
 
 
 def model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
-    """Name in the files -> name in the model, by the parts of names that a library renames.
+    """Map names in the files to names in the model, by the parts of names that a library renames.
 
     Raises:
         CheckpointError: two tensors have one name in the model.
     """
     names: dict[str, str] = {}
-    seen: dict[str, str] = {}
-    for stored in checkpoint.tensors:
-        name = name_in_model(stored, renamed)
-        if name in seen:
-            raise CheckpointError(f"{checkpoint.folder} holds {seen[name]!r} and {stored!r}, which are the same tensor")
-        names[stored], seen[name] = name, stored
+    sources: dict[str, str] = {}
+    for source in checkpoint.tensors:
+        name = name_in_model(source, renamed)
+        if name in sources:
+            raise CheckpointError(
+                f"{checkpoint.folder} holds {sources[name]!r} and {source!r}, which are the same tensor"
+            )
+        names[source], sources[name] = name, source
     return names
 
 
@@ -143,7 +145,7 @@ def refuse_misfit(
     missing = sorted(name for name in expected.shapes if not (expected.tied[name] & have or _among(name, computed)))
     unknown = sorted(name for name in have - set(expected.shapes) if not unread.search(name))
     wrong = [
-        f"{name} is {_described(tensor)} and not {list(expected.shapes[model])}"
+        f"{name} is {_describe(tensor)} and not {list(expected.shapes[model])}"
         for name, model in names.items()
         if model in expected.shapes
         for tensor in [checkpoint.tensors[name]]
@@ -163,8 +165,8 @@ def refuse_misfit(
             f"describes: {complaint}. The configuration describes {sum(numbers.values()):,} "
             f"numbers, the files hold {checkpoint.numbers:,}. Is the download complete, and are the files of one model?"
         )
-    held: list[Tensor] = [*blank.parameters(), *blank.buffers()]
-    bytes_of = {id(tensor): tensor.numel() * tensor.element_size() for tensor in held}
+    tensors: list[Tensor] = [*blank.parameters(), *blank.buffers()]
+    bytes_of = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
     if sum(bytes_of.values()) > 8 * checkpoint.numbers + SPARE:
         raise CheckpointError(
             f"{checkpoint.folder}: the model that {CONFIG} describes takes {sum(bytes_of.values()):,} bytes, for "
@@ -172,13 +174,13 @@ def refuse_misfit(
         )
 
 
-def _described(tensor: Stored) -> str:
+def _describe(tensor: Stored) -> str:
     return f"{list(tensor.shape)}{'' if tensor.dtype in FLOATS else f' of {tensor.dtype}'}"
 
 
 def _few(names: list[str]) -> str:
-    shown = ", ".join(shortened(name, 100) for name in names[:3])
-    return f"{shown}, …" if len(names) > 3 else shown
+    text = ", ".join(shortened(name, 100) for name in names[:3])
+    return f"{text}, …" if len(names) > 3 else text
 
 
 def refuse_difference(
@@ -192,14 +194,14 @@ def refuse_difference(
         CheckpointError: names the first tensor that differs.
     """
     names = model_names(checkpoint, renamed)
-    # what a library computes need not be in its state
+    # tensors that a library computes need not be in its state
     state = {**dict(loaded.named_buffers()), **loaded.state_dict()}
     by_file: dict[str, list[str]] = {}
     for name, tensor in checkpoint.tensors.items():
         by_file.setdefault(tensor.file, []).append(name)
-    for file, stored in by_file.items():
+    for file, names_of_file in by_file.items():
         with safe_open(checkpoint.files[file], framework="pt") as weights:
-            for name in stored:
+            for name in names_of_file:
                 if names[name] in state:
                     values = weights.get_tensor(name)
                     _refuse_other(checkpoint.folder, name, values, state[names[name]], _among(name, computed))
@@ -210,16 +212,16 @@ def _among(name: str, parts: tuple[str, ...]) -> bool:
 
 
 def _refuse_other(folder: Path, name: str, stored: Tensor, loaded: Tensor, close: bool) -> None:
-    kept = loaded.detach().cpu()
+    param = loaded.detach().cpu()
     # the extremes are NaN if one value is, and cost no memory
-    if kept.numel() and not all(bool(torch.isfinite(extreme)) for extreme in kept.aminmax()):
-        bad = int((~torch.isfinite(kept)).sum())
+    if param.numel() and not all(bool(torch.isfinite(extreme)) for extreme in param.aminmax()):
+        bad = int((~torch.isfinite(param)).sum())
         raise CheckpointError(
-            f"{folder}: {name} has {bad} of {kept.numel()} weights that are not finite in {kept.dtype}; the file is "
+            f"{folder}: {name} has {bad} of {param.numel()} weights that are not finite in {param.dtype}; the file is "
             "damaged, or its values do not fit that type"
         )
-    same = kept.shape == stored.shape and (
-        torch.allclose(kept, stored.to(kept.dtype)) if close else torch.equal(kept, stored.to(kept.dtype))
+    same = param.shape == stored.shape and (
+        torch.allclose(param, stored.to(param.dtype)) if close else torch.equal(param, stored.to(param.dtype))
     )
     if not same:
         raise CheckpointError(

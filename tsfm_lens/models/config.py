@@ -1,4 +1,4 @@
-"""What TransformerLens calls a model's ``cfg``."""
+"""Configuration of a model as TransformerLens's ``cfg``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsfm_lens.models.base import LensBase
 
 @dataclass(frozen=True)
 class _Fields:
-    """What a :class:`Config` holds."""
+    """Fields of a :class:`Config`."""
 
     model_name: str
     architecture: str
@@ -42,12 +42,12 @@ class Config(_Fields):
     """Sizes and kinds of a model; of the stack that is read out, where it has several.
 
     Attributes:
-        model_name: what was loaded.
+        model_name: of the loaded model.
         architecture: name of the wiring.
         n_layers, n_heads, d_model, d_head, d_mlp: sizes of the stack that is read out.
         n_key_value_heads: heads of keys and values; as many as heads but for grouped queries.
         n_ctx: the most steps of context that the model reads (tokens may cover several steps each).
-        d_vocab: tokens that the head tells apart; None for models that emit numbers.
+        d_vocab: size of the head's vocabulary; None for models that emit numbers.
         act_fn: activation function of the MLPs, "" where the wiring does not say or there is none.
         gated_mlp: whether half of the MLP's hidden layer multiplies the other.
         attn_only: whether there are no MLPs.
@@ -63,12 +63,12 @@ class Config(_Fields):
 
 
 def config_of(lens: LensBase) -> Config:
-    """The configuration of a model behind a lens."""
+    """Return the configuration of a model behind a lens."""
     stack, model = lens.wiring.output_stack, lens.adapter.model
     rows = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]
     mlp = next((row for row in rows if isinstance(row, Mlp)), None)
     attention = next((row for row in rows if not isinstance(row, Mlp)), None)
-    shared = attention.heads_of("k", stack.n_heads) if attention is not None else stack.n_heads
+    n_shared = attention.heads_of("k", stack.n_heads) if attention is not None else stack.n_heads
     weights = list(lens.parameters())
     return Config(
         lens.model_id,
@@ -78,7 +78,7 @@ def config_of(lens: LensBase) -> Config:
         stack.d_model,
         stack.d_head,
         stack.d_mlp,
-        shared,
+        n_shared,
         lens.context_length,
         lens.weights.W_U.shape[1] if lens.emits == "token" else None,
         "" if mlp is None else mlp.act,

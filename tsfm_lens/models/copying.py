@@ -18,7 +18,7 @@ Lasting = list[tuple[str, str, LensHandle]]
 
 
 def lasting_hooks(registry: HookRegistry) -> Lasting:
-    """The hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd", handle).
+    """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd", handle).
 
     Raises:
         HookError: a context is open, whose hooks would stay on the copy for ever.
@@ -31,7 +31,7 @@ def lasting_hooks(registry: HookRegistry) -> Lasting:
 
 
 def copied(lens: L, memo: dict[int, Any]) -> L:
-    """What ``copy.deepcopy`` makes of a lens; errors as in :func:`lasting_hooks`."""
+    """Copy a lens for ``copy.deepcopy``; errors as in :func:`lasting_hooks`."""
     hooks = lasting_hooks(lens.registry)
     for module in lens.adapter.model.modules():
         # some libraries keep functions as attributes in a wrapping that cannot be copied, and need not be
@@ -42,7 +42,7 @@ def copied(lens: L, memo: dict[int, Any]) -> L:
 def rebuilt(
     kind: Callable[[Adapter, str, str | None], L], adapter: Adapter, model_id: str, revision: str | None, hooks: Lasting
 ) -> L:
-    """A lens with hooks of its own points."""
+    """Build a lens with hooks of its own points."""
     lens = kind(adapter, model_id, revision)
     for name, direction, handle in hooks:
         lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent)

@@ -1,4 +1,4 @@
-"""Optional model libraries: what each needs, how to install it, and whether it is there, without importing it."""
+"""Optional model libraries: their needs, installation and presence, without importing them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Extra:
 
     @property
     def install(self) -> tuple[str, ...]:
-        """The commands that install it, in order."""
+        """Commands that install it, in order."""
         extra = f'pip install "tsfm-lens-toolbox[{self.name}]"'
         if not self.alone:
             return (extra,)
@@ -48,7 +48,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class ExtraStatus:
-    """What is installed of one extra.
+    """Installed parts of one extra.
 
     Attributes:
         extra: the library.
@@ -62,12 +62,12 @@ class ExtraStatus:
 
     @property
     def importable(self) -> bool:
-        """Whether everything it needs is there; only :func:`require` proves it."""
+        """True if everything it needs is there; only :func:`require` proves it."""
         return not self.missing
 
     @property
     def version(self) -> str | None:
-        """The library's installed version, or None."""
+        """Installed version of the library, or None."""
         return next(iter(self.versions.values()))
 
 
@@ -81,7 +81,7 @@ def _stand_in_for_pytree() -> None:
 
 
 class _PyTree:
-    """Any nested structure; subscripts say of what."""
+    """Any nested structure; subscripts name its leaves."""
 
     def __class_getitem__(cls, _item: object) -> type[_PyTree]:
         return cls
@@ -157,7 +157,7 @@ def require(name: str, module: str | None = None) -> ModuleType:
 
 
 def status() -> dict[str, ExtraStatus]:
-    """Which extras are installed, by name; none is imported."""
+    """Return the status of every extra, by name; none is imported."""
     return {name: _status(extra) for name, extra in EXTRAS.items()}
 
 
@@ -176,7 +176,7 @@ def _status(extra: Extra) -> ExtraStatus:
 
 
 def installed(package: str) -> str | None:
-    """The installed version of a package, or None."""
+    """Return the installed version of a package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -184,7 +184,7 @@ def installed(package: str) -> str | None:
 
 
 def _has_code(module: str) -> bool:
-    """Whether a top-level module is there and more than an empty folder."""
+    """Return whether a top-level module is there and more than an empty folder."""
     try:
         spec = find_spec(module)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A forecast in data units."""
+"""Forecast in data units."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MOST = 100_000
 @extensible
 @dataclass(frozen=True)
 class Forecast:
-    """What a model predicts for a batch of series.
+    """Prediction of a model for a batch of series.
 
     Attributes:
-        quantiles: (series, quantile, step), data units; of covariates what the model emits for them, NaN if nothing.
+        quantiles: (series, quantile, step), data units; of covariates the model's output for them, NaN if none.
         levels: the quantile levels, ascending.
-        mean: (series, step); of quantile models what their library gives as the mean, or the median where it gives
-            none (Chronos-2, TimesFM 3, Toto 2, Moirai 2).
+        mean: (series, step); of quantile models their library's mean, or the median where it gives none
+            (Chronos-2, TimesFM 3, Toto 2, Moirai 2).
         samples: (series, sample, step), or None for a model that draws none.
-        context: the series that were shown.
+        context: the series.
         attrs: provenance.
         distribution: the predictive distribution in data units, batch shape (series, step), of a model that has
             one; it is not part of the dataset.
@@ -46,33 +46,33 @@ class Forecast:
     distribution: Distribution | None = None
 
     def __repr__(self) -> str:
-        drawn = "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
+        paths = "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
         levels = f"quantiles {self.levels[0]:g} to {self.levels[-1]:g}"
-        return f"Forecast({len(self.context)} series × {self.horizon} steps, {levels}{drawn})"
+        return f"Forecast({len(self.context)} series × {self.horizon} steps, {levels}{paths})"
 
     @property
     def horizon(self) -> int:
-        """Forecast steps."""
+        """Number of forecast steps."""
         return int(self.quantiles.shape[-1])
 
     @property
     def median(self) -> np.ndarray:
-        """(series, step); the 0.5 quantile."""
+        """Quantile of level 0.5, (series, step)."""
         return self.quantile(0.5)
 
     def quantile(self, level: float) -> np.ndarray:
-        """(series, step) of one level.
+        """Return the forecast of one level, (series, step).
 
         Raises:
             InputError: the level was not forecast.
         """
-        for index, known in enumerate(self.levels):
-            if abs(known - level) < 1e-9:
+        for index, other in enumerate(self.levels):
+            if abs(other - level) < 1e-9:
                 return self.quantiles[:, index]
         raise InputError(f"quantile {level} was not forecast; levels are {', '.join(map(str, self.levels))}")
 
     def of_rows(self, rows: list[int], batch: SeriesBatch) -> Forecast:
-        """The forecast of some of the series, which ``batch`` holds."""
+        """Return the forecast of some of the series, which ``batch`` holds."""
         if rows == list(range(len(self.context))):
             return self
         samples = None if self.samples is None else self.samples[rows]
@@ -80,11 +80,11 @@ class Forecast:
         return replace(self, **parts, context=batch, distribution=None)
 
     def targets(self) -> Forecast:
-        """The forecast without what the model says of covariates: of known ones the future is given."""
+        """Return the forecast without the model's output for covariates: of known ones the future is given."""
         return self.of_rows(np.flatnonzero(self.context.is_target).tolist(), self.context.targets())
 
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """A labelled dataset of kind "forecast", with the context and, where known, the truth (series, step).
+        """Return a labelled dataset of kind "forecast", with the context and, where known, the truth (series, step).
 
         A multivariate batch has coordinates ``group`` and ``variate`` on dim ``series``.
         """
@@ -97,7 +97,7 @@ class Forecast:
         return data
 
     def by_variate(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """The dataset of a multivariate batch with dims ``series``, its groups, and ``variate``.
+        """Return the dataset of a multivariate batch with dims ``series``, its groups, and ``variate``.
 
         Args:
             truth: (series, step) or None, as ``to_dataset`` takes it.
@@ -108,7 +108,7 @@ class Forecast:
         return by_variate(self.to_dataset(truth))
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per series and step.
+        """Return a table with one row per series and step.
 
         Columns: id, group and variate if multivariate, step, timestamp where known, mean, and one per quantile.
         """
@@ -126,14 +126,14 @@ class Forecast:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is an integer from 1 to ``MOST``."""
+    """Return whether a value is an integer from 1 to ``MOST``."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(1 <= value <= MOST)
 
 
 def checked_request(
     horizon: Any, quantiles: Iterable[float], num_samples: Any, seed: Any
 ) -> tuple[int, tuple[float, ...]]:
-    """The steps, and the quantile levels in ascending order.
+    """Check the steps, and the quantile levels, which are returned in ascending order.
 
     Raises:
         InputError: an argument is not a number as :meth:`tsfm_lens.models.lens.Lens.forecast` takes it.
@@ -159,9 +159,9 @@ def refuse_overflow(encoded: Encoded) -> None:
     Raises:
         InputError: names the first such series.
     """
-    known = (encoded.loc.isfinite() & encoded.scale.isfinite()).cpu().numpy()
-    if not known.all():
-        row = int(np.argmin(known))
+    is_finite = (encoded.loc.isfinite() & encoded.scale.isfinite()).cpu().numpy()
+    if not is_finite.all():
+        row = int(np.argmin(is_finite))
         size = np.nanmax(np.abs(encoded.batch.values[row]))
         raise InputError(
             f"the scale of series {encoded.batch.ids[row]!r} overflows: {encoded.batch.lengths[row]} steps reach "
@@ -175,22 +175,22 @@ def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
     Raises:
         InputError: names the series and the first step.
     """
-    known = np.isfinite(forecast.mean) & np.isfinite(forecast.quantiles).all(axis=1)
+    is_finite = np.isfinite(forecast.mean) & np.isfinite(forecast.quantiles).all(axis=1)
     # some libraries give nothing for covariates
-    known |= ~forecast.context.is_target[:, None]
-    if known.all():
+    is_finite |= ~forecast.context.is_target[:, None]
+    if is_finite.all():
         return
-    row, step = np.argwhere(~known)[0]
+    row, step = np.argwhere(~is_finite)[0]
     size = np.nanmax(np.abs(forecast.context.values[row]))
     raise InputError(
         f"{architecture} forecasts no number at step {step} of series {forecast.context.ids[row]!r} "
-        f"({int((~known).any(axis=1).sum())} of {len(known)} series have NaN or infinity). The series reaches "
+        f"({int((~is_finite).any(axis=1).sum())} of {len(is_finite)} series have NaN or infinity). The series reaches "
         f"{size:.3g}, and models compute in single precision: rescale it, or undo the intervention that does this."
     )
 
 
 def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.DatetimeIndex | None:
-    """Timestamps of the forecast steps of one series, None where start or frequency is unknown.
+    """Return the timestamps of one series' forecast steps, None where start or frequency is unknown.
 
     Raises:
         InputError: they go beyond the last date that pandas holds.
@@ -200,13 +200,13 @@ def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.Date
 
 
 def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:
-    """(series, step), NaN beyond what is known."""
+    """Cut or extend a truth to (series, step); NaN beyond its end."""
     longer = np.full((len(truth), max(horizon - truth.shape[1], 0)), np.nan)
     return np.concatenate([truth[:, :horizon], longer], axis=1)
 
 
 def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None) -> xr.Dataset:
-    """The part that all results share: the context, the truth, their times, units, groups and variates.
+    """Return the part that all results share: the context, the truth, their times, units, groups and variates.
 
     With covariates also their ``role``, and ``known_future`` (series, step).
 
@@ -237,10 +237,10 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
         data = data.assign_coords(role=("series", list(batch.roles)))
         data["known_future"] = (("series", "step"), batch.known_future(horizon))
     if truth is not None:
-        known = to_floats(truth, "the truth")
-        if known.shape != (len(batch), horizon):
-            raise InputError(f"truth has shape {known.shape}, expected (series, step) = {(len(batch), horizon)}")
-        data["truth"] = (("series", "step"), known)
+        values = to_floats(truth, "the truth")
+        if values.shape != (len(batch), horizon):
+            raise InputError(f"truth has shape {values.shape}, expected (series, step) = {(len(batch), horizon)}")
+        data["truth"] = (("series", "step"), values)
     return _with_timestamps(data, batch, width, horizon)
 
 
@@ -253,9 +253,9 @@ def _with_timestamps(data: xr.Dataset, batch: SeriesBatch, width: int, horizon: 
     for index, stamp in enumerate(stamps):
         assert stamp is not None
         series = batch.values[index]
-        shown = batch.timestamps(index)
-        assert shown is not None
-        past[index, width - len(series) :] = shown
+        times = batch.timestamps(index)
+        assert times is not None
+        past[index, width - len(series) :] = times
         future[index] = stamp
     return data.assign_coords(
         context_timestamp=(("series", "time"), past), forecast_timestamp=(("series", "step"), future)

@@ -1,4 +1,4 @@
-"""TransformerLens's methods of a model: hooks, caching, configuration."""
+"""Methods of TransformerLens's models: hooks, caching, configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
 """(name, glob, predicate on names, or (short name, layer, …); function of an activation and ``hook=``)."""
 
-# what TransformerLens's models have and a lens has not -> what to use
+# members of TransformerLens's models that a lens lacks -> the replacement
 _INSTEAD = {
     "OV": "lens.weights.heads(layer).W_OV",
     "QK": "lens.weights.heads(layer).W_QK",
@@ -71,7 +71,7 @@ _OF_A_FORECAST = ("batch_size", "horizon", "memory", "num_samples", "quantiles",
 
 
 class Hooked(HookedRootModule):
-    """What TransformerLens's models do with hooks; a lens is one of these."""
+    """Hooks of a lens, with the methods of TransformerLens's models."""
 
     registry: HookRegistry
 
@@ -79,14 +79,14 @@ class Hooked(HookedRootModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            instead = _INSTEAD.get(name) or _elsewhere(self, name)
+            instead = _INSTEAD.get(name) or _in_stacks(self, name)
             if not instead:
                 raise
         raise AttributeError(f"a lens has no {name!r}: {instead}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One forward; InputError for an argument of TransformerLens's that has no counterpart."""
-        _refuse_unknown({name: given for name, given in kwargs.items() if name != "series"}, rollout=False)
+        """Run one forward; InputError for an argument of TransformerLens's that has no counterpart."""
+        _refuse_unknown({name: value for name, value in kwargs.items() if name != "series"}, rollout=False)
         return super().__call__(*args, **kwargs)
 
     @property
@@ -106,7 +106,7 @@ class Hooked(HookedRootModule):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Block[Self]:
-        """TransformerLens's ``hooks``, with globs as names; every name is resolved before the first hook is set.
+        """Set hooks as TransformerLens's ``hooks`` does, with globs as names; all names are resolved first.
 
         Raises:
             UnknownNameError: a name matches no hook point.
@@ -125,12 +125,12 @@ class Hooked(HookedRootModule):
         return holding(self.registry, hooks, self, self.clear_contexts if clear_contexts else None)
 
     def clear_contexts(self) -> None:
-        """TransformerLens's ``clear_contexts``, which may be broken off and called again."""
+        """Clear contexts as TransformerLens's ``clear_contexts``; may be broken off and called again."""
         for point in self.registry.hooked.values():
             point.ctx = {}
 
     def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
-        """TransformerLens's ``add_hook``, with globs as names; stays until ``reset_hooks()``."""
+        """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays until ``reset_hooks()``."""
         if "bwd" in (*args, kwargs.get("dir")):
             refuse_gradients(self.wiring)
         if callable(name):
@@ -199,27 +199,27 @@ class Hooked(HookedRootModule):
         refuse_run(self, rollout, incl_bwd, loss)
         if pos_slice is not None and reduce is not None:
             raise InputError("pos_slice and reduce exclude each other; let the reducer take the positions")
-        kept = reduce if pos_slice is None else Positions(self.registry.points, pos_slice)
-        how = (device, kept, loss if incl_bwd else None, memory)
+        reducer = reduce if pos_slice is None else Positions(self.registry.points, pos_slice)
+        how = (device, reducer, loss if incl_bwd else None, memory)
         output, acts = recorded_run(self, series, names_filter, rollout, *how, run)
         return output, acts.remove_batch_dim() if remove_batch_dim else acts
 
 
-def _elsewhere(lens: Hooked, name: str) -> str:
-    """Where models with two stacks have what TransformerLens keeps at the top: "decoder_blocks" for "blocks"."""
+def _in_stacks(lens: Hooked, name: str) -> str:
+    """Point to the stacks of a model that hold a name of TransformerLens's: "decoder_blocks" for "blocks"."""
     if "_modules" not in lens.__dict__:
         return ""
-    found = [other for other in lens._modules if other.endswith(f"_{name}")]
-    found += [f"{other}.{name}" for other, module in lens._modules.items() if module and name in module._modules]
-    return f"this model has {' and '.join(sorted(found))}" if found else ""
+    paths = [other for other in lens._modules if other.endswith(f"_{name}")]
+    paths += [f"{other}.{name}" for other, module in lens._modules.items() if module and name in module._modules]
+    return f"this model has {' and '.join(sorted(paths))}" if paths else ""
 
 
 def _refuse_unknown(arguments: Mapping[str, Any], rollout: bool) -> None:
-    known = _OF_A_FORECAST if rollout else _OF_A_FORWARD
+    allowed = _OF_A_FORECAST if rollout else _OF_A_FORWARD
     for name in arguments:
-        if name in known:
+        if name in allowed:
             continue
-        near = get_close_matches(name, known, n=1, cutoff=0.4)
-        nearest = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+        near = get_close_matches(name, allowed, n=1, cutoff=0.4)
+        nearest = f"did you mean {near[0]}?" if near else f"it takes {', '.join(allowed)}"
         what = "forecast" if rollout else "forward"
         raise InputError(f"a {what} takes no {name!r}; {_INSTEAD_OF_ARGUMENTS.get(name, nearest)}")

@@ -1,4 +1,4 @@
-"""Putting together what parts of a batch gave: forecasts, distributions and activations."""
+"""Joining of the forecasts, distributions and activations of a batch's parts."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class JoinedDistribution(Distribution):
         return torch.cat([part.variance for part in self.parts])
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draws (sample…, batch…)."""
+        """Draw samples (sample…, batch…)."""
         shape = torch.Size(sample_shape)
         return torch.cat([part.sample(shape) for part in self.parts], dim=len(shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Logarithm of the density at values that broadcast with the batch shape."""
+        """Compute the logarithm of the density at values that broadcast with the batch shape."""
         return self._each(lambda part, values: part.log_prob(values), value)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Cumulative probability at values that broadcast with the batch shape."""
+        """Compute the cumulative probability at values that broadcast with the batch shape."""
         return self._each(lambda part, values: part.cdf(values), value)
 
     def _each(self, function: Callable[[Distribution, Tensor], Tensor], value: Tensor) -> Tensor:
@@ -63,18 +63,18 @@ class JoinedDistribution(Distribution):
 
 
 def joined_forecast(parts: Sequence[Forecast], context: SeriesBatch) -> Forecast:
-    """The forecast of a batch from those of its parts, in order."""
+    """Join the forecast of a batch from those of its parts, in order."""
     if len(parts) == 1:
         return parts[0]
-    drawn = [part.samples for part in parts if part.samples is not None]
-    known = [part.distribution for part in parts if part.distribution is not None]
+    samples = [part.samples for part in parts if part.samples is not None]
+    distributions = [part.distribution for part in parts if part.distribution is not None]
     return replace(
         parts[0],
         quantiles=np.concatenate([part.quantiles for part in parts]),
         mean=np.concatenate([part.mean for part in parts]),
-        samples=np.concatenate(drawn) if drawn else None,
+        samples=np.concatenate(samples) if samples else None,
         context=context,
-        distribution=JoinedDistribution(known) if known else None,
+        distribution=JoinedDistribution(distributions) if distributions else None,
     )
 
 

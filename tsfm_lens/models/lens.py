@@ -1,4 +1,4 @@
-"""The lens: a native model with hook points."""
+"""Lens: a native model with hook points."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from tsfm_lens.registry import extensible
 
 @extensible
 class Lens(LensBase, Hooked):
-    """A time-series foundation model behind TransformerLens's face.
+    """Time-series foundation model behind TransformerLens's interface.
 
     The native model runs its own code and is never edited; ``lens.native`` is the library's own pipeline
     and stays usable. Hooks act on everything that runs inside their context: ``lens.forward``,
     ``lens.forecast`` with its whole rollout, and calls of the native pipeline itself. They act in the order in which
     the model passes their hook points, however contexts are nested, and at one point in the order of entry. A context
     acts in the thread and asyncio task that opened it, and in tasks that are started inside it; what ``add_hook`` sets
-    acts everywhere. A run while a generator waits at a ``yield`` inside a context is refused, since nothing says
-    whether it is meant. Seeded forecasts of several threads run one after the other. A hook that cannot act raises when
+    acts everywhere. A run while a generator waits at a ``yield`` inside a context is refused, since its purpose
+    is unclear. Seeded forecasts of several threads run one after the other. A hook that cannot act raises when
     its context is entered or left: compiled or replaced modules, a point never passed, a run in another thread or task
     only, gradient checkpointing. An interrupt leaves no hook behind, whenever it comes.
 
     Args:
         adapter: the opened native model.
-        model_id: what the caller loaded, for provenance.
+        model_id: name of the loaded model, for provenance.
         revision: commit of a hub checkpoint, if known.
     """
 
@@ -83,7 +83,7 @@ class Lens(LensBase, Hooked):
     def encode(
         self, series: Any, *, future: Any = None, tokens: Tensor | None = None, horizon: int | None = None
     ) -> Encoded:
-        """Series as the native model takes them.
+        """Encode series as the native model takes them.
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
@@ -96,19 +96,19 @@ class Lens(LensBase, Hooked):
             InputError: the future has another shape, one pass cannot yield the horizon, or a scale overflows.
         """
         horizon = covered(self.adapter, batch := as_series(series), horizon)
-        known = None if future is None else torch.as_tensor(to_floats(future, "the future"))
+        values = None if future is None else torch.as_tensor(to_floats(future, "the future"))
         ids = None if tokens is None else torch.as_tensor(to_floats(tokens, "the array of tokens"))
-        for given in (known, ids):
-            if given is not None and (given.ndim != 2 or len(given) != len(batch)):
+        for array in (values, ids):
+            if array is not None and (array.ndim != 2 or len(array) != len(batch)):
                 raise InputError(
-                    f"future values have shape {tuple(given.shape)}, expected (series, step) with {len(batch)} series"
+                    f"future values have shape {tuple(array.shape)}, expected (series, step) with {len(batch)} series"
                 )
         if horizon is not None and not (is_count(horizon) and horizon <= self.adapter.longest_pass):
             raise InputError(
                 f"horizon {horizon!r} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
                 f"{self.adapter.longest_pass} steps, lens.forecast goes on beyond"
             )
-        encoded = self.adapter.encode(batch, known, ids, None if horizon is None else int(horizon))
+        encoded = self.adapter.encode(batch, values, ids, None if horizon is None else int(horizon))
         refuse_overflow(encoded)
         return encoded
 
@@ -121,12 +121,12 @@ class Lens(LensBase, Hooked):
         horizon: int | None = None,
         stop_at_layer: int | str | Component | None = None,
     ) -> Tensor:
-        """One differentiable forward.
+        """Run one differentiable forward.
 
         Args:
             series: see :meth:`encode`; an :class:`Encoded` batch is taken as it is.
             future, tokens, horizon: see :meth:`encode`.
-            stop_at_layer: do not run this layer and what comes after it: an index in the stack that is read out, from
+            stop_at_layer: do not run this layer and later ones: an index in the stack that is read out, from
                 its end if below 0, or a layer by name ("encoder.1").
 
         Returns:
@@ -155,10 +155,10 @@ class Lens(LensBase, Hooked):
         batch_size: int | None = None,
         memory: int | str | None = None,
     ) -> Forecast:
-        """The library's own forecast, in data units, with whatever hooks are set.
+        """Run the library's own forecast, in data units, with all hooks that are set.
 
-        What does not fit in the memory runs in parts, which moves results by rounding alone. Blocks of 64 series draw
-        their paths under seeds of their own.
+        A batch that does not fit in the memory runs in parts, which moves results by rounding alone. Blocks of 64
+        series draw their paths under seeds of their own.
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
@@ -211,8 +211,8 @@ class Lens(LensBase, Hooked):
                 the forecast to come: a model that reads places of the future has other tokens at another horizon.
             options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
         """
-        built = knock_outs(self, components, how, reference, rows, positions, horizon, **options)
-        return self.edit(*built)
+        interventions = knock_outs(self, components, how, reference, rows, positions, horizon, **options)
+        return self.edit(*interventions)
 
     def patch(
         self,
@@ -221,5 +221,5 @@ class Lens(LensBase, Hooked):
         rows: Rows = None,
         positions: Rows = None,
     ) -> Block[Lens]:
-        """Put another run's activations in place at the targets, in everything that runs inside the block."""
+        """Replace activations at the targets by another run's, in everything that runs inside the block."""
         return self.edit(*(PatchFrom(target, source, rows, positions) for target in targets))

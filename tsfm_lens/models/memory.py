@@ -1,8 +1,8 @@
-"""How much memory a run takes, how much there is, and how much of it a run may have.
+"""Memory: the need of a run, the free bytes of a device, and the limit of a run.
 
-The limit is, in this order: the argument ``memory``, the environment variable ``TSFM_LENS_MEMORY``, half of what is
-free on the device. On a CPU that is what the machine has available or what a control group (a container, a batch
-job) still allows, whichever is less.
+The limit is, in this order: the argument ``memory``, the environment variable ``TSFM_LENS_MEMORY``, half of the free
+bytes of the device. On a CPU these are the machine's available bytes or those that a control group (a container, a
+batch job) still allows, whichever is less.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tsfm_lens.errors import InputError
 VARIABLE = "TSFM_LENS_MEMORY"
 """Environment variable with the bytes that a run may take, such as 2000000000, 2GB or 1.5GiB."""
 
-# of what is free, left to others
+# of the free memory, left to others
 _SHARE = 0.5
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-# control groups, version 2 and 1: where they are mounted, the files of limit and use, and what use could give back
+# control groups, version 2 and 1: their mount, the files of limit and use, and the key of reclaimable use
 _GROUPS = {
     2: ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -35,11 +35,11 @@ _GROUPS = {
 
 
 class OverLimit(MemoryError):
-    """A measured run was stopped because it held more bytes than it may."""
+    """Error that stops a measured run because it holds more bytes than it may."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations have made and that are still held.
+    """Dispatch mode that counts the bytes of all live tensors that operations have made.
 
     Args:
         limit: bytes beyond which the run is stopped; None for no limit.
@@ -55,39 +55,39 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.peak = self._now = 0
         self._limit = limit
-        self._known: set[int] = set()
+        self._keys: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func`` and note what it made."""
+        """Run ``func`` and note the tensors that it made."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        # views, and what is written in place, hold no memory of their own, and the meta device has none
-        entered = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        # views and in-place results hold no memory of their own, and the meta device has none
+        inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(output):
             if not isinstance(leaf, Tensor) or leaf.is_meta:
                 continue
-            if leaf.untyped_storage()._cdata not in entered | self._known:
+            if leaf.untyped_storage()._cdata not in inputs | self._keys:
                 self._note(leaf.untyped_storage())
         return output
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        self._known.add(key)
+        self._keys.add(key)
         self._now += size
         self.peak = max(self.peak, self._now)
-        weakref.finalize(storage, self._released, key, size).atexit = False
+        weakref.finalize(storage, self._release, key, size).atexit = False
         if self._limit is not None and self._now > self._limit:
             raise OverLimit(f"the run holds more than {self._limit} bytes")
 
-    def _released(self, key: int, size: int) -> None:
-        self._known.discard(key)
+    def _release(self, key: int, size: int) -> None:
+        self._keys.discard(key)
         self._now -= size
 
 
 def measured(work: Callable[[], Any], device: torch.device, limit: int | None = None) -> tuple[Any, int]:
-    """What a function returns, and the bytes of tensors that it held at most beyond those that were there.
+    """Return a function's result, and the most bytes of tensors that it held beyond those that were there.
 
     Raises:
         OverLimit: on a CPU, as soon as it holds more than the limit.
@@ -104,7 +104,7 @@ def measured(work: Callable[[], Any], device: torch.device, limit: int | None = 
 
 
 def limit_of(memory: int | str | None, device: torch.device) -> int:
-    """The bytes that a run may take: those given, those of the environment variable, or half of what is free.
+    """Return the bytes that a run may take: the argument, the environment variable's, or half of the free ones.
 
     Args:
         memory: bytes, or a text such as "2GB" or "1.5GiB".
@@ -120,12 +120,12 @@ def limit_of(memory: int | str | None, device: torch.device) -> int:
 
 
 def is_given(memory: int | str | None) -> bool:
-    """Whether somebody has set a limit."""
+    """Return whether somebody has set a limit."""
     return memory is not None or bool(os.environ.get(VARIABLE, "").strip())
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that are free on a device; on a CPU no more than the process's control group still allows."""
+    """Return the bytes that are free on a device; on a CPU no more than the process's control group still allows."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     import psutil  # type: ignore[import-untyped]
@@ -134,7 +134,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def group_allowances(root: Path = Path("/")) -> Iterator[int]:
-    """Bytes that each control group of this process still allows; groups without a limit say nothing.
+    """Yield the bytes that each control group of this process still allows; groups without a limit yield none.
 
     Args:
         root: of the file system.
@@ -162,7 +162,7 @@ def group_allowances(root: Path = Path("/")) -> Iterator[int]:
 
 
 def as_bytes(value: int | str, what: str) -> int:
-    """A number of bytes from a number or a text with a unit (kB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024).
+    """Read a number of bytes, maybe as a text with a unit (kB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024).
 
     Args:
         value: the number or text.
@@ -185,7 +185,7 @@ def as_bytes(value: int | str, what: str) -> int:
 
 
 def in_words(size: float) -> str:
-    """Bytes as people read them."""
+    """Format bytes for people."""
     for unit, width in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= width:
             return f"{size / width:.1f} {unit}"
@@ -193,10 +193,10 @@ def in_words(size: float) -> str:
 
 
 def fitting(peaks: dict[int, int], limit: int) -> int:
-    """How many variants fit side by side, from runs of fewer of them.
+    """Count the variants that fit side by side, from runs of fewer of them.
 
     Args:
-        peaks: bytes by number of variants. What so many need, n times as many need no more than n times.
+        peaks: bytes by number of variants. The need of n times as many variants is at most n times as large.
         limit: bytes.
 
     Raises:
@@ -211,7 +211,7 @@ def fitting(peaks: dict[int, int], limit: int) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or in torch's allocator for the CPU."""
+    """Return whether an error says that memory ran out, on a GPU or in torch's allocator for the CPU."""
     words = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -1,4 +1,4 @@
-"""What a run's forecast is uncertain by, before anything is changed in the model."""
+"""Uncertainty of a run's forecast before anything is changed in the model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OUTER = torch.finfo(torch.float32).eps
 
 
 def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
-    """How far rounding may move the forecasts ``plain`` (series, step) of a run, in data units, (series,).
+    """Bound the rounding errors of the forecasts ``plain`` (series, step) of a run, in data units, (series,).
 
-    4 roundings in float32 of the largest value of context and forecast, for scaling in and out again, and, for what
-    happens between, the square root of 100 roundings per block, in the precision of the weights, of the range of both.
+    The bound is a sum. Scaling in and out takes 4 roundings in float32 of the largest value of context and forecast.
+    The blocks take the square root of 100 roundings each, in the precision of the weights, of the range of both.
 
     Source:
         Higham and Mary 2019, A new approach to probabilistic rounding error analysis: n independent roundings add up
@@ -31,51 +31,51 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
     inner = relative_rounding(run.lens)
     bounds = np.empty(len(run.batch))
     for row, context in enumerate(run.batch.values):
-        known = np.concatenate([np.ravel(context), plain[row]]).astype(float)
-        known = known[np.isfinite(known)]
-        bounds[row] = 4 * _OUTER * np.abs(known).max(initial=0.0)
+        values = np.concatenate([np.ravel(context), plain[row]]).astype(float)
+        values = values[np.isfinite(values)]
+        bounds[row] = 4 * _OUTER * np.abs(values).max(initial=0.0)
     return bounds + inner * ranges(run, plain)
 
 
 def own_rounding(run: Run) -> np.ndarray:
-    """The :func:`rounding` of the run's own point forecast, computed once."""
-    known: np.ndarray | None = run.__dict__.get("_own_rounding")
-    if known is None:
-        known = run.__dict__["_own_rounding"] = rounding(run, run.point)
-    return known
+    """Return the :func:`rounding` of the run's own point forecast, computed once."""
+    bounds: np.ndarray | None = run.__dict__.get("_own_rounding")
+    if bounds is None:
+        bounds = run.__dict__["_own_rounding"] = rounding(run, run.point)
+    return bounds
 
 
 def relative_rounding(lens: Lens) -> float:
-    """How far rounding may move a number that a forward ends in, relative to the size of what it is made of."""
+    """Estimate the rounding error of a number that a forward ends in, relative to the size of its terms."""
     return sums.relative_rounding(lens.adapter.model, lens.wiring)
 
 
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
-    """Largest less smallest value of each context and its forecast in ``plain`` (series, step), data units, (series,).
+    """Compute the range of each context and its forecast in ``plain`` (series, step), data units, (series,).
 
-    What changes of a forecast are held against.
+    It is the largest less the smallest value. Changes of a forecast are compared with it.
     """
-    spread = np.zeros(len(run.batch))
+    widths = np.zeros(len(run.batch))
     for row, context in enumerate(run.batch.values):
-        known = np.concatenate([np.ravel(context), plain[row]]).astype(float)
-        known = known[np.isfinite(known)]
-        spread[row] = np.ptp(known) if known.size else 0.0
-    return spread
+        values = np.concatenate([np.ravel(context), plain[row]]).astype(float)
+        values = values[np.isfinite(values)]
+        widths[row] = np.ptp(values) if values.size else 0.0
+    return widths
 
 
 def told_apart(run: Run, forecasts: np.ndarray, plain: np.ndarray) -> np.ndarray:
-    """Forecasts (…, series, step), replaced by ``plain`` (series, step) where they differ by rounding alone."""
+    """Replace forecasts (…, series, step) by ``plain`` (series, step) where they differ by rounding alone."""
     same = np.abs(forecasts - plain).max(-1) <= rounding(run, plain)
     return np.where(same[..., None], plain, forecasts)
 
 
 def noise_floor(run: Run, measure: Measure) -> np.ndarray:
-    """What a comparison of two forecasts gives when nothing in the model was changed, (series,).
+    """Compute the comparison of two forecasts when nothing in the model was changed, (series,).
 
     In rollouts of a sampling model, two seeds of the unchanged model are compared; they differ by more than two
     variants that draw the same random numbers, so that the floor errs on the safe side. Everything else takes no draw,
-    and what is left is rounding: the forecast is held against itself with every step off by as much, all to one side
-    or in turn to either, whichever the comparison minds more.
+    and only rounding is left. The forecast is then compared with itself, every step off by the rounding: all steps to
+    one side, or alternately to either. The larger of the two results counts.
 
     Args:
         run: whose forecast variants are compared with.
@@ -90,10 +90,10 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
 
 
 def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
-    """The :func:`noise_floor` of a share of the way from the run's forecast to another, 1 being all of it, (…, series).
+    """Compute the :func:`noise_floor` of a share of the way from the run's forecast to another, (…, series).
 
-    A projection of noise may come out small by chance; so it is taken for no smaller than steps that err by themselves
-    would make it.
+    A share of 1 is all of the way. A projection of noise may be small by chance; so it is taken for no smaller than
+    that of independent errors of the steps.
 
     Args:
         run: whose forecast the way begins at.

@@ -1,4 +1,4 @@
-"""Opening models: hub id, local folder, native object, or embedded checkpoint, through one door."""
+"""Opening of models by hub id, local folder, native object, or embedded checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.wirings._checks import GENERATION, refuse_unknown
 
-_REDIRECTED = threading.RLock()
+_REDIRECTION = threading.RLock()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -85,18 +85,18 @@ def _from_object(native: object) -> Lens:
 
 
 def _refuse_beside(lens: Lens) -> None:
-    """Refuse layers whose low-rank adapter stands beside their matrix: what they compute is not what is in the matrix.
+    """Refuse layers whose low-rank adapter stands beside their matrix: their outputs are not the matrix's.
 
     peft shows the matrix of such a layer under the layer's own name, so views of weights would leave the adapter out.
     """
-    beside = [
+    names = [
         name
         for name, part in lens.model.named_modules()
         if isinstance(getattr(part, "base_layer", None), torch.nn.Module) and getattr(part, "merged", None) is False
     ]
-    if beside:
+    if names:
         raise WiringError(
-            f"{len(beside)} layers of {lens.model_id}, the first of them {beside[0]}, hold an adapter beside their "
+            f"{len(names)} layers of {lens.model_id}, the first of them {names[0]}, hold an adapter beside their "
             "matrix, which views of weights would leave out. Merge it first: `model.merge_and_unload()` of peft."
         )
 
@@ -105,10 +105,10 @@ def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.d
     files = checkpoint.read_checkpoint(folder)
     if os.path.lexists(folder / checkpoint.COMPRESSION):
         files = files.folded()
-    return _opened(files, model_id, commit, dtype, device)
+    return _open(files, model_id, commit, dtype, device)
 
 
-def _opened(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
+def _open(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
     try:
         entry = architecture_of(files.config, model_id, files.names)
     except WiringError:
@@ -124,15 +124,15 @@ def _opened(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dty
     completeness.refuse_size(files)
     # some libraries print on loading, into what may be a command's JSON; a redirection is the process's, so that two
     # at once could end in the wrong order
-    with _REDIRECTED, contextlib.redirect_stdout(sys.stderr):
+    with _REDIRECTION, contextlib.redirect_stdout(sys.stderr):
         with checkpoint.in_our_words(f"{model_id}: no {entry.title} can be built from its configuration"):
             with torch.device("meta"):
                 blank = entry.blank(files.config)
                 files.fit(blank, entry.renamed)
             completeness.refuse_misfit(files, blank, entry.renamed, entry.computed)
-        with checkpoint.in_our_words(f"{model_id}: the library cannot load it"), files.staged() as staged:
+        with checkpoint.in_our_words(f"{model_id}: the library cannot load it"), files.staged() as folder:
             with files.building(type(blank), entry.renamed):
-                native = entry.open(staged, dtype, device)
+                native = entry.open(folder, dtype, device)
             module = completeness.module_of(native)
             files.finish(module, entry.renamed)
             completeness.refuse_difference(files, module, entry.renamed, entry.computed)
@@ -141,7 +141,7 @@ def _opened(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dty
 
 
 def _call_it(module: Any, name: str) -> None:
-    """Let a model of transformers name the folder that it came from, not the one that it was shown."""
+    """Name a model of transformers after the folder that it came from, not after the staged one."""
     for part in (module, getattr(module, "config", None)):
         for attribute in ("name_or_path", "_name_or_path"):
             if hasattr(part, attribute):
@@ -149,7 +149,7 @@ def _call_it(module: Any, name: str) -> None:
 
 
 def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()) -> Architecture:
-    """The architecture that claims a configuration or, where that does not tell, the names of the tensors.
+    """Return the architecture that claims a configuration or else the names of the tensors.
 
     Raises:
         WiringError: none does.
@@ -164,7 +164,7 @@ def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[st
 
 
 def architecture_named(source: str) -> Architecture | None:
-    """The architecture of an embedded checkpoint, a local folder or a published hub id, told without its weights.
+    """Return the architecture of an embedded checkpoint, a local folder or a published hub id, without its weights.
 
     Args:
         source: as :func:`load` takes it.
@@ -185,12 +185,12 @@ def architecture_named(source: str) -> Architecture | None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return next((entry for entry in architectures().values() if entry.claims(config)), None)
     except (OSError, ValueError, TypeError, AttributeError):
-        # what is wrong with it is said, by name, when it is opened
+        # its opening names the fault
         return None
 
 
 def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
-    """Folder, name for provenance, and commit of a source given by name."""
+    """Return folder, name for provenance, and commit of a source given by name."""
     if source in checkpoint_names():
         return checkpoint_path(source), source, None
     with checkpoint.in_our_words(f"{checkpoint.shortened(source, 80)!r} cannot be a folder"):
@@ -213,9 +213,9 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    wanted = ["*.json", f"*{checkpoint.SUFFIX}", f"*{checkpoint.COMPRESSED}"]
+    patterns = ["*.json", f"*{checkpoint.SUFFIX}", f"*{checkpoint.COMPRESSED}"]
     try:
-        folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=wanted))
+        folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns))
     except RepositoryNotFoundError as error:
         near = unknown_name("hub model", model_id, _published())
         raise CheckpointError(f"{near} (the hub answered: not found or private)") from error

@@ -1,4 +1,4 @@
-"""Paths that a token model's decoder can be forced along."""
+"""Paths along which a token model's decoder can be forced."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def median_path(lens: Lens, batch: SeriesBatch, horizon: int) -> np.ndarray:
-    """The path on which every step is the median of what the model predicts next, given the path so far.
+    """Compute the path on which every step is the median of the model's next value, given the path so far.
 
     It is one that the model can see: each value is a token's, and each token follows from those before it. (The
     pointwise median of sample paths is none: its values lie between tokens, and its steps belong to different paths.)
-    It takes no draw, so that what is measured along it does not depend on a seed. The library's own generation makes
+    It takes no draw, so that results along it do not depend on a seed. The library's own generation makes
     it, at the cost of a single sample path.
 
     Args:
@@ -42,6 +42,6 @@ def median_path(lens: Lens, batch: SeriesBatch, horizon: int) -> np.ndarray:
         return torch.full_like(logits, torch.finfo(logits.dtype).min / 4).scatter(-1, median, 0.0)
 
     with lens.hooks([("unembed.hook_out", settle)]):
-        drawn = lens.forecast(batch, horizon, num_samples=1)
-    assert drawn.samples is not None
-    return drawn.samples[:, 0].astype(float)
+        forecast = lens.forecast(batch, horizon, num_samples=1)
+    assert forecast.samples is not None
+    return forecast.samples[:, 0].astype(float)

@@ -35,7 +35,7 @@ from tsfm_lens.models.joining import joined_activations, joined_forecast
 from tsfm_lens.models.memory import is_given
 from tsfm_lens.models.time_axis import rollout_spans
 
-# bytes of activations that a run keeps without being asked for them
+# bytes of activations that a run keeps without a request
 _BESIDE = 2**25
 
 
@@ -50,7 +50,7 @@ def recorded_run(
     memory: int | str | None,
     run: dict[str, Any],
 ) -> tuple[Any, Activations]:
-    """What :meth:`Lens.run_with_cache` does; ``loss`` is None where no gradients are wanted."""
+    """Run the lens as :meth:`Lens.run_with_cache` does; ``loss`` is None for a run without gradients."""
     points = lens.registry.points
     stop = run.pop("stop_at_layer", None)
     names = _names(lens, names_filter, stop)
@@ -67,14 +67,14 @@ def recorded_run(
         )
 
     if rollout:
-        return _rolled_out(lens, batch, keeping, recording, empty, memory, run)
+        return _roll_out(lens, batch, keeping, recording, empty, memory, run)
     encoded = series if isinstance(series, Encoded) else lens.encode(batch, **run)
     forward = partial(lens.forward, stop_at_layer=stop)
     if loss is None:
         return _forward(lens, encoded, keeping, recording, empty, memory, forward)
     acts = empty()
     acts.spans = encoded.spans
-    # gradients were asked for, whatever the caller's setting
+    # gradients are requested, whatever the caller's setting
     with torch.enable_grad():
         _items_of_forward(keeping, lambda into: record(lens.registry, names, into), empty, encoded, memory)
         with recording(acts):
@@ -84,7 +84,7 @@ def recorded_run(
 
 
 def _names(lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
-    """The hook points that a run keeps.
+    """Return the hook points that a run keeps.
 
     Raises:
         UnknownNameError: a name matches no hook point.
@@ -95,17 +95,17 @@ def _names(lens: LensBase, names_filter: NamesFilter, stop: int | str | Componen
         names = [name for name in names if not name.endswith("hook_result")]
     if stop is None:
         return names
-    passed = set(passed_before(lens.registry, stopping_point(lens.wiring, stop)))
-    late = [name for name in names if name not in passed]
+    reachable = set(passed_before(lens.registry, stopping_point(lens.wiring, stop)))
+    late = [name for name in names if name not in reachable]
     if late and names_filter is not None and not callable(names_filter):
         raise InputError(f"a forward with stop_at_layer={stop!r} does not come to {late[0]}; leave it out")
-    return [name for name in names if name in passed]
+    return [name for name in names if name in reachable]
 
 
 Recording = Callable[[Activations], AbstractContextManager[Activations]]
 
 
-def _rolled_out(
+def _roll_out(
     lens: LensBase,
     batch: SeriesBatch,
     keeping: Keeping,
@@ -114,7 +114,7 @@ def _rolled_out(
     memory: int | str | None,
     run: dict[str, Any],
 ) -> tuple[Forecast, Activations]:
-    """A forecast and the activations of all its passes."""
+    """Return a forecast and the activations of all its passes."""
     request = request_of(lens, batch, **run, memory=memory)
     blocks = blocks_of(request)
     whole = keeping.whole()
@@ -122,7 +122,7 @@ def _rolled_out(
     at_once = request.items if whole else -(-max(stop - start for start, stop in blocks) // series_per_item)
     tokens = (request.context + request.horizon + 8) * series_per_item
     passes = -(-request.horizon // lens.adapter.longest_pass) if lens.adapter.rollout == "refeed" else 1
-    fixed = whole or (request.draws and lens.adapter.readout != "token")
+    is_fixed = whole or (request.draws and lens.adapter.readout != "token")
     plan = Run(
         f"a forecast of {len(batch)} series × {request.context} steps and {request.horizon} ahead",
         request.items,
@@ -130,17 +130,17 @@ def _rolled_out(
         generous(request),
         keeping.guess(tokens, request.paths, passes + 1),
         lambda: item_forecast(request),
-        _uncut(whole) or "give batch_size=…, which draws other paths" if fixed else "",
+        _uncut(whole) or "give batch_size=…, which draws other paths" if is_fixed else "",
         per_item=series_per_item,
     )
     fit = items_at_once(keeping, plan, memory, lambda: recording(empty())) * series_per_item
     parts = parts_of(request, blocks, fit, whole=bool(whole))
-    forecasts, kept = [], []
+    forecasts, records = [], []
     for part in parts:
-        kept.append(empty())
-        with recording(kept[-1]):
+        records.append(empty())
+        with recording(records[-1]):
             forecasts.append(forecast_part(request, part))
-    acts = _together(kept, empty, outer=request.paths if lens.wiring.sample_major else 1)
+    acts = _together(records, empty, outer=request.paths if lens.wiring.sample_major else 1)
     acts.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
     forecast = joined_forecast(forecasts, batch)
     refuse_non_finite(forecast, lens.wiring.architecture)
@@ -156,16 +156,16 @@ def _forward(
     memory: int | str | None,
     forward: Callable[[Encoded], Tensor],
 ) -> tuple[Tensor, Activations]:
-    """One forward's output and activations."""
+    """Return one forward's output and activations."""
     fit = _items_of_forward(keeping, recording, empty, encoded, memory)
-    outputs, kept = [], []
+    outputs, records = [], []
     number = -(-encoded.n_items // fit)
     series_per_item = -(-len(encoded.batch) // encoded.n_items)
     for start, stop in cut(encoded.batch, -(-encoded.n_items // number) * series_per_item):
-        kept.append(empty())
-        with recording(kept[-1]):
+        records.append(empty())
+        with recording(records[-1]):
             outputs.append(forward(encoded if number == 1 else encoded.part(start, stop)))
-    acts = _together(kept, empty)
+    acts = _together(records, empty)
     acts.spans = encoded.spans
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
 
@@ -191,20 +191,20 @@ def read_forward(lens: LensBase, encoded: Encoded, read: Callable[[Tensor, Encod
 
 
 def recorded_pass(lens: LensBase, encoded: Encoded, names: list[str], *, more: bool) -> tuple[Tensor, Activations]:
-    """A single forward's output and some hook points; with ``more`` also those that others may ask for, if small."""
+    """Return a forward's output and some hook points; with ``more`` also points that others may request, if small."""
     beside = _beside(lens, encoded, names) if more else []
     try:
         output, acts = lens.run_with_cache(encoded, names_filter=[*names, *beside])
     except (HookError, WiringError):
         if not beside:
             raise
-        # what nobody asked for cannot be hooked, as in a module that was compiled
+        # a point that nobody requested cannot be hooked, as in a compiled module
         return recorded_pass(lens, encoded, names, more=False)
     return output, acts
 
 
 def recorded_alike(lens: LensBase, recorded: Iterable[Activations], names: Iterable[str]) -> list[Activations]:
-    """Recordings of forwards that looked into attention, or did not, as one of some hook points would.
+    """Select the recordings of forwards that looked into attention, or did not, as one of some hook points would.
 
     Attention that is looked into runs another kernel, whose last bits differ.
     """
@@ -218,16 +218,16 @@ def _looks_inside(lens: LensBase, names: Iterable[str]) -> bool:
 
 
 def _beside(lens: LensBase, encoded: Encoded, names: list[str]) -> list[str]:
-    """Hook points that a forward passes beside some without running otherwise; none where they or the memory say no."""
+    """List the hook points that a forward passes beside some without running otherwise; none where memory is short."""
     points = lens.registry.points
     if is_given(None) or lens.registry.in_use or any(points[name].row_axis for name in names if name in points):
         return []
-    hidden = {"scores"} if _looks_inside(lens, names) else {"scores", "pattern", "q", "k", "v", "z"}
+    internal = {"scores"} if _looks_inside(lens, names) else {"scores", "pattern", "q", "k", "v", "z"}
     more = [
         name
         for name, point in points.items()
         # the head's output may be as wide as a vocabulary
-        if point.how not in hidden and not point.row_axis and name not in names and name != "unembed.hook_out"
+        if point.how not in internal and not point.row_axis and name not in names and name != "unembed.hook_out"
     ]
     tokens = sum(len(spans) for spans in encoded.spans.values())
     size = Keeping(lens, more, {}).guess(tokens, 1, 1) * len(encoded.batch)
@@ -241,7 +241,7 @@ def _items_of_forward(
     encoded: Encoded,
     memory: int | str | None,
 ) -> int:
-    """Items that a single forward takes at once."""
+    """Count the items that a single forward takes at once."""
     lens, whole = keeping.lens, keeping.whole()
     series_per_item = -(-len(encoded.batch) // encoded.n_items)
     # a packed sequence shows every variate's tokens
@@ -268,17 +268,17 @@ def _one_item(lens: LensBase, item: Encoded) -> Tensor:
 
 
 def _uncut(whole: list[str]) -> str:
-    """How a batch that must stay whole could run in parts, "" if it may be cut."""
+    """Explain how a batch that must stay whole could run in parts; "" if it may be cut."""
     if not whole:
         return ""
     return f"mark what treats each row by itself with tsfm_lens.hooks.by_row (at {whole[0]}), to run in parts"
 
 
-def _together(kept: list[Activations], empty: Callable[[], Activations], outer: int = 1) -> Activations:
-    if len(kept) == 1:
-        return kept[0]
+def _together(records: list[Activations], empty: Callable[[], Activations], outer: int = 1) -> Activations:
+    if len(records) == 1:
+        return records[0]
     acts = empty()
-    joined_activations(kept, acts, outer=outer)
+    joined_activations(records, acts, outer=outer)
     return acts
 
 
@@ -296,7 +296,7 @@ def refuse_gradients(wiring: Wiring) -> None:
 
 
 def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[Tensor], Tensor] | None) -> None:
-    """Refuse to record what cannot be recorded; errors as in :meth:`Lens.run_with_cache`."""
+    """Refuse to record a run that cannot be recorded; errors as in :meth:`Lens.run_with_cache`."""
     if gradients and (rollout or loss is None):
         raise InputError(
             "gradients need a single forward and a scalar: run_with_cache(..., incl_bwd=True, loss=fn) "

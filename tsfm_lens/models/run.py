@@ -1,4 +1,4 @@
-"""A run: one forecast of a model, recorded once, that every probe, figure and chapter looks at."""
+"""Run: one forecast of a model, recorded once, for every probe, figure and chapter."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from tsfm_lens.models.paths import median_path
 from tsfm_lens.models.recording import read_forward, recorded_alike, recorded_pass
 from tsfm_lens.registry import extensible, method_of
 
-# of the memory that a run may take, the share in which it keeps what it has recorded
-_KEPT_SHARE = 0.25
+# of the memory that a run may take, the share for its recordings
+_RECORD_SHARE = 0.25
 
 
 @extensible
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A model's forecast of a batch, and what the model held while it made it.
+    """Forecast of a batch by a model, and the model's activations.
 
-    Everything is computed when it is first asked for and then shared: two probes of one run see one forecast, one path
-    and one recording. Make it with :meth:`tsfm_lens.models.lens.Lens.run`.
+    Everything is computed on first use and then shared: two probes of one run see one forecast, one path and one
+    recording. Make it with :meth:`tsfm_lens.models.lens.Lens.run`.
 
     Attributes:
         lens: the model.
         batch: the context.
         horizon: forecast steps.
-        truth: (series, step) what came after the context, NaN where unknown; None if nothing is known.
+        truth: (series, step) values after the context, NaN where unknown; None if nothing is known.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every draw.
         rollout: whether the model is looked at in the library's own rollout, all of its passes; otherwise in a single
@@ -54,7 +54,7 @@ class Run:
         along: (series, step) values that a token model's decoder is forced along; the median path if None.
         whole: the series before their ends were held out as the truth; None if they were not.
         chosen: whether the caller chose the horizon.
-        derived: what probes compute of the run and share with one another.
+        derived: results of probes that they share with one another.
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """
 
@@ -71,7 +71,7 @@ class Run:
     _hooks: tuple[object, ...] = ()
     _of: tuple[Run, list[int]] | None = None
     _others: dict[int, Run] = field(init=False, default_factory=dict)
-    _kept: list[Activations] = field(init=False, default_factory=list)
+    _records: list[Activations] = field(init=False, default_factory=list)
     derived: dict[Hashable, Any] = field(init=False, default_factory=dict)
     cost: dict[str, float] = field(init=False, default_factory=dict)
     if TYPE_CHECKING:
@@ -85,21 +85,21 @@ class Run:
         truth = "" if self.truth is None else ", truth known"
         return f"Run({self.lens.model_id!r}, {len(self.batch)} series, {self.horizon} steps{truth}, seed {self.seed})"
 
-    # --- what the model forecasts ------------------------------------------------------------------------
+    # --- forecast ----------------------------------------------------------------------------------------
 
     @cached_property
     def forecast(self) -> Forecast:
-        """The library's own forecast."""
+        """Forecast by the library's own code."""
         if self._of is not None:
             run, rows = self._of
             return run.forecast.of_rows(rows, self.batch)
         self._refuse_other_hooks()
-        with self._timed("forecast"):
+        with self._clock("forecast"):
             return self.lens.forecast(self.batch, self.horizon, num_samples=self.num_samples, seed=self.seed)
 
     @cached_property
     def path(self) -> np.ndarray:
-        """(series, step) the values that a single forward follows.
+        """Values that a single forward follows, (series, step).
 
         Of a token model the values that its decoder reads as its own past: ``along``, or the median path (see
         :func:`tsfm_lens.models.paths.median_path`), which takes no draw. Of all others the median forecast, which the
@@ -113,12 +113,12 @@ class Run:
             run, rows = self._of
             return run.path[rows]
         self._refuse_other_hooks()
-        with self._timed("path"):
+        with self._clock("path"):
             return median_path(self.lens, self.batch, self.horizon)
 
     @property
     def tokens_read(self) -> bool:
-        """Whether the model reads its own past values as tokens, so that a single forward follows a path."""
+        """True if the model reads its own past values as tokens, so that a single forward follows a path."""
         return self.lens.adapter.readout == "token"
 
     @cached_property
@@ -140,14 +140,14 @@ class Run:
 
     @cached_property
     def tokens(self) -> Tensor | None:
-        """(series, step) token ids of :attr:`path` for token models, else None."""
+        """Token ids of :attr:`path` for token models, (series, step), else None."""
         if not self.tokens_read:
             return None
         return self.lens.adapter.tokens_of(torch.as_tensor(self.path), self.encoded)  # type: ignore[attr-defined]
 
     @cached_property
     def spans(self) -> dict[str, TokenSpans]:
-        """By stack, the time steps that the tokens of a single forward, or of a rollout's first pass, cover."""
+        """Time steps that the tokens of a single forward, or of a rollout's first pass, cover, by stack."""
         if not self.rollout:
             return self.encoded.spans
         first = min(self.horizon, self.lens.adapter.longest_pass)
@@ -157,28 +157,28 @@ class Run:
 
     @property
     def steps_from(self) -> int:
-        """The step from which on effects are averaged: 1 where a decoder reads a start token at its first, else 0."""
+        """First step of averages of effects: 1 where a decoder reads a start token at its first, else 0."""
         return int(self.tokens_read and self.horizon > 2)
 
     @property
     def statistic(self) -> str:
-        """What :attr:`point` is: "median", "mean" or "expected value"."""
+        """Name of the statistic in :attr:`point`: "median", "mean" or "expected value"."""
         if self.rollout:
             return "median"
         return {"token": "expected value", "distribution": "mean"}.get(self.lens.adapter.readout, "median")
 
     @cached_property
     def point(self) -> np.ndarray:
-        """(series, step) the forecast in one value per step, as variants of the model are compared with it."""
+        """Forecast in one value per step, (series, step), with which variants of the model are compared."""
         if self.rollout:
             return self.forecast.median
         self._refuse_other_hooks()
         encoded = self.encoded
-        with self._timed("recordings"):
+        with self._clock("recordings"):
             return read_forward(self.lens, encoded, self.read).cpu().double().numpy()
 
     def read(self, output: Tensor, part: Encoded | None = None) -> Tensor:
-        """Output of a forward of the batch, or of a part of it, as point forecasts in data units; differentiable.
+        """Read point forecasts in data units out of a forward of the batch, or of a part of it; differentiable.
 
         Args:
             output: (…, series, step, vocabulary) logits, or (…, series, quantile, step).
@@ -200,12 +200,12 @@ class Run:
         levels = np.array(adapter.levels)  # type: ignore[attr-defined]
         return output[..., int(np.argmin(np.abs(levels - 0.5))), : self.horizon]
 
-    # --- what it held ------------------------------------------------------------------------------------
+    # --- activations -------------------------------------------------------------------------------------
 
     def record(self, names: Iterable[str]) -> Activations:
-        """Activations at hook points: of the single forward, or of every pass of a rollout.
+        """Return activations at hook points: of the single forward, or of every pass of a rollout.
 
-        What has been recorded before is not run again. The result may hold further hook points.
+        Nothing that has been recorded before is run again. The result may hold further hook points.
 
         Args:
             names: of hook points, without globs.
@@ -214,36 +214,36 @@ class Run:
             UnknownNameError: no such hook point.
             InputError: one pass of the model does not cover the horizon; the run was made under other hooks.
         """
-        wanted = set(names)
-        known = self.held(wanted)
-        if known is not None:
-            return known
+        requested = set(names)
+        acts_there = self.held(requested)
+        if acts_there is not None:
+            return acts_there
         self._refuse_other_hooks()
         encoded: Any = None if self.rollout else self.encoded
-        with torch.no_grad(), self._timed("recordings"):
+        with torch.no_grad(), self._clock("recordings"):
             if self.rollout:
                 options: dict[str, Any] = {"horizon": self.horizon, "num_samples": self.num_samples, "seed": self.seed}
                 forecast, acts = self.lens.run_with_cache(
-                    self.batch, names_filter=sorted(wanted), rollout=True, **options
+                    self.batch, names_filter=sorted(requested), rollout=True, **options
                 )
                 self.__dict__.setdefault("forecast", forecast)
             else:
                 # a run that is asked a second time is one that several probes look at
-                output, acts = recorded_pass(self.lens, encoded, sorted(wanted), more=bool(self._alike(wanted)))
+                output, acts = recorded_pass(self.lens, encoded, sorted(requested), more=bool(self._alike(requested)))
                 self.__dict__.setdefault("point", self.read(output).cpu().double().numpy())
         self._keep(acts)
         return acts
 
     def held(self, names: Iterable[str]) -> Activations | None:
-        """What :meth:`record` gives where that takes no further forward, else None."""
-        wanted = set(names)
-        return next((acts for acts in self._alike(wanted) if wanted <= acts.recorded.keys()), None)
+        """Return the result of :meth:`record` where that takes no further forward, else None."""
+        requested = set(names)
+        return next((acts for acts in self._alike(requested) if requested <= acts.recorded.keys()), None)
 
     def _alike(self, names: set[str]) -> list[Activations]:
-        return self._kept if self.rollout else recorded_alike(self.lens, self._kept, names)
+        return self._records if self.rollout else recorded_alike(self.lens, self._records, names)
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _clock(self, what: str) -> Iterator[None]:
         began = time.perf_counter()
         try:
             yield
@@ -251,11 +251,11 @@ class Run:
             self.cost[what] = self.cost.get(what, 0.0) + time.perf_counter() - began
 
     def _keep(self, acts: Activations) -> None:
-        limit = _KEPT_SHARE * limit_of(None, self.lens.device)
-        self._kept.insert(0, acts)
+        limit = _RECORD_SHARE * limit_of(None, self.lens.device)
+        self._records.insert(0, acts)
         # the oldest go first; what does not fit by itself is not kept at all
-        while self._kept and sum(acts.nbytes for acts in self._kept) > limit:
-            self._kept.pop()
+        while self._records and sum(acts.nbytes for acts in self._records) > limit:
+            self._records.pop()
 
     def _refuse_other_hooks(self) -> None:
         if hooks_in_force(self.lens) != self._hooks:
@@ -267,15 +267,15 @@ class Run:
     # --- other runs --------------------------------------------------------------------------------------
 
     def following(self, along: Any) -> Run:
-        """The same run, its decoder forced along (series, step) values; the forecast is shared."""
+        """Return the same run, its decoder forced along (series, step) values; the forecast is shared."""
         return replace(self, along=_values_along(self, along), _of=(self, list(range(len(self.batch)))))
 
     def rolled_out(self) -> Run:
-        """The same run, looked at in the library's own rollout."""
+        """Return the same run in the library's own rollout."""
         return self if self.rollout else self._other_view
 
     def in_one_pass(self) -> Run:
-        """The same run, looked at in one forward over the whole horizon."""
+        """Return the same run in one forward over the whole horizon."""
         return self._other_view if self.rollout else self
 
     @cached_property
@@ -284,7 +284,7 @@ class Run:
 
     @cached_property
     def redrawn(self) -> Run:
-        """The same run under the next seed, with draws and a forecast of its own."""
+        """Same run under the next seed, with draws and a forecast of its own."""
         seed = self.seed + 1
         if self._of is None:
             return replace(self, seed=seed)
@@ -292,7 +292,7 @@ class Run:
         return replace(self, seed=seed, _of=(run.redrawn, rows))
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
-        """The same run of some of its series: their forecast and path are those of this run.
+        """Return the same run of some of its series: their forecast and path are those of this run.
 
         Args:
             which: ids or positions, as :meth:`SeriesBatch.select` takes them.
@@ -307,7 +307,7 @@ class Run:
         return replace(self, batch=batch, **parts, _of=(self, rows))
 
     def at(self, horizon: int) -> Run:
-        """A run of the same series over another horizon, made once per horizon.
+        """Return a run of the same series over another horizon, made once per horizon.
 
         Where the series' ends were held out, ``horizon`` steps of them are held out now; a truth that was given is cut,
         or filled up with NaN.
@@ -329,7 +329,7 @@ class Run:
         return self._others[horizon]
 
     def shortened(self, horizon: int) -> Run:
-        """A run of the same context over at most ``horizon`` steps."""
+        """Return a run of the same context over at most ``horizon`` steps."""
         if horizon >= self.horizon:
             return self
         return replace(self, whole=None).at(horizon)
@@ -337,7 +337,7 @@ class Run:
     # --- results -----------------------------------------------------------------------------------------
 
     def dataset(self) -> xr.Dataset:
-        """The part that all results share: context, truth, times, units, groups and variates."""
+        """Return the part that all results share: context, truth, times, units, groups and variates."""
         return self._context.copy(deep=True)
 
     @cached_property
@@ -345,7 +345,7 @@ class Run:
         return context_dataset(self.batch, self.horizon, self.truth)
 
     def describe(self, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
-        """Attributes of a result: kind, title, source, provenance, the run's settings and the probe's parameters.
+        """Return the attributes of a result: kind, title, source, provenance, settings, and the probe's parameters.
 
         ``statistic`` is "mean" where single forwards read out the mean of a distribution, not quantiles.
         """
@@ -359,7 +359,7 @@ class Run:
 
 
 def hooks_in_force(lens: Lens) -> tuple[object, ...]:
-    """The hooks that are set on a lens, to be compared with those of another time."""
+    """Return the hooks that are set on a lens, for comparison with those of another time."""
     return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
 
 
@@ -385,16 +385,16 @@ def run(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> Run:
-    """Forecast a batch once, for everything that is asked of that forecast.
+    """Forecast a batch once, for every later question about that forecast.
 
-    Nothing runs before it is asked for.
+    Nothing runs before its first use.
 
     Args:
         lens: the model.
         series: the context, anything that :func:`tsfm_lens.data.as_series` takes.
         horizon: forecast steps; the model's own prediction length if None, less where the end of a short series is held
             out.
-        truth: (series, step) what came after the context, NaN where unknown; NaN throughout is no truth.
+        truth: (series, step) values after the context, NaN where unknown; NaN throughout is no truth.
         holdout: take the last ``horizon`` steps of every series as the truth. Of what is left, as of series without a
             truth, at most the model's context length is the context.
         along: (series, step) values that a token model's decoder is forced along in single forwards; the median path
@@ -427,12 +427,12 @@ def run(
             steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
         batch, truth = held_out(batch, steps)
     batch = batch.tail(adapter.context_length)
-    known = None if truth is None else to_floats(truth, "the truth")
-    if known is not None and known.shape != (len(batch), steps):
-        raise InputError(f"truth has shape {known.shape}, expected (series, step) = {(len(batch), steps)}")
-    if known is not None and not np.isfinite(known[batch.is_target]).any():
-        known = None
+    values = None if truth is None else to_floats(truth, "the truth")
+    if values is not None and values.shape != (len(batch), steps):
+        raise InputError(f"truth has shape {values.shape}, expected (series, step) = {(len(batch), steps)}")
+    if values is not None and not np.isfinite(values[batch.is_target]).any():
+        values = None
     rolls = steps > adapter.longest_pass if rollout is None else rollout
     settings = (num_samples, seed, rolls, None, whole, horizon is not None, hooks_in_force(lens))
-    recorded = Run(lens, batch, steps, known, *settings)
-    return recorded if along is None else recorded.following(along)
+    new = Run(lens, batch, steps, values, *settings)
+    return new if along is None else new.following(along)

@@ -1,4 +1,4 @@
-"""A run as one netCDF file: its series, forecast, path, settings, provenance and cost."""
+"""NetCDF file of a run: its series, forecast, path, settings, provenance and cost."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def to_netcdf(run: Run, path: str | Path) -> Path:
 
 
 def open_run(lens: Lens, path: str | Path) -> Run:
-    """A run that :meth:`Run.to_netcdf` has written, of the same model.
+    """Open a run that :meth:`Run.to_netcdf` has written, of the same model.
 
     Args:
         lens: the model that made it.
@@ -93,8 +93,8 @@ def open_run(lens: Lens, path: str | Path) -> Run:
         ('co2',)
     """
     try:
-        with xr.open_dataset(path, engine="scipy") as opened:
-            data = opened.load()
+        with xr.open_dataset(path, engine="scipy") as file:
+            data = file.load()
     except (OSError, ValueError, TypeError, IndexError, KeyError) as error:
         raise InputError(f"{path} cannot be read as a run: {error}") from error
     if data.attrs.get("kind") != _KIND:
@@ -105,9 +105,12 @@ def open_run(lens: Lens, path: str | Path) -> Run:
             raise InputError(f"{path} is a run of {fact} {data.attrs.get(fact)!r}, and this lens holds {here!r}")
     batch = _batch_of(data)
     along = data["path"].values if data.attrs["forced"] else None
-    asked: dict[str, Any] = {"num_samples": int(data.attrs["samples_asked"]) or None, "seed": int(data.attrs["seed"])}
+    settings: dict[str, Any] = {
+        "num_samples": int(data.attrs["samples_asked"]) or None,
+        "seed": int(data.attrs["seed"]),
+    }
     truth = data["truth"].values if "truth" in data else None
-    run = lens.run(batch, data.sizes["step"], truth=truth, along=along, rollout=bool(data.attrs["rollout"]), **asked)
+    run = lens.run(batch, data.sizes["step"], truth=truth, along=along, rollout=bool(data.attrs["rollout"]), **settings)
     samples = data["sample"].values if "sample" in data else None
     levels = tuple(float(level) for level in data["quantile"].values)
     quantiles, mean = data["quantile_forecast"].values, data["mean"].values

@@ -1,4 +1,4 @@
-"""Which time steps a token covers, in a forward and along a rollout."""
+"""Time steps of the tokens of a forward and of a rollout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SpansAt = Callable[[str, int, int, int, int], TokenSpans]
 
 
 def token_table(spans: TokenSpans, batch: SeriesBatch, series: int = 0) -> pd.DataFrame:
-    """One row per token: the steps ``[start, stop)`` that it covers, and their timestamps where known.
+    """Tabulate the steps ``[start, stop)`` that each token covers, and their timestamps where known.
 
     Args:
         spans: of one stack.
@@ -47,7 +47,7 @@ def token_table(spans: TokenSpans, batch: SeriesBatch, series: int = 0) -> pd.Da
 
 
 def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
-    """What the tokens of every pass of a forecast cover.
+    """Return a function for the time steps of every pass of a forecast.
 
     Args:
         adapter: of the opened model, a :class:`tsfm_lens.models.architecture.Adapter`.
@@ -56,14 +56,14 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
     """
     spans_of_step: dict[int, dict[str, TokenSpans]] = {}
 
-    def encoded(step: int) -> dict[str, TokenSpans]:
-        """Spans of a pass whose context has grown by ``step`` steps, counted from the first forecast start."""
+    def spans_at(step: int) -> dict[str, TokenSpans]:
+        """Return the spans of a pass whose context has grown by ``step`` steps, from the first forecast start."""
         if step not in spans_of_step:
             longer = tuple(np.zeros(length + step) for length in batch.lengths)
-            shown = replace(batch, values=longer).tail(adapter.context_length)
+            visible = replace(batch, values=longer).tail(adapter.context_length)
             example = getattr(adapter, "example", None)
-            left = max(1, min(adapter.longest_pass, horizon - step))
-            spans = adapter.encode(shown if example is None else batch, horizon=left).spans
+            remainder = max(1, min(adapter.longest_pass, horizon - step))
+            spans = adapter.encode(visible if example is None else batch, horizon=remainder).spans
             spans_of_step[step] = {stack: tokens.shifted(step) for stack, tokens in spans.items()}
         return spans_of_step[step]
 
@@ -72,19 +72,19 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
         if adapter.rollout == "tokens":
             # beyond the native horizon the context grows by whole forecasts, and decoding starts anew
             restarts = getattr(adapter, "restarts", True)
-            grown = step // adapter.prediction_length * adapter.prediction_length if restarts else 0
-            return TokenSpans.patches(grown + offset, n_tokens, 1) if stack == output else encoded(grown)[stack]
+            growth = step // adapter.prediction_length * adapter.prediction_length if restarts else 0
+            return TokenSpans.patches(growth + offset, n_tokens, 1) if stack == output else spans_at(growth)[stack]
         if adapter.rollout == "cache" or getattr(adapter, "decode_block_size", None):
-            base = encoded(0)[stack]
+            base = spans_at(0)[stack]
             width = base.stop[0] - base.start[0]
             # the first pass of a cached rollout ends where the forecast starts, however long a context it was given
             start = -width * n_first if adapter.rollout == "cache" else base.start[0]
             return TokenSpans.patches(start + width * offset, n_tokens, width)
-        spans = encoded(step if adapter.rollout == "refeed" else 0)[stack]
-        missing = n_tokens - len(spans)
-        if missing > 0:
+        spans = spans_at(step if adapter.rollout == "refeed" else 0)[stack]
+        lack = n_tokens - len(spans)
+        if lack > 0:
             width = spans.stop[-1] - spans.start[-1]
-            spans += TokenSpans.patches(spans.stop[-1], missing, width)
+            spans += TokenSpans.patches(spans.stop[-1], lack, width)
         return spans
 
     return at

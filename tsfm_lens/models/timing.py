@@ -1,4 +1,4 @@
-"""Timing two things side by side."""
+"""Timing of two functions side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Clock = Callable[[], float]
 
 
 def seconds(work: Callable[[], object], clock: Clock = time.perf_counter) -> float:
-    """Time of one call, on the wall unless another clock is given."""
+    """Measure the time of one call, on the wall unless another clock is given."""
     start = clock()
     work()
     return clock() - start
@@ -27,8 +27,8 @@ def ratios(
     """Time several things against one baseline, in turn, so that drift of the machine cancels.
 
     Args:
-        ours: what is measured.
-        base: what it is measured against.
+        ours: the functions to measure.
+        base: the baseline.
         rounds: times each is run, after ``warm_up`` uncounted ones.
         clock: ``time.process_time`` on a machine that others use, for work of one thread.
 
@@ -44,10 +44,10 @@ def ratios(
 def in_turn(
     works: Sequence[Callable[[], object]], *, rounds: int, warm_up: int = 1, clock: Clock = time.perf_counter
 ) -> list[list[float]]:
-    """Seconds of each of several things by round, taken in turn.
+    """Measure the seconds of each of several functions by round, in turn.
 
     Args:
-        works: what is timed.
+        works: the functions to time.
         rounds: times each is run, after ``warm_up`` uncounted ones.
         clock: see :func:`ratios`.
     """
@@ -56,7 +56,7 @@ def in_turn(
         # the order alternates, so that neither side always runs on a warmer cache
         order = list(range(len(works)))
         for index in reversed(order) if turn % 2 else order:
-            taken = seconds(works[index], clock)
+            duration = seconds(works[index], clock)
             if turn >= warm_up:
-                times[index].append(taken)
+                times[index].append(duration)
     return times

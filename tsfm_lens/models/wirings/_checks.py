@@ -1,4 +1,4 @@
-"""Refusing configurations that a wiring does not understand."""
+"""Refusal of configurations that a wiring does not understand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _real(low: float, high: float) -> Callable[[Any], bool]:
     return lambda value: type(value) in (int, float) and low <= value <= high
 
 
-def _listed(kind: Callable[[Any], bool], longest: int = 4096) -> Callable[[Any], bool]:
+def _list_of(kind: Callable[[Any], bool], longest: int = 4096) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and 0 < len(value) <= longest and all(map(kind, value))
 
 
@@ -37,9 +37,9 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "tiny": (_real(0.0, 1.0), "a number from 0 to 1"),
     "flag": (lambda value: isinstance(value, bool), "true or false"),
     "word": (lambda value: isinstance(value, str), "a text"),
-    "words": (_listed(lambda value: isinstance(value, str)), "a list of texts"),
-    "sizes": (_listed(_whole(1, 2**31)), "a list of whole numbers above 0"),
-    "levels": (_listed(_real(1e-9, 1 - 1e-9)), "a list of quantile levels between 0 and 1"),
+    "words": (_list_of(lambda value: isinstance(value, str)), "a list of texts"),
+    "sizes": (_list_of(_whole(1, 2**31)), "a list of whole numbers above 0"),
+    "levels": (_list_of(_real(1e-9, 1 - 1e-9)), "a list of quantile levels between 0 and 1"),
     "free": (lambda value: True, "anything"),
 }
 """Kind of a value -> whether a value is of it, and its description for messages."""
@@ -47,7 +47,7 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of a configuration that a wiring understands.
+    """Keys of a configuration that a wiring understands.
 
     Attributes:
         kinds: key -> kind of its value, one of ``KINDS``.
@@ -60,12 +60,12 @@ class Settings:
     parts: Mapping[str, Settings] = field(default_factory=dict)
 
     def __or__(self, other: Settings) -> Settings:
-        """The keys of both; those of ``other`` win."""
+        """Join the keys of both; those of ``other`` win."""
         return Settings(self.kinds | other.kinds, self.empty | other.empty, {**self.parts, **other.parts})  # type: ignore[operator]
 
 
 def settings(parts: Mapping[str, Settings] | None = None, **kinds: str) -> Settings:
-    """Keys by kind, in words; a key that may be null ends in "?"."""
+    """Write keys by kind, in words; a key that may be null ends in "?"."""
     words = [(word, kind) for kind, text in kinds.items() for word in text.split()]
     return Settings(
         {word.rstrip("?"): kind for word, kind in words},
@@ -95,41 +95,41 @@ GENERATION = settings(
 """Keys of a generation_config.json under which the library still samples as the wirings say."""
 
 
-def refuse_unknown(config: Mapping[str, Any], where: str, known: Settings, *, inside: str = "") -> None:
+def refuse_unknown(config: Mapping[str, Any], where: str, keys: Settings, *, inside: str = "") -> None:
     """Refuse a configuration with keys that a wiring does not understand, or values that no model can have.
 
     Args:
         config: the checkpoint's config.json, or a part of it.
         where: name of the checkpoint, for the message.
-        known: what the wiring understands.
+        keys: those that the wiring understands.
         inside: name of that part.
 
     Raises:
         WiringError: a key is unknown, so activations could be slightly wrong.
-        CheckpointError: a value is of another kind than its key asks for.
+        CheckpointError: a value is of another kind than its key takes.
     """
     prefix = f"{inside}." if inside else ""
-    known = known if inside else HUB | known
-    unknown = [f"{prefix}{key}" for key in sorted(set(config) - set(known.kinds) - set(known.parts))]
+    keys = keys if inside else HUB | keys
+    unknown = [f"{prefix}{key}" for key in sorted(set(config) - set(keys.kinds) - set(keys.parts))]
     if unknown:
         raise WiringError(
             f"{where} has configuration keys that the wiring does not know: {', '.join(unknown[:5])}. It may compute "
             "something else than the wiring says; refusing rather than showing wrong activations."
         )
     for key, value in config.items():
-        if value is None and key in known.empty:
+        if value is None and key in keys.empty:
             continue
-        if key in known.parts:
+        if key in keys.parts:
             if not isinstance(value, Mapping):
-                raise CheckpointError(f"{where} has {prefix}{key}={_shown(value)}, expected an object of settings")
-            refuse_unknown(value, where, known.parts[key], inside=f"{prefix}{key}")
+                raise CheckpointError(f"{where} has {prefix}{key}={_short(value)}, expected an object of settings")
+            refuse_unknown(value, where, keys.parts[key], inside=f"{prefix}{key}")
             continue
-        fits, expected = KINDS[known.kinds[key]]
+        fits, expected = KINDS[keys.kinds[key]]
         if not fits(value):
-            raise CheckpointError(f"{where} has {prefix}{key}={_shown(value)}, expected {expected}")
+            raise CheckpointError(f"{where} has {prefix}{key}={_short(value)}, expected {expected}")
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     return reprlib.repr(value)
 
 
@@ -142,7 +142,7 @@ def refuse_values(config: Mapping[str, Any], where: str, expected: Mapping[str, 
     for key, value in expected.items():
         if key in config and config[key] != value:
             raise WiringError(
-                f"{where} has {inside}{key}={_shown(config[key])}; the wiring describes models with {value!r} only"
+                f"{where} has {inside}{key}={_short(config[key])}; the wiring describes models with {value!r} only"
             )
 
 

@@ -1,4 +1,4 @@
-"""What Moirai 1.1 and Moirai 2 share: uni2ts's encoder over one packed sequence of all variates of an item."""
+"""Common parts of Moirai 1.1 and Moirai 2: uni2ts's encoder over one packed sequence of all variates of an item."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class PackedAdapter(PatchAdapter):
 
     packed = True
     covariates: tuple[str, ...] = ("past", "known")
-    _made: tuple[dict[str, int], Any] | None = None
+    _forecaster: tuple[dict[str, int], Any] | None = None
 
-    def made(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
-        """The library's forecast object for these sizes, kept until others are asked for."""
+    def forecaster(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
+        """Return the library's forecast object for these sizes, kept until others are requested."""
         dims = {
             "target_dim": roles.count("target"),
             "feat_dynamic_real_dim": roles.count("known"),
             "past_feat_dynamic_real_dim": roles.count("past"),
         }
         sizes = {**sizes, **dims}
-        if self._made is None or self._made[0] != sizes:
+        if self._forecaster is None or self._forecaster[0] != sizes:
             forecast = kind(**sizes, module=self.model)
-            self._made = sizes, forecast.eval()
-        return self._made[1]
+            self._forecaster = sizes, forecast.eval()
+        return self._forecaster[1]
 
 
 PACKED = ("target", "observed_mask", "sample_id", "time_id", "variate_id", "prediction_mask")
 
 
 def stack(model: Any) -> Stack:
-    """The rows of a uni2ts ``TransformerEncoder`` at ``model.encoder``.
+    """Describe the rows of a uni2ts ``TransformerEncoder`` at ``model.encoder``.
 
     Raises:
         WiringError: attention dropout is above 0: the library applies it in evaluation mode too.
@@ -100,7 +100,7 @@ def stack(model: Any) -> Stack:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the series of an item stand in its packed sequence.
+    """Places of an item's series in its packed sequence.
 
     Targets come first, then known covariates, then past ones; of the first two kinds the context of every series, then
     the future of every series; past covariates have no tokens of the future.
@@ -127,7 +127,7 @@ class Layout:
         return out
 
     def first(self, row: int, *, future: bool) -> int | None:
-        """The first token of a block; None where there is none."""
+        """Return the first token of a block; None where there is none."""
         at = 0
         for block in self.blocks:
             if block == (row, future):
@@ -137,13 +137,13 @@ class Layout:
 
     @property
     def last_context(self) -> list[int]:
-        """The last token of each series' context."""
+        """Last token of each series' context."""
         firsts = [self.first(row, future=False) for row in range(len(self.roles))]
         return [first + self.n_context - 1 for first in firsts if first is not None]
 
     @property
     def spans(self) -> TokenSpans:
-        """What every token covers."""
+        """Time steps of every token."""
         context = TokenSpans.patches(-self.n_context * self.patch, self.n_context, self.patch)
         future = TokenSpans.patches(0, self.n_future, self.patch)
         total = TokenSpans((), (), ())
@@ -159,7 +159,7 @@ class Layout:
 
 
 def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tensor:
-    """Rows of all series, item by item: what was forecast, and NaN for covariates, for which the library gives nothing.
+    """Return rows of all series, item by item: forecasts, and NaN for covariates, which the library does not forecast.
 
     Args:
         targets: the axis counts the targets of all items.
@@ -177,21 +177,21 @@ def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tenso
 def native_input(
     batch: SeriesBatch, length: int, horizon: int, device: torch.device, *, causal_fill: bool = False
 ) -> dict[str, Tensor]:
-    """Arguments of a uni2ts forecast: (item, time, variate), missing values filled as its own transform does.
+    """Make the arguments of a uni2ts forecast: (item, time, variate), missing values filled as its own transform does.
 
     Args:
         batch: items with equally many variates of each role.
         length: context steps; shorter series are padded on the left.
         horizon: steps of the known future.
         device: of the tensors.
-        causal_fill: fill with the mean of what came before (Moirai 2), not with 0.
+        causal_fill: fill with the mean of earlier values (Moirai 2), not with 0.
     """
     parts = {role: values.transpose(1, 2) for role, values in _series.by_role(batch, length, horizon).items()}
     values = parts["target"]
-    observed = ~torch.isnan(values)
+    is_value = ~torch.isnan(values)
     lengths = torch.tensor([len(series) for series in batch.values][:: batch.n_variates])
     padding = torch.arange(length)[None] < (length - lengths.clamp(max=length))[:, None]
-    filled = torch.where(observed, values, 0.0)
+    complete = torch.where(is_value, values, 0.0)
     targets = [series for series, role in zip(batch.values, batch.roles, strict=True) if role == "target"]
     if causal_fill and any(np.isnan(series).any() for series in targets):
         # gluonts takes seconds to import
@@ -199,16 +199,16 @@ def native_input(
 
         impute = CausalMeanValueImputation()
         for index, series in enumerate(targets):
-            # of all that is known, before it is cut to the context
+            # of all known values, before the cut to the context
             tail = np.asarray(impute(np.array(series, dtype=np.float32)), dtype=np.float32)[-length:]
             item, variate = divmod(index, values.shape[2])
-            filled[item, length - len(tail) :, variate] = torch.from_numpy(tail)
-    shown = {"past_target": filled, "past_observed_target": observed, "past_is_pad": padding}
-    for role, name, seen in _FEATURES:
+            complete[item, length - len(tail) :, variate] = torch.from_numpy(tail)
+    inputs = {"past_target": complete, "past_observed_target": is_value, "past_is_pad": padding}
+    for role, name, mask in _FEATURES:
         if role in parts:
             there = ~torch.isnan(parts[role])
-            shown |= {name: torch.where(there, parts[role], 0.0), seen: there}
-    return {name: tensor.to(device) for name, tensor in shown.items()}
+            inputs |= {name: torch.where(there, parts[role], 0.0), mask: there}
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
 _FEATURES = (
@@ -217,9 +217,11 @@ _FEATURES = (
 )
 
 
-def packed(model: Any, forecast: Any, shown: dict[str, Tensor], patch: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """A forecast object's packed sequence, and the location and scale of every token, (item, pos, 1) each."""
-    parts = dict(zip(PACKED, forecast._convert(patch, **shown), strict=True))
-    known = parts["observed_mask"] * ~parts["prediction_mask"].unsqueeze(-1)
-    loc, scale = model.scaler(parts["target"], known, parts["sample_id"], parts["variate_id"])
+def packed(
+    model: Any, forecast: Any, inputs: dict[str, Tensor], patch: int
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Return a forecast object's packed sequence, and the location and scale of every token, (item, pos, 1) each."""
+    parts = dict(zip(PACKED, forecast._convert(patch, **inputs), strict=True))
+    context_mask = parts["observed_mask"] * ~parts["prediction_mask"].unsqueeze(-1)
+    loc, scale = model.scaler(parts["target"], context_mask, parts["sample_id"], parts["variate_id"])
     return parts, loc, scale

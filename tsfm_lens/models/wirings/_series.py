@@ -13,22 +13,22 @@ from tsfm_lens.errors import InputError
 
 
 def contexts(values: Iterable[Any]) -> list[Tensor]:
-    """One float64 tensor per row."""
+    """Return one float64 tensor per row."""
     return [torch.tensor(series, dtype=torch.float64) for series in values]
 
 
 def items(batch: SeriesBatch) -> list[Tensor]:
-    """One tensor per item: (time,), or (variate, time) where an item has several variates."""
-    grouped: list[list[Tensor]] = []
+    """Return one tensor per item: (time,), or (variate, time) where an item has several variates."""
+    groups: list[list[Tensor]] = []
     for row, group in zip(contexts(batch.values), batch.group_index, strict=True):
-        if group == len(grouped):
-            grouped.append([])
-        grouped[group].append(row)
-    return [item[0] if len(item) == 1 else torch.stack(item) for item in grouped]
+        if group == len(groups):
+            groups.append([])
+        groups[group].append(row)
+    return [item[0] if len(item) == 1 else torch.stack(item) for item in groups]
 
 
 def padded(batch: SeriesBatch, length: int) -> Tensor:
-    """(batch, length), float32; shorter series are padded with NaN on the left, longer ones cut there."""
+    """Return (batch, length), float32; shorter series are padded with NaN on the left, longer ones cut there."""
     out = torch.full((len(batch), length), float("nan"))
     for row, series in zip(out, contexts(batch.values), strict=True):
         tail = series[-length:]
@@ -37,7 +37,7 @@ def padded(batch: SeriesBatch, length: int) -> Tensor:
 
 
 def by_item(batch: SeriesBatch, length: int) -> Tensor:
-    """(item, variate, length), float32, padded as in :func:`padded`.
+    """Return (item, variate, length), float32, padded as in :func:`padded`.
 
     Raises:
         InputError: the items have different numbers of variates.
@@ -46,7 +46,7 @@ def by_item(batch: SeriesBatch, length: int) -> Tensor:
 
 
 def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
-    """(item, variate, time), float32, of each role that occurs; known covariates go on over the horizon.
+    """Return (item, variate, time), float32, of each role that occurs; known covariates go on over the horizon.
 
     Raises:
         InputError: the items have different numbers of variates of one role, or a covariate ends before the horizon.
@@ -59,7 +59,7 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
     for group, roles in shapes.items():
         if roles != shapes[first]:
             raise InputError(
-                f"{group!r} has {_counted(roles)} and {first!r} {_counted(shapes[first])}; this model takes items alike"
+                f"{group!r} has {_counts(roles)} and {first!r} {_counts(shapes[first])}; this model takes items alike"
             )
     whole = by_item(batch, length)
     ahead = torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, n_variates))
@@ -70,5 +70,5 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
     return parts
 
 
-def _counted(roles: tuple[str, ...]) -> str:
+def _counts(roles: tuple[str, ...]) -> str:
     return ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))

@@ -1,4 +1,4 @@
-"""What Chronos and Chronos-Bolt share: the T5 encoder-decoder of transformers."""
+"""Common parts of Chronos and Chronos-Bolt: the T5 encoder-decoder of transformers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_keys(config: Mapping[str, Any], where: str, inner: Settings | None, ar
 
 
 def blank(model: str, config: Mapping[str, Any]) -> Any:
-    """A model without weights, of T5 in transformers or of a class "module:name" that takes its configuration."""
+    """Build a model without weights, of T5 in transformers or of a class "module:name" that takes its configuration."""
     from transformers import T5Config
 
     module, _, name = model.rpartition(":")
@@ -58,7 +58,7 @@ def blank(model: str, config: Mapping[str, Any]) -> Any:
 
 
 def stacks(config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tuple[str, ...] = ()) -> tuple[Stack, ...]:
-    """The encoder's and the decoder's rows.
+    """Describe the encoder's and the decoder's rows.
 
     Args:
         config: the T5Config.
@@ -93,13 +93,13 @@ def stacks(config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tup
         ln_final="decoder.final_layer_norm",
         upstream=(*encoder_upstream, "encoder", *head_upstream),
         entry="decoder",
-        cached=_cached,
+        cached=_cache_length,
         **sizes,
     )
     return encoder, decoder
 
 
-def _cached(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     cache = kwargs.get("past_key_values")
     return 0 if cache is None else int(cache.get_seq_length())
 
@@ -113,18 +113,18 @@ def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Atte
 
 
 def _mlp(sublayer: int, config: Any) -> Mlp:
-    at, gated = f"layer.{sublayer}.DenseReluDense", config.is_gated_act
-    pre = Site(f"{at}.wi_0" if gated else f"{at}.wi", layout="batch pos d_mlp")
+    at, is_gated = f"layer.{sublayer}.DenseReluDense", config.is_gated_act
+    pre = Site(f"{at}.wi_0" if is_gated else f"{at}.wi", layout="batch pos d_mlp")
     post = Site(f"{at}.wo", "in", 0, "batch pos d_mlp")
-    hidden = Projection(f"{at}.wi_0" if gated else f"{at}.wi", "d_mlp")
-    gate = Projection(f"{at}.wi_1", "d_mlp") if gated else None
+    matrix = Projection(f"{at}.wi_0" if is_gated else f"{at}.wi", "d_mlp")
+    gate = Projection(f"{at}.wi_1", "d_mlp") if is_gated else None
     reads = Site(f"layer.{sublayer}", "in", 0)
     norm = f"layer.{sublayer}.layer_norm"
-    return Mlp(Site(at), reads, pre, post, f"{at}.wo", hidden, gate, norm=norm, act=config.dense_act_fn)
+    return Mlp(Site(at), reads, pre, post, f"{at}.wo", matrix, gate, norm=norm, act=config.dense_act_fn)
 
 
 def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:
-    """Random weights under which every head and MLP matters; ``head`` is a factor on the output layer."""
+    """Draw random weights under which every head and MLP matters; ``head`` is a factor on the output layer."""
     # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
     dot_product = (3.0 / model.config.d_kv**0.5) ** 0.5
     gains = {".q.weight": dot_product, ".k.weight": dot_product, "output_patch_embedding": std * head}
@@ -132,12 +132,12 @@ def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:
 
 
 def t5_kwargs(size: str) -> dict[str, Any]:
-    """T5Config arguments of a published size of Chronos and Chronos-Bolt."""
+    """Return the T5Config arguments of a published size of Chronos and Chronos-Bolt."""
     return t5_kwargs_of(PUBLISHED_SIZES[size])
 
 
 def t5_kwargs_of(shape: Mapping[str, int]) -> dict[str, Any]:
-    """T5Config arguments of given sizes."""
+    """Return the T5Config arguments of given sizes."""
     return {
         "d_model": shape["d_model"],
         "d_ff": shape["d_ff"],
@@ -156,7 +156,7 @@ def t5_kwargs_of(shape: Mapping[str, int]) -> dict[str, Any]:
 
 
 def tiny_kwargs(decoder_layers: int = 2) -> dict[str, Any]:
-    """T5Config arguments of the conformance suite's small model.
+    """Return the T5Config arguments of the conformance suite's small model.
 
     No two sizes are equal by accident (d_model 36, 4 heads of 8), so that mixed-up axes show.
     """
@@ -165,5 +165,5 @@ def tiny_kwargs(decoder_layers: int = 2) -> dict[str, Any]:
 
 
 def deep(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that a library may change."""
+    """Return a copy that a library may change."""
     return copy.deepcopy(dict(value))

@@ -1,4 +1,4 @@
-"""What the TimesFM models share: branches between two norms, running statistics, filled gaps."""
+"""Common parts of the TimesFM models: branches between two norms, running statistics, filled gaps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def attention(
     over: Literal["time", "variate"] = "time",
     aside: bool = False,
 ) -> Attention:
-    """An attention that reads the stream through the first norm and writes to it through the second.
+    """Describe an attention that reads the stream through the first norm and writes to it through the second.
 
     Args:
         kind, module, projections, over, aside: see :class:`Attention`; projections are q, k, v, o.
@@ -53,13 +53,13 @@ def attention(
 
 
 def mlp(norms: tuple[str, str], layers: tuple[str, str], act: str, stream: str = "batch pos d_model") -> Mlp:
-    """An MLP between two norms; ``layers`` are the paths of its two matrices, ``act`` as the library names it."""
-    hidden = stream.replace("d_model", "d_mlp")
+    """Describe an MLP between two norms; ``layers`` are the paths of its matrices, ``act`` as the library names it."""
+    layout = stream.replace("d_model", "d_mlp")
     return Mlp(
         Site(norms[1], layout=stream),
         Site(norms[0], "in", 0, stream),
-        Site(layers[0], layout=hidden),
-        Site(layers[1], "in", 0, hidden),
+        Site(layers[0], layout=layout),
+        Site(layers[1], "in", 0, layout),
         layers[1],
         Projection(layers[0], "d_mlp"),
         norm=norms[0],
@@ -70,18 +70,18 @@ def mlp(norms: tuple[str, str], layers: tuple[str, str], act: str, stream: str =
 
 
 def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
-    """Series without their leading NaN and with inner ones interpolated, as ``timesfm`` does; fresh arrays."""
+    """Return series without their leading NaN and with inner ones interpolated, as ``timesfm`` does; fresh arrays."""
     out = []
     for series in batch.values:
-        known = ~np.isnan(series)
-        first = int(np.argmax(known))
+        is_value = ~np.isnan(series)
+        first = int(np.argmax(is_value))
         index = np.arange(len(series))
-        out.append(np.interp(index, index[known], series[known])[first:])
+        out.append(np.interp(index, index[is_value], series[is_value])[first:])
     return out
 
 
 def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor]:
-    """Values and masks, (batch, time) each: zero-padded at the front to a multiple of the patch, True = padding."""
+    """Return values and masks, (batch, time): zero-padded at the front to a multiple of the patch, True = padding."""
     width = -(-length // patch) * patch
     values = torch.zeros(len(batch), width)
     masks = torch.ones_like(values, dtype=torch.bool)
@@ -95,7 +95,7 @@ def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor
 def running_statistics(
     patches: Tensor, masks: Tensor, update: Callable[..., tuple[Tensor, Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation up to each patch, (batch, patch) each, by the library's own update."""
+    """Compute mean and standard deviation up to each patch, (batch, patch) each, by the library's own update."""
     n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
     means, deviations = [], []
     for index in range(patches.shape[1]):
@@ -106,7 +106,7 @@ def running_statistics(
 
 
 def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
-    """A head's raw output (…, batch, horizon · 10) as quantiles in data units, (…, batch, quantile, step).
+    """Turn a head's raw output (…, batch, horizon · 10) into quantiles in data units, (…, batch, quantile, step).
 
     Entry 0 of the ten is the mean.
     """

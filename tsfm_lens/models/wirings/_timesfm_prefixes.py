@@ -1,4 +1,4 @@
-"""TimesFM 2.5 over rows that begin alike: what they have in common is computed once and read from the cache."""
+"""TimesFM 2.5 over rows that begin alike: their common patches are computed once and read from the cache."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 def shared_prefixes(model: Any, prefixes: np.ndarray) -> Iterator[None]:
     """Let a native module compute common beginnings once while the block runs.
 
-    Attention is causal, and so are the statistics by which patches are normalised: up to rounding, what a patch becomes
-    depends on those before it alone.
+    Attention is causal, and so are the statistics by which patches are normalised: up to rounding, the result of a
+    patch depends on it and those before it alone.
 
     Args:
         model: the ``TimesFM_2p5_200M_torch_module``.
@@ -42,29 +42,29 @@ def shared_prefixes(model: Any, prefixes: np.ndarray) -> Iterator[None]:
 
 
 def _in_pieces(model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes: np.ndarray) -> Any:
-    """The outputs and caches of all rows, piece by piece of patches over which no two rows part."""
+    """Compute the outputs and caches of all rows, piece by piece of patches over which no two rows part."""
     outputs: list[tuple[Tensor, ...]] = []
     # by row, which row of the last piece is its beginning; at first all begin with nothing
-    held, known = np.zeros(len(inputs), dtype=int), caches
+    previous, state = np.zeros(len(inputs), dtype=int), caches
     for start, stop in pieces(prefixes):
-        _, chosen, group = np.unique(prefixes[:, stop - 1], return_index=True, return_inverse=True)
-        rows, back = (torch.as_tensor(each.reshape(-1), device=inputs.device) for each in (chosen, group))
-        known = [_rows(cache, held[chosen]) for cache in known]
-        made, known = type(model).forward(model, inputs[rows, start:stop], masks[rows, start:stop], known)
-        outputs.append(tuple(each[back] for each in made))
-        held = group.reshape(-1)
+        _, firsts, group = np.unique(prefixes[:, stop - 1], return_index=True, return_inverse=True)
+        rows, back = (torch.as_tensor(each.reshape(-1), device=inputs.device) for each in (firsts, group))
+        state = [_rows(cache, previous[firsts]) for cache in state]
+        results, state = type(model).forward(model, inputs[rows, start:stop], masks[rows, start:stop], state)
+        outputs.append(tuple(each[back] for each in results))
+        previous = group.reshape(-1)
     whole = tuple(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
-    return whole, [_rows(cache, held) for cache in known]
+    return whole, [_rows(cache, previous) for cache in state]
 
 
 def _rows(cache: Any, rows: np.ndarray) -> Any:
-    """Rows of a cache, as copies that can be written to."""
+    """Return rows of a cache, as copies that can be written to."""
     parts = {name: part[torch.as_tensor(rows, device=part.device)] for name, part in vars(cache).items()}
     return type(cache)(**parts)
 
 
 def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
-    """Ranges of patches within which rows that are alike at the first are so at the last, (start, stop) each.
+    """Return ranges of patches within which rows that are alike at the first are so at the last, (start, stop) each.
 
     Args:
         prefixes: (row, patch), see :func:`shared_prefixes`.

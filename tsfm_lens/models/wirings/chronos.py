@@ -30,7 +30,7 @@ SETTINGS = _checks.settings(
 
 
 class ChronosAdapter(PatchAdapter):
-    """A ``ChronosPipeline`` of sequence-to-sequence type."""
+    """Adapter of a ``ChronosPipeline`` of sequence-to-sequence type."""
 
     architecture = "chronos"
     readout: Literal["token", "quantile", "distribution"] = "token"
@@ -66,7 +66,7 @@ class ChronosAdapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Tokens of the context and of the teacher-forced future (start token alone if there is none)."""
+        """Tokenise the context and the teacher-forced future (start token alone if there is none)."""
         context = self.native._prepare_and_validate_context(self.lengthened(_series.contexts(batch.values)))
         ids, mask, scale = self.native.tokenizer.context_input_transform(context)
         start = torch.full((len(batch), 1), self.model.config.decoder_start_token_id)
@@ -93,7 +93,7 @@ class ChronosAdapter(PatchAdapter):
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
 
     def _check_ids(self, tokens: Tensor) -> None:
-        """Refuse what is no token id.
+        """Refuse values that are no token ids.
 
         Raises:
             InputError: names the first such value.
@@ -104,7 +104,7 @@ class ChronosAdapter(PatchAdapter):
             raise InputError(f"decoder tokens are ids from 0 to {size - 1}; got {float(tokens[wrong][0]):g}")
 
     def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
-        """Token ids as they are, (batch, pos) each; the decoder's begin with its start token."""
+        """Encode token ids as they are, (batch, pos) each; the decoder's begin with its start token."""
         spans = {
             "encoder": TokenSpans.patches(-ids.shape[1], ids.shape[1], 1),
             "decoder": TokenSpans.patches(0, decoder.shape[1], 1),
@@ -125,36 +125,36 @@ class ChronosAdapter(PatchAdapter):
         return int(self.settings.n_special_tokens) + 1
 
     def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
-        """Token ids of values (batch, step) under the scale of a batch."""
+        """Return the token ids of values (batch, step) under the scale of a batch."""
         return self.native.tokenizer._input_transform(values.float(), encoded.scale.cpu())[0]
 
     def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Logits (batch, step, vocabulary)."""
+        """Compute logits (batch, step, vocabulary)."""
         return self.model(**inputs, use_cache=False).logits
 
     @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """Sample paths, and their empirical quantiles as ``ChronosPipeline.predict_quantiles`` takes them."""
+        """Draw sample paths, and take their empirical quantiles as ``ChronosPipeline.predict_quantiles`` does."""
         samples = self.native.predict(
             self.lengthened(_series.contexts(batch.values)), prediction_length=horizon, num_samples=num_samples
         )
-        wanted = torch.tensor(levels, dtype=samples.dtype)
-        quantiles = torch.quantile(samples.swapaxes(1, 2), q=wanted, dim=-1).permute(1, 2, 0)
+        probabilities = torch.tensor(levels, dtype=samples.dtype)
+        quantiles = torch.quantile(samples.swapaxes(1, 2), q=probabilities, dim=-1).permute(1, 2, 0)
         return Prediction(quantiles, samples, samples.mean(dim=1))
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Logits (…, batch, step, vocabulary)."""
+        """Compute logits (…, batch, step, vocabulary)."""
         return self.model.lm_head(normalized * self._rescale)
 
     def values(self, encoded: Encoded) -> Tensor:
-        """The value that each token decodes to, (batch, vocabulary), special tokens included."""
+        """Return the value that each token decodes to, (batch, vocabulary), special tokens included."""
         vocabulary = torch.arange(self.settings.n_tokens).reshape(1, 1, -1)
-        decoded = self.native.tokenizer.output_transform(
+        values = self.native.tokenizer.output_transform(
             vocabulary.expand(len(encoded.batch), 1, -1), encoded.scale.cpu()
         )
-        return decoded[:, 0]
+        return values[:, 0]
 
 
 def _claims_object(native: object) -> bool:

@@ -31,30 +31,30 @@ KEYS = _t5.KNOWN_KEYS | settings({"chronos_config": SETTINGS}, word="attn_implem
 DECILES = tuple(level / 10 for level in range(1, 10))
 
 
-def _attention(kind: str, sublayer: int, *, grouped: bool) -> Attention:
+def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
     at = f"layer.{sublayer}.self_attention"
     q, k, v, o = (Projection(f"{at}.{letter}") for letter in "qkvo")
     return Attention(
         kind,
         at,
         # the attention between series has the tokens as rows and the series as positions
-        Site(at, layout="pos batch d_model" if grouped else "batch pos d_model"),
+        Site(at, layout="pos batch d_model" if by_group else "batch pos d_model"),
         Site(f"layer.{sublayer}", "in", 0),
         q,
         k,
         v,
         o,
-        z_layout="pos batch (head d_head)" if grouped else "batch pos (head d_head)",
-        over="variate" if grouped else "time",
-        qkv_layout="pos head batch d_head" if grouped else "batch head pos d_head",
-        pattern_layout="pos head query key" if grouped else "batch head query key",
+        z_layout="pos batch (head d_head)" if by_group else "batch pos (head d_head)",
+        over="variate" if by_group else "time",
+        qkv_layout="pos head batch d_head" if by_group else "batch head pos d_head",
+        pattern_layout="pos head query key" if by_group else "batch head query key",
         norm=f"layer.{sublayer}.layer_norm",
     )
 
 
 def _wiring(config: Any, patch: int) -> Wiring:
     mlp = "layer.2.mlp"
-    hidden = "batch pos d_mlp"
+    layout = "batch pos d_mlp"
     stack = Stack(
         "",
         "encoder.block",
@@ -64,13 +64,13 @@ def _wiring(config: Any, patch: int) -> Wiring:
         config.d_kv,
         config.d_ff,
         writers=(
-            _attention("time_attn", 0, grouped=False),
-            _attention("group_attn", 1, grouped=True),
+            _attention("time_attn", 0, by_group=False),
+            _attention("group_attn", 1, by_group=True),
             Mlp(
                 Site(mlp),
                 Site("layer.2", "in", 0),
-                Site(f"{mlp}.wi", layout=hidden),
-                Site(f"{mlp}.wo", "in", 0, hidden),
+                Site(f"{mlp}.wi", layout=layout),
+                Site(f"{mlp}.wo", "in", 0, layout),
                 f"{mlp}.wo",
                 Projection(f"{mlp}.wi", "d_mlp"),
                 norm="layer.2.layer_norm",
@@ -84,7 +84,7 @@ def _wiring(config: Any, patch: int) -> Wiring:
 
 
 class Chronos2Adapter(PatchAdapter):
-    """A ``Chronos2Pipeline``; the variates of an item are rows with one group id."""
+    """Adapter of a ``Chronos2Pipeline``; the variates of an item are rows with one group id."""
 
     architecture = "chronos-2"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
@@ -112,10 +112,10 @@ class Chronos2Adapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Left-padded contexts with their group ids, and the patches to forecast with what is known of them."""
+        """Pad contexts on the left, with their group ids; append the patches to forecast with known covariates."""
         self.no_teacher(future, tokens)
-        numbered = with_numbers(batch)
-        context = _series.padded(numbered, self.longest(batch)).to(self.device)
+        with_codes = with_numbers(batch)
+        context = _series.padded(with_codes, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
         width, stride = int(self.settings.input_patch_size), int(self.settings.input_patch_stride)
@@ -130,34 +130,34 @@ class Chronos2Adapter(PatchAdapter):
             "num_output_patches": n_future,
         }
         if batch.has_covariates:
-            inputs["future_covariates"] = torch.tensor(numbered.known_future(steps)).float().to(self.device)
+            inputs["future_covariates"] = torch.tensor(with_codes.known_future(steps)).float().to(self.device)
         ids = ("group_ids",)
         return Encoded(inputs, {"": spans}, loc[:, 0], scale[:, 0], batch, horizon=n_future * self.patch, ids=ids)
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """The batch with categories as the numbers that the model is shown; see :func:`with_numbers`."""
+        """Return the batch with categories as the numbers that the model reads; see :func:`with_numbers`."""
         return with_numbers(batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Quantiles in data units, (batch, quantile, step)."""
+        """Compute quantiles in data units, (batch, quantile, step)."""
         return self.model(**inputs).quantile_preds
 
     @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """The pipeline's own quantiles, all items in one native batch."""
+        """Run the pipeline for its own quantiles, all items in one native batch."""
         self.no_samples(num_samples)
         rows = max(256, len(batch))
         contexts = self.lengthened(_series.items(with_numbers(batch)))
-        shown: Any = contexts if not batch.has_covariates else prepared(with_numbers(batch), contexts, horizon)
-        items = self.native.predict(shown, prediction_length=horizon, batch_size=rows)
+        inputs: Any = contexts if not batch.has_covariates else prepared(with_numbers(batch), contexts, horizon)
+        items = self.native.predict(inputs, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
         median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
         return Prediction(at_levels(quantiles, self.levels, levels), None, median)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Quantiles in data units, (…, batch, quantile, step)."""
+        """Compute quantiles in data units, (…, batch, quantile, step)."""
         n_future = encoded.inputs["num_output_patches"]
         flat = self.model.output_patch_embedding(normalized[..., -n_future:, :])
         # as the library, which goes back to data units in single precision
@@ -168,19 +168,19 @@ class Chronos2Adapter(PatchAdapter):
 
 
 def prepared(batch: SeriesBatch, contexts: list[Tensor], horizon: int) -> list[dict[str, Any]]:
-    """Items as the library prepares them, (row, time) and (row, step), but that all rows are forecast."""
+    """Prepare items as the library does, (row, time) and (row, step), but that all rows are forecast."""
     sizes = np.bincount(batch.group_index).tolist()
     futures = torch.tensor(batch.known_future(horizon)).float().split(sizes)
-    made = []
+    prepared_items = []
     for context, future in zip(contexts, futures, strict=True):
         rows = context.float().reshape(-1, context.shape[-1])
         counts = {"n_targets": len(rows), "n_covariates": 0, "n_future_covariates": 0}
-        made.append({"context": rows, "future_covariates": future, **counts})
-    return made
+        prepared_items.append({"context": rows, "future_covariates": future, **counts})
+    return prepared_items
 
 
 def with_numbers(batch: SeriesBatch) -> SeriesBatch:
-    """The batch with the library's numbers for categories: means of the one target, or the categories' own numbers.
+    """Replace categories by the library's numbers: means of the one target, or the categories' own numbers.
 
     Raises:
         InputError: the future has a category that the past does not know.
@@ -197,7 +197,7 @@ def with_numbers(batch: SeriesBatch) -> SeriesBatch:
 
 
 def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Past and future of one covariate of categories, as the library's own preparation gives them."""
+    """Return past and future of one covariate of categories, as the library's own preparation gives them."""
     from chronos.chronos2.preprocess import from_list_of_dicts
 
     names = np.array([*(batch.categories[row] or ()), None], dtype=object)
@@ -205,17 +205,17 @@ def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.nd
     item: dict[str, Any] = {"target": target, "past_covariates": {"it": past}}
     future = batch.futures[row]
     if future is None or not len(future):
-        made = from_list_of_dicts([item], prediction_length=1)[0]
-        return made["context"][-1].double().numpy(), future
+        result = from_list_of_dicts([item], prediction_length=1)[0]
+        return result["context"][-1].double().numpy(), future
     ahead = names[future.astype(int)]
-    unseen = [name for name in ahead if name not in set(past)]
-    if unseen:
+    novel = [name for name in ahead if name not in set(past)]
+    if novel:
         raise InputError(
-            f"the future of known covariate {batch.ids[row]!r} has the category {unseen[0]!r}, which does not occur in "
+            f"the future of known covariate {batch.ids[row]!r} has the category {novel[0]!r}, which does not occur in "
             f"its context ({', '.join(sorted({name for name in past if name is not None}))})"
         )
-    made = from_list_of_dicts([item | {"future_covariates": {"it": ahead}}], prediction_length=len(ahead))[0]
-    return made["context"][-1].double().numpy(), made["future_covariates"][-1].double().numpy()
+    result = from_list_of_dicts([item | {"future_covariates": {"it": ahead}}], prediction_length=len(ahead))[0]
+    return result["context"][-1].double().numpy(), result["future_covariates"][-1].double().numpy()
 
 
 def _adapt(native: Any) -> Chronos2Adapter:

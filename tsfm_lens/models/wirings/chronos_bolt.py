@@ -27,7 +27,7 @@ MODEL = "ChronosBoltModelForForecasting"
 
 
 class BoltAdapter(PatchAdapter):
-    """A ``ChronosBoltPipeline``."""
+    """Adapter of a ``ChronosBoltPipeline``."""
 
     architecture = "chronos-bolt"
     readout: Literal["token", "quantile", "distribution"] = "quantile"
@@ -56,7 +56,7 @@ class BoltAdapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """The context as the pipeline prepares it; the decoder takes no future."""
+        """Prepare the context as the pipeline does; the decoder takes no future."""
         if future is not None or tokens is not None:
             raise InputError(
                 "Chronos-Bolt emits all steps from one decoder token and takes no future values; leave `future` out"
@@ -75,14 +75,14 @@ class BoltAdapter(PatchAdapter):
         return Encoded({"context": context}, spans, loc[:, 0], scale[:, 0], batch)
 
     def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Quantiles in data units, (batch, quantile, step)."""
+        """Compute quantiles in data units, (batch, quantile, step)."""
         return self.model(**inputs).quantile_preds
 
     @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """The pipeline's own quantiles; it draws no samples."""
+        """Run the pipeline for its own quantiles; it draws no samples."""
         if num_samples is not None:
             raise InputError("Chronos-Bolt forecasts quantiles and draws no samples; leave num_samples out")
         refuse_tails(self.levels, levels)
@@ -92,10 +92,10 @@ class BoltAdapter(PatchAdapter):
         return Prediction(quantiles, None, mean)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Quantiles in data units, (…, batch, quantile, step)."""
-        emitted = self.model.output_patch_embedding(normalized[..., -1, :])
+        """Compute quantiles in data units, (…, batch, quantile, step)."""
+        output = self.model.output_patch_embedding(normalized[..., -1, :])
         # as the library, which goes back to data units in single precision
-        flat = emitted.to(torch.promote_types(emitted.dtype, torch.float32))
+        flat = output.to(torch.promote_types(output.dtype, torch.float32))
         shape = (*flat.shape[:-1], len(self.levels), self.prediction_length)
         scale, loc = (part.to(flat)[:, None, None] for part in (encoded.scale, encoded.loc))
         return flat.reshape(shape) * scale + loc

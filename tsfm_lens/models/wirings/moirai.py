@@ -39,7 +39,7 @@ PATCH = 32
 
 
 class MoiraiAdapter(_moirai.PackedAdapter):
-    """A ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one patch size.
+    """Adapter of a ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one patch size.
 
     The library's ``patch_size="auto"`` runs every size twice and picks by validation loss; here one size is
     kept: that of the forecast object, else 32 or the nearest that the model has. Set ``lens.adapter.patch`` to
@@ -60,13 +60,13 @@ class MoiraiAdapter(_moirai.PackedAdapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "module", native)
-        trained_with = getattr(native, "hparams", {})
-        given = trained_with.get("patch_size")
-        self.prediction_length = int(trained_with.get("prediction_length", self.prediction_length))
-        self.context_length = int(trained_with.get("context_length", self.context_length))
-        self.samples = int(trained_with.get("num_samples", SAMPLES))
+        hparams = getattr(native, "hparams", {})
+        patch = hparams.get("patch_size")
+        self.prediction_length = int(hparams.get("prediction_length", self.prediction_length))
+        self.context_length = int(hparams.get("context_length", self.context_length))
+        self.samples = int(hparams.get("num_samples", SAMPLES))
         nearest = min(self.model.patch_sizes, key=lambda size: abs(size - PATCH))
-        self.patch = given if isinstance(given, int) else nearest
+        self.patch = patch if isinstance(patch, int) else nearest
         mixture = Site("param_proj", "out", "weights_logits", "batch pos patch_step component")
         self.wiring = Wiring(NAME, (_moirai.stack(self.model),), mixture, "in_proj", self.prediction_length)
 
@@ -77,34 +77,34 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """One packed sequence per item: the context of every variate, then its masked future."""
+        """Pack one sequence per item: the context of every variate, then its masked future."""
         self.no_teacher(future, tokens)
         if self.patch not in self.model.patch_sizes:
             raise InputError(f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}")
         steps = self.prediction_length if horizon is None else horizon
-        forecast, shown = self._forecast(batch, steps)
-        packed, loc, scale = _moirai.packed(self.model, forecast, shown, self.patch)
-        packed["patch_size"] = torch.full_like(packed["time_id"], self.patch)
+        forecast, inputs = self._forecast(batch, steps)
+        tokens_of_items, loc, scale = _moirai.packed(self.model, forecast, inputs, self.patch)
+        tokens_of_items["patch_size"] = torch.full_like(tokens_of_items["time_id"], self.patch)
         n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
         layout = _moirai.Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
         last = layout.last_context
         loc_and_scale = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
         return Encoded(
-            {**packed, "layout": layout},
+            {**tokens_of_items, "layout": layout},
             {"": layout.spans},
             *loc_and_scale,
             batch,
             horizon=steps,
-            items=len(packed["target"]),
+            items=len(tokens_of_items["target"]),
             packed=True,
             stats={"loc": loc, "scale": scale},
         )
 
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
-        """The library's forecast object for these sizes, and its arguments."""
+        """Return the library's forecast object for these sizes, and its arguments."""
         length = self.longest(batch)
         kind = require("moirai", "uni2ts.model.moirai").MoiraiForecast
-        forecast = self.made(
+        forecast = self.forecaster(
             kind,
             batch.roles[: batch.n_variates],
             prediction_length=horizon,
@@ -115,19 +115,19 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         return forecast, _moirai.native_input(batch, length, horizon, self.device)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Mean of the mixture in data units, (batch, 1, step), with whole patches of steps; NaN for covariates."""
+        """Compute the mean of the mixture in data units, (batch, 1, step), in whole patches; NaN for covariates."""
         native = {name: value for name, value in inputs.items() if name != "layout"}
         return self._future(self.model(**native).mean, inputs["layout"])
 
     def _future(self, per_token: Tensor, layout: _moirai.Layout) -> Tensor:
-        """(…, item, pos, patch) to (…, item · variate, 1, step)."""
+        """Turn (…, item, pos, patch) into (…, item · variate, 1, step)."""
         start = len(layout.targets) * layout.n_context
         future = per_token[..., start : start + len(layout.targets) * layout.n_future, : self.patch]
         rows = future.unflatten(-2, (len(layout.targets), -1)).flatten(-2).flatten(-3, -2).unsqueeze(-2)
         return _moirai.with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Mean in data units, (…, batch, 1, step)."""
+        """Compute the mean in data units, (…, batch, 1, step)."""
         sizes = encoded.inputs["patch_size"].expand(normalized.shape[:-1])
         parameters = self.model.param_proj(normalized, sizes)
         loc, scale = encoded.stats["loc"], encoded.stats["scale"]
@@ -138,34 +138,34 @@ class MoiraiAdapter(_moirai.PackedAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """``MoiraiForecast.forward``: sample paths from one masked pass; their empirical quantiles."""
+        """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and take their empirical quantiles."""
         self.within_one_pass(horizon)
-        forecast, shown = self._forecast(batch, horizon)
-        seen: list[Any] = []
+        forecast, inputs = self._forecast(batch, horizon)
+        outputs: list[Any] = []
         parts = (self.model.scaler, self.model.param_proj)
-        handles = [part.register_forward_hook(lambda _module, _args, output: seen.append(output)) for part in parts]
+        handles = [part.register_forward_hook(lambda _module, _args, output: outputs.append(output)) for part in parts]
         try:
             with torch.no_grad():
-                drawn = forecast(**shown, num_samples=self.samples if num_samples is None else num_samples).cpu()
+                paths = forecast(**inputs, num_samples=self.samples if num_samples is None else num_samples).cpu()
         finally:
             for handle in handles:
                 handle.remove()
         # the library drops the axis of a single variate
-        samples = (drawn if drawn.ndim == 4 else drawn.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
+        samples = (paths if paths.ndim == 4 else paths.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
         roles = batch.roles[: batch.n_variates]
         samples = _moirai.with_covariates(samples, roles, 0)
         quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
-        (loc, scale), parameters = seen
+        (loc, scale), parameters = outputs
         if batch.has_covariates:
             return Prediction(quantiles, samples, samples.mean(dim=1))
         distribution = self._distribution(parameters, loc, scale, batch.n_variates, horizon)
         return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
 
     def _distribution(self, parameters: Any, loc: Tensor, scale: Tensor, n_variates: int, horizon: int) -> Distribution:
-        """The mixture in data units, batch shape (batch, step)."""
+        """Return the mixture in data units, batch shape (batch, step)."""
         n_future = n_variates * -(-horizon // self.patch)
 
-        def cut(tensor: Tensor) -> Tensor:
+        def future_steps(tensor: Tensor) -> Tensor:
             if tensor.ndim < 3:
                 # a constant of the distribution, such as a fixed scale
                 return tensor
@@ -175,7 +175,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         def by_row(tensor: Tensor) -> Tensor:
             return tensor[:, -n_future:, 0].unflatten(1, (n_variates, -1))[..., 0].reshape(-1, 1).cpu()
 
-        cuts = tree_map(cut, parameters)
+        cuts = tree_map(future_steps, parameters)
         return self.model.distr_output.distribution(cuts, loc=by_row(loc), scale=by_row(scale))
 
 
@@ -185,7 +185,7 @@ def _check(config: Mapping[str, Any], where: str) -> None:
 
 
 def _refuse_distribution(node: Any, where: str, depth: int = 0) -> None:
-    """Refuse what is no distribution of uni2ts: the loader calls whatever a ``_target_`` names, with its arguments."""
+    """Refuse all but distributions of uni2ts: the loader calls whatever a ``_target_`` names, with its arguments."""
     if not isinstance(node, Mapping) or depth > 1:
         raise CheckpointError(
             f"{where} has {reprlib.repr(node)} as output distribution, expected an object of settings"

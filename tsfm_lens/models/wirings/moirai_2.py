@@ -33,7 +33,7 @@ DECILES = tuple(level / 10 for level in range(1, 10))
 
 
 class Moirai2Adapter(_moirai.PackedAdapter):
-    """A ``Moirai2Module``, or the module of a ``Moirai2Forecast``."""
+    """Adapter of a ``Moirai2Module``, or the module of a ``Moirai2Forecast``."""
 
     architecture = NAME
     rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
@@ -46,8 +46,8 @@ class Moirai2Adapter(_moirai.PackedAdapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "module", native)
-        trained_with = getattr(native, "hparams", {})
-        self.context_length = int(trained_with.get("context_length", self.context_length))
+        hparams = getattr(native, "hparams", {})
+        self.context_length = int(hparams.get("context_length", self.context_length))
         self.patch = int(self.model.patch_size)
         self.prediction_length = self.patch * int(self.model.num_predict_token)
         self.levels = tuple(float(level) for level in self.model.quantile_levels)
@@ -61,45 +61,45 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """One packed sequence per item: the context of every variate, then places for its future."""
+        """Pack one sequence per item: the context of every variate, then places for its future."""
         self.no_teacher(future, tokens)
         steps = self.prediction_length if horizon is None else horizon
-        forecast, shown = self._forecast(batch, steps)
-        packed, loc, scale = _moirai.packed(self.model, forecast, shown, self.patch)
+        forecast, inputs = self._forecast(batch, steps)
+        tokens_of_items, loc, scale = _moirai.packed(self.model, forecast, inputs, self.patch)
         n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
         layout = _moirai.Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
         last = layout.last_context
         loc_and_scale = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
         return Encoded(
-            {**packed, "layout": layout},
+            {**tokens_of_items, "layout": layout},
             {"": layout.spans},
             *loc_and_scale,
             batch,
             horizon=steps,
-            items=len(packed["target"]),
+            items=len(tokens_of_items["target"]),
             packed=True,
         )
 
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
-        """The library's forecast object for these sizes, and its arguments."""
+        """Return the library's forecast object for these sizes, and its arguments."""
         length = self.longest(batch)
         kind = require("moirai", "uni2ts.model.moirai2").Moirai2Forecast
         roles = batch.roles[: batch.n_variates]
-        forecast = self.made(kind, roles, prediction_length=horizon, context_length=length)
+        forecast = self.forecaster(kind, roles, prediction_length=horizon, context_length=length)
         # the library's own transform fills gaps with 0 where there are several targets
         causal = roles.count("target") == 1
         return forecast, _moirai.native_input(batch, length, horizon, self.device, causal_fill=causal)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Quantiles in data units, (batch, quantile, step): what the last context token of each variate emits."""
+        """Compute quantiles in data units, (batch, quantile, step), from the last context token of each variate."""
         native = {name: inputs[name] for name in _moirai.PACKED}
         return self._quantiles(self.model(**native, training_mode=False), inputs["layout"])
 
-    def _quantiles(self, emitted: Tensor, layout: _moirai.Layout) -> Tensor:
-        """(…, item, pos, raw output) to (…, item · variate, quantile, step); NaN for covariates."""
+    def _quantiles(self, output: Tensor, layout: _moirai.Layout) -> Tensor:
+        """Turn (…, item, pos, raw output) into (…, item · variate, quantile, step); NaN for covariates."""
         places = [layout.last_context[row] for row in layout.targets]
         rows = rearrange(
-            emitted[..., places, :],
+            output[..., places, :],
             "... item variate (token quantile patch) -> ... (item variate) quantile (token patch)",
             quantile=len(self.levels),
             patch=self.patch,
@@ -107,7 +107,7 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         return _moirai.with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Quantiles in data units, (…, batch, quantile, step)."""
+        """Compute quantiles in data units, (…, batch, quantile, step)."""
         raw = self._quantiles(self.model.out_proj(normalized), encoded.inputs["layout"])
         scale, loc = (part.to(raw)[:, None, None] for part in (encoded.scale, encoded.loc))
         return raw * scale + loc
@@ -116,10 +116,10 @@ class Moirai2Adapter(_moirai.PackedAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """``Moirai2Forecast.forward``; beyond one pass, the library rolls out univariate items only.
+        """Run ``Moirai2Forecast.forward``; beyond one pass, the library rolls out univariate items only.
 
         Raises:
-            InputError: a longer horizon was asked of items with several variates.
+            InputError: a longer horizon for items with several variates.
         """
         self.no_samples(num_samples)
         roles = batch.roles[: batch.n_variates]
@@ -128,11 +128,11 @@ class Moirai2Adapter(_moirai.PackedAdapter):
                 f"horizon {horizon} is longer than the {self.prediction_length} steps of one pass, and uni2ts rolls "
                 "out items with one variate only; shorten the horizon or forecast the variates one by one"
             )
-        forecast, shown = self._forecast(batch, horizon)
+        forecast, inputs = self._forecast(batch, horizon)
         with torch.no_grad():
-            emitted = forecast(**shown).cpu()
+            output = forecast(**inputs).cpu()
         # (item, quantile, step[, variate]): the library drops the axis of a single variate
-        full = emitted if emitted.ndim == 4 else emitted.unsqueeze(-1)
+        full = output if output.ndim == 4 else output.unsqueeze(-1)
         quantiles = rearrange(full, "item quantile step variate -> (item variate) step quantile")
         quantiles = _moirai.with_covariates(quantiles, roles, 0)
         median = at_levels(quantiles, self.levels, (0.5,))[..., 0]

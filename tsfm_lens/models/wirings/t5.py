@@ -28,7 +28,7 @@ SAMPLES = 20
 
 
 class T5Adapter(PatchAdapter):
-    """A ``T5ForConditionalGeneration``. Input and forecast are token ids; tokenise text with its own tokenizer."""
+    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out; tokenise text with its own tokenizer."""
 
     architecture = "t5"
     readout: Literal["token", "quantile", "distribution"] = "token"
@@ -56,7 +56,7 @@ class T5Adapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Token ids, padded on the left under the mask, and the teacher-forced decoder input."""
+        """Pad token ids on the left under the mask, and add the teacher-forced decoder input."""
         ids = _series.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)
         ids = self._ids(torch.where(mask, ids, float(self.model.config.pad_token_id)))
@@ -75,7 +75,7 @@ class T5Adapter(PatchAdapter):
         return Encoded(inputs, spans, torch.zeros_like(ones), ones, batch)
 
     def _ids(self, values: Tensor) -> Tensor:
-        """Token ids of values.
+        """Return the token ids of values.
 
         Raises:
             InputError: a value is no token id.
@@ -91,19 +91,19 @@ class T5Adapter(PatchAdapter):
         return values.long()
 
     def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
-        """Token ids of values (batch, step)."""
+        """Return the token ids of values (batch, step)."""
         return self._ids(values)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Logits (batch, step, vocabulary)."""
+        """Compute logits (batch, step, vocabulary)."""
         return self.model(**inputs, use_cache=False).logits
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Logits (…, batch, step, vocabulary)."""
+        """Compute logits (…, batch, step, vocabulary)."""
         return self.model.lm_head(normalized * self._rescale)
 
     def values(self, encoded: Encoded) -> Tensor:
-        """(batch, vocabulary): the ids themselves."""
+        """Return the ids themselves, (batch, vocabulary)."""
         ids = torch.arange(self.model.config.vocab_size, dtype=torch.float32)
         return ids.expand(len(encoded.batch), -1)
 
@@ -111,10 +111,10 @@ class T5Adapter(PatchAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """``generate`` with sampling: continuations in token ids."""
+        """Generate continuations in token ids by ``generate`` with sampling."""
         inputs = self.encode(batch).inputs
         draws = SAMPLES if num_samples is None else num_samples
-        generated = self.model.generate(
+        paths = self.model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             do_sample=True,
@@ -122,12 +122,12 @@ class T5Adapter(PatchAdapter):
             max_new_tokens=horizon,
             num_return_sequences=draws,
         )
-        samples = generated[:, 1:].unflatten(0, (len(batch), draws)).float().cpu()
+        samples = paths[:, 1:].unflatten(0, (len(batch), draws)).float().cpu()
         quantiles = torch.quantile(samples, torch.tensor(levels), dim=1).permute(1, 2, 0)
         return Prediction(quantiles, samples, samples.mean(dim=1))
 
     def example(self, n_series: int, longest: int) -> SeriesBatch:
-        """Random token ids for the conformance suite."""
+        """Draw random token ids for the conformance suite."""
         rng = np.random.default_rng(0)
         lengths = [longest - 7 * index for index in range(n_series)] + [longest]
         return as_series([rng.integers(2, self.model.config.vocab_size, size) for size in lengths])

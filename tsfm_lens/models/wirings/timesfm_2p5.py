@@ -27,7 +27,7 @@ NAME = "timesfm-2.5"
 DECILES = tuple(level / 10 for level in range(1, 10))
 
 
-def _cached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     caches = args[2] if len(args) > 2 else kwargs.get("decode_caches")
     return 0 if caches is None else int(caches[0].next_index[0])
 
@@ -39,14 +39,14 @@ def _wiring(model: Any) -> Wiring:
     mlp = _timesfm.mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), act)
     d_mlp = model.stacked_xf[0].ff0.out_features
     sizes = (model.x, model.h, model.md, model.hd, d_mlp)
-    stack = Stack("", "stacked_xf", *sizes, writers=(attention, mlp), upstream=("tokenizer",), cached=_cached)
+    stack = Stack("", "stacked_xf", *sizes, writers=(attention, mlp), upstream=("tokenizer",), cached=_cache_length)
     unembed = Site("output_projection_point", layout="batch pos d_out")
     unread = ("output_projection_quantiles",)
     return Wiring(NAME, (stack,), unembed, "tokenizer", steps_per_readout=model.o, unread=unread)
 
 
 class TimesFmAdapter(PatchAdapter):
-    """A ``TimesFM_2p5_200M_torch``. A single forward reads the point head: deciles of the next patch."""
+    """Adapter of a ``TimesFM_2p5_200M_torch``; a single forward reads the point head: deciles of the next patch."""
 
     architecture = NAME
     rollout: Literal["tokens", "cache", "refeed", "single"] = "cache"
@@ -68,7 +68,7 @@ class TimesFmAdapter(PatchAdapter):
 
     @property
     def passes(self) -> int:
-        """Forwards that one forecast runs: two under the library's flip invariance (x and -x)."""
+        """Number of forwards of one forecast: two under the library's flip invariance (x and -x)."""
         config = getattr(self.native, "forecast_config", None)
         return 2 if config is not None and config.force_flip_invariance else 1
 
@@ -79,7 +79,7 @@ class TimesFmAdapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Patches normalised by the running statistics, as ``decode`` prefills them."""
+        """Normalise patches by the running statistics, as ``decode`` prefills them."""
         from timesfm.torch import util
 
         self.no_teacher(future, tokens)
@@ -89,10 +89,10 @@ class TimesFmAdapter(PatchAdapter):
         masks = masks.unflatten(1, (-1, patch)).to(self.device)
         n_patches = patches.shape[1]
         mu, sigma = _timesfm.running_statistics(patches, masks, lambda *state: util.update_running_stats(*state)[0])
-        normed = torch.where(masks, 0.0, util.revin(patches, mu, sigma))
+        patches_of_model = torch.where(masks, 0.0, util.revin(patches, mu, sigma))
         spans = {"": TokenSpans.patches(-n_patches * patch, n_patches, patch)}
         return Encoded(
-            {"inputs": normed, "masks": masks, "mu": mu[:, -1], "sigma": sigma[:, -1]},
+            {"inputs": patches_of_model, "masks": masks, "mu": mu[:, -1], "sigma": sigma[:, -1]},
             spans,
             mu[:, -1],
             sigma[:, -1],
@@ -100,12 +100,12 @@ class TimesFmAdapter(PatchAdapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Deciles of the patch after the last one, in data units, (batch, quantile, step)."""
+        """Compute deciles of the patch after the last one, in data units, (batch, quantile, step)."""
         (_, _, output, _), _ = self.model(inputs["inputs"], inputs["masks"])
         return _timesfm.deciles(output[:, -1], self.model.o, inputs["mu"], inputs["sigma"])
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Deciles in data units, (…, batch, quantile, step)."""
+        """Compute deciles in data units, (…, batch, quantile, step)."""
         flat = self.model.output_projection_point(normalized[..., -1, :])
         return _timesfm.deciles(flat, self.model.o, encoded.loc, encoded.scale)
 
@@ -113,28 +113,28 @@ class TimesFmAdapter(PatchAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """``forecast`` under the object's own configuration, or under a default one if it has none that fits."""
+        """Run ``forecast`` under the object's own configuration, or under a default one if it has none that fits."""
         self.no_samples(num_samples)
-        compiled = copy.copy(self.native)
+        native = copy.copy(self.native)
         # the library notes a device at construction and sends inputs there, and fills batches up for every device
         self.model.device = self.device
-        compiled.compile(self._forecast_config(batch, horizon))
-        compiled.global_batch_size = len(batch)
-        _, values = compiled.forecast(horizon=horizon, inputs=_timesfm.cleaned(batch))
+        native.compile(self._forecast_config(batch, horizon))
+        native.global_batch_size = len(batch)
+        _, values = native.forecast(horizon=horizon, inputs=_timesfm.cleaned(batch))
         quantiles = torch.from_numpy(np.ascontiguousarray(values))
         return Prediction(at_levels(quantiles[..., 1:], self.levels, levels), None, quantiles[..., 0])
 
     def _forecast_config(self, batch: SeriesBatch, horizon: int) -> Any:
         import timesfm
 
-        compiled = getattr(self.native, "forecast_config", None)
-        if compiled is not None:
-            if horizon > compiled.max_horizon:
+        config = getattr(self.native, "forecast_config", None)
+        if config is not None:
+            if horizon > config.max_horizon:
                 raise InputError(
-                    f"horizon {horizon} is longer than the max_horizon {compiled.max_horizon} that this model was "
+                    f"horizon {horizon} is longer than the max_horizon {config.max_horizon} that this model was "
                     "compiled for; compile it with a larger ForecastConfig.max_horizon"
                 )
-            return dataclasses.replace(compiled, per_core_batch_size=len(batch), return_backcast=False)
+            return dataclasses.replace(config, per_core_batch_size=len(batch), return_backcast=False)
         limit = int(self.model.config.context_limit)
         if horizon > limit - self.model.p:
             raise InputError(f"horizon {horizon} is longer than the model's context limit of {limit} steps allows")
@@ -156,7 +156,7 @@ class TimesFmAdapter(PatchAdapter):
         return _timesfm_prefixes.shared_prefixes(self.model, prefixes)
 
     def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of all passes of a rollout as those of one pass without a cache."""
+        """Join the arguments of all passes of a rollout to those of one pass without a cache."""
         return tuple(torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)), {}
 
 
@@ -166,11 +166,11 @@ def _claims_object(native: object) -> bool:
 
 
 def _adapt(native: Any) -> TimesFmAdapter:
-    return TimesFmAdapter(_wrapped(native) if isinstance(native, torch.nn.Module) else native)
+    return TimesFmAdapter(_wrap(native) if isinstance(native, torch.nn.Module) else native)
 
 
-def _wrapped(module: Any) -> Any:
-    """The library's forecaster around a module, without building another 200 million weights."""
+def _wrap(module: Any) -> Any:
+    """Build the library's forecaster around a module, without another 200 million weights."""
     forecaster = require("timesfm").TimesFM_2p5_200M_torch
     native = forecaster.__new__(forecaster)
     native.model, native.torch_compile = module, False
@@ -204,11 +204,11 @@ def _tiny() -> Any:
     )
     object.__setattr__(definition, "context_limit", 2048)
     module = type("TinyTimesFM", (_module_class(),), {"config": definition})()
-    return _wrapped(spread_weights(module.to("cpu"), _timesfm.GAINS))
+    return _wrap(spread_weights(module.to("cpu"), _timesfm.GAINS))
 
 
 def _build(_size: str) -> Any:
-    return _wrapped(spread_weights(_module_class()(), _timesfm.GAINS))
+    return _wrap(spread_weights(_module_class()(), _timesfm.GAINS))
 
 
 def _module_class() -> Any:

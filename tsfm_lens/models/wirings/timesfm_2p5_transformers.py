@@ -54,7 +54,7 @@ def _wiring(config: Any) -> Wiring:
 
 
 class TimesFmPortAdapter(PatchAdapter):
-    """A ``TimesFm2_5ModelForPrediction``. A single forward reads the point head: deciles of the next patch.
+    """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head: deciles of the next patch.
 
     Forecasts run without flip invariance, under which the library runs x and -x, and clamp series by series,
     where the library clamps all of a batch or none.
@@ -78,28 +78,28 @@ class TimesFmPortAdapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """The padded context, normalised as the library normalises it."""
+        """Pad the context, and normalise it as the library does."""
         self.no_teacher(future, tokens)
         core, patch = self.model.model, self.model.config.patch_length
         values, masks = (part.to(self.device) for part in _timesfm.patched(batch, self.longest(batch), patch))
         loc, scale = values.mean(dim=1), values.std(dim=1)
-        normalized = core._revin(values, loc[:, None], scale[:, None])
+        context = core._revin(values, loc[:, None], scale[:, None])
         mu, sigma = _timesfm.running_statistics(
-            normalized.unflatten(1, (-1, patch)), masks.unflatten(1, (-1, patch)), core._update_running_stats
+            context.unflatten(1, (-1, patch)), masks.unflatten(1, (-1, patch)), core._update_running_stats
         )
         loc, scale = loc + scale * mu[:, -1], scale * sigma[:, -1]
         spans = {"": TokenSpans.patches(-values.shape[1], values.shape[1] // patch, patch)}
-        inputs = {"values": normalized, "padding_masks": masks.float(), "loc": loc, "scale": scale}
+        inputs = {"values": context, "padding_masks": masks.float(), "loc": loc, "scale": scale}
         return Encoded(inputs, spans, loc, scale, batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Deciles of the patch after the last one, in data units, (batch, quantile, step)."""
+        """Compute deciles of the patch after the last one, in data units, (batch, quantile, step)."""
         states = self.model.model(past_values=inputs["values"], past_values_padding=inputs["padding_masks"])
         flat = self.model.output_projection_point(states.last_hidden_state)[:, -1]
         return _timesfm.deciles(flat, self.prediction_length, inputs["loc"], inputs["scale"])
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Deciles in data units, (…, batch, quantile, step)."""
+        """Compute deciles in data units, (…, batch, quantile, step)."""
         flat = self.model.output_projection_point(normalized[..., -1, :])
         return _timesfm.deciles(flat, self.prediction_length, encoded.loc, encoded.scale)
 
@@ -107,7 +107,7 @@ class TimesFmPortAdapter(PatchAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """The library's own forward; one pass, at most its horizon."""
+        """Run the library's own forward; one pass, at most its horizon."""
         self.no_samples(num_samples)
         self.within_one_pass(horizon)
         past = [torch.as_tensor(series, dtype=torch.float32, device=self.device) for series in _timesfm.cleaned(batch)]

@@ -98,7 +98,7 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TimesFm3Adapter(PatchAdapter):
-    """A ``TimesFM3Torch``, or the model of a ``TimesFM3Forecaster``, whose own preparation of series is left out.
+    """Adapter of a ``TimesFM3Torch``, or of a ``TimesFM3Forecaster``'s model without its preparation of series.
 
     A forward is ``decode``, one pass for any horizon.
     """
@@ -126,7 +126,7 @@ class TimesFm3Adapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Items with their variates; missing values are 0 under the mask."""
+        """Stack items with their variates; missing values are 0 under the mask."""
         self.no_teacher(future, tokens)
         steps = self.prediction_length if horizon is None else horizon
         inputs = self._native_input(batch, steps)
@@ -140,26 +140,26 @@ class TimesFm3Adapter(PatchAdapter):
         length = -(-self.longest(batch) // self.patch) * self.patch
         inputs: dict[str, Any] = {"horizon": horizon}
         for role, values in _series.by_role(batch, length, horizon).items():
-            missing = torch.isnan(values).to(self.device)
+            gaps = torch.isnan(values).to(self.device)
             name, mask = NAMES[role]
-            inputs |= {name: torch.where(missing, 0.0, values.to(self.device)), mask: missing}
+            inputs |= {name: torch.where(gaps, 0.0, values.to(self.device)), mask: gaps}
         return inputs
 
     def _future_patches(self, horizon: int) -> int:
-        """Masked patches that ``decode`` appends: with stitching, predictions of neighbouring patches overlap."""
+        """Count the masked patches that ``decode`` appends: under stitching, predictions of neighbours overlap."""
         if not self.model.use_stitching:
             return -(-horizon // self.prediction_length) * self.model.rolls
         overlap = self.model._stitching_extract_len - self.patch
         return max(math.ceil((horizon - overlap) / self.patch), 1) + self.model.rolls - 1
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Quantiles in data units, (batch, quantile, step)."""
+        """Compute quantiles in data units, (batch, quantile, step)."""
         # the undecorated function: the library's own runs without gradients
-        emitted = type(self.model).decode.__wrapped__(self.model, **inputs)
-        return emitted.flatten(0, 1).transpose(1, 2)
+        output = type(self.model).decode.__wrapped__(self.model, **inputs)
+        return output.flatten(0, 1).transpose(1, 2)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Quantiles in data units, (…, batch, quantile, step): ``decode`` with its transformer's output replaced."""
+        """Compute quantiles in data units, (…, batch, quantile, step); ``decode`` runs with this transformer output."""
         leading = normalized.shape[:-3]
         copies = math.prod(leading)
         items = len(encoded.inputs["target"])
@@ -172,11 +172,11 @@ class TimesFm3Adapter(PatchAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """``TimesFM3Torch.decode``."""
+        """Run ``TimesFM3Torch.decode``."""
         self.no_samples(num_samples)
         self.within_one_pass(horizon)
-        emitted = self.model.decode(**self._native_input(batch, horizon)).cpu()
-        quantiles = emitted.flatten(0, 1)
+        output = self.model.decode(**self._native_input(batch, horizon)).cpu()
+        quantiles = output.flatten(0, 1)
         median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
         return Prediction(at_levels(quantiles, self.levels, levels), None, median)
 

@@ -60,13 +60,13 @@ def _attention(*, across: bool) -> Attention:
 
 def _wiring(model: Any) -> Wiring:
     layers = model.transformer.layers
-    hidden = "series variate pos d_mlp"
+    layout = "series variate pos d_mlp"
     mlp = Mlp(
         Site("mlp", layout=STREAM),
         Site("norm2", "in", 0, STREAM),
         # both halves of the gated layer, the one that goes through the activation first
-        Site("mlp.0", layout=hidden),
-        Site("mlp.2", "in", 0, hidden),
+        Site("mlp.0", layout=layout),
+        Site("mlp.2", "in", 0, layout),
         "mlp.2",
         Projection("mlp.0", "(part d_mlp)", 0, 2),
         Projection("mlp.0", "(part d_mlp)", 1, 2),
@@ -86,7 +86,7 @@ def _wiring(model: Any) -> Wiring:
         layers[0].mlp[2].in_features,
         writers=(_attention(across=False), mlp),
         upstream=("patch_embed",),
-        cached=_cached,
+        cached=_cache_length,
         exceptions={layer: (_attention(across=True), mlp) for layer in across},
     )
     return Wiring(
@@ -102,19 +102,19 @@ def _wiring(model: Any) -> Wiring:
     )
 
 
-def _cached(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     cache = kwargs.get("kv_cache")
     return 0 if cache is None else int(cache.current_len(0))
 
 
 class TotoAdapter(PatchAdapter):
-    """A ``Toto``. A single forward reads the mean of the mixture for the next patch."""
+    """Adapter of a ``Toto``; a single forward reads the mean of the mixture for the next patch."""
 
     architecture = NAME
     readout: Literal["token", "quantile", "distribution"] = "distribution"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "cache"
     multivariate = True
-    # its pass does not see what is known; a rollout puts it in the place of what was forecast
+    # its pass does not read known covariates; a rollout puts them in the place of their forecasts
     covariates: tuple[str, ...] = ("past", "known")
     levels = (0.5,)
     package = "timecopilot-toto"
@@ -145,7 +145,7 @@ class TotoAdapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Items with their variates, missing values as 0 under the mask, padded to whole patches on the left."""
+        """Stack items with their variates, missing values as 0 under the mask, padded to whole patches on the left."""
         self.no_teacher(future, tokens)
         inputs, length = self._native_input(batch)
         patch = self.prediction_length
@@ -163,20 +163,20 @@ class TotoAdapter(PatchAdapter):
         patch = self.prediction_length
         length = -(-self.longest(batch) // patch) * patch
         values = _series.by_item(batch, length).to(self.device)
-        observed = ~torch.isnan(values)
-        values = torch.where(observed, values, 0.0)
-        inputs = {"inputs": values, "input_padding_mask": observed, "id_mask": torch.zeros_like(values)}
+        is_value = ~torch.isnan(values)
+        values = torch.where(is_value, values, 0.0)
+        inputs = {"inputs": values, "input_padding_mask": is_value, "id_mask": torch.zeros_like(values)}
         return {**inputs, "scaling_prefix_length": length}, length
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Mean of the mixture for the patch after the last one, in data units, (batch, 1, step)."""
+        """Compute the mean of the mixture for the next patch, in data units, (batch, 1, step)."""
         mixture, loc, scale = self.model(**inputs)
         patch = self.prediction_length
         mean = mixture.mean[..., -patch:] * scale[..., -patch:] + loc[..., -patch:]
         return mean.flatten(0, 1)[:, None]
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Mean in data units, (…, batch, 1, step)."""
+        """Compute the mean in data units, (…, batch, 1, step)."""
         flat = self.model.unembed(normalized[..., -1, :])
         per_step = flat.unflatten(-1, (self.prediction_length, self.model.embed_dim))
         mean = self.model.output_distribution(per_step).mean
@@ -187,30 +187,30 @@ class TotoAdapter(PatchAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """``TotoForecaster.forecast``, all sample paths in one batch; their empirical quantiles."""
+        """Draw all sample paths in one batch of ``TotoForecaster.forecast``, and take their empirical quantiles."""
         inputs, _ = self._native_input(batch)
         series = inputs["inputs"]
-        known = _series.by_role(batch, 1, horizon).get("known", series.new_empty(len(series), 0, 1))[..., 1:]
-        shown = require("toto", "toto.data.util.dataset").MaskedTimeseries(
+        future = _series.by_role(batch, 1, horizon).get("known", series.new_empty(len(series), 0, 1))[..., 1:]
+        inputs_of_forecaster = require("toto", "toto.data.util.dataset").MaskedTimeseries(
             series,
             inputs["input_padding_mask"],
             inputs["id_mask"],
             torch.zeros_like(series),
             torch.zeros(series.shape[:2], dtype=torch.int),
-            known.shape[1],
+            future.shape[1],
         )
         draws = self.samples if num_samples is None else num_samples
         first: list[Any] = []
-        # the distribution of the first patch is what the first pass emits, with whatever hooks are set
+        # the distribution of the first patch is the output of the first pass, with all hooks that are set
         handle = self.model.register_forward_hook(lambda _module, _args, output: first.append(output))
         try:
             forecaster = require("toto", "toto.inference.forecaster").TotoForecaster(self.model)
             forecast = forecaster.forecast(
-                shown,
+                inputs_of_forecaster,
                 prediction_length=horizon,
                 num_samples=draws,
                 samples_per_batch=draws,
-                future_exogenous_variables=known.to(series) if known.shape[1] else None,
+                future_exogenous_variables=future.to(series) if future.shape[1] else None,
             )
         finally:
             handle.remove()
@@ -220,21 +220,21 @@ class TotoAdapter(PatchAdapter):
         return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
 
     def _distribution(self, output: Any, items: int, horizon: int) -> MixtureSameFamily:
-        """The mixture of the next patch in data units, batch shape (batch, step)."""
+        """Return the mixture of the next patch in data units, batch shape (batch, step)."""
         mixture, loc, scale = output
         patch = self.prediction_length
         first, parts = slice(-patch, None if horizon == patch else horizon - patch), mixture.component_distribution
 
-        def cut(tensor: Tensor) -> Tensor:
+        def steps_of(tensor: Tensor) -> Tensor:
             return tensor[:items, :, first].flatten(0, 1).cpu()
 
-        shift, width = cut(loc)[..., None], cut(scale)[..., None]
-        weights = Categorical(probs=cut(mixture.mixture_distribution.probs))
-        components = StudentT(cut(parts.df), cut(parts.loc) * width + shift, cut(parts.scale) * width)
+        shift, width = steps_of(loc)[..., None], steps_of(scale)[..., None]
+        weights = Categorical(probs=steps_of(mixture.mixture_distribution.probs))
+        components = StudentT(steps_of(parts.df), steps_of(parts.loc) * width + shift, steps_of(parts.scale) * width)
         return MixtureSameFamily(weights, components)
 
     def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of all passes of a rollout as those of one pass without a cache."""
+        """Join the arguments of all passes of a rollout to those of one pass without a cache."""
         # the library hands the whole series to every pass and skips what the cache holds
         return (), {**calls[-1][1], "kv_cache": None}
 

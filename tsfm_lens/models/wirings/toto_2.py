@@ -42,7 +42,7 @@ SIZES = {
 
 
 def _mix(tau: str) -> Mix:
-    """A branch enters with tau / sqrt(1 + tau²), the stream with 1 / sqrt(1 + tau²)."""
+    """Return a function of a block: its branch enters with tau / sqrt(1 + tau²), the stream with 1 / sqrt(1 + tau²)."""
 
     def factors(block: Any) -> tuple[float, float]:
         weight = float(getattr(block, tau))
@@ -72,13 +72,13 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         norm="norm1",
         mix=_mix("attn_tau"),
     )
-    hidden = stream.replace("d_model", "d_mlp")
+    layout = stream.replace("d_model", "d_mlp")
     mlp = Mlp(
         Site("ffn", layout=stream),
         Site("norm2", "in", 0, stream),
         # both halves of the gated layer; the second goes through the activation
-        Site("ffn.fc1", layout=hidden),
-        Site("ffn.fc2", "in", 0, hidden),
+        Site("ffn.fc1", layout=layout),
+        Site("ffn.fc2", "in", 0, layout),
         "ffn.fc2",
         Projection("ffn.fc1", "(part d_mlp)", 1, 2, config.d_model**-0.5),
         Projection("ffn.fc1", "(part d_mlp)", 0, 2, config.d_model**-0.5),
@@ -107,7 +107,7 @@ def _wiring(model: Any) -> Wiring:
         final_layout="series variate pos d_model",
         upstream=("patch_proj",),
         entry="transformer",
-        cached=_cached,
+        cached=_cache_length,
         exceptions={layer: _rows(config, across=True) for layer in across},
     )
     return Wiring(
@@ -122,14 +122,16 @@ def _wiring(model: Any) -> Wiring:
     )
 
 
-def _cached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if kwargs.get("kv_cache") is None:
         return 0
     return int(kwargs["kv_read_len"]) - args[0].shape[-2]
 
 
 class Toto2Adapter(PatchAdapter):
-    """A ``Toto2Model``. Any horizon is one pass; ``decode_block_size`` makes ``lens.forecast`` decode in blocks.
+    """Adapter of a ``Toto2Model``; any horizon is one pass, unless ``decode_block_size`` is set.
+
+    With ``decode_block_size``, ``lens.forecast`` decodes in blocks.
 
     Attributes:
         decode_block_size: steps, a multiple of the patch; see ``Toto2Model.forecast``. None for one pass.
@@ -163,48 +165,48 @@ class Toto2Adapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Items with their variates, followed by empty patches to predict."""
+        """Stack items with their variates, followed by empty patches to predict."""
         self.no_teacher(future, tokens)
         steps = self.prediction_length if horizon is None else horizon
-        shown = self._native_input(batch)
-        values, mask, ids, _ = self.model._prepare_forecast_inputs(shown, -(-steps // self.patch))
-        n_future = (values.shape[-1] - shown["target"].shape[-1]) // self.patch
+        native = self._native_input(batch)
+        values, mask, ids, _ = self.model._prepare_forecast_inputs(native, -(-steps // self.patch))
+        n_future = (values.shape[-1] - native["target"].shape[-1]) // self.patch
         empty = torch.ones_like(mask)
         empty[..., -n_future * self.patch :] = False
         inputs = {"target": values, "target_mask": mask | ~empty, "cpm_mask": empty, "series_ids": ids}
         _, loc, scale = self.model.scaler(values, mask)
         loc, scale = (part[..., -1].flatten(0, 1) for part in (loc, scale))
-        length = shown["target"].shape[-1]
+        length = native["target"].shape[-1]
         spans = TokenSpans.patches(-length, length // self.patch + n_future, self.patch)
         inputs |= {"loc": loc, "scale": scale, "n_future": n_future}
         return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(values))
 
     def _native_input(self, batch: SeriesBatch) -> dict[str, Tensor]:
-        """What ``forecast`` takes. Gaps are carried forward, because it counts the last patch as observed."""
+        """Make the arguments of ``forecast``; gaps are carried forward, as it counts the last patch as observed."""
         length = -(-self.longest(batch) // self.patch) * self.patch
         # gaps are filled before the series is cut to the context, as the library's predictor does
         values = _series.by_item(batch, max(length, *batch.lengths))
-        known = ~torch.isnan(values)
-        if not bool(known.all()):
+        is_value = ~torch.isnan(values)
+        if not bool(is_value.all()):
             impute = require("toto2", "toto2.model").ffill_imputation
             values = torch.stack([torch.as_tensor(impute(item.numpy())) for item in values])
         ids = torch.zeros(values.shape[:2], dtype=torch.long)
-        parts = {"target": values[..., -length:], "target_mask": known[..., -length:], "series_ids": ids}
+        parts = {"target": values[..., -length:], "target_mask": is_value[..., -length:], "series_ids": ids}
         return {name: part.to(self.device) for name, part in parts.items()}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Quantiles in data units, (batch, quantile, step), in whole patches."""
+        """Compute quantiles in data units, (batch, quantile, step), in whole patches."""
         native = {name: inputs[name] for name in ("target", "target_mask", "cpm_mask", "series_ids")}
         quantiles = self.model(**native).quantiles.flatten(1, 2)
         return self._in_data_units(quantiles, inputs["n_future"], inputs["loc"], inputs["scale"])
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Quantiles in data units, (…, batch, quantile, step)."""
+        """Compute quantiles in data units, (…, batch, quantile, step)."""
         quantiles = self.model.output_head(normalized, q=None)
         return self._in_data_units(quantiles, encoded.inputs["n_future"], encoded.loc, encoded.scale)
 
     def _in_data_units(self, raw: Tensor, n_future: int, loc: Tensor, scale: Tensor) -> Tensor:
-        """(quantile, …, batch, pos, patch) to sorted (…, batch, quantile, step); a token predicts the next patch."""
+        """Turn (quantile, …, batch, pos, patch) into sorted (…, batch, quantile, step), each token's next patch."""
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
         return (ahead.sinh() * scale[:, None, None] + loc[:, None, None]).sort(dim=-2).values
 
@@ -212,7 +214,7 @@ class Toto2Adapter(PatchAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
-        """``Toto2Model.forecast``."""
+        """Run ``Toto2Model.forecast``."""
         self.no_samples(num_samples)
         self.within_one_pass(horizon)
         levels_by_variate = self.model.forecast(
