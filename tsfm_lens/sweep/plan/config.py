@@ -104,10 +104,10 @@ class HeadsAt(Strict):
     def _errors(self) -> HeadsAt:
         from tsfm_lens.sweep.statistics.pooling import METRICS, SUMS_OF_ERRORS
 
-        known = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
-        if self.metric not in known:
+        metrics = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
+        if self.metric not in metrics:
             why = "a sequential test needs a mean of errors" if self.metric in METRICS else "it is no metric"
-            raise ValueError(f"metric {self.metric!r} cannot be used: {why}; there are {', '.join(known)}")
+            raise ValueError(f"metric {self.metric!r} cannot be used: {why}; there are {', '.join(metrics)}")
         return self
 
 
@@ -208,9 +208,9 @@ class SweepConfig(Strict):
     @model_validator(mode="after")
     def _names(self) -> SweepConfig:
         titles = [model.title for model in self.models]
-        repeated = sorted({title for title in titles if titles.count(title) > 1})
-        if repeated:
-            raise ValueError(f"two models are called {repeated[0]!r}; give each its own name")
+        duplicates = sorted({title for title in titles if titles.count(title) > 1})
+        if duplicates:
+            raise ValueError(f"two models are called {duplicates[0]!r}; give each its own name")
         return self
 
 
@@ -229,7 +229,7 @@ def read_config(path: str | Path) -> SweepConfig:
     """
     file = Path(path)
     content = read_fields(file, "the configuration", "the fields of a sweep: models, data, …")
-    return parse_config(_anchored(content, file.parent), str(file))
+    return parse_config(_resolve_paths(content, file.parent), str(file))
 
 
 def parse_config(content: dict[str, Any], where: str = "the configuration") -> SweepConfig:
@@ -270,7 +270,7 @@ def _fields_at(place: tuple[Any, ...]) -> list[str]:
     return list((classes[names[-1]] if names else SweepConfig).model_fields)
 
 
-def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The same configuration with relative paths of files turned into ones from its folder."""
 
     def beside(value: Any) -> Any:

@@ -10,11 +10,11 @@ from pydantic import BeforeValidator, Field
 from tsfm_lens.data.checked import Strict, Texts
 
 
-def _spelled(value: Any) -> Any:
+def _date_text(value: Any) -> Any:
     return str(value) if isinstance(value, date) else value
 
 
-Stamp = Annotated[str, BeforeValidator(_spelled)]
+Stamp = Annotated[str, BeforeValidator(_date_text)]
 """A timestamp; one without quotes is a date in YAML."""
 
 

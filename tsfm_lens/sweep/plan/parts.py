@@ -30,9 +30,9 @@ def stack_of(lens: Lens, name: str | None) -> Stack:
 
 def kinds_over_time(stack: Stack) -> list[str]:
     """Kinds of attention that attend over time in some layer; a stack without any has all of its kinds."""
-    timed = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
+    over_time = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
     kinds = stack.attention_kinds()
-    return [kind for kind in kinds if kind in timed] or kinds
+    return [kind for kind in kinds if kind in over_time] or kinds
 
 
 def kinds_of(stack: Stack, layer: int, kind: str | None, *, paired: bool) -> list[str]:
@@ -51,8 +51,8 @@ def kinds_of(stack: Stack, layer: int, kind: str | None, *, paired: bool) -> lis
         return here
     if kind is not None:
         return [row_kind for row_kind in here if row_kind == stack.layers_with(kind)[0]]
-    wanted = kinds_over_time(stack) if paired else [attention_over_time(stack)]
-    return [row_kind for row_kind in here if row_kind in wanted]
+    kinds = kinds_over_time(stack) if paired else [attention_over_time(stack)]
+    return [row_kind for row_kind in here if row_kind in kinds]
 
 
 def heads_at(stack: Stack, layer: int, heads: Sequence[int], kinds: Sequence[str]) -> list[Component]:
@@ -144,9 +144,9 @@ def order_words(order: str) -> str:
     return f"{end} {name.replace('_', ' ')} first" if end else f"by {name.replace('_', ' ')}"
 
 
-def share_words(ablated: int, of: int, mlps: int) -> str:
+def share_words(count: int, of: int, mlps: int) -> str:
     """For example "88 of 320 heads and 2 MLPs"."""
-    heads = f"{ablated} of {of} heads"
+    heads = f"{count} of {of} heads"
     return heads if not mlps else f"{heads} and {mlps} MLP{'s' if mlps > 1 else ''}"
 
 

@@ -21,8 +21,8 @@ from tsfm_lens.sweep.plan.parts import kinds_of
 from tsfm_lens.sweep.plan.released import SAME_WEIGHTS, Released, at_depth, middle_third, released_lists
 from tsfm_lens.sweep.plan.spec import Entry
 
-Named = tuple[int, ...] | Literal["all", "middle third", "others"]
-Ranked = Mapping[int, Sequence[int]]
+LayerSelection = tuple[int, ...] | Literal["all", "middle third", "others"]
+HeadRanking = Mapping[int, Sequence[int]]
 """Layer -> heads, the first to be ablated first."""
 
 
@@ -34,7 +34,7 @@ class LayersAt(Strict):
         extra: heads kept beyond heads@k.
     """
 
-    layers: Named
+    layers: LayerSelection
     extra: int = Field(default=0, ge=0)
 
 
@@ -68,22 +68,22 @@ class Recipe(Strict):
     kept_heads: dict[int, int] = Field(default_factory=dict)
     layers_at: tuple[LayersAt, ...] = ()
     released: str | None = None
-    mlps: Named = ()
+    mlps: LayerSelection = ()
     order: str = "stable_rank:low"
     scale: bool = False
     unknown: str = ""
 
     @field_validator("order")
     @classmethod
-    def _order(cls, value: str) -> str:
-        orders = _quoted(lambda: parse_orders([value]))
+    def _check_order(cls, value: str) -> str:
+        orders = _as_value_error(lambda: parse_orders([value]))
         if len(orders) != 1:
             raise ValueError(f"{value!r} stands for {len(orders)} orders, expected one, such as '{value}:low'")
         return value
 
     @field_validator("released")
     @classmethod
-    def _released(cls, value: str | None) -> str | None:
+    def _check_released(cls, value: str | None) -> str | None:
         if value is not None and value not in released_lists():
             raise ValueError(str(unknown_name("released list", value, released_lists())))
         return value
@@ -94,9 +94,9 @@ class Recipe(Strict):
             raise ValueError("ablates nothing; give heads, kept_heads, layers_at or mlps")
         if self.mlps == "others":
             raise ValueError("mlps are layers, 'all' or 'middle third'")
-        named = [*self.heads, *self.kept_heads]
-        named += [layer for group in self.layers_at if isinstance(group.layers, tuple) for layer in group.layers]
-        twice = sorted({layer for layer in named if named.count(layer) > 1})
+        layers = [*self.heads, *self.kept_heads]
+        layers += [layer for group in self.layers_at if isinstance(group.layers, tuple) for layer in group.layers]
+        twice = sorted({layer for layer in layers if layers.count(layer) > 1})
         if twice:
             raise ValueError(f"layer {twice[0]} is named twice")
         return self
@@ -135,7 +135,7 @@ def read_recipe(source: str | Path) -> Recipe:
         UnknownNameError: neither a file nor a recipe of the package.
     """
     if str(source) in recipe_names():
-        return _packaged(str(source))
+        return _load_packaged(str(source))
     file = Path(source)
     if not file.is_file():
         raise unknown_name("recipe", source, recipe_names(), hint="Or give a YAML or JSON file.")
@@ -144,7 +144,7 @@ def read_recipe(source: str | Path) -> Recipe:
 
 
 @cache
-def _packaged(name: str) -> Recipe:
+def _load_packaged(name: str) -> Recipe:
     text = (files("tsfm_lens.sweep.plan") / "recipe_files" / f"{name}.yaml").read_text(encoding="utf-8")
     return parse_recipe(yaml.safe_load(text), name)
 
@@ -169,8 +169,8 @@ def heads_of(
     recipe: Recipe,
     lens: Lens,
     *,
-    measured: Ranked | None = None,
-    ranked: Ranked | None = None,
+    measured: HeadRanking | None = None,
+    ranked: HeadRanking | None = None,
     kind: str | None = None,
     scale: bool | None = None,
 ) -> tuple[dict[int, list[int]], list[int]]:
@@ -209,8 +209,8 @@ def to_entries(
     lens: Lens,
     model: str,
     *,
-    measured: Ranked | None = None,
-    ranked: Ranked | None = None,
+    measured: HeadRanking | None = None,
+    ranked: HeadRanking | None = None,
     random_seeds: Sequence[int] = (),
     kind: str | None = None,
     how: str = "zero",
@@ -232,10 +232,10 @@ def to_entries(
         InputError, UnknownNameError: see :func:`heads_of`.
     """
     heads, mlps = heads_of(recipe, lens, measured=measured, ranked=ranked, kind=kind, scale=scale)
-    listed = is_for(recipe, lens) and not recipe.kept_heads and not recipe.measured
-    listed = listed and (recipe.lists is None or recipe.lists.heads is not None)
+    explicit = is_for(recipe, lens) and not recipe.kept_heads and not recipe.measured
+    explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)
     options: dict[str, Any] = {"kind": kind, "how": how, "seed": seed}
-    selection = "listed" if listed else recipe.order.partition(":")[0]
+    selection = "listed" if explicit else recipe.order.partition(":")[0]
     entries = [recipe_entry(lens, model, recipe.name, heads, mlps, selection=selection, **options)]
     keep = {layer: lens.wiring.output_stack.n_heads - len(indices) for layer, indices in heads.items()}
     if keep:
@@ -253,12 +253,12 @@ class _Plan:
         stack: Stack,
         here: list[int],
         fits: bool,
-        measured: Ranked | None,
-        ranked: Ranked | None,
+        heads_at_k: HeadRanking | None,
+        ranking: HeadRanking | None,
         kind: str | None,
     ) -> None:
         self.recipe, self.lens, self.stack, self.here, self.fits = recipe, lens, stack, here, fits
-        self.measured, self.ranked, self.kind = measured, ranked, kind
+        self.heads_at_k, self.ranking, self.kind = heads_at_k, ranking, kind
         # the sizes that layers and counts of the recipe are written in
         layers, heads = recipe.sizes
         self.of_layers = stack.n_layers if fits or layers is None else layers
@@ -266,40 +266,46 @@ class _Plan:
 
     def heads(self) -> dict[int, list[int]]:
         recipe = self.recipe
-        taken: dict[int, list[int]] = {}
+        heads: dict[int, list[int]] = {}
         if self.fits:
-            taken |= {self._known(layer): self._indices(layer, indices) for layer, indices in recipe.heads.items()}
+            heads |= {
+                self._check_layer(layer): self._indices(layer, indices) for layer, indices in recipe.heads.items()
+            }
         else:
-            kept = {layer: self.of_heads - len(set(indices)) for layer, indices in recipe.heads.items()}
-            taken |= {layer: self._first(layer, kept) for layer in self._layers(tuple(recipe.heads))}
-        taken |= {layer: self._first(layer, recipe.kept_heads) for layer in self._layers(tuple(recipe.kept_heads))}
+            counts = {layer: self.of_heads - len(set(indices)) for layer, indices in recipe.heads.items()}
+            heads |= {layer: self._first(layer, counts) for layer in self._layers(tuple(recipe.heads))}
+        heads |= {layer: self._first(layer, recipe.kept_heads) for layer in self._layers(tuple(recipe.kept_heads))}
         for group in recipe.layers_at:
             layers = (
-                [x for x in self.here if x not in taken] if group.layers == "others" else self._layers(group.layers)
+                [x for x in self.here if x not in heads] if group.layers == "others" else self._layers(group.layers)
             )
             for layer in layers:
                 going = self._at(layer)
-                taken[layer] = going[: max(len(going) - group.extra, 0)]
-        return taken
+                heads[layer] = going[: max(len(going) - group.extra, 0)]
+        return heads
 
     def mlps(self) -> list[int]:
         return self._layers(self.recipe.mlps, attending=False)
 
-    def _layers(self, named: Named, *, attending: bool = True) -> list[int]:
+    def _layers(self, selection: LayerSelection, *, attending: bool = True) -> list[int]:
         """Layers of this model."""
-        if named == "all":
+        if selection == "all":
             return self.here if attending else list(range(self.stack.n_layers))
-        if named == "middle third":
+        if selection == "middle third":
             return middle_third(self.stack.n_layers)
-        assert isinstance(named, tuple)
+        assert isinstance(selection, tuple)
         if not self.fits:
-            return [x for x in at_depth(named, self.of_layers, self.stack.n_layers) if x in self.here or not attending]
-        return [self._known(layer, attending=attending) for layer in named]
+            return [
+                x for x in at_depth(selection, self.of_layers, self.stack.n_layers) if x in self.here or not attending
+            ]
+        return [self._check_layer(layer, attending=attending) for layer in selection]
 
-    def _known(self, layer: int, *, attending: bool = True) -> int:
-        known = self.here if attending else range(self.stack.n_layers)
-        if layer not in known:
-            raise unknown_name(f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}", layer, map(str, known))
+    def _check_layer(self, layer: int, *, attending: bool = True) -> int:
+        layers = self.here if attending else range(self.stack.n_layers)
+        if layer not in layers:
+            raise unknown_name(
+                f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}", layer, map(str, layers)
+            )
         return layer
 
     def _indices(self, layer: int, heads: Sequence[int]) -> list[int]:
@@ -312,36 +318,36 @@ class _Plan:
         """Heads that go at heads@k, the first to go first."""
         lists = self.recipe.lists
         if lists is None:
-            if self.measured is None or layer not in self.measured:
+            if self.heads_at_k is None or layer not in self.heads_at_k:
                 raise InputError(
                     f"recipe {self.recipe.name!r} takes layer {layer} to heads@k, which is not measured; measure it "
                     "(heads_at in a sweep), or name a released list"
                 )
-            return list(self.measured[layer])
+            return list(self.heads_at_k[layer])
         if self.fits and lists.heads is not None:
             return list(lists.heads[layer])
         return self._first(layer, dict(enumerate(lists.kept)))
 
-    def _first(self, layer: int, kept: Mapping[int, int]) -> list[int]:
+    def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
         """The first heads in the recipe's order, so that as many stay as are kept at this depth."""
         place = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
-        if place not in kept:
+        if place not in counts:
             # a model so shallow that no layer lies at this depth has the nearest
-            place = min(kept, key=lambda depth: abs(depth - place))
-        if not 0 <= kept[place] <= self.of_heads:
-            raise InputError(f"layer {place} is to keep {kept[place]} heads, and it has {self.of_heads}")
-        stay = round(kept[place] / self.of_heads * self.stack.n_heads)
+            place = min(counts, key=lambda depth: abs(depth - place))
+        if not 0 <= counts[place] <= self.of_heads:
+            raise InputError(f"layer {place} is to keep {counts[place]} heads, and it has {self.of_heads}")
+        stay = round(counts[place] / self.of_heads * self.stack.n_heads)
         return list(self._ranking(layer)[: self.stack.n_heads - stay])
 
     def _ranking(self, layer: int) -> Sequence[int]:
         (order,) = parse_orders([self.recipe.order])
-        if self.ranked is None:
+        if self.ranking is None:
             if order.name not in FROM_WEIGHTS:
                 raise InputError(
                     f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; give a ranking"
                 )
-            self.ranked = rankings(self.lens, [order], kind=self.kind if self.kind != "all" else None)[str(order)]
-        return self.ranked[layer]
+            self.ranking = rankings(self.lens, [order], kind=self.kind if self.kind != "all" else None)[str(order)]
+        return self.ranking[layer]
 
 
 def is_for(recipe: Recipe, lens: Lens) -> bool:
@@ -366,7 +372,7 @@ def _misfit(recipe: Recipe, lens: Lens) -> str:
     )
 
 
-def _quoted(check: Callable[[], Any]) -> Any:
+def _as_value_error(check: Callable[[], Any]) -> Any:
     """An unknown name as pydantic takes errors."""
     try:
         return check()

@@ -40,15 +40,15 @@ def released_lists() -> dict[str, Released]:
     for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
         text = (files("tsfm_lens.sweep.plan") / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
         row = yaml.safe_load(text)
-        listed = row.pop("heads", None)
+        ablated_heads = row.pop("heads", None)
         # a layer without an entry loses no head
-        heads = listed and {layer: tuple(listed.get(layer, ())) for layer in range(len(row["kept"]))}
+        heads = ablated_heads and {layer: tuple(ablated_heads.get(layer, ())) for layer in range(len(row["kept"]))}
         lists[name] = Released(**{**row, "kept": tuple(row["kept"])}, heads=heads)
     return lists
 
 
 # kept heads by layer, counted in the lists that the paper's authors released
-RELEASED = {name: (released.n_heads, released.kept) for name, released in released_lists().items()}
+RELEASED = {name: (entry.n_heads, entry.kept) for name, entry in released_lists().items()}
 SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 
 

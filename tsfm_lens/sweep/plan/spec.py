@@ -111,17 +111,17 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
     Raises:
         UnknownNameError: a pattern matches nothing, or no such ``how``.
     """
-    named = list(patterns)
-    wanted: set[Component] = set()
-    for component in lens.components(*named) if named else []:
+    pattern_list = list(patterns)
+    subset: set[Component] = set()
+    for component in lens.components(*pattern_list) if pattern_list else []:
         rows = lens.wiring.stack(component.stack).rows(component.layer)
-        wanted |= (
+        subset |= (
             {component} if component.kind else {Component(component.stack, component.layer, row.kind) for row in rows}
         )
     if how != "noise":
         # what replaces a branch's write leaves nothing of its heads; noise is added to it
-        wanted = {c for c in wanted if c.head is None or Component(c.stack, c.layer, c.kind) not in wanted}
-    return VariantSpec(tuple(str(component) for component in components(lens.wiring) if component in wanted), how, seed)
+        subset = {c for c in subset if c.head is None or Component(c.stack, c.layer, c.kind) not in subset}
+    return VariantSpec(tuple(str(component) for component in components(lens.wiring) if component in subset), how, seed)
 
 
 def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
@@ -144,5 +144,5 @@ def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
         }
         for entry in entries
     ]
-    fixed = ("model", "family", "label", "variant", "components", "how", "spec_seed")
-    return pd.DataFrame(rows, columns=[*fixed, *TAGS], dtype=object).astype({"spec_seed": int})
+    base_columns = ("model", "family", "label", "variant", "components", "how", "spec_seed")
+    return pd.DataFrame(rows, columns=[*base_columns, *TAGS], dtype=object).astype({"spec_seed": int})

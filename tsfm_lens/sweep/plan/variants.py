@@ -188,8 +188,8 @@ def head_entries(
                 label = f"head {head} of {layer_words(row, lens.wiring, layer, layer)} ({words})"
                 tags: Tags = {"part": "heads", "first": layer, "last": layer, "layer": layer, "kind": words}
                 tags |= {"head": head, "ablated": 1, "of": row.n_heads, **stack_tag(row, lens.wiring)}
-                chosen = heads_at(row, layer, [head], group)
-                entries.append(Entry(model, "heads", label, variant_spec(lens, chosen, how, seed), tags))
+                components = heads_at(row, layer, [head], group)
+                entries.append(Entry(model, "heads", label, variant_spec(lens, components, how, seed), tags))
     return entries
 
 
@@ -272,7 +272,7 @@ def heads_per_layer_entries(
     entries = []
     for count in range(row.n_heads + 1) if counts is None else counts:
         size = known_count(count, row)
-        chosen = [
+        components = [
             head
             for layer, ranking in sorted(rankings.items())
             for head in heads_at(row, layer, ranking[:size], kinds_of(row, layer, kind, paired=paired))
@@ -280,12 +280,12 @@ def heads_per_layer_entries(
         tags: Tags = {"part": "heads", "first": min(rankings), "last": max(rankings)}
         tags |= {"order": order, "ablated": size, "of": row.n_heads}
         label = f"{size} of {row.n_heads} heads in each of {len(rankings)} layers, {order_words(order)}"
-        entries.append(Entry(model, "heads_per_layer", label, variant_spec(lens, chosen, how, seed), tags))
+        entries.append(Entry(model, "heads_per_layer", label, variant_spec(lens, components, how, seed), tags))
     return entries
 
 
 def component_entries(
-    lens: Lens, model: str, named: Mapping[str, Sequence[str | Component]], *, how: str = "zero", seed: int = 0
+    lens: Lens, model: str, component_sets: Mapping[str, Sequence[str | Component]], *, how: str = "zero", seed: int = 0
 ) -> list[Entry]:
     """Any sets of components by name.
 
@@ -298,7 +298,7 @@ def component_entries(
         UnknownNameError: a pattern matches nothing.
     """
     entries = []
-    for name, patterns in named.items():
+    for name, patterns in component_sets.items():
         if isinstance(patterns, str | Component) or not patterns:
             raise InputError(f"{name!r} is {patterns!r}, expected a list of components or globs")
         heads, total, mlps = ablated_share(lens.wiring, lens.components(*patterns))
@@ -320,11 +320,11 @@ def _span_entry(
     seed: int,
 ) -> list[Entry]:
     """One entry for a range of layers; none where it has no such part."""
-    chosen = part_components(stack, part, range(first, last + 1), kind)
-    if not chosen:
+    components = part_components(stack, part, range(first, last + 1), kind)
+    if not components:
         return []
     label = part_words(part, layer_words(stack, lens.wiring, first, last), last > first)
     tags: Tags = {"part": part, "first": first, "last": last, **stack_tag(stack, lens.wiring)}
     if first == last:
         tags["layer"] = first
-    return [Entry(model, family, label, variant_spec(lens, chosen, how, seed), tags)]
+    return [Entry(model, family, label, variant_spec(lens, components, how, seed), tags)]

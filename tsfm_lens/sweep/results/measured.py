@@ -38,7 +38,7 @@ class Results:
     statistics: Statistics
     seed: int
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    _known: dict[Any, Any] = field(default_factory=dict)
+    _cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -62,19 +62,19 @@ class Results:
 
     def changes(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
         """:func:`changes` of the entries of one model, one family of tests; by variant."""
-        model, wanted = entries["model"].iloc[0], frozenset(entries["variant"])
-        key = (model, metric, wanted)
-        if key not in self._known:
-            computed = changes(self.rows(model, sorted(wanted)), metric=metric, seed=self.seed, **self._resampling())
-            self._known[key] = computed.set_index("variant")
-        moved: pd.DataFrame = self._known[key]
-        return moved
+        model, variants = entries["model"].iloc[0], frozenset(entries["variant"])
+        key = (model, metric, variants)
+        if key not in self._cache:
+            table = changes(self.rows(model, sorted(variants)), metric=metric, seed=self.seed, **self._resampling())
+            self._cache[key] = table.set_index("variant")
+        result: pd.DataFrame = self._cache[key]
+        return result
 
     def measured(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
         """The entries of one family of tests with the columns of their change, and in words how it was tested."""
-        moved, plain = self.changes(entries, metric), entries["variant"] == PLAIN
+        change, plain = self.changes(entries, metric), entries["variant"] == PLAIN
         table = entries.assign(
-            metric=metric, **{name: entries["variant"].map(moved[name]) for name in (*CHANGE, "method")}
+            metric=metric, **{name: entries["variant"].map(change[name]) for name in (*CHANGE, "method")}
         )
         for name, value in _OF_PLAIN.items():
             # the plain model changes nothing, for certain
@@ -95,14 +95,14 @@ class Results:
         have one above 0.
         """
         model = entries["model"].iloc[0]
-        if model not in self._known:
+        if model not in self._cache:
             ratios = self.mase_ratios(model)
             usable = ratios[ratios[PLAIN].gt(0)]
             # a variant without a metric on one of them has no mean over all of them
-            defined = usable.gt(0) & np.isfinite(usable)
+            finite = usable.gt(0) & np.isfinite(usable)
             means = usable.apply(lambda column: geometric_mean(column)[0])
-            self._known[model] = means.where(defined.all())
-        mase = self._known[model]
+            self._cache[model] = means.where(finite.all())
+        mase = self._cache[model]
         return entries.assign(mase=entries["variant"].map(mase), baseline_mase=float(mase[PLAIN]))
 
     def mase_ratios(self, model: str) -> pd.DataFrame:

@@ -36,8 +36,8 @@ def effects(results: Results) -> pd.DataFrame | None:
     for model, entries in results.by_model(*EFFECTS):
         # one family of tests: the entries of one kind and part
         entries = entries.assign(part=entries["part"].fillna("both"), n_layers=results.layers[model])
-        parts += [_with_distance(results, tested) for _, tested in entries.groupby(["family", "part"], sort=False)]
-    names = ["model", "family", "label", "part", "first", "last", "n_layers", *_MOVED]
+        parts += [_with_distance(results, family) for _, family in entries.groupby(["family", "part"], sort=False)]
+    names = ["model", "family", "label", "part", "first", "last", "n_layers", *_EFFECT_COLUMNS]
     return _table(results, "effects", "Ablated parts of the models", parts, names)
 
 
@@ -47,26 +47,26 @@ def single_heads(results: Results) -> pd.DataFrame | None:
         _with_distance(results, entries.rename(columns={"kind": "attention"}))
         for _, entries in results.by_model("heads")
     ]
-    names = ["model", "label", "layer", "attention", "head", *_MOVED]
+    names = ["model", "label", "layer", "attention", "head", *_EFFECT_COLUMNS]
     return _table(results, "heads", "Heads ablated one by one", parts, names)
 
 
-def _with_distance(results: Results, tested: pd.DataFrame) -> pd.DataFrame:
+def _with_distance(results: Results, entries: pd.DataFrame) -> pd.DataFrame:
     """One family of tests with MASE, its change, and how far the forecast moves."""
-    away = results.changes(tested, "spearman_distance")
-    distance = {f"spearman_distance{end}": tested["variant"].map(away[name]) for name, end in _DISTANCE.items()}
-    distance["distance_leads"] = tested["variant"].map(away["leads"])
-    return results.with_mase(results.measured(tested)).assign(**distance)
+    away = results.changes(entries, "spearman_distance")
+    distance = {f"spearman_distance{end}": entries["variant"].map(away[name]) for name, end in _DISTANCE.items()}
+    distance["distance_leads"] = entries["variant"].map(away["leads"])
+    return results.with_mase(results.measured(entries)).assign(**distance)
 
 
-_MOVED = (
+_EFFECT_COLUMNS = (
     "distance_leads",
     *(f"spearman_distance{end}" for end in _DISTANCE.values()),
     *("baseline_mase", "mase", *CHANGE),
 )
 
 
-def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
+def curves(results: Results, search_table: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
     """Error over the number of heads ablated, for each layer and order; kind "sweep_curves".
 
     Args:
@@ -79,9 +79,13 @@ def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.
         return None
     table = pd.concat(parts, ignore_index=True)
     table["share"] = table["ablated"].astype(float) / table["of"].astype(float)
-    judged = pd.DataFrame(columns=_JUDGED) if kept is None else kept[kept["better"]][_JUDGED]
+    better_orders = (
+        pd.DataFrame(columns=_BETTER_COLUMNS)
+        if search_table is None
+        else search_table[search_table["better"]][_BETTER_COLUMNS]
+    )
     table = table.drop(columns="leads").merge(
-        judged.rename(columns={"order": "better_order", "ablated": "within"}), on=["model", "layer"], how="left"
+        better_orders.rename(columns={"order": "better_order", "ablated": "within"}), on=["model", "layer"], how="left"
     )
     table["better"] = table["order"] == table["better_order"]
     names = ["model", "layer", "order", "label", "ablated", "of", "share", "baseline_mase", "mase", *CHANGE]
@@ -90,11 +94,11 @@ def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.
     return _table(results, "curves", "Heads ablated in one layer", [table], names, **about)
 
 
-_JUDGED = ["model", "layer", "order", "ablated", "leads", "judged_by", "order_stands"]
+_BETTER_COLUMNS = ["model", "layer", "order", "ablated", "leads", "judged_by", "order_stands"]
 
 
 def heads_at(
-    results: Results, found: Sequence[Mapping[str, Any]], tolerance: float, metric: str, search: str
+    results: Results, search_rows: Sequence[Mapping[str, Any]], tolerance: float, metric: str, search: str
 ) -> pd.DataFrame | None:
     """How many heads each layer must keep in each order; kind "sweep_heads_at".
 
@@ -107,9 +111,9 @@ def heads_at(
         found: the planner's searches: model, layer, order, of, kept, change, evaluations, total.
         tolerance, metric, search: of the searches.
     """
-    if not found:
+    if not search_rows:
         return None
-    table = pd.DataFrame(found).assign(judged_by=metric, order_stands=False, leads="")
+    table = pd.DataFrame(search_rows).assign(judged_by=metric, order_stands=False, leads="")
     table["ablated"] = table["of"] - table["kept"]
     table["better"] = False
     for model, rows_of_model in table.groupby("model", sort=False):
@@ -117,8 +121,8 @@ def heads_at(
             searches = {row["order"]: _search(row, tolerance, search) for _, row in rows.iterrows()}
             table.loc[rows.index[rows["order"] == better(searches)[0]], "better"] = True
         counts = results.of(str(model), "head_counts")
-        chosen = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
-        table.loc[chosen.index, "order_stands"] = _orders_that_stand(results, counts, chosen, metric)
+        best_rows = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
+        table.loc[best_rows.index, "order_stands"] = _orders_that_stand(results, counts, best_rows, metric)
         table.loc[rows_of_model.index, "leads"] = (
             rows_of_model["layer"].map(_layers_that_lead(results, counts)).fillna("")
         )
@@ -132,10 +136,10 @@ def _search(row: pd.Series, tolerance: float, search: str) -> HeadsAt:
     return HeadsAt(row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"], False, False)
 
 
-def _orders_that_stand(results: Results, counts: pd.DataFrame, chosen: pd.DataFrame, metric: str) -> np.ndarray:
+def _orders_that_stand(results: Results, counts: pd.DataFrame, best_rows: pd.DataFrame, metric: str) -> np.ndarray:
     """(row of ``chosen``,): whether each layer's better order beats all others at its number of heads."""
-    p = np.full(len(chosen), np.nan)
-    for place, row in enumerate(chosen.to_dict("records")):
+    p = np.full(len(best_rows), np.nan)
+    for place, row in enumerate(best_rows.to_dict("records")):
         here = counts[(counts["layer"] == row["layer"]) & (counts["ablated"] == row["ablated"])]
         in_order = here.loc[here["order"] == row["order"], "variant"]
         others = here.loc[(here["order"] != row["order"]) & ~here["order"].map(is_random), "variant"]
@@ -153,14 +157,16 @@ def _layers_that_lead(results: Results, counts: pd.DataFrame) -> dict[int, str]:
     return dict(zip(whole["layer"], whole["variant"].map(results.changes(whole)["leads"]), strict=True))
 
 
-def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: float = 0.25) -> pd.DataFrame | None:
+def by_dataset(
+    results: Results, search_table: pd.DataFrame, tolerance: float, cap: float = 0.25
+) -> pd.DataFrame | None:
     """Error on every dataset over heads ablated, in the layers of each model that keep most and fewest heads.
 
     Kind "sweep_datasets". Of layers that keep as many, all heads ablated change the error most, or least.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
-        mine = kept[kept["better"] & (kept["model"] == model)]
+        mine = search_table[search_table["better"] & (search_table["model"] == model)]
         complete = results.changes(entries)["change"]
         whole = (
             entries[entries["ablated"] == entries["of"]]
@@ -168,9 +174,9 @@ def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: floa
             .set_index("layer")["variant"]
             .map(complete)
         )
-        ranked = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(["kept", "whole"])
+        layers = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(["kept", "whole"])
         # the two ends, or the only layer
-        for row in ranked.iloc[[-1, 0][: len(ranked)]].to_dict("records"):
+        for row in layers.iloc[[-1, 0][: len(layers)]].to_dict("records"):
             line = entries[(entries["layer"] == row["layer"]) & (entries["order"] == row["order"])].sort_values(
                 "ablated"
             )
@@ -184,10 +190,10 @@ def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: floa
 def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """A row per dataset and number of heads ablated in one order of one layer."""
     model = line["model"].iloc[0]
-    moved = dataset_changes(results.rows(model, list(line["variant"])))
+    changes = dataset_changes(results.rows(model, list(line["variant"])))
     mase = results.mase_ratios(model).reset_index().melt("dataset", var_name="variant", value_name="mase")
     table = line.merge(mase, on="variant").merge(
-        moved[["variant", "dataset", "change"]], on=["variant", "dataset"], how="left"
+        changes[["variant", "dataset", "change"]], on=["variant", "dataset"], how="left"
     )
     table["change"] = table["change"].mask(table["variant"] == PLAIN, 0.0)
     within = table["ablated"].astype(int).where(table["change"] < tolerance, -1)
@@ -226,18 +232,20 @@ def selection(results: Results) -> pd.DataFrame | None:
     for model, entries in results.by_model("recipes", "random"):
         first = len(parts)
         for _, lines in entries.groupby("recipe", sort=False):
-            drawn, chosen = lines[lines["family"] == "random"], lines[lines["family"] == "recipes"]
+            random_rows, recipe_rows = lines[lines["family"] == "random"], lines[lines["family"] == "recipes"]
             # a draw of the very heads that were chosen is no other choice
-            drawn = drawn[~drawn["variant"].isin(chosen["variant"])]
-            if drawn.empty or chosen.empty:
+            random_rows = random_rows[~random_rows["variant"].isin(recipe_rows["variant"])]
+            if random_rows.empty or recipe_rows.empty:
                 continue
-            table = results.measured(pd.concat([chosen, drawn]))
-            compared = results.beside(model, chosen["variant"].iloc[0], list(dict.fromkeys(drawn["variant"])))
+            table = results.measured(pd.concat([recipe_rows, random_rows]))
+            contrast = results.beside(
+                model, recipe_rows["variant"].iloc[0], list(dict.fromkeys(random_rows["variant"]))
+            )
             for name, column in _DIFFERENCE.items():
-                table[name] = np.where(table["family"] == "recipes", compared[column], np.nan)
+                table[name] = np.where(table["family"] == "recipes", contrast[column], np.nan)
             parts.append(table)
-        corrected = holm(np.array([part["diff_p"].iloc[0] for part in parts[first:]]))
-        for part, p in zip(parts[first:], corrected, strict=True):
+        p_holm = holm(np.array([part["diff_p"].iloc[0] for part in parts[first:]]))
+        for part, p in zip(parts[first:], p_holm, strict=True):
             part["diff_stands"] = (part["family"] == "recipes") & (p < 1 - results.statistics.confidence)
     names = ["model", "recipe", "selection", "seed", "label", *CHANGE, *_DIFFERENCE, "diff_stands"]
     return _table(results, "selection", "Informed and random choices of heads", parts, names)

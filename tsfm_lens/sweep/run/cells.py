@@ -200,13 +200,13 @@ def _settings(lens: Lens) -> str:
     adapter = lens.adapter
     holders = [adapter.model, adapter.native, adapter]
     names = ("config", "generation_config", "settings", "forecast_config")
-    configured = {
+    settings = {
         f"{index}.{name}": _values(getattr(holder, name, None))
         for index, holder in enumerate(holders)
         for name in names
     }
-    configured["levels"] = list(getattr(adapter, "levels", ()))
-    return hashlib.sha256(json.dumps(configured, sort_keys=True).encode()).hexdigest()
+    settings["levels"] = list(getattr(adapter, "levels", ()))
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _values(setting: Any) -> Any:
@@ -262,29 +262,29 @@ def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]
     )
     count = len(group.specs)
     # all variants are scored at once: series of every variant stand one below the other
-    quantiles = _stacked(forecasts.quantiles[1:])
-    samples = None if forecasts.samples is None else _stacked(forecasts.samples[1:])
+    quantiles = _stack_variants(forecasts.quantiles[1:])
+    samples = None if forecasts.samples is None else _stack_variants(forecasts.samples[1:])
     scores = window_scores(
         np.tile(chunk.truth, (count, 1)),
         quantiles,
         LEVELS,
         np.tile(chunk.scale, count),
         samples=samples,
-        mean=_stacked(forecasts.mean[1:]),
+        mean=_stack_variants(forecasts.mean[1:]),
     )
     middle = forecasts.quantiles[:, :, LEVELS.index(0.5)]
     plain = np.tile(middle[0], (count, 1))
-    scores |= forecast_distances(_stacked(middle[1:]), plain, steps=settings.distance_steps)
+    scores |= forecast_distances(_stack_variants(middle[1:]), plain, steps=settings.distance_steps)
     return _table(chunk, cells, group.model.title, [spec.id for spec in group.specs], scores)
 
 
 def run_naive(chunk: ChunkSource, cell: str) -> pa.Table:
     """Score the seasonal naive forecast, whose error the errors of all models are divided by."""
-    made = chunk.load()
-    scores = window_scores(made.truth, chunk.seasonal_naive(), LEVELS, made.scale)
+    windows = chunk.load()
+    scores = window_scores(windows.truth, chunk.seasonal_naive(), LEVELS, windows.scale)
     # there is no plain forecast that it could be near to
-    scores |= {name: np.full(len(made.batch), np.nan) for name in DISTANCES}
-    return _table(made, (cell,), SEASONAL_NAIVE, [SEASONAL_NAIVE], scores)
+    scores |= {name: np.full(len(windows.batch), np.nan) for name in DISTANCES}
+    return _table(windows, (cell,), SEASONAL_NAIVE, [SEASONAL_NAIVE], scores)
 
 
 class CellWorker:
@@ -296,13 +296,13 @@ class CellWorker:
     """
 
     def __init__(self, common: Opened, device: str | None = None) -> None:
-        self._opened = common.lenses
-        self._open = lru_cache(maxsize=1)(lambda config: open_model(config, device))
+        self._lenses = common.lenses
+        self._open_model = lru_cache(maxsize=1)(lambda config: open_model(config, device))
 
     def __call__(self, task: GroupTask) -> pa.Table:
         """Rows of a task whose payload is a :class:`CellGroup` and whose data is :class:`Shared`."""
         group: CellGroup = task.payload
-        lens = self._opened.get(group.model.title) or self._open(group.model)
+        lens = self._lenses.get(group.model.title) or self._open_model(group.model)
         return run_cells(lens, group, task.data, task.cells)
 
 
@@ -336,7 +336,7 @@ def _apart(batch: SeriesBatch) -> SeriesBatch:
     return replace(batch, groups=batch.ids, variates=("",) * len(batch))
 
 
-def _stacked(values: np.ndarray) -> np.ndarray:
+def _stack_variants(values: np.ndarray) -> np.ndarray:
     """(variant, series, …) to (variant × series, …)."""
     return values.reshape(-1, *values.shape[2:])
 
@@ -347,10 +347,10 @@ def _table(
     count, series = len(cells), len(chunk.batch)
 
     def words(values: Sequence[str], *, in_blocks: bool) -> pa.DictionaryArray:
-        known = {value: code for code, value in enumerate(dict.fromkeys(values))}
-        codes = np.array([known[value] for value in values], dtype=np.int32)
+        code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
+        codes = np.array([code_of[value] for value in values], dtype=np.int32)
         codes = np.repeat(codes, series) if in_blocks else np.tile(codes, count)
-        return pa.DictionaryArray.from_arrays(codes, list(known))
+        return pa.DictionaryArray.from_arrays(codes, list(code_of))
 
     columns: dict[str, Any] = {
         "cell": words(cells, in_blocks=True),

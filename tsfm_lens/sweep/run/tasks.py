@@ -103,23 +103,23 @@ class RunSummary:
     seconds: float = 0.0
     busy: float = 0.0
 
-    def add(self, done: GroupDone) -> None:
+    def add(self, group: GroupDone) -> None:
         """Count a group."""
-        self.busy += done.seconds
-        if done.how == "failed":
-            self.failed.append(done)
+        self.busy += group.seconds
+        if group.how == "failed":
+            self.failed.append(group)
         else:
-            setattr(self, done.how, getattr(self, done.how) + 1)
+            setattr(self, group.how, getattr(self, group.how) + 1)
 
     def raise_if_failed(self) -> None:
         """Raise a SweepFailedError that names the groups that failed, and why."""
         if not self.failed:
             return
-        lines = [f"{done.task} ({len(done.task.cells)} cells): {done.error}" for done in self.failed[:5]]
+        lines = [f"{group.task} ({len(group.task.cells)} cells): {group.error}" for group in self.failed[:5]]
         more = f"\n  and {len(self.failed) - 5} more" if len(self.failed) > 5 else ""
-        kept = self.finished + self.skipped + self.resumed
+        total = self.finished + self.skipped + self.resumed
         raise SweepFailedError(
-            f"{len(self.failed)} groups of cells could not be computed, {kept} are kept. Mend the cause and run the "
+            f"{len(self.failed)} groups of cells could not be computed, {total} are kept. Mend the cause and run the "
             "same command again, which computes only those:\n  " + "\n  ".join(lines) + more
         )
 

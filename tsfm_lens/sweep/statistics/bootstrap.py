@@ -75,32 +75,32 @@ def replicates_of(
     if sampled and n > 1:
         copies = np.random.default_rng(of_sources).multinomial(n, np.full(n, 1 / n), size=replicates)
     copies = copies[:, source]
-    variants = Sums(tuple(_shared(column) for column in variants.columns), variants.starts)
+    variants = Sums(tuple(_collapse(column) for column in variants.columns), variants.starts)
     total, missing = np.zeros((replicates, width)), np.zeros((replicates, 1))
     for number, part in enumerate(variants.datasets()):
         owner = np.repeat(np.arange(replicates), copies[:, number])
         # datasets of one source that have the same series draw the same ones
         rng = np.random.default_rng(of_series[source[number]])
         for rows, weights in _weights(len(owner), part.stop - part.start, width, rng):
-            measured = _measured(variants, measure, part, weights)
+            values = _evaluate(variants, measure, part, weights)
             if plain is not None:
-                measured -= _measured(plain, measure, part, weights)
+                values -= _evaluate(plain, measure, part, weights)
             owners = owner[rows]
             belongs = csr_matrix(
                 (np.ones(len(owners)), (owners, np.arange(len(owners)))), shape=(replicates, len(owners))
             )
-            if not np.isfinite(measured.sum()):
-                undefined = ~np.isfinite(measured)
-                missing = missing + belongs @ undefined.astype(float)
-                measured = np.where(undefined, 0.0, measured)
-            total += belongs @ measured
+            if not np.isfinite(values.sum()):
+                invalid = ~np.isfinite(values)
+                missing = missing + belongs @ invalid.astype(float)
+                values = np.where(invalid, 0.0, values)
+            total += belongs @ values
     count = copies.sum(axis=1, keepdims=True) - missing
     mean = np.divide(total, count, out=np.full_like(total, np.nan), where=np.broadcast_to(count > 0, total.shape))
     # equal forecasts differ by rounding, both sides being added up in different order
     return np.where(np.abs(mean) < 1e-12, 0.0, mean)
 
 
-def _shared(column: np.ndarray) -> np.ndarray:
+def _collapse(column: np.ndarray) -> np.ndarray:
     """One row for all variants where they have the same sums, as of labels, to multiply once."""
     return column[:1] if (column == column[:1]).all() else column
 
@@ -111,12 +111,12 @@ def _weights(draws: int, series: int, width: int, rng: np.random.Generator) -> I
     size = max(1, _BLOCK // max(series, width))
     for first in range(0, draws, size):
         n = min(size, draws - first)
-        chosen = rng.integers(series, size=(n, series)) + np.arange(n)[:, None] * series
-        counts = np.bincount(chosen.reshape(-1), minlength=n * series).reshape(n, series)
+        picks = rng.integers(series, size=(n, series)) + np.arange(n)[:, None] * series
+        counts = np.bincount(picks.reshape(-1), minlength=n * series).reshape(n, series)
         yield slice(first, first + n), counts.astype(float)
 
 
-def _measured(sums: Sums, measure: Callable[..., np.ndarray], part: slice, weights: np.ndarray) -> np.ndarray:
+def _evaluate(sums: Sums, measure: Callable[..., np.ndarray], part: slice, weights: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         return measure(*(weights @ column[:, part].T for column in sums.columns))
 
@@ -160,8 +160,8 @@ def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
     z = norm.ppf(np.minimum((1 + beyond) / (n + 1), 0.5))
     middle, spread = np.abs(distribution.mean(axis=0)), distribution.std(axis=0, ddof=1)
     # without spread, but for rounding, nothing is known about the tail
-    known = (beyond == 0) & (spread > 1e-9 * middle)
-    z = np.where(known, np.minimum(z, -middle / np.where(known, spread, 1.0)), z)
+    use_t = (beyond == 0) & (spread > 1e-9 * middle)
+    z = np.where(use_t, np.minimum(z, -middle / np.where(use_t, spread, 1.0)), z)
     # the inverse of `widened`
     p = 2 * t.cdf(z * np.sqrt((units - 1) / units), units - 1)
     return np.where(np.isnan(distribution).any(axis=0), np.nan, np.clip(p, smallest_p(n), 1.0))

@@ -69,12 +69,12 @@ def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METR
     """
     with np.errstate(all="ignore"):
         valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
-        chosen = {name: formula(name) for name in metrics}
-        values = {name: function(*(sums[c] for c in columns)) for name, (columns, function) in chosen.items()}
-        defined = {name: np.where(np.isfinite(value), value, np.nan) * valid for name, value in values.items()}
+        formulas = {name: formula(name) for name in metrics}
+        values = {name: function(*(sums[c] for c in columns)) for name, (columns, function) in formulas.items()}
+        finite = {name: np.where(np.isfinite(value), value, np.nan) * valid for name, value in values.items()}
     if isinstance(sums, pd.DataFrame):
-        return {name: pd.Series(value, index=sums.index, name=name) for name, value in defined.items()}
-    return {name: value[()] for name, value in defined.items()}
+        return {name: pd.Series(value, index=sums.index, name=name) for name, value in finite.items()}
+    return {name: value[()] for name, value in finite.items()}
 
 
 def _mix(window: np.ndarray, variate: np.ndarray) -> np.ndarray:
@@ -98,8 +98,8 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
         InputError: columns are missing, a sum is NaN, or a window of a series is counted twice.
         UnknownNameError: no such measure.
     """
-    needed = [column for measure in measures for column in formula(measure)[0]]
-    sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in needed if c in SUMS)]))
+    inputs = [column for measure in measures for column in formula(measure)[0]]
+    sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in inputs if c in SUMS)]))
     distances = [measure for measure in measures if measure in DISTANCES]
     absent = [c for c in (*KEYS, "window", "variate", *sums, *distances) if c not in frame]
     if absent:
@@ -121,12 +121,12 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
         columns[name] = np.bincount(group, frame[name].to_numpy(), len(out))
     for name in distances:
         values = frame[name].to_numpy()
-        defined = ~np.isnan(values)
-        columns[name] = np.bincount(group, np.where(defined, values, 0.0), len(out))
-        columns[f"n_{name}"] = np.bincount(group, defined, len(out))
+        valid = ~np.isnan(values)
+        columns[name] = np.bincount(group, np.where(valid, values, 0.0), len(out))
+        columns[f"n_{name}"] = np.bincount(group, valid, len(out))
     # categories, as stores give them, sort by their codes; series are compared by their names
-    named = columns | {key: columns[key].astype(str) for key in KEYS}
-    return pd.DataFrame(named, copy=False).sort_values(list(KEYS), ignore_index=True)
+    table = columns | {key: columns[key].astype(str) for key in KEYS}
+    return pd.DataFrame(table, copy=False).sort_values(list(KEYS), ignore_index=True)
 
 
 def _refuse_twice(frame: pd.DataFrame, group: np.ndarray, window: np.ndarray, variate: np.ndarray) -> None:
@@ -213,6 +213,6 @@ def geometric_mean(values: pd.Series | pd.DataFrame) -> tuple[Any, list[str]]:
     table = values.to_frame() if isinstance(values, pd.Series) else values
     array = table.to_numpy(dtype=float)
     usable = (np.isfinite(array) & (array > 0)).all(axis=1)
-    left_out = [str(name) for name in table.index[~usable]]
+    unusable = [str(name) for name in table.index[~usable]]
     mean = np.exp(np.log(array[usable]).mean(axis=0)) if usable.any() else np.full(array.shape[1], np.nan)
-    return (float(mean[0]) if isinstance(values, pd.Series) else pd.Series(mean, index=table.columns)), left_out
+    return (float(mean[0]) if isinstance(values, pd.Series) else pd.Series(mean, index=table.columns)), unusable

@@ -67,7 +67,7 @@ _STATS: dict[str, tuple[Callable[..., Any], str | None]] = {
 }
 
 
-def _needed() -> list[str]:
+def _part_names() -> list[str]:
     """Names under which gluonts's measures ask for parts of a forecast."""
     return ["mean", "0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS)]
 
@@ -78,7 +78,7 @@ def _rows(array: np.ndarray) -> np.ndarray:
 
 
 def _parts(forecast: Forecast, mean: np.ndarray, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    parts = {name: forecast[name].reshape(shape) for name in _needed() if name != "mean"}
+    parts = {name: forecast[name].reshape(shape) for name in _part_names() if name != "mean"}
     return {**parts, "mean": mean}
 
 
@@ -104,9 +104,9 @@ def _check(truth: np.ndarray, levels: Sequence[float], scale: np.ndarray, foreca
         raise InputError(f"scale must have one value per series, {len(truth)}, got the shape {scale.shape}")
     middle = {"quantiles": (len(levels),), "samples": (-1,), "mean": ()}
     for name, array in forecasts.items():
-        wanted = (truth.shape[0], *middle[name], truth.shape[1])
-        if array.ndim != len(wanted) or any(w not in (-1, got) for w, got in zip(wanted, array.shape, strict=True)):
-            words = "(" + ", ".join("samples" if w == -1 else str(w) for w in wanted) + ")"
+        shape = (truth.shape[0], *middle[name], truth.shape[1])
+        if array.ndim != len(shape) or any(w not in (-1, got) for w, got in zip(shape, array.shape, strict=True)):
+            words = "(" + ", ".join("samples" if w == -1 else str(w) for w in shape) + ")"
             raise InputError(f"{name} must have the shape {words} to fit truth and levels, got {array.shape}")
 
 
@@ -147,9 +147,9 @@ def window_scores(
         InputError: shapes do not fit together, or there are fewer than 2 levels and no samples.
     """
     truth, scale = np.asarray(truth, dtype=float), np.asarray(scale, dtype=float)
-    given = {"quantiles": quantiles} if samples is None else {"samples": samples}
-    given |= {} if mean is None else {"mean": mean}
-    arrays = {name: np.asarray(array, dtype=float) for name, array in given.items()}
+    inputs = {"quantiles": quantiles} if samples is None else {"samples": samples}
+    inputs |= {} if mean is None else {"mean": mean}
+    arrays = {name: np.asarray(array, dtype=float) for name, array in inputs.items()}
     _check(truth, levels, scale, arrays)
     with np.errstate(all="ignore"):
         if samples is None:
@@ -157,12 +157,12 @@ def window_scores(
         else:
             parts = _sample_parts(arrays["samples"], arrays.get("mean"))
         finite = np.all([np.isfinite(part) for part in parts.values()], axis=0)
-        known = np.isfinite(truth)
+        has_label = np.isfinite(truth)
         # a masked array leaves out a NaN result without a word, so that steps without a forecast are counted here
-        label = np.ma.masked_array(np.where(known, truth, 0.0), mask=~(known & finite))
+        label = np.ma.masked_array(np.where(has_label, truth, 0.0), mask=~(has_label & finite))
         data = {name: np.where(finite, part, 0.0) for name, part in parts.items()}
         data |= {"label": label, "seasonal_error": np.where(np.isfinite(scale), scale, 0.0)[:, None]}
-        sums = {"n_invalid": (known & ~finite).sum(axis=1).astype(float)}
+        sums = {"n_invalid": (has_label & ~finite).sum(axis=1).astype(float)}
         for name, (stat, count) in _STATS.items():
             values = stat(data)
             sums[name] = np.ma.filled(values.sum(axis=1), 0.0)

@@ -160,9 +160,9 @@ def trouble(error: OSError, path: Path) -> StoreError:
             "choose another folder."
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        named = Path(error.filename) if error.filename else path
+        origin = Path(error.filename) if error.filename else path
         blocking = next(
-            (place for place in (named, path, *path.parents) if place.is_file() or place.is_symlink()), path
+            (place for place in (origin, path, *path.parents) if place.is_file() or place.is_symlink()), path
         )
         return StoreError(
             f"{path} should be or be in a folder, but a file stands in its way. Move it aside and run the same command "
@@ -353,18 +353,18 @@ def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | Non
     Raises:
         DamagedFileError: the file is cut short or changed.
     """
-    wanted = list(footer.columns if columns is None else columns)
+    names = list(footer.columns if columns is None else columns)
     try:
         content = pa.BufferReader(parquet_content(footer.path))
         with pq.ParquetFile(content, read_dictionary=list(TEXT_COLUMNS)) as file:
-            table = file.read(columns=list(dict.fromkeys(["cell", *wanted])), use_threads=False)
+            table = file.read(columns=list(dict.fromkeys(["cell", *names])), use_threads=False)
     except PermissionError as error:
         raise trouble(error, footer.path) from error
     except (pa.ArrowException, OSError) as error:
         raise DamagedFileError(f"its rows cannot be read: {error}") from error
     if not all(keep):
         table = table.filter(pa.array(np.repeat(keep, footer.counts)))
-    return table.select(wanted)
+    return table.select(names)
 
 
 def read_plan_file(path: Path) -> Any:

@@ -56,7 +56,7 @@ from tsfm_lens.sweep.store.seals import DamagedFileError, read_json, sealed_json
 __all__ = ["KEY_COLUMNS", "SCHEMA_VERSION", "Damage", "Store", "cell_key", "group_key"]
 
 FORMAT = "tsfm-lens sweep store"
-_ROOMS = ("cells", "plans", "claims", "damaged")
+_FOLDERS = ("cells", "plans", "claims", "damaged")
 # a write takes a second; what is left for longer was left by a killed process
 _LEFTOVER_SECONDS = 3600.0
 
@@ -86,8 +86,8 @@ class Store:
             about = self._open(create, values)
         except OSError as error:
             raise error if isinstance(error, StoreError) else trouble(error, self.path) from error
-        kept = about.get("values")
-        self.values: tuple[str, ...] | None = None if kept is None else tuple(kept)
+        value_names = about.get("values")
+        self.values: tuple[str, ...] | None = None if value_names is None else tuple(value_names)
         if values is not None and self.values is not None and set(values) != set(self.values):
             differ = ", ".join(sorted(set(values) ^ set(self.values)))
             raise StoreError(
@@ -104,14 +104,14 @@ class Store:
                 )
             # beside cells of a sweep, other files are in nobody's way
             if not self.repaired:
-                make_folder(self.path, {*_ROOMS, marker.name})
+                make_folder(self.path, {*_FOLDERS, marker.name})
             about = {"format": FORMAT, "schema": SCHEMA_VERSION, "created_by": f"tsfm-lens {VERSION}"}
             about |= {"values": None if values is None else list(values)}
             if not marker.exists():
                 write_atomically(marker, sealed_json(about, marker.name))
         if create:
-            for room in _ROOMS:
-                (self.path / room).mkdir(exist_ok=True)
+            for name in _FOLDERS:
+                (self.path / name).mkdir(exist_ok=True)
         return about
 
     def _about(self, marker: Path, mend: bool) -> Mapping[str, Any] | None:
@@ -122,13 +122,13 @@ class Store:
                 raise DamagedFileError("it is not that of a sweep's store")
         except (FileNotFoundError, DamagedFileError, IsADirectoryError) as error:
             refuse_older_store(marker)
-            gone = isinstance(error, FileNotFoundError)
+            is_missing = isinstance(error, FileNotFoundError)
             # what is not ours stays where it is
             if not self._has_cells():
-                if gone:
+                if is_missing:
                     return None
                 raise StoreError(f"{marker} is not that of a sweep's store: choose another folder.") from None
-            damage = Damage(marker, "it is not there" if gone else str(error))
+            damage = Damage(marker, "it is not there" if is_missing else str(error))
             if not mend:
                 raise self._advice(marker, damage.why) from None
             (self.path / "damaged").mkdir(exist_ok=True)
@@ -207,17 +207,17 @@ class Store:
         Raises:
             StoreError: cells are not finished, a file is damaged, or files have different columns.
         """
-        wanted = set(cells)
+        keys = set(cells)
         picks: list[tuple[Footer, list[bool]]] = []
-        left = set(wanted)
+        missing = set(keys)
         for footer in self._whole():
-            keep = [cell in left for cell in footer.cells]
+            keep = [cell in missing for cell in footer.cells]
             if any(keep):
                 picks.append((footer, keep))
-                left.difference_update(footer.cells)
-        if left and not allow_missing:
+                missing.difference_update(footer.cells)
+        if missing and not allow_missing:
             raise StoreError(
-                f"{len(left)} of {len(wanted)} cells are not in {self.path} yet, for example {min(left)}: run the "
+                f"{len(missing)} of {len(keys)} cells are not in {self.path} yet, for example {min(missing)}: run the "
                 "sweep to its end, or ask for a report of what is there."
             )
         if columns is not None and picks:
@@ -261,16 +261,16 @@ class Store:
             finished.
         """
         whole = (
-            footer if isinstance(footer, Damage) else _broken(footer.path, partial(_all_rows, footer))
+            footer if isinstance(footer, Damage) else _find_damage(footer.path, partial(_all_rows, footer))
             for footer in self._scan()
         )
-        plans = (_broken(path, partial(read_plan_file, path)) for path in self._plans())
-        damages = [damage for damage in (*whole, *self._blocked(), *plans) if damage is not None]
-        reported = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
+        plans = (_find_damage(path, partial(read_plan_file, path)) for path in self._plans())
+        damages = [damage for damage in (*whole, *self._blocking_files(), *plans) if damage is not None]
+        report = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
         if move:
             self.repaired = []
             self._sweep_leftovers()
-        return reported
+        return report
 
     def _set_aside(self, damage: Damage) -> Damage:
         target = self.path / "damaged" / f"{damage.path.stem}.{time.time_ns()}{damage.path.suffix}"
@@ -284,7 +284,7 @@ class Store:
         self._footers.pop(damage.path.name, None)
         return Damage(damage.path, damage.why, target)
 
-    def _blocked(self) -> list[Damage]:
+    def _blocking_files(self) -> list[Damage]:
         """Files that stand where a folder of results belongs."""
         files = (place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
         return [Damage(place, "a file stands in the way of a folder") for place in sorted(files)]
@@ -313,8 +313,8 @@ class Store:
                     continue
                 state = file.stat()
                 stamp = state.st_mtime_ns, state.st_size
-                known = self._footers.get(file.name)
-                fresh[file.name] = known if known and known[0] == stamp else (stamp, _footer(Path(file.path)))
+                cached = self._footers.get(file.name)
+                fresh[file.name] = cached if cached and cached[0] == stamp else (stamp, _footer(Path(file.path)))
         except FileNotFoundError:
             if not (self.path / "store.json").exists():
                 raise StoreError(f"{self.path} is no longer there") from None
@@ -382,7 +382,7 @@ def _all_rows(footer: Footer) -> pa.Table:
     return read_rows(footer, [True] * len(footer.cells))
 
 
-def _broken(path: Path, read: Callable[[], object]) -> Damage | None:
+def _find_damage(path: Path, read: Callable[[], object]) -> Damage | None:
     try:
         read()
     except PermissionError as error:
