@@ -78,7 +78,7 @@ class SAM(Optimizer):
             loss = closure()
         weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
         norm = self._norm(weights, "at the weights themselves")
-        with self._moved(weights, self.rho / (norm + self.eps)), torch.enable_grad():
+        with self._perturb(weights, self.rho / (norm + self.eps)), torch.enable_grad():
             closure()
         self._norm([weight for weight in weights if weight.grad is not None], f"at a distance of {self.rho}")
         self.base.step()
@@ -97,9 +97,9 @@ class SAM(Optimizer):
         return norm
 
     @contextmanager
-    def _moved(self, weights: list[Tensor], factor: float) -> Iterator[None]:
+    def _perturb(self, weights: list[Tensor], factor: float) -> Iterator[None]:
         """The weights moved up the gradient while the block runs; then as before, to the last bit."""
-        kept = [weight.detach().clone() for weight in weights]
+        originals = [weight.detach().clone() for weight in weights]
         try:
             with torch.no_grad():
                 for weight in weights:
@@ -108,7 +108,7 @@ class SAM(Optimizer):
             yield
         finally:
             with torch.no_grad():
-                for weight, before in zip(weights, kept, strict=True):
+                for weight, before in zip(weights, originals, strict=True):
                     weight.copy_(before)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -89,8 +89,8 @@ def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
         'decoder.0.cross_attn'
     """
     with torch.no_grad():
-        _, kept = lens.run_with_cache(lens.encode(series), names_filter="**.hook_pattern")
-    return {_layer(name): kept[name] for name in kept}
+        _, cache = lens.run_with_cache(lens.encode(series), names_filter="**.hook_pattern")
+    return {_layer(name): cache[name] for name in cache}
 
 
 def _layer(point: str) -> str:
@@ -108,8 +108,8 @@ def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise InputError("patterns gives no attention; expected (…, head, query, key) by the name of a layer")
     for name, pattern in patterns.items():
         if not isinstance(pattern, Tensor) or pattern.ndim < 3:
-            found = f"shape {tuple(pattern.shape)}" if isinstance(pattern, Tensor) else type(pattern).__name__
-            raise InputError(f"attention {name!r} has {found}; expected a tensor (…, head, query, key)")
+            got = f"shape {tuple(pattern.shape)}" if isinstance(pattern, Tensor) else type(pattern).__name__
+            raise InputError(f"attention {name!r} has {got}; expected a tensor (…, head, query, key)")
     return {str(name): pattern.detach().reshape(-1, *pattern.shape[-3:]) for name, pattern in patterns.items()}
 
 
@@ -135,15 +135,15 @@ def attention_norms(
         >>> dict(found["nuclear_norm"].sizes)
         {'layer': 9, 'head': 4, 'input': 1}
     """
-    found = checked(patterns() if callable(patterns) else patterns)
-    measured = {layer: attention_measures(each, epsilon=epsilon) for layer, each in found.items()}
-    shape = [max(each.shape[axis] for each in found.values()) for axis in (1, 0)]
-    out = {measure: np.full((len(found), *shape), np.nan) for measure in ATTENTION_MEASURES}
-    for place, values in enumerate(measured.values()):
+    by_layer = checked(patterns() if callable(patterns) else patterns)
+    measures = {layer: attention_measures(each, epsilon=epsilon) for layer, each in by_layer.items()}
+    shape = [max(each.shape[axis] for each in by_layer.values()) for axis in (1, 0)]
+    out = {measure: np.full((len(by_layer), *shape), np.nan) for measure in ATTENTION_MEASURES}
+    for place, values in enumerate(measures.values()):
         for measure, one in values.items():
             out[measure][place, : one.shape[1], : one.shape[0]] = one.T
     data = xr.Dataset({measure: (("layer", "head", "input"), value) for measure, value in out.items()})
-    data = data.assign_coords(layer=list(found), head=range(shape[0]), **sizes_of(found))
+    data = data.assign_coords(layer=list(by_layer), head=range(shape[0]), **sizes_of(by_layer))
     data["entropy"].attrs["units"] = "nats"
     data.attrs = {"kind": "attention_norms", "title": "Attention input by input", "source": _SOURCE, "model": name}
     data.attrs["epsilon"] = epsilon
