@@ -122,28 +122,28 @@ def cut_off(
         raise InputError(f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}")
     exact = weight.detach().double()
     root = None if moment is None else _root(moment, exact.shape[1])
-    outer = None if felt is None else _checked(felt, exact.shape[0])
+    outer = None if felt is None else _check_moment(felt, exact.shape[0])
     if heads == 1:
-        return _typed([_leading(exact, root, rank, outer)], weight)
+        return _assemble([_leading(exact, root, rank, outer)], weight)
     size, blocks = exact.shape[side] // heads, exact.chunk(heads, dim=side)
     cuts = []
     for head, block in enumerate(blocks):
         own = slice(head * size, (head + 1) * size)
         inner = root if side == 0 or root is None else root[own]
         cuts.append(_leading(block, inner, rank, outer if side == 1 or outer is None else outer[own, own]))
-    return _typed(cuts, weight, side)
+    return _assemble(cuts, weight, side)
 
 
 def _root(moment: Tensor, size: int) -> Tensor:
     """S of C = S Sᵀ, (in, directions that inputs have)."""
-    values, vectors = torch.linalg.eigh(_checked(moment, size))
+    values, vectors = torch.linalg.eigh(_check_moment(moment, size))
     if not values[-1] > 0:
         raise InputError("a second moment of zero: nothing but zeros entered the matrix, so no rank is better than 1")
     some = values > _NOTHING * values[-1]
     return vectors[:, some] * values[some].sqrt()
 
 
-def _checked(moment: Tensor, size: int) -> Tensor:
+def _check_moment(moment: Tensor, size: int) -> Tensor:
     if moment.shape != (size, size) or not bool(torch.isfinite(moment).all()):
         raise InputError(f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})")
     return moment.double()
@@ -169,7 +169,7 @@ def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | Non
     return Factors(up.T @ matrix, up)
 
 
-def _typed(cuts: list[Factors], like: Tensor, side: int | None = None) -> Factors:
+def _assemble(cuts: list[Factors], like: Tensor, side: int | None = None) -> Factors:
     downs, ups = [cut.down.to(like.dtype) for cut in cuts], [cut.up.to(like.dtype) for cut in cuts]
     if side is None:
         return Factors(downs[0].contiguous(), ups[0].contiguous())
@@ -190,8 +190,8 @@ def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> flo
         >>> compress.error_of(w, torch.diag(torch.tensor([2.0, 0.0])))
         0.2
     """
-    exact, left = weight.detach().double(), weight.detach().double() - other.detach().double()
+    exact, rest = weight.detach().double(), weight.detach().double() - other.detach().double()
     measure: Callable[[Tensor], Tensor] = (
         (lambda w: (w * w).sum()) if moment is None else lambda w: ((w @ moment.double()) * w).sum()
     )
-    return float(measure(left) / measure(exact))
+    return float(measure(rest) / measure(exact))

@@ -68,30 +68,30 @@ def healed(
         raise InputError(f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected above 0")
     twin = copy.deepcopy(lens)
     model: Any = twin.adapter.model
-    trained = [
+    weights = [
         part
         for layer in model.modules()
         if isinstance(layer, Compressed)
         for name, part in layer.named_parameters()
         if name != "bias" and part.numel()
     ]
-    if not trained:
+    if not weights:
         raise InputError(f"no layer of {lens.model_id} holds less than its matrix; there is nothing to heal")
-    wanted = {id(part) for part in trained}
-    frozen = [part for part in model.parameters() if id(part) not in wanted and part.requires_grad]
-    for part in frozen:
+    weight_ids = {id(part) for part in weights}
+    others = [part for part in model.parameters() if id(part) not in weight_ids and part.requires_grad]
+    for part in others:
         part.requires_grad_(False)
     try:
-        _train(model, trained, run, kind, steps, learning_rate, rows, seed, progress)
+        _train(model, weights, run, kind, steps, learning_rate, rows, seed, progress)
     finally:
-        for part in frozen:
+        for part in others:
             part.requires_grad_(True)
     return Lens(twin.adapter, f"{lens.model_id}, healed", lens.revision)
 
 
 def _train(
     model: Any,
-    trained: list[torch.nn.Parameter],
+    weights: list[torch.nn.Parameter],
     run: Run,
     kind: str,
     steps: int,
@@ -117,11 +117,11 @@ def _train(
             else patch_loss(model, past, future, stage)
         )
 
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
     plan = Plan(steps=steps, clip=1.0, dropout=False)
     if not Training(_Healing(model, loss_of), optimizer, plan, rate=rate).run(quiet=True, progress=progress):
         raise KeyboardInterrupt
-    for part in trained:
+    for part in weights:
         part.grad = None
 
 
@@ -143,9 +143,9 @@ def _rows(run: Run, length: int) -> np.ndarray:
     out = []
     for series in run.batch.values:
         spread = np.nanstd(series)
-        scaled = (series - np.nanmean(series)) / (spread if spread > 0 else 1.0)
-        count = max(1, -(-len(scaled) // length))
-        for start in np.linspace(0, max(0, len(scaled) - length), count).astype(int):
-            piece = scaled[start : start + length]
+        z_scores = (series - np.nanmean(series)) / (spread if spread > 0 else 1.0)
+        count = max(1, -(-len(z_scores) // length))
+        for start in np.linspace(0, max(0, len(z_scores) - length), count).astype(int):
+            piece = z_scores[start : start + length]
             out.append(np.concatenate([np.full(length - len(piece), np.nan), piece]))
     return np.stack(out).astype(np.float32)

@@ -17,7 +17,7 @@ from tsfm_lens.errors import WiringError
 __all__ = ["Compressed", "LowRank", "Part", "replace_layer", "widened"]
 
 
-class _Made(Tensor):
+class _LazyMatrix(Tensor):
     """A matrix that is made when it is first computed with.
 
     Libraries ask a layer's weight for its type and its device at every pass; that must not cost a product.
@@ -28,10 +28,10 @@ class _Made(Tensor):
     _is_hf_initialized = True
 
     @staticmethod
-    def __new__(cls, make: Callable[[], Tensor], shape: tuple[int, int], like: Tensor) -> _Made:
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
-        made.make = make
-        return made
+    def __new__(cls, make: Callable[[], Tensor], shape: tuple[int, int], like: Tensor) -> _LazyMatrix:
+        matrix = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
+        matrix.make = make
+        return matrix
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"a matrix {tuple(self.shape)} that is not held as such"
@@ -108,8 +108,8 @@ class LowRank(Compressed):
     @property
     def weight(self) -> Tensor:
         """(out, in), multiplied when it is computed with; nothing can be written into it."""
-        held = Factors(self.down.detach(), self.up.detach())
-        return _Made(lambda: product(held), held.shape, held.up)
+        factors = Factors(self.down.detach(), self.up.detach())
+        return _LazyMatrix(lambda: product(factors), factors.shape, factors.up)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) to (…, out)."""
@@ -138,13 +138,13 @@ class Part(Compressed):
         gain: see :class:`Compressed`.
     """
 
-    kept: Tensor
+    places: Tensor
     of: Literal["rows", "columns"]
 
     def __init__(
         self,
         rest: Tensor,
-        kept: Tensor,
+        places: Tensor,
         size: int,
         of: Literal["rows", "columns"],
         bias: Tensor | None = None,
@@ -152,7 +152,7 @@ class Part(Compressed):
     ) -> None:
         super().__init__()
         self.rest = nn.Parameter(rest.detach())
-        self.register_buffer("kept", kept.clone(), persistent=False)
+        self.register_buffer("places", places.clone(), persistent=False)
         self.of = of
         self.bias = None if bias is None else nn.Parameter(bias.detach())
         self.gain = float(gain)
@@ -162,28 +162,28 @@ class Part(Compressed):
     def weight(self) -> Tensor:
         """(out, in) with zeros in the place of what is gone; nothing can be written into it."""
         shape = self.out_features, self.in_features
-        rest, kept, of = self.rest.detach(), self.kept, self.of
-        return _Made(lambda: widened(rest, kept, shape, of), shape, rest)
+        rest, places, of = self.rest.detach(), self.places, self.of
+        return _LazyMatrix(lambda: widened(rest, places, shape, of), shape, rest)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) to (…, out)."""
         if self.of == "columns":
-            out = linear(x.index_select(-1, self.kept), self.rest, self.bias)
+            out = linear(x.index_select(-1, self.places), self.rest, self.bias)
         else:
             some = linear(x, self.rest)
-            out = some.new_zeros(*some.shape[:-1], self.out_features).index_copy(-1, self.kept, some)
+            out = some.new_zeros(*some.shape[:-1], self.out_features).index_copy(-1, self.places, some)
             out = out if self.bias is None else out + self.bias
         return out if self.gain == 1.0 else out * self.gain
 
     def extra_repr(self) -> str:
         """Sizes."""
         whole = self.out_features if self.of == "rows" else self.in_features
-        return f"{self.in_features} -> {self.out_features}, {len(self.kept)} of {whole} {self.of}"
+        return f"{self.in_features} -> {self.out_features}, {len(self.places)} of {whole} {self.of}"
 
 
-def widened(rest: Tensor, kept: Tensor, shape: tuple[int, int], of: str) -> Tensor:
+def widened(rest: Tensor, places: Tensor, shape: tuple[int, int], of: str) -> Tensor:
     """A matrix (out, in) of rows or columns in their places, zero elsewhere."""
-    return rest.new_zeros(shape).index_copy(0 if of == "rows" else 1, kept, rest)
+    return rest.new_zeros(shape).index_copy(0 if of == "rows" else 1, places, rest)
 
 
 def _by_head(x: Tensor, matrices: Tensor) -> Tensor:

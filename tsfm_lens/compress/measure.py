@@ -34,8 +34,8 @@ def sizes(lens: Lens) -> dict[str, int]:
         >>> compress.sizes(lens)["attention"] < compress.sizes(lens)["all"]
         True
     """
-    held = {id(weight): weight.numel() for weight in lens.adapter.model.parameters()}
-    out = {"all": sum(held.values()), "attention": 0, "mlp": 0}
+    counts = {id(weight): weight.numel() for weight in lens.adapter.model.parameters()}
+    out = {"all": sum(counts.values()), "attention": 0, "mlp": 0}
     for matrix in matrices(lens, mlps=True).values():
         layer = lens.adapter.model.get_submodule(matrix.path)
         entries = layer.entries if isinstance(layer, Compressed) else matrix.shape[0] * matrix.shape[1]
@@ -122,10 +122,10 @@ def _tokens(run: Run, other: Lens) -> dict[str, Any]:
         for lens in (run.lens, other):
             logits = lens.adapter.run(encoded.inputs).double()
             tops.append(logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices.cpu().numpy())
-            chosen = logits.log_softmax(-1).gather(-1, truth.to(logits.device)[..., None])
-            perplexities.append(float(-chosen.mean()))
-    shared = (tops[0][..., :, None] == tops[1][..., None, :]).any(-1).sum(-1)
-    overlap = shared / (2 * tops[0].shape[-1] - shared)
+            log_p = logits.log_softmax(-1).gather(-1, truth.to(logits.device)[..., None])
+            perplexities.append(float(-log_p.mean()))
+    common = (tops[0][..., :, None] == tops[1][..., None, :]).any(-1).sum(-1)
+    overlap = common / (2 * tops[0].shape[-1] - common)
     return {"overlap": float(overlap.mean()), "log_perplexity": ("model", perplexities)}
 
 
@@ -163,8 +163,8 @@ def pareto(
         >>> curve["mase_rise"].dims
         ('method', 'keep')
     """
-    known = matrices(run.lens, mlps=mlps)
-    forms = {name: matrix.form() for name, matrix in known.items()}
+    by_name = matrices(run.lens, mlps=mlps)
+    forms = {name: matrix.form() for name, matrix in by_name.items()}
     whole = sizes(run.lens)["all"]
     names: tuple[str, ...] = ("parameters", "rank_ratio", "factor_ratio")
     names += tuple(f"{error}_rise{end}" for error in ("mase", "wql") for end in ("", "_low", "_high"))
@@ -175,11 +175,11 @@ def pareto(
             progress(f"{method}, {keep:g} kept")
         smaller, ranks = compressed(calibration, keep, method=method, of=of, mlps=mlps)
         ratio = ratio_of(forms, ranks)
-        found = quality(run, smaller)
+        result = quality(run, smaller)
         row = {"parameters": sizes(smaller)["all"] / whole, "rank_ratio": ratio.ranks, "factor_ratio": ratio.factors}
         for error in ("mase", "wql"):
             for end, part in (("", "estimate"), ("_low", "low"), ("_high", "high")):
-                row[f"{error}_rise{end}"] = float(found[f"{error}_rise_{part}"])
+                row[f"{error}_rise{end}"] = float(result[f"{error}_rise_{part}"])
         for name, value in row.items():
             values[name][at] = value
     data = xr.Dataset(

@@ -70,10 +70,10 @@ def chosen_ranks(
         >>> set(compress.chosen_ranks(lens, rank=3).values())
         {3}
     """
-    if sum(given is not None for given in (keep, epsilon, rank)) != 1:
+    if sum(value is not None for value in (keep, epsilon, rank)) != 1:
         raise InputError(f"keep={keep}, epsilon={epsilon}, rank={rank}; give exactly one of the three")
-    known = matrices(lens, mlps=mlps)
-    forms = {name: matrix.form(by_head=by_head) for name, matrix in known.items()}
+    by_name = matrices(lens, mlps=mlps)
+    forms = {name: matrix.form(by_head=by_head) for name, matrix in by_name.items()}
     if keep is not None:
         return ranks_by_share(forms, keep, of=of)
     if rank is not None:
@@ -84,7 +84,7 @@ def chosen_ranks(
     if not 0 < epsilon < 1:
         # said before spectra are computed
         raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
-    return ranks_by_epsilon({name: _spectra(lens, each, by_head) for name, each in known.items()}, epsilon)
+    return ranks_by_epsilon({name: _spectra(lens, each, by_head) for name, each in by_name.items()}, epsilon)
 
 
 def _spectra(lens: Lens, matrix: Matrix, by_head: bool) -> np.ndarray:
@@ -132,8 +132,8 @@ def compressed(
         raise unknown_name("method", method, METHODS)
     ranks = chosen_ranks(run.lens, keep=keep, epsilon=epsilon, rank=rank, of=of, mlps=mlps, by_head=by_head)
     moments = None if method == "svd" else second_moments(run, ranks)
-    felt = felt_moments(run, ranks) if method == "sensitive" else None
+    gradient_moments = felt_moments(run, ranks) if method == "sensitive" else None
     if method == "measured":
         ranks = allocated(run, ranks, moments=moments, by_head=by_head, progress=progress).ranks
     name = f"{run.lens.model_id} ({method})"
-    return factorised(run.lens, ranks, moments=moments, felt=felt, by_head=by_head, name=name), ranks
+    return factorised(run.lens, ranks, moments=moments, felt=gradient_moments, by_head=by_head, name=name), ranks

@@ -208,13 +208,13 @@ def ratio_of(forms: Mapping[str, Form] | Sequence[Form], ranks: Mapping[str, int
         Ratio(ranks=0.25, factors=0.5, stored=0.5)
     """
     shapes: dict[Any, Form] = dict(forms) if isinstance(forms, Mapping) else dict(enumerate(forms))
-    chosen: dict[Any, int] = dict(ranks) if isinstance(ranks, Mapping) else dict(enumerate(ranks))
-    if not shapes or set(shapes) != set(chosen):
-        raise InputError(f"{len(chosen)} ranks for {len(shapes)} matrices; expected one each, and at least one")
+    rank_of: dict[Any, int] = dict(ranks) if isinstance(ranks, Mapping) else dict(enumerate(ranks))
+    if not shapes or set(shapes) != set(rank_of):
+        raise InputError(f"{len(rank_of)} ranks for {len(shapes)} matrices; expected one each, and at least one")
     for name, form in shapes.items():
-        if not 1 <= chosen[name] <= form.full:
-            raise InputError(f"rank {chosen[name]} of {name}; expected from 1 to {form.full}")
-    pairs = [(form, int(chosen[name])) for name, form in shapes.items()]
+        if not 1 <= rank_of[name] <= form.full:
+            raise InputError(f"rank {rank_of[name]} of {name}; expected from 1 to {form.full}")
+    pairs = [(form, int(rank_of[name])) for name, form in shapes.items()]
     entries = sum(form.numbers for form, _ in pairs)
     return Ratio(
         sum(form.blocks * rank for form, rank in pairs) / sum(form.blocks * form.full for form, _ in pairs),

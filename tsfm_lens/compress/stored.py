@@ -130,7 +130,7 @@ class Folded(Checkpoint):
         Raises:
             CheckpointError: the model has no such layer, or one of another shape.
         """
-        for layer, said in self.record.layers.items():
+        for layer, spec in self.record.layers.items():
             path = name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
             try:
                 old = module.get_submodule(path)
@@ -142,15 +142,15 @@ class Folded(Checkpoint):
                     f"{self.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected one of shape "
                     f"{list(self.shapes[layer])} in the model that the configuration describes, and {has}"
                 )
-            replace_layer(module, path, self._empty(layer, said, old), torch.get_default_device())
+            replace_layer(module, path, self._empty(layer, spec, old), torch.get_default_device())
 
-    def _empty(self, layer: str, said: Layer | Kept, old: Any) -> Compressed:
+    def _empty(self, layer: str, spec: Layer | Kept, old: Any) -> Compressed:
         def room(ending: str) -> Tensor:
             return torch.empty(self.tensors[layer + ending].shape)
 
-        if isinstance(said, Kept):
-            return Part(room(REST), said.places, said.size, said.of, old.bias, said.gain)
-        return LowRank(Factors(room(DOWN), room(UP)), old.bias, said.gain)
+        if isinstance(spec, Kept):
+            return Part(room(REST), spec.places, spec.size, spec.of, old.bias, spec.gain)
+        return LowRank(Factors(room(DOWN), room(UP)), old.bias, spec.gain)
 
     @contextmanager
     def building(self, kind: type[nn.Module], renamed: Mapping[str, str]) -> Iterator[None]:
@@ -162,7 +162,7 @@ class Folded(Checkpoint):
             if type(model) is not kind or threading.get_ident() != thread:
                 plain(model, *args, **kwargs)
                 return
-            with _Unmade(self.shapes.values()):
+            with _MetaMatrices(self.shapes.values()):
                 plain(model, *args, **kwargs)
             self.fit(model, renamed)
             _make_room(model)
@@ -182,18 +182,18 @@ class Folded(Checkpoint):
         Raises:
             CheckpointError: the library has built its model in another way than :meth:`building` knows.
         """
-        for layer, said in self.record.layers.items():
-            held = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
-            if not isinstance(held, Compressed):
+        for layer, spec in self.record.layers.items():
+            child = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
+            if not isinstance(child, Compressed):
                 raise CheckpointError(
-                    f"{self.folder}: the library opened {shortened(layer, 80)!r} as a {type(held).__name__}, expected "
+                    f"{self.folder}: the library opened {shortened(layer, 80)!r} as a {type(child).__name__}, expected "
                     "the layer that the files hold"
                 )
-            if isinstance(held, Part) and isinstance(said, Kept):
-                held.kept = said.places.to(held.rest.device)
+            if isinstance(child, Part) and isinstance(spec, Kept):
+                child.places = spec.places.to(child.rest.device)
 
 
-class _Unmade(TorchFunctionMode):
+class _MetaMatrices(TorchFunctionMode):
     """Matrices of some shapes take no memory; what a library first puts into them is lost."""
 
     def __init__(self, shapes: Iterable[tuple[int, int]]) -> None:
@@ -212,11 +212,11 @@ class _Unmade(TorchFunctionMode):
 def _make_room(model: nn.Module) -> None:
     """Memory for matrices that have a shape of some layer of the files, but are whole; the files fill them."""
     device = torch.get_default_device()
-    made: dict[int, nn.Parameter] = {}
+    buffers: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, held in module.named_parameters(recurse=False):
-            if held.is_meta and device.type != "meta":
-                room = made.setdefault(id(held), nn.Parameter(torch.empty_like(held, device=device)))
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.is_meta and device.type != "meta":
+                room = buffers.setdefault(id(weight), nn.Parameter(torch.empty_like(weight, device=device)))
                 setattr(module, name, room)
 
 
@@ -227,15 +227,19 @@ def folded(files: Checkpoint) -> Folded:
         CheckpointError: compression.json is no such record, or does not fit the tensors of the files.
     """
     record, shapes = _record(files), {}
-    for layer, said in record.layers.items():
-        endings = (REST,) if isinstance(said, Kept) else (DOWN, UP)
-        held = [files.tensors[layer + ending] for ending in endings if layer + ending in files.tensors]
-        if len(held) < len(endings) or layer + WEIGHT in files.tensors:
+    for layer, spec in record.layers.items():
+        endings = (REST,) if isinstance(spec, Kept) else (DOWN, UP)
+        tensors = [files.tensors[layer + ending] for ending in endings if layer + ending in files.tensors]
+        if len(tensors) < len(endings) or layer + WEIGHT in files.tensors:
             raise CheckpointError(
                 f"{files.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected its "
                 f"{' and '.join(endings)} in the files, and no {WEIGHT}"
             )
-        shape = _widened(files, layer, said, *held) if isinstance(said, Kept) else _shape(files, layer, said, *held)
+        shape = (
+            _part_shape(files, layer, spec, *tensors)
+            if isinstance(spec, Kept)
+            else _shape(files, layer, spec, *tensors)
+        )
         shapes[layer] = shape
     return Folded(
         files.folder, files.files, files.config, files.generation, files.tensors, record=record, shapes=shapes
@@ -254,30 +258,30 @@ def _record(files: Checkpoint) -> Compression:
         ) from error
 
 
-def _shape(files: Checkpoint, layer: str, said: Layer, down: Stored, up: Stored) -> tuple[int, int]:
+def _shape(files: Checkpoint, layer: str, spec: Layer, down: Stored, up: Stored) -> tuple[int, int]:
     """(out, in) of the product of two factors, by their headers."""
     forms = len(down.shape), len(up.shape)
     shape: tuple[int, int] | None = None
-    if forms == (2, 2) and down.shape[0] == up.shape[1] == said.rank:
+    if forms == (2, 2) and down.shape[0] == up.shape[1] == spec.rank:
         shape = up.shape[0], down.shape[1]
-    elif forms == (2, 3) and up.shape[2] == said.rank and down.shape[0] == up.shape[0] * said.rank:
+    elif forms == (2, 3) and up.shape[2] == spec.rank and down.shape[0] == up.shape[0] * spec.rank:
         shape = up.shape[0] * up.shape[1], down.shape[1]
-    elif forms == (3, 2) and down.shape[1] == said.rank and up.shape[1] == down.shape[0] * said.rank:
+    elif forms == (3, 2) and down.shape[1] == spec.rank and up.shape[1] == down.shape[0] * spec.rank:
         shape = up.shape[0], down.shape[0] * down.shape[2]
     if shape is None or down.dtype != up.dtype or not math.prod(shape):
         raise CheckpointError(
             f"{files.folder}: {shortened(layer, 80)!r} has factors {list(down.shape)} and {list(up.shape)} in "
-            f"{down.dtype} and {up.dtype}; expected (rank, in) and (out, rank) of rank {said.rank} in one type"
+            f"{down.dtype} and {up.dtype}; expected (rank, in) and (out, rank) of rank {spec.rank} in one type"
         )
     return shape
 
 
-def _widened(files: Checkpoint, layer: str, said: Kept, rest: Stored) -> tuple[int, int]:
+def _part_shape(files: Checkpoint, layer: str, spec: Kept, rest: Stored) -> tuple[int, int]:
     """(out, in) of the matrix of which some rows or columns are left."""
-    axis = 0 if said.of == "rows" else 1
-    if len(rest.shape) != 2 or rest.shape[axis] != said.count:
+    axis = 0 if spec.of == "rows" else 1
+    if len(rest.shape) != 2 or rest.shape[axis] != spec.count:
         raise CheckpointError(
-            f"{files.folder}: {shortened(layer, 80)!r} has {list(rest.shape)}, expected {said.count} {said.of} as "
+            f"{files.folder}: {shortened(layer, 80)!r} has {list(rest.shape)}, expected {spec.count} {spec.of} as "
             f"{COMPRESSION} says"
         )
-    return (said.size, rest.shape[1]) if axis == 0 else (rest.shape[0], said.size)
+    return (spec.size, rest.shape[1]) if axis == 0 else (rest.shape[0], spec.size)
