@@ -80,7 +80,7 @@ class HeadsPerLayer(Strict):
 
 
 class HeadsAt(Strict):
-    """How many heads each layer must keep (definition 5.2 of the tsfm-lens paper).
+    """Number of heads that each layer must keep (definition 5.2 of the tsfm-lens paper).
 
     Attributes:
         tolerance: relative rise of the error that is allowed, exclusive.
@@ -115,7 +115,7 @@ _FAMILIES = ("layers", "ranges", "heads", "heads_per_layer", "heads_at")
 
 
 class Variants(Strict):
-    """What is ablated.
+    """Components that are ablated, by family.
 
     Attributes:
         layers, ranges, heads, heads_per_layer, heads_at: see there.
@@ -138,7 +138,7 @@ class Variants(Strict):
     @model_validator(mode="before")
     @classmethod
     def _bare(cls, content: Any) -> Any:
-        """A family that is named without fields has those that it has by default."""
+        """Give a family without fields its default fields."""
         if not isinstance(content, dict):
             return content
         bare = [name for name in _FAMILIES if name != "heads_per_layer"]
@@ -215,7 +215,7 @@ class SweepConfig(Strict):
 
 
 def read_config(path: str | Path) -> SweepConfig:
-    """A sweep's configuration from a YAML file; relative paths in it start at its folder.
+    """Read a sweep's configuration from a YAML file; relative paths in it start at its folder.
 
     Raises:
         InputError: the file cannot be read, is no YAML, or a field is wrong; the message names every such field.
@@ -233,7 +233,7 @@ def read_config(path: str | Path) -> SweepConfig:
 
 
 def parse_config(content: dict[str, Any], where: str = "the configuration") -> SweepConfig:
-    """A sweep's configuration from plain values.
+    """Build a sweep's configuration from plain values.
 
     Raises:
         InputError: a field is wrong; the message names every such field.
@@ -254,7 +254,7 @@ def parse_config(content: dict[str, Any], where: str = "the configuration") -> S
 
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
-    """Fields of the part of a configuration at a place."""
+    """Return the fields of the part of a configuration at a place."""
     classes: dict[str, type[BaseModel]] = {
         "models": ModelConfig,
         **SOURCES,
@@ -271,7 +271,7 @@ def _fields_at(place: tuple[Any, ...]) -> list[str]:
 
 
 def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same configuration with relative paths of files turned into ones from its folder."""
+    """Return the configuration with relative paths of files resolved from its folder."""
 
     def beside(value: Any) -> Any:
         if not isinstance(value, str):

@@ -36,7 +36,7 @@ def recipe_entry(
     how: str = "zero",
     seed: int = 0,
 ) -> Entry:
-    """Heads and MLPs of several layers at once.
+    """Build the entry of heads and MLPs of several layers at once.
 
     Args:
         lens, model, kind, paired, how, seed: see :func:`count_entries`.
@@ -90,7 +90,7 @@ def random_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """A recipe's counts with heads drawn at random without replacement, once per seed.
+    """Draw a recipe's counts of heads at random without replacement, once per seed.
 
     Args:
         lens, model, recipe, mlps, kind, paired, how, seed: see :func:`recipe_entry`.

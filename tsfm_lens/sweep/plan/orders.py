@@ -1,4 +1,4 @@
-"""In which order the heads of a layer go: scores of heads from weights, activations and gradients, or chance."""
+"""Orders in which the heads of a layer are ablated: by weights, activations, gradients, or at random."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Order:
 
     @property
     def needs_series(self) -> bool:
-        """Whether the score is measured on data."""
+        """Need for series: true where the score is measured on data."""
         return self.name not in FROM_WEIGHTS
 
 
 def parse_orders(texts: Iterable[str]) -> list[Order]:
-    """Orders by name, each once.
+    """Parse orders by name, each once.
 
     Args:
         texts: "stable_rank:low", "stable_rank:high" or "stable_rank" for both; "random:3", or "random:0..9" for ten.
@@ -107,7 +107,7 @@ def head_scores(
     kind: str | None = None,
     num_samples: int | None = None,
 ) -> xr.DataArray:
-    """A number for every head of the stack that is read out.
+    """Score every head of the stack that is read out.
 
     In encoder-decoder models, where the paper ablates pairs of self- and cross-attention heads of one index, the
     cross-attention head gives the pair's score.
@@ -153,7 +153,7 @@ def head_scores(
 def _run_for(
     lens: Lens, names: Sequence[str], series: Any, horizon: int | None, num_samples: int | None, seed: int
 ) -> Run | None:
-    """The run that scores are measured on, None where weights alone give them."""
+    """Return the run that scores are measured on, None where weights alone give them."""
     data_scores = [name for name in names if name in _MEASURES]
     if not data_scores:
         return None
@@ -163,7 +163,7 @@ def _run_for(
 
 
 def _scores(lens: Lens, order: str, run: Run | None, seed: int, kind: str | None) -> xr.DataArray:
-    """What :func:`head_scores` gives; scores from data are measured on the run."""
+    """Score heads as :func:`head_scores` does; scores from data are measured on the run."""
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack
@@ -182,7 +182,7 @@ def _scores(lens: Lens, order: str, run: Run | None, seed: int, kind: str | None
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
-    """Heads of a layer in the order in which they are ablated; ties by index.
+    """Rank the heads of a layer in the order in which they are ablated; ties by index.
 
     Args:
         scores: from :func:`head_scores`.
@@ -215,7 +215,7 @@ def rankings(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> dict[str, dict[int, list[int]]]:
-    """Rankings of every layer in several orders, each score measured once.
+    """Rank the heads of every layer in several orders, each score measured once.
 
     Args:
         lens, series, horizon, kind, num_samples: see :func:`head_scores`.
@@ -249,7 +249,7 @@ def _contribution(run: Run, kind: str) -> xr.DataArray:
 
 
 def _entropies(writes: Tensor) -> Tensor:
-    """(…, head, d_model) to (…, 1 + head): entropy of all heads, and of all but each."""
+    """Compute the entropy of all heads, and of all but each: (…, head, d_model) to (…, 1 + head)."""
     heads = writes.shape[-2]
     others = [[h for h in range(heads) if h != out] for out in range(heads)]
     without = [head_entropy_of_writes(writes[..., subset, :]) for subset in others]
@@ -302,7 +302,7 @@ def _gradient(run: Run, kind: str) -> xr.DataArray:
 
 
 def _first_order(run: Run, stack: Stack, kind: str, layers: list[int]) -> np.ndarray:
-    """(layer, series, head, step): activation times gradient of the point forecast, summed over tokens."""
+    """Compute (layer, series, head, step): activation times gradient of the point forecast, summed over tokens."""
     # taken before other hooks are set
     lens, encoded = run.lens, run.encoded
     points = [f"{stack.prefix}.{layer}.{kind}.hook_z" for layer in layers]
@@ -331,7 +331,7 @@ def _first_order(run: Run, stack: Stack, kind: str, layers: list[int]) -> np.nda
 
 
 def _spreads(batch: SeriesBatch) -> np.ndarray:
-    """(series,) standard deviations of the contexts; 1 for a constant one."""
+    """Return the (series,) standard deviations of the contexts; 1 for a constant one."""
     deviations = np.array([np.nanstd(values) for values in batch.values])
     return np.where(deviations > 0, deviations, 1.0)
 

@@ -103,17 +103,17 @@ class Recipe(Strict):
 
     @property
     def lists(self) -> Released | None:
-        """The released lists that it refers to."""
+        """Released lists that the recipe refers to."""
         return released_lists()[self.released] if self.released else None
 
     @property
     def measured(self) -> bool:
-        """Whether it needs heads@k as measured on the model at hand."""
+        """Need for heads@k as measured on the model at hand."""
         return bool(self.layers_at) and self.released is None
 
     @property
     def sizes(self) -> tuple[int | None, int | None]:
-        """Layers, and heads in a layer, that it is written for."""
+        """Numbers of layers, and of heads in a layer, that the recipe is written for."""
         lists = self.lists
         if lists is None:
             return self.n_layers, self.n_heads
@@ -121,14 +121,14 @@ class Recipe(Strict):
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package, also of those that their publication leaves open."""
+    """List the recipes that come with the package, also those that their publication leaves open."""
     return sorted(
         file.name.removesuffix(".yaml") for file in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir()
     )
 
 
 def read_recipe(source: str | Path) -> Recipe:
-    """A recipe by name, or from a YAML or JSON file.
+    """Read a recipe by name, or from a YAML or JSON file.
 
     Raises:
         InputError: the file cannot be read, or a field is wrong.
@@ -150,7 +150,7 @@ def _load_packaged(name: str) -> Recipe:
 
 
 def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
-    """A recipe from plain values.
+    """Build a recipe from plain values.
 
     Raises:
         InputError: a field is wrong; the message names every such field.
@@ -174,7 +174,7 @@ def heads_of(
     kind: str | None = None,
     scale: bool | None = None,
 ) -> tuple[dict[int, list[int]], list[int]]:
-    """The heads and MLPs that a recipe ablates in a model.
+    """Return the heads and MLPs that a recipe ablates in a model.
 
     Args:
         recipe: from :func:`read_recipe`.
@@ -217,7 +217,7 @@ def to_entries(
     seed: int = 0,
     scale: bool | None = None,
 ) -> list[Entry]:
-    """A recipe as a line of a plan, and as many heads of each layer at random with the same MLPs.
+    """Plan a recipe, and as many heads of each layer at random with the same MLPs.
 
     Args:
         recipe, lens, measured, ranked, kind, scale: see :func:`heads_of`.
@@ -288,7 +288,7 @@ class _Plan:
         return self._layers(self.recipe.mlps, attending=False)
 
     def _layers(self, selection: LayerSelection, *, attending: bool = True) -> list[int]:
-        """Layers of this model."""
+        """Return the selected layers of this model."""
         if selection == "all":
             return self.here if attending else list(range(self.stack.n_layers))
         if selection == "middle third":
@@ -315,7 +315,7 @@ class _Plan:
         return list(dict.fromkeys(heads))
 
     def _at(self, layer: int) -> list[int]:
-        """Heads that go at heads@k, the first to go first."""
+        """Return the heads that are ablated at heads@k, the first to be ablated first."""
         lists = self.recipe.lists
         if lists is None:
             if self.heads_at_k is None or layer not in self.heads_at_k:
@@ -329,7 +329,7 @@ class _Plan:
         return self._first(layer, dict(enumerate(lists.kept)))
 
     def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
-        """The first heads in the recipe's order, so that as many stay as are kept at this depth."""
+        """Return the first heads in the recipe's order, so that as many stay as are kept at this depth."""
         place = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
         if place not in counts:
             # a model so shallow that no layer lies at this depth has the nearest
@@ -351,7 +351,7 @@ class _Plan:
 
 
 def is_for(recipe: Recipe, lens: Lens) -> bool:
-    """Whether a recipe is written for this architecture and these sizes."""
+    """Tell if a recipe is written for this architecture and these sizes."""
     architecture = SAME_WEIGHTS.get(lens.wiring.architecture, lens.wiring.architecture)
     stack = lens.wiring.output_stack
     layers, heads = recipe.sizes
@@ -373,7 +373,7 @@ def _misfit(recipe: Recipe, lens: Lens) -> str:
 
 
 def _as_value_error(check: Callable[[], Any]) -> Any:
-    """An unknown name as pydantic takes errors."""
+    """Turn an unknown name into the error that pydantic takes."""
     try:
         return check()
     except UnknownNameError as error:

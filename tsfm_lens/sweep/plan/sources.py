@@ -21,7 +21,7 @@ from tsfm_lens.sweep.plan.data_sources import Bundled, Dysts, File, Folder, Gift
 
 
 def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:
-    """All sets of a sweep, with its number of windows drawn from each.
+    """Build all sets of a sweep, with its number of windows drawn from each.
 
     Raises:
         InputError: a source cannot be read, or two sets have one name.
@@ -36,7 +36,7 @@ def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:
 
 
 def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:
-    """What is to be said of sets with windows that another one before them has too, by name.
+    """Describe, by name, the sets with windows that an earlier set has too.
 
     Intervals take datasets and series for independent, so what is there twice makes them too narrow. A window whose
     truth does not change is not told from others.
@@ -58,7 +58,7 @@ def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:
 
 
 def _steps(window: Window) -> bytes | None:
-    """What tells the steps of a window from another's: its truth and the end of its context; None if all are alike."""
+    """Hash what identifies the steps of a window: its truth and the end of its context; None if all are alike."""
     label = np.asarray(window.label, dtype=np.float64)
     if len(np.unique(label[np.isfinite(label)])) < 2:
         return None
@@ -112,7 +112,7 @@ def _of_file(source: File, path: Path, name: str | None) -> list[EvaluationSet]:
 
 
 def _files(source: File) -> list[tuple[Path, str | None]]:
-    """The files that a path names, with the names of their sets: one file, all of a folder, or those of a glob."""
+    """List the files that a path names, with the names of their sets: one file, all of a folder, or those of a glob."""
     path = Path(source.path)
     several = path.is_dir() or (not path.exists() and any(sign in source.path for sign in "*?["))
     if not several:

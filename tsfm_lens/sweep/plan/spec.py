@@ -26,7 +26,7 @@ Tags = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """What is taken out of a model, whatever it is called and in whatever order it is named.
+    """Components taken out of a model, whatever the variant is called and in whatever order they are named.
 
     Build it with :func:`variant_spec`, which expands globs.
 
@@ -59,7 +59,7 @@ class VariantSpec:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def to_variant(self, lens: Lens, reference: Any = None, horizon: int | None = None) -> Variant:
-        """The variant as interventions on a lens.
+        """Return the variant as interventions on a lens.
 
         Args:
             lens: the model.
@@ -101,7 +101,7 @@ class Entry:
 
 
 def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0) -> VariantSpec:
-    """The variant without some components.
+    """Specify the variant without some components.
 
     Args:
         lens: the model.
@@ -125,7 +125,7 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
 
 
 def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
-    """A plan as a table, one row per entry.
+    """Return a plan as a table, one row per entry.
 
     Returns:
         Columns model, family, label, variant (id), components (list), how, spec_seed, and every tag; None where an

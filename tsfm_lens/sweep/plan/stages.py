@@ -1,4 +1,4 @@
-"""What a sweep runs for one model: first what is known beforehand, then what depends on results."""
+"""Stages of a sweep for one model: first the variants known beforehand, then those that depend on results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stage:
 
 
 def looks_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> tuple[Looks, list[tuple[str, str]]] | None:
-    """How a sequential test deals the series of all sets out, and their (set, item); None for other searches."""
+    """Deal the series of all sets out to the looks of a sequential test, with their (set, item); None for others."""
     heads_at = config.variants.heads_at
     if heads_at is None or heads_at.search != "sequential":
         return None
@@ -60,7 +60,7 @@ def looks_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> tuple[Looks,
 
 
 def parts_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[EvaluationSet, int, tuple[int, ...]]]:
-    """Every chunk of a sweep: its set, the look that it belongs to, and the indices of its windows."""
+    """List every chunk of a sweep: its set, the look that it belongs to, and the indices of its windows."""
     schedule = looks_of(config, sets)
     if schedule is None:
         return [(dataset, 0, indices) for dataset in sets for indices in dataset.chunks(config.chunk)]
@@ -92,7 +92,7 @@ class ModelPlan:
     Attributes:
         first: what is known beforehand.
         later: how many variants may follow, at most.
-        found: results of heads@k, one per layer and order, once its stages are over.
+        results: of heads@k, one per layer and order, once its stages are over.
         unfit: recipes that are written for other models.
 
     Raises:
@@ -123,7 +123,7 @@ class ModelPlan:
         self.later = pending + len(dependent) * (1 + config.variants.random_seeds)
 
     def stages(self, rows: Rows) -> Iterator[Stage]:
-        """What to run, one stage after the other; the next begins when the rows of the last are there."""
+        """Yield one stage after the other; the next begins when the rows of the last are there."""
         yield Stage("what is known beforehand", self.first)
         turn = 0
         while queries := {place: search.requests() for place, search in self._searches.items() if search.requests()}:
@@ -136,7 +136,7 @@ class ModelPlan:
             yield Stage("recipes", [plain_entry(self.name), *heavy])
 
     def kept(self) -> dict[int, tuple[str, int]]:
-        """Layer -> the best order, and the heads that it keeps."""
+        """Return by layer the best order, and the number of heads that it keeps."""
         layers = dict.fromkeys(layer for layer, _ in self._searches)
         best_orders = {}
         for layer in layers:
@@ -148,7 +148,7 @@ class ModelPlan:
         return best_orders
 
     def _measure(self, sets: Sequence[EvaluationSet]) -> dict[str, dict[int, list[int]]]:
-        """Heads of every layer, by order."""
+        """Rank the heads of every layer, by order."""
         variants = self.config.variants
         names = [*(variants.heads_at.orders if variants.heads_at else ())]
         names += variants.heads_per_layer.orders if variants.heads_per_layer else ()
@@ -201,7 +201,7 @@ class ModelPlan:
         return entries + component_entries(lens, name, variants.components, **options)
 
     def _fitting(self) -> list[Recipe]:
-        """The recipes that this model can run."""
+        """Return the recipes that this model can run."""
         fitting = []
         for source in self.config.variants.recipes:
             recipe = read_recipe(source)
@@ -215,7 +215,7 @@ class ModelPlan:
         return recipe.scale or self.config.variants.scale_recipes
 
     def _heavy_entries(self, *, by_search: bool) -> list[Entry]:
-        """Recipes with as many heads at random, those that go by heads@k or the others."""
+        """Plan recipes with as many heads at random, those that go by heads@k or the others."""
         best_orders = self.kept() if by_search else {}
         going = {layer: self._rankings[order][layer] for layer, (order, _) in best_orders.items()}
         heads_at_k = {layer: heads[: len(heads) - best_orders[layer][1]] for layer, heads in going.items()}
@@ -247,7 +247,7 @@ class ModelPlan:
         )
 
     def _round(self, queries: dict[tuple[int, str], list[tuple[int, int]]], turn: int) -> Iterator[Stage]:
-        """The stages of one round of all searches: one per look."""
+        """Yield the stages of one round of all searches: one per look."""
         if turn == 1 and self.config.variants.heads_at is not None and self.config.variants.heads_at.search == "scan":
             # these ran with what is known beforehand
             return
@@ -263,7 +263,7 @@ class ModelPlan:
             yield Stage(f"heads@k, round {turn}", with_plain, look + 1 if partial else None)
 
     def _answer(self, queries: dict[tuple[int, str], list[tuple[int, int]]], rows: Rows) -> None:
-        """Hand every search what it asked for."""
+        """Hand every search the answers to its requests."""
         entries_by_look: dict[int, list[Entry]] = {}
         variant: dict[tuple[int, str, int], str] = {}
         for (layer, order), requests in queries.items():
@@ -278,7 +278,7 @@ class ModelPlan:
             self._searches[layer, order].answer(answers)
 
     def _judge(self, entries: Sequence[Entry], look: int, rows: Rows) -> Callable[[str], Answer]:
-        """What a search is told of a variant."""
+        """Return the function that answers a search about a variant."""
         if self._schedule is None:
             changes = self._changes(rows([plain_entry(self.name), *entries], None))
             # the plain model's change is 0
@@ -287,7 +287,7 @@ class ModelPlan:
         return lambda variant: self._paired_errors(errors, variant, look)
 
     def _changes(self, rows: pd.DataFrame) -> pd.Series:
-        """Relative change of the geometric mean over datasets, by variant."""
+        """Compute the relative change of the geometric mean over datasets, by variant."""
         assert self.config.variants.heads_at is not None
         if set(rows["variant"]) <= {PLAIN}:
             return pd.Series(dtype=float)
@@ -295,7 +295,7 @@ class ModelPlan:
         return np.expm1(np.log1p(table["change"]).groupby(table["variant"]).mean())
 
     def _errors(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """(dataset, item) × variant: sums of the error of each series."""
+        """Sum the error of each series, (dataset, item) × variant."""
         assert self.config.variants.heads_at is not None
         metric = self.config.variants.heads_at.metric
         columns, _ = formula(metric)
@@ -325,7 +325,7 @@ class ModelPlan:
 
 
 def _windows_for_orders(lens: Lens, sets: Sequence[EvaluationSet], count: int, seed: int) -> tuple[SeriesBatch, int]:
-    """Some windows of all sets, for scores of heads that are measured on data, and a horizon of one pass."""
+    """Select windows of all sets, for scores of heads that are measured on data, and a horizon of one pass."""
     share = max(1, count // len(sets))
     batches = []
     for dataset in list(sets)[:count]:

@@ -51,7 +51,7 @@ GROWTHS = ("outward", "up", "down")
 
 
 def plain_entry(model: str) -> Entry:
-    """The model as it is."""
+    """Plan the model as it is."""
     return Entry(model, "plain", "plain model", VariantSpec())
 
 
@@ -67,7 +67,7 @@ def layer_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """Single layers, groups of consecutive layers, and whole stacks.
+    """Plan single layers, groups of consecutive layers, and whole stacks.
 
     Args:
         lens, model: the model and its name in the plan.
@@ -120,7 +120,7 @@ def range_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """Ranges of consecutive layers that grow by one layer until they reach the ends of the stack.
+    """Plan ranges of consecutive layers that grow by one layer until they reach the ends of the stack.
 
     Args:
         lens, model, parts, stack, kind, how, seed: see :func:`layer_entries`.
@@ -166,7 +166,7 @@ def head_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """Every head by itself.
+    """Plan every head by itself.
 
     Args:
         lens, model, stack, how, seed: see :func:`layer_entries`.
@@ -206,7 +206,7 @@ def count_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """The first k heads of a layer in some order, for several k; none of them is the plain model.
+    """Plan the first k heads of a layer in some order, for several k; none of them is the plain model.
 
     Args:
         lens, model, how, seed: see :func:`layer_entries`; the layer is one of the stack that is read out.
@@ -251,7 +251,7 @@ def heads_per_layer_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """The first k heads of several layers at once, for several k.
+    """Plan the first k heads of several layers at once, for several k.
 
     Args:
         lens, model, order, counts, kind, paired, how, seed: see :func:`count_entries`; a count is of each layer.
@@ -287,11 +287,11 @@ def heads_per_layer_entries(
 def component_entries(
     lens: Lens, model: str, component_sets: Mapping[str, Sequence[str | Component]], *, how: str = "zero", seed: int = 0
 ) -> list[Entry]:
-    """Any sets of components by name.
+    """Plan any sets of components by name.
 
     Args:
         lens, model, how, seed: see :func:`layer_entries`.
-        named: label -> components or globs.
+        component_sets: label -> components or globs.
 
     Raises:
         InputError: a set is empty, or no list.
@@ -319,7 +319,7 @@ def _span_entry(
     how: str,
     seed: int,
 ) -> list[Entry]:
-    """One entry for a range of layers; none where it has no such part."""
+    """Plan one range of layers; no entry where it has no such part."""
     components = part_components(stack, part, range(first, last + 1), kind)
     if not components:
         return []

@@ -26,7 +26,7 @@ _TOGETHER = 10
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What a report is made of.
+    """Results that a report is made of.
 
     Attributes:
         title: of the sweep.
@@ -43,7 +43,7 @@ class Gathered:
 
 
 def gather(folder: str | Path, name: str | None = None) -> Gathered:
-    """All results of a sweep, as far as it has come.
+    """Gather all results of a sweep, as far as it has come.
 
     Args:
         folder: of the store.
@@ -89,7 +89,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
 
 
 def _comparable(cells: pd.DataFrame, is_finished: pd.Series) -> tuple[pd.DataFrame, list[str]]:
-    """The finished cells that can be compared: of each model, all variants on the same windows.
+    """Select the finished cells that can be compared: of each model, all variants on the same windows.
 
     Of a sweep that is not finished these are either the variants that are finished on all datasets, or the datasets
     that are finished for all variants that were begun; whichever shows more.
@@ -118,18 +118,18 @@ def _comparable(cells: pd.DataFrame, is_finished: pd.Series) -> tuple[pd.DataFra
 
 
 def _has_plain(cells: pd.DataFrame, keep: pd.Series) -> bool:
-    """Whether the plain model is among some cells of a model, if it has one."""
+    """Tell if the plain model is among some cells of a model that has one."""
     return PLAIN not in set(cells["variant"]) or PLAIN in set(cells.loc[keep, "variant"])
 
 
 def _among(table: pd.DataFrame, pairs: set[tuple[str, str]]) -> pd.Series:
-    """Which rows are of a (model, variant) in a set."""
+    """Mark the rows of a (model, variant) in a set."""
     keys = zip(table["model"], table["variant"], strict=True)
     return pd.Series([key in pairs for key in keys], index=table.index)
 
 
 def _without_choice(entries: pd.DataFrame) -> list[str]:
-    """A note on every recipe whose random choices are all the chosen heads, so that there is nothing to compare."""
+    """Note every recipe whose random choices are all the selected heads, so that there is nothing to compare."""
     notes = []
     heavy = entries[entries["family"].isin(["recipes", "random"])]
     for (model, recipe), entries_of_recipe in heavy.groupby(["model", "recipe"], sort=False):
@@ -139,7 +139,7 @@ def _without_choice(entries: pd.DataFrame) -> list[str]:
 
 
 def _sums(store: Store, cells: pd.DataFrame) -> pd.DataFrame:
-    """Sums per series, models by the names that the configuration gives them."""
+    """Sum each series, with models by the names that the configuration gives them."""
     measures = [*TABLE_METRICS, "spearman_distance"]
     columns = [
         *KEY_COLUMNS,

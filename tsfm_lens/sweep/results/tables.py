@@ -31,7 +31,7 @@ _WHOLE = (
 
 
 def effects(results: Results) -> pd.DataFrame | None:
-    """What single layers, groups, ranges and sets of components are worth; kind "sweep_effects"."""
+    """Tabulate the effects of single layers, groups, ranges and sets of components; kind "sweep_effects"."""
     parts = []
     for model, entries in results.by_model(*EFFECTS):
         # one family of tests: the entries of one kind and part
@@ -42,7 +42,7 @@ def effects(results: Results) -> pd.DataFrame | None:
 
 
 def single_heads(results: Results) -> pd.DataFrame | None:
-    """What every head by itself is worth, all heads of a model one family of tests; kind "sweep_heads"."""
+    """Tabulate the effect of every single head, all heads of a model one family of tests; kind "sweep_heads"."""
     parts = [
         _with_distance(results, entries.rename(columns={"kind": "attention"}))
         for _, entries in results.by_model("heads")
@@ -52,7 +52,7 @@ def single_heads(results: Results) -> pd.DataFrame | None:
 
 
 def _with_distance(results: Results, entries: pd.DataFrame) -> pd.DataFrame:
-    """One family of tests with MASE, its change, and how far the forecast moves."""
+    """Add to one family of tests MASE, its change, and the distance of the forecast."""
     away = results.changes(entries, "spearman_distance")
     distance = {f"spearman_distance{end}": entries["variant"].map(away[name]) for name, end in _DISTANCE.items()}
     distance["distance_leads"] = entries["variant"].map(away["leads"])
@@ -67,11 +67,11 @@ _EFFECT_COLUMNS = (
 
 
 def curves(results: Results, search_table: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
-    """Error over the number of heads ablated, for each layer and order; kind "sweep_curves".
+    """Tabulate the error over the number of heads ablated, for each layer and order; kind "sweep_curves".
 
     Args:
         results: of the sweep.
-        kept: of :func:`heads_at`, which says which order is the better one of each layer; None before that is known.
+        search_table: of :func:`heads_at`, which marks the better order of each layer; None before that is known.
         tolerance: of the searches.
     """
     parts = [results.with_mase(results.measured(entries)) for _, entries in results.by_model("head_counts")]
@@ -100,7 +100,7 @@ _BETTER_COLUMNS = ["model", "layer", "order", "ablated", "leads", "judged_by", "
 def heads_at(
     results: Results, search_rows: Sequence[Mapping[str, Any]], tolerance: float, metric: str, search: str
 ) -> pd.DataFrame | None:
-    """How many heads each layer must keep in each order; kind "sweep_heads_at".
+    """Tabulate the number of heads that each layer must keep in each order; kind "sweep_heads_at".
 
     ``better`` marks the order that counts, one per layer, judged by ``judged_by``; ``order_stands`` whether, at that
     number of heads, it costs less than every other order that is not at random, after Holm over the model's layers;
@@ -108,7 +108,7 @@ def heads_at(
 
     Args:
         results: of the sweep.
-        found: the planner's searches: model, layer, order, of, kept, change, evaluations, total.
+        search_rows: the planner's searches: model, layer, order, of, kept, change, evaluations, total.
         tolerance, metric, search: of the searches.
     """
     if not search_rows:
@@ -137,7 +137,7 @@ def _search(row: pd.Series, tolerance: float, search: str) -> HeadsAt:
 
 
 def _orders_that_stand(results: Results, counts: pd.DataFrame, best_rows: pd.DataFrame, metric: str) -> np.ndarray:
-    """(row of ``chosen``,): whether each layer's better order beats all others at its number of heads."""
+    """Tell, (row of ``best_rows``,), if each layer's better order beats all others at its number of heads."""
     p = np.full(len(best_rows), np.nan)
     for place, row in enumerate(best_rows.to_dict("records")):
         here = counts[(counts["layer"] == row["layer"]) & (counts["ablated"] == row["ablated"])]
@@ -160,7 +160,7 @@ def _layers_that_lead(results: Results, counts: pd.DataFrame) -> dict[int, str]:
 def by_dataset(
     results: Results, search_table: pd.DataFrame, tolerance: float, cap: float = 0.25
 ) -> pd.DataFrame | None:
-    """Error on every dataset over heads ablated, in the layers of each model that keep most and fewest heads.
+    """Tabulate the error on every dataset in the layers of each model that keep most and fewest heads.
 
     Kind "sweep_datasets". Of layers that keep as many, all heads ablated change the error most, or least.
     """
@@ -188,7 +188,7 @@ def by_dataset(
 
 
 def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """A row per dataset and number of heads ablated in one order of one layer."""
+    """Return a row per dataset and number of heads ablated in one order of one layer."""
     model = line["model"].iloc[0]
     changes = dataset_changes(results.rows(model, list(line["variant"])))
     mase = results.mase_ratios(model).reset_index().melt("dataset", var_name="variant", value_name="mase")
@@ -201,7 +201,7 @@ def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFra
 
 
 def recipes(results: Results) -> pd.DataFrame | None:
-    """What heavy ablations cost on every metric; kind "sweep_recipes"."""
+    """Tabulate the cost of heavy ablations on every metric; kind "sweep_recipes"."""
     parts = []
     for model, entries in results.by_model("recipes", "random", "components"):
         counts = resilience(results.rows(model, list(entries["variant"]))).set_index("variant")
@@ -223,7 +223,7 @@ _DIFFERENCE = {"diff": "difference", "diff_lower": "lower", "diff_upper": "upper
 
 
 def selection(results: Results) -> pd.DataFrame | None:
-    """Heads chosen by a rule against as many at random; kind "sweep_selection".
+    """Compare heads chosen by a rule with as many at random; kind "sweep_selection".
 
     ``diff``, on the row of each informed choice, is its change minus the mean of the random ones; ``diff_stands`` after
     Holm over the model's recipes.
@@ -254,7 +254,7 @@ def selection(results: Results) -> pd.DataFrame | None:
 def _table(
     results: Results, kind: str, title: str, parts: Sequence[pd.DataFrame], names: Iterable[str], **attrs: Any
 ) -> pd.DataFrame | None:
-    """A tidy table of some columns; whole numbers where an entry has one, else -1, and "" where it has no word."""
+    """Build a tidy table of some columns; -1 where an entry has no whole number, and "" where it has no word."""
     if not parts:
         return None
     rows = pd.concat(parts, ignore_index=True)

@@ -127,7 +127,7 @@ def _pool(
 
 
 class _Driver:
-    """Hands out tasks, and decides what becomes of those that are held, lost or failed."""
+    """Distribution of tasks to workers, with what becomes of those that are held, lost or failed."""
 
     def __init__(self, pool: Pool, retries: int, tell: Callable[[GroupDone], None]) -> None:
         self.pool, self.retries, self.tell = pool, retries, tell
@@ -301,7 +301,7 @@ class _Processes:
 def _serve(
     pipe: Any, make_worker: MakeWorker, common: Any, path: os.PathLike[str], device: str | None, threads: int
 ) -> None:
-    """What a worker process does, until it is killed or its parent is gone."""
+    """Run a worker process until it is killed or its parent is gone."""
     # Ctrl-C goes to every process of the terminal; the parent decides
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -55,7 +55,7 @@ class Place:
 
 
 class ModelCells:
-    """Cells of one model: which variants on which chunks, and the tasks that compute them."""
+    """Cells of one model: its variants on its chunks, and the tasks that compute them."""
 
     def __init__(self, config: SweepConfig, model: ModelConfig, lens: Lens, sets: Sequence[EvaluationSet]) -> None:
         self.config, self.model, self.lens = config, model, lens
@@ -82,11 +82,11 @@ class ModelCells:
         self._cache: dict[tuple[str, int], Cell] = {}
 
     def cells(self, specs: Sequence[VariantSpec], looks: int | None = None) -> list[Cell]:
-        """Cells of some variants, on the first ``looks`` looks, on all windows if None."""
+        """Return the cells of some variants, on the first ``looks`` looks, on all windows if None."""
         return [self._cell(spec, place) for place in self._within(looks) for spec in specs]
 
     def tasks(self, specs: Sequence[VariantSpec], exclude: set[str], looks: int | None = None) -> list[GroupTask]:
-        """What computes the cells that are not done, a block of variants per task."""
+        """Return the tasks that compute the cells not in ``exclude``, a block of variants per task."""
         tasks = []
         for place in self._within(looks):
             missing = [(spec, cell) for spec in specs if (cell := self._cell(spec, place)).key not in exclude]
@@ -101,7 +101,7 @@ class ModelCells:
         return tasks
 
     def _work(self, place: Place) -> float:
-        """Work of one variant, for the time left: parameters times tokens that pass through them, roughly."""
+        """Estimate the work of one variant, for the time left: parameters times tokens that pass through them."""
         adapter, horizon = self.lens.adapter, place.dataset.horizon
         if adapter.readout == "token":
             # a token per step of every sample path

@@ -1,4 +1,4 @@
-"""How far a running sweep is, in cells and in time."""
+"""Progress of a running sweep, in cells and in time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Progress = Callable[[str, int, int, float | None], None]
 
 
 class Ledger:
-    """Counts cells and their cost: those of the stage that runs, and those that are expected after it.
+    """Counts of cells and their cost: those of the stage that runs, and those that are expected after it.
 
     Args:
         progress: told after every change.
@@ -37,7 +37,7 @@ class Ledger:
         self._later[model] = (cells, cost)
 
     def settle(self, model: str) -> None:
-        """Nothing more is to come of a model."""
+        """Record that nothing more is to come of a model."""
         self._later[model] = (0, 0.0)
         self._tell()
 
@@ -56,7 +56,7 @@ class Ledger:
         self._tell()
 
     def done(self, group: GroupDone) -> None:
-        """A group of the stage has ended."""
+        """Count a group of the stage that has ended."""
         cells = len(group.task.cells)
         if group.how != "failed":
             self._finished += cells

@@ -34,7 +34,7 @@ _HEAD_SECONDS = "20"
 
 @dataclass(frozen=True)
 class Init:
-    """What the cluster's process is told first.
+    """First message to the cluster's process.
 
     Attributes:
         parts: pickled: what makes a worker, and what all workers need.
@@ -53,7 +53,7 @@ class Init:
 
 @dataclass(frozen=True)
 class Submit:
-    """A group for a worker; ``data`` is None where the cluster holds it under its number already."""
+    """Group for a worker; ``data`` is None where the cluster holds it under its number already."""
 
     worker: int
     cells: tuple[str, ...]
@@ -65,7 +65,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Message:
-    """A worker's message, with the rows of its group unless it wrote them itself."""
+    """Message of a worker, with the rows of its group unless it wrote them itself."""
 
     worker: int
     report: Report
@@ -74,14 +74,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Failed:
-    """The cluster cannot go on: the class of the error, and its message."""
+    """Failure of the cluster: the class of the error, and its message."""
 
     kind: str
     message: str
 
 
 def ray_package() -> Any:
-    """The module ``ray``, imported.
+    """Import the module ``ray``.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -133,7 +133,7 @@ def connect(address: str | None = None) -> bool:
 
 
 def _ping(address: str) -> None:
-    """Ray itself waits for minutes where nobody listens."""
+    """Refuse an address where nobody listens; Ray itself waits there for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -181,7 +181,7 @@ class _Actor:
 
 
 class _ActorSlot:
-    """An actor, and what it was asked last."""
+    """An actor, and the reference of its last call."""
 
     def __init__(self, actor: Any) -> None:
         self.actor, self.reference = actor, None
@@ -191,7 +191,7 @@ class _Cluster:
     """Actors of a cluster, and the data that it holds for them.
 
     Args:
-        begin: what to start.
+        init: what to start.
         pipe: to the sweep.
     """
 
@@ -280,7 +280,7 @@ class _Cluster:
 
 
 def serve(handle: int) -> None:
-    """What the cluster's process does.
+    """Run the cluster's process.
 
     Args:
         handle: of the pipe to the sweep.
@@ -308,7 +308,7 @@ def _nodes(ray: Any, resource: str) -> list[float]:
 
 
 def share(nodes: Sequence[float], workers: int) -> int:
-    """CPUs per worker, so that all of them find a place: the most that they can have, and at least one."""
+    """Share the CPUs among the workers: the most that each can have so that all find a place, and at least one."""
     for cpus in range(int(max(nodes, default=1)), 1, -1):
         if sum(int(node // cpus) for node in nodes) >= workers:
             return cpus

@@ -105,7 +105,7 @@ class RayPool:
             self._pipe.send(message)
 
     def _next(self, timeout: float | None) -> Any:
-        """The cluster's next message; None if there is none in so many seconds."""
+        """Return the cluster's next message; None if there is none in so many seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             wait_seconds = _LOOK_SECONDS if end is None else min(_LOOK_SECONDS, max(0.0, end - time.monotonic()))
@@ -137,7 +137,7 @@ class RayPool:
         return f" ({lines[-1].strip()[:300]})" if lines else ""
 
     def idle(self) -> list[int]:
-        """Workers that are ready and have nothing to do."""
+        """Return the workers that are ready and have nothing to do."""
         return [worker for worker, slot in enumerate(self._slots) if slot.ready and slot.task is None]
 
     def submit(self, worker: int, task: GroupTask) -> None:
@@ -159,7 +159,7 @@ class RayPool:
         self._reports.append((worker, report))
 
     def _data(self, data: Any) -> tuple[int, bytes | None]:
-        """Number of the data, and the pickled data if the cluster does not hold it."""
+        """Return the number of the data, and the pickled data if the cluster does not hold it."""
         if id(data) in self._data_cache:
             return self._data_cache[id(data)][1], None
         number = 1 + max((number for _, number in self._data_cache.values()), default=0)
@@ -169,7 +169,7 @@ class RayPool:
         return number, self._pickle(data)
 
     def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Messages of actors; an actor that was lost is replaced."""
+        """Collect messages of actors; an actor that was lost is replaced."""
         if not self._reports:
             limit = timeout if timeout is not None else _PATIENCE_SECONDS
             message: Message | None = self._next(limit)

@@ -37,7 +37,7 @@ class SavedPlan:
 
 
 def plan_name(config: SweepConfig) -> str:
-    """Name of a sweep's plan: its own, as far as a file can have it, and a hash of all that decides its results."""
+    """Name a sweep's plan: its own name, as far as a file can have it, and a hash of all that decides its results."""
     text = json.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"memory", "devices"}), sort_keys=True)
     name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -68,7 +68,7 @@ def save_plan(
 
 
 def read_saved(store: Store, name: str | None = None) -> SavedPlan:
-    """A plan of a store.
+    """Read a plan of a store.
 
     Args:
         store: with plans.
@@ -93,7 +93,7 @@ def read_saved(store: Store, name: str | None = None) -> SavedPlan:
 
 
 def _whole(store: Store, name: str) -> SavedPlan | None:
-    """The plan that a store holds; None if there is none, or it is damaged and to be written anew."""
+    """Return the plan that a store holds; None if there is none, or it is damaged and to be written anew."""
     try:
         return _read_plan(store, name)
     except StoreError:

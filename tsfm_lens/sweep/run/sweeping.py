@@ -29,7 +29,7 @@ from tsfm_lens.sweep.store.folder import Store, cell_key
 
 @dataclass
 class Outcome:
-    """How a run of a sweep ended.
+    """Outcome of a run of a sweep.
 
     Attributes:
         cells: of the whole plan; of what is known of it, if the run ended early.
@@ -47,13 +47,13 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a sweep has come.
+    """Progress of a sweep.
 
     Attributes:
         cells, finished: of what is known before results are.
@@ -101,7 +101,7 @@ class Sweep:
         self.results: list[dict[str, Any]] = []
 
     def naive(self) -> list[tuple[Cell, ChunkSource]]:
-        """Cells of the seasonal naive forecast."""
+        """Plan the cells of the seasonal naive forecast."""
         cells = []
         for dataset in self.sets:
             for number, indices in enumerate(dataset.chunks(self.config.chunk)):
@@ -118,7 +118,7 @@ class Sweep:
         return cells
 
     def standing(self) -> Standing:
-        """How many of the cells that are known beforehand are finished."""
+        """Count the finished ones of the cells that are known beforehand."""
         finished = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
         parts, keys = [], set()
         for title, plan in self.plans.items():
@@ -165,7 +165,7 @@ class Sweep:
 
 
 def plan_sweep(config: SweepConfig, folder: str | Path) -> Standing:
-    """How far a sweep has come; nothing is run.
+    """Count the cells of a sweep that are finished; nothing is run.
 
     Raises:
         LensError: a model, dataset or variant of the configuration cannot be used.
@@ -238,7 +238,7 @@ def run_sweep(
 
 @dataclass
 class _Runner:
-    """Runs the stages of every model, one after the other."""
+    """Loop over the stages of every model, one after the other."""
 
     sweep: Sweep
     store: Store
@@ -247,7 +247,7 @@ class _Runner:
     outcome: Outcome
 
     def run(self) -> None:
-        """The whole sweep."""
+        """Run the whole sweep."""
         naive = self.sweep.naive()
         self.sweep.cells |= {cell.key: cell for cell, _ in naive}
         finished = self.store.done()
@@ -311,7 +311,7 @@ class _Runner:
         run_groups(tasks, CellWorker, lenses, self.store, devices=devices, on_done=on_done, **self.options)
 
     def _rows(self, cells_of_model: ModelCells, entries: Sequence[Entry], looks: int | None) -> pd.DataFrame:
-        """Rows of some variants, for what a plan decides on.
+        """Return the rows of some variants, for what a plan decides on.
 
         Raises:
             _WaitingError: cells are missing because their group failed.
@@ -332,7 +332,7 @@ def _refuse_namesakes(recipes: Sequence[str]) -> None:
 
 
 class _WaitingError(Exception):
-    """What depends on results cannot be planned without them."""
+    """Results that a plan depends on are missing."""
 
 
 def _unique(specs: Sequence[VariantSpec]) -> list[VariantSpec]:

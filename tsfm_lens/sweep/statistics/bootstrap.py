@@ -34,11 +34,11 @@ class Sums:
         return self.columns[0].shape[1]
 
     def by_dataset(self) -> tuple[np.ndarray, ...]:
-        """The columns summed over the series of each dataset, (variant, dataset)."""
+        """Sum the columns over the series of each dataset, (variant, dataset)."""
         return tuple(np.add.reduceat(column, self.starts, axis=1) for column in self.columns)
 
     def datasets(self) -> Iterator[slice]:
-        """The series of each dataset."""
+        """Yield the series of each dataset."""
         for start, stop in zip(self.starts, [*self.starts[1:], self.n_series], strict=True):
             yield slice(int(start), int(stop))
 
@@ -53,7 +53,7 @@ def replicates_of(
     sampled: bool = True,
     sources: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """The mean over datasets of a measure, or of its difference to the plain model, for each bootstrap replicate.
+    """Resample the mean over datasets of a measure, or of its difference to the plain model, once per replicate.
 
     Args:
         variants, plain: their sums over the same series; plain has one variant, or is None.
@@ -101,12 +101,12 @@ def replicates_of(
 
 
 def _collapse(column: np.ndarray) -> np.ndarray:
-    """One row for all variants where they have the same sums, as of labels, to multiply once."""
+    """Return one row where all variants have the same sums, as of labels, to multiply once."""
     return column[:1] if (column == column[:1]).all() else column
 
 
 def _weights(draws: int, series: int, width: int, rng: np.random.Generator) -> Iterator[tuple[slice, np.ndarray]]:
-    """How often each series is in each draw of as many as there are, (draw, series), in blocks of draws."""
+    """Yield the number of times that each series is in each draw, (draw, series), in blocks of draws."""
     # numbers are drawn row by row in order, so that the size of a block changes nothing
     size = max(1, _BLOCK // max(series, width))
     for first in range(0, draws, size):
@@ -122,7 +122,7 @@ def _evaluate(sums: Sums, measure: Callable[..., np.ndarray], part: slice, weigh
 
 
 def widened(share: float, units: int) -> float:
-    """How many standard deviations out the tail of this share begins, with few units resampled; negative.
+    """Return the standard deviations out at which the tail of this share begins, for few units; negative.
 
     A bootstrap of n units has their variance with n for n - 1, and percentiles of a normal where those of Student's t
     are due; both are put right by going further out.
@@ -134,17 +134,17 @@ def widened(share: float, units: int) -> float:
 
 
 def replicates_for(tests: int, confidence: float) -> int:
-    """How many replicates it takes that one of so many tests can stand after Holm's correction."""
+    """Return the replicates that it takes for one of so many tests to stand after Holm's correction."""
     return int(np.ceil(2 * tests / (1 - confidence)))
 
 
 def smallest_p(replicates: int) -> float:
-    """The smallest two-sided p-value that so many replicates can show: none of them on the other side of 0."""
+    """Return the smallest two-sided p-value that so many replicates can show: none of them on the other side of 0."""
     return 2 / (replicates + 1)
 
 
 def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
-    """p-values of "no difference" for each column of replicates.
+    """Compute p-values of "no difference" for each column of replicates.
 
     Twice the share of replicates on the other side of 0, one more counted, and widened for few units as the interval
     is. Where no replicate is there, widening alone would speak of few units whatever the distance from 0; then the tail
@@ -168,7 +168,7 @@ def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
 
 
 def interval(distribution: np.ndarray, confidence: float, units: int) -> np.ndarray:
-    """Lower and upper end, (2, variant), of the widened percentile interval.
+    """Return the lower and upper end, (2, variant), of the widened percentile interval.
 
     Where so few units are resampled that the ends lie beyond what so many replicates can show, they are the outermost
     replicates, or Student's, of mean and standard deviation of the replicates, if those are further out.

@@ -1,4 +1,4 @@
-"""Changes of a metric dataset by dataset, and on how many of them a variant does harm or good."""
+"""Changes of a metric dataset by dataset, and the number of datasets on which a variant does harm or good."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsfm_lens.sweep.statistics.pooling import METRICS, PLAIN, as_series_sums
 
 
 def dataset_changes(frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE") -> pd.DataFrame:
-    """The change of a metric on each dataset by itself, over the windows that both sides have.
+    """Compute the change of a metric on each dataset by itself, over the windows that both sides have.
 
     Args:
         frame, plain, metric: as for :func:`.changes.changes`; a metric, not a distance.
@@ -52,7 +52,7 @@ def only_metrics(metric: str) -> None:
 def resilience(
     frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE", tolerance: float = 0.05
 ) -> pd.DataFrame:
-    """On how many datasets a variant does little harm, and on how many it does good.
+    """Count the datasets on which a variant does little harm, and those on which it does good.
 
     Args:
         frame, plain, metric: as for `dataset_changes`.

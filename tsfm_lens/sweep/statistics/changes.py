@@ -1,4 +1,4 @@
-"""What stands: changes of a metric with paired bootstrap intervals, clustered by dataset, and Holm's correction.
+"""Significance of changes: paired bootstrap intervals, clustered by dataset, and Holm's correction.
 
 An ablated model is compared with the plain one on the same windows. Metrics are pooled a dataset, and averaged over
 datasets by the geometric mean, so that any fixed normaliser of a dataset cancels in a change.
@@ -26,7 +26,7 @@ DatasetTreatment = Literal["sampled", "fixed"]
 
 
 def holm(p_values: np.ndarray, families: Sequence[Any] | np.ndarray | None = None) -> np.ndarray:
-    """Holm's step-down correction of p-values, family by family; NaN stays NaN and counts for nothing."""
+    """Correct p-values by Holm's step-down method, family by family; NaN stays NaN and counts for nothing."""
     from statsmodels.stats.multitest import multipletests
 
     p = np.asarray(p_values, dtype=float)
@@ -55,7 +55,7 @@ def changes(
     family: str | Mapping[str, str] | None = None,
     datasets: DatasetTreatment = "sampled",
 ) -> pd.DataFrame:
-    """How much each variant changes a metric, with an interval and a test that knows how many were made.
+    """Test how much each variant changes a metric, with an interval and a correction for the number of tests.
 
     Both sides are pooled over the same windows of the same series. A replicate draws datasets with replacement, and
     from each the series with replacement, the same for both sides and all variants; with one dataset the series only.
@@ -144,7 +144,7 @@ def _families(frame: pd.DataFrame, family: str | Mapping[str, str] | None) -> di
 
 
 def _units(group: Group, datasets: str) -> int:
-    """How many things are resampled: sources, or series; fewer than 2 allow no interval."""
+    """Count the units that are resampled: sources, or series; fewer than 2 allow no interval."""
     n = len(set(group.sources))
     if n > 1 and datasets == "sampled":
         return n
@@ -153,7 +153,7 @@ def _units(group: Group, datasets: str) -> int:
 
 
 def _enough(group: Group, at_least: int, tests: int, confidence: float) -> int:
-    """Replicates with which one of so many tests can stand, or as many as can be drawn."""
+    """Return the replicates with which one of so many tests can stand, or as many as can be drawn."""
     possible = int(_MOST_WORK / max(group.n_series * len(group.variants), 1))
     return max(at_least, min(bootstrap.replicates_for(tests, confidence), possible))
 
@@ -210,7 +210,7 @@ def _compare(
 
 
 def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence: float) -> dict[int, str]:
-    """Place -> "highest" or "lowest" of the variants that differ from every other one."""
+    """Map the place of each variant that differs from every other one to "highest" or "lowest"."""
     leaders: dict[int, str] = {}
     finite = np.flatnonzero(np.isfinite(value) & np.isfinite(distribution).all(axis=0))
     if len(finite) < 2:
@@ -225,7 +225,7 @@ def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence
 
 
 def _figures(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(variant,) value and baseline over all datasets of a group, NaN if it has none."""
+    """Compute (variant,) value and baseline over all datasets of a group, NaN if it has none."""
     n = len(group.variants)
     if not group.datasets:
         return np.full(n, np.nan), np.full(n, np.nan)
@@ -281,7 +281,7 @@ def difference(
     seed: int = 0,
     datasets: DatasetTreatment = "sampled",
 ) -> pd.Series:
-    """Change of an informed choice minus the mean change of random choices, on the same draws of datasets and series.
+    """Test the change of an informed choice minus the mean change of random choices, on the same draws of series.
 
     In each replicate the random variants are drawn with replacement too, so that the interval speaks about random
     choices in general. All variants are compared where all have results.

@@ -23,11 +23,11 @@ class Group:
 
     Attributes:
         variants: their ids.
-        changed, plain: sums of the variants and of the plain model.
+        variant_sums, plain: sums of the variants and of the plain model.
         datasets: names.
-        left_out: names of datasets on which there is no comparison: a metric of either side is undefined, infinite
+        absent: names of datasets on which there is no comparison: a metric of either side is undefined, infinite
             or not positive, or there is no series that both sides have.
-        unpaired: how many series of the plain model a variant lacks, or has in part.
+        n_unpaired: number of series of the plain model that a variant lacks, or has in part.
     """
 
     variants: list[str]
@@ -63,7 +63,7 @@ class Pairs:
 
     Attributes:
         columns, plain: (variant, series) sums that the measure is made of, (1, series) of the plain model.
-        matched: (variant, series) the same windows on both sides, with something to measure.
+        valid: (variant, series) the same windows on both sides, with something to measure.
         whole: (variant, series) the same windows on both sides.
         invalid: (variant, series) a forecast of either side is not finite.
         dataset: (series,) number of the dataset.
@@ -81,7 +81,7 @@ class Pairs:
     invalid: np.ndarray
 
     def groups(self, together: bool = False) -> Iterator[Group]:
-        """Variants by the series on which they can be compared; together: one group, on what all can."""
+        """Group variants by the series on which they can be compared; together: one group, on what all can."""
         usable = self._usable()
         if together:
             usable = np.repeat(usable.all(axis=0, keepdims=True), len(usable), axis=0)
@@ -107,7 +107,7 @@ class Pairs:
             yield rows[lacking == number]
 
     def _usable(self) -> np.ndarray:
-        """(variant, series) matched series of the datasets with a usable metric on both sides."""
+        """Mark (variant, series) valid series of the datasets with a usable metric on both sides."""
         n = len(self.datasets)
         member = np.zeros((len(self.dataset), n))
         member[np.arange(len(self.dataset)), self.dataset] = 1.0
@@ -122,7 +122,7 @@ class Pairs:
 
 
 def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
-    """The variants of each model beside its plain one.
+    """Pair the variants of each model with its plain one.
 
     Args:
         sums: of `per_series`.
@@ -193,6 +193,6 @@ Measure = Callable[..., np.ndarray]
 
 
 def on_log_scale(measure: str) -> Measure:
-    """What is averaged over datasets: the logarithm of a metric, a distance as it is."""
+    """Return the measure that is averaged over datasets: the logarithm of a metric, a distance as it is."""
     function = formula(measure)[1]
     return (lambda *sums: np.log(function(*sums))) if measure in METRICS else function

@@ -44,7 +44,7 @@ LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
 
 
 def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
-    """The columns of `per_series` that a metric or distance is made of, and the function that makes it.
+    """Return the columns of `per_series` that a metric or distance is made of, and the function that makes it.
 
     Raises:
         UnknownNameError: no metric and no distance of that name.
@@ -57,7 +57,7 @@ def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
 
 
 def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METRICS) -> dict[str, Any]:
-    """Metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None).
+    """Compute metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None).
 
     Args:
         sums: SUMS as columns or entries, each a number, array or column.
@@ -78,12 +78,12 @@ def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METR
 
 
 def _mix(window: np.ndarray, variate: np.ndarray) -> np.ndarray:
-    """A 64-bit number for each window and variate, whose sum tells one set of them from another."""
+    """Hash each window and variate to a 64-bit number, whose sum tells one set of them from another."""
     return pd.util.hash_array((window.astype(np.int64) << 20) + variate.astype(np.int64))
 
 
 def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
-    """Sums over the windows and variates of each series.
+    """Sum over the windows and variates of each series.
 
     Args:
         frame: rows of a store: KEYS, ``window``, ``variate``, and the columns that the measures need.
@@ -141,7 +141,7 @@ def _refuse_twice(frame: pd.DataFrame, group: np.ndarray, window: np.ndarray, va
 
 
 def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
-    """`per_series` of stored rows, or the frame itself if it is that already."""
+    """Return `per_series` of stored rows, or the frame itself if it is that already."""
     if "n_rows" not in frame:
         return per_series(frame, measures)
     absent = [c for measure in measures for c in formula(measure)[0] if c not in frame]
@@ -151,7 +151,7 @@ def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame
 
 
 def dataset_metrics(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
-    """Metrics, and the mean over windows of distances, by (model, variant, dataset).
+    """Compute metrics, and the mean over windows of distances, by (model, variant, dataset).
 
     Args:
         frame: stored rows, or `per_series` of them.
@@ -174,7 +174,7 @@ def dataset_metrics(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> 
 
 
 def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Metrics as multiples of the seasonal naive forecast's, dataset by dataset, as on leaderboards.
+    """Divide metrics by those of the seasonal naive forecast, dataset by dataset, as on leaderboards.
 
     Args:
         metrics: of `dataset_metrics`.
@@ -201,7 +201,7 @@ def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.D
 
 
 def geometric_mean(values: pd.Series | pd.DataFrame) -> tuple[Any, list[str]]:
-    """The geometric mean over datasets, and the datasets that had to be left out of it.
+    """Compute the geometric mean over datasets, and list the datasets that had to be left out of it.
 
     Args:
         values: a column per thing to compare, a row per dataset.

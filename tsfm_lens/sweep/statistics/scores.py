@@ -1,4 +1,4 @@
-"""What is kept of a forecast: sums from which each benchmark metric can be pooled, and distances to the plain one.
+"""Scores of a forecast: sums from which each benchmark metric can be pooled, and distances to the plain one.
 
 A metric of a benchmark is a ratio of sums over all its steps, so that a mean of the metric over windows is another
 number. What is stored a window are therefore the sums; they add up over any set of windows.
@@ -68,12 +68,12 @@ _STATS: dict[str, tuple[Callable[..., Any], str | None]] = {
 
 
 def _part_names() -> list[str]:
-    """Names under which gluonts's measures ask for parts of a forecast."""
+    """Name the parts of a forecast that gluonts's measures ask for."""
     return ["mean", "0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS)]
 
 
 def _rows(array: np.ndarray) -> np.ndarray:
-    """(series, row, step) to (row, all steps of all series), so that one gluonts forecast holds all series."""
+    """Reshape (series, row, step) to (row, all steps of all series), so that one gluonts forecast holds all series."""
     return np.moveaxis(array, 1, 0).reshape(array.shape[1], -1)
 
 
@@ -119,7 +119,7 @@ def window_scores(
     samples: np.ndarray | None = None,
     mean: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Sums over the known steps of each series, from which `statistics.pooled` makes the metrics of any set of them.
+    """Sum over the known steps of each series; `statistics.pooled` makes the metrics of any set of them.
 
     The measures are gluonts's own, with its rules: steps without a label are left out; steps with a scale of 0 or
     without one are left out of MASE and MSIS, with a label of 0 out of MAPE, with label and forecast 0 out of sMAPE.
@@ -176,7 +176,7 @@ def window_scores(
 def forecast_distances(
     point: np.ndarray, plain: np.ndarray, *, steps: int = 64, scale: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """How far each series' forecast is from the plain model's, over the first steps.
+    """Compute the distance of each series' forecast from the plain model's, over the first steps.
 
     Args:
         point, plain: (series, step) point forecasts (median or mean of samples), data units.

@@ -115,7 +115,7 @@ class Store:
         return about
 
     def _about(self, marker: Path, mend: bool) -> Mapping[str, Any] | None:
-        """What a store says of itself; None where it is new, or what it said is lost and is to be said again."""
+        """Read the description of a store; None where it is new, or where the description is lost."""
         try:
             about = read_json(marker)
             if about.get("format") != FORMAT:
@@ -138,7 +138,7 @@ class Store:
         return about
 
     def _has_cells(self) -> bool:
-        """Whether there are cells of a sweep, or room for them, whatever else there is."""
+        """Tell if there are cells of a sweep, or room for them, whatever else there is."""
         cells = self.path / "cells"
         folders = [entry.name for entry in cells.iterdir() if entry.is_dir()] if cells.is_dir() else ["none"]
         return not folders or any(re.fullmatch("[0-9a-f]{2}", name) for name in folders)
@@ -174,11 +174,11 @@ class Store:
         return path
 
     def done(self) -> set[str]:
-        """Keys of every finished cell; reads the footers of files that are new since the last call."""
+        """Return the keys of every finished cell; reads the footers of files that are new since the last call."""
         return {cell for footer in self._whole() for cell in footer.cells}
 
     def holds(self, cells: Sequence[str]) -> bool:
-        """Whether this very group is finished; looks at one file, so it is fast in a large store."""
+        """Tell if this very group is finished; looks at one file, so it is fast in a large store."""
         key = group_key(cells)
         path = self.path / "cells" / key[:2] / cells_file(cells)
         try:
@@ -187,13 +187,13 @@ class Store:
             return False
 
     def unused(self, cells: Iterable[str]) -> int:
-        """How many finished cells are none of these: left by another configuration, and not read."""
+        """Count the finished cells that are none of these: left by another configuration, and not read."""
         return len(self.done() - set(cells))
 
     def read(
         self, cells: Iterable[str], columns: Sequence[str] | None = None, *, allow_missing: bool = False
     ) -> pa.Table:
-        """Rows of some cells, each cell once even where several files hold it.
+        """Read rows of some cells, each cell once even where several files hold it.
 
         Args:
             cells: their keys; the order does not matter.
@@ -285,7 +285,7 @@ class Store:
         return Damage(damage.path, damage.why, target)
 
     def _blocking_files(self) -> list[Damage]:
-        """Files that stand where a folder of results belongs."""
+        """Find files that stand where a folder of results belongs."""
         files = (place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
         return [Damage(place, "a file stands in the way of a folder") for place in sorted(files)]
 
@@ -303,7 +303,7 @@ class Store:
         return [footer for footer in self._scan() if isinstance(footer, Footer)]
 
     def _scan(self) -> list[Footer | Damage]:
-        """Footers of all files by file name, from memory where the file has not changed."""
+        """Return the footers of all files by file name, from memory where the file has not changed."""
         fresh: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
         try:
             folders = [entry for entry in os.scandir(self.path / "cells") if entry.is_dir()]
@@ -340,7 +340,7 @@ class Store:
         return path
 
     def read_plan(self, name: str) -> Any:
-        """A plan (a frame) or provenance (a mapping) by its name; a frame where there are both.
+        """Read a plan (a frame) or provenance (a mapping) by its name; a frame where there are both.
 
         Raises:
             UnknownNameError: there is none of this name.
@@ -358,7 +358,7 @@ class Store:
         raise unknown_name("plan", name, self.plans())
 
     def plans(self) -> list[str]:
-        """Names of the plans and of their provenance."""
+        """List the names of the plans and of their provenance."""
         return sorted({path.stem for path in self._plans()})
 
     def _plans(self) -> list[Path]:

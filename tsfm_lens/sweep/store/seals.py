@@ -34,7 +34,7 @@ class UnsealedError(DamagedFileError):
 
 
 def sealed_parquet(content: Any, name: str) -> bytes:
-    """A Parquet file with its digests.
+    """Seal a Parquet file with its digests.
 
     Args:
         content: the file's bytes; its footer holds ``PARQUET_SEAL``.
@@ -55,7 +55,7 @@ def _fill_digest(content: bytes, place: re.Pattern[bytes], digest: str) -> bytes
 
 
 def parquet_tail(path: Path) -> bytes:
-    """The footer of a Parquet file with its length and mark, verified: what Parquet's own reader needs.
+    """Read and verify the footer of a Parquet file with its length and mark, which Parquet's own reader needs.
 
     Raises:
         DamagedFileError: it is no Parquet file, has no digests, or its digest is another.
@@ -73,7 +73,7 @@ def parquet_tail(path: Path) -> bytes:
 
 
 def parquet_content(path: Path) -> bytes:
-    """The bytes of a whole Parquet file, verified.
+    """Read and verify the bytes of a whole Parquet file.
 
     Raises:
         DamagedFileError: as ``parquet_tail``, or what stands before the footer has another digest.
@@ -102,13 +102,13 @@ def _tail_of(content: bytes, name: str) -> bytes:
 
 
 def sealed_json(content: Mapping[str, Any], name: str) -> bytes:
-    """A JSON file with its digest, which is its first field."""
+    """Encode a JSON file with its digest, which is its first field."""
     text = json.dumps({"sha256": _NOTHING, **content}, indent=1).encode()
     return text.replace(_NOTHING.encode(), _digest(name.encode(), text).encode(), 1)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that ``sealed_json`` made.
+    """Read the content of a JSON file that ``sealed_json`` made.
 
     Raises:
         DamagedFileError: it is none, or its digest is another.
