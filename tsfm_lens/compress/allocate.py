@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Allocation:
-    """Ranks that were chosen, and what was measured of them.
+    """Choice of ranks, and the deviations that were measured of it.
 
     Attributes:
         ranks: by name of the matrix.
@@ -55,7 +55,7 @@ class Allocation:
 
 
 def deviation(run: Run, output: Tensor) -> np.ndarray:
-    """How far the output of a forward is from the plain model's, (series,), 0 or more.
+    """Compute the distance of a forward's output from the plain model's, (series,), 0 or more.
 
     Of a token model the Kullback-Leibler divergence of its distribution from the plain one, in nats, a mean over steps.
     Of all others the mean square over quantiles and steps, in units of the variance of the context.
@@ -90,7 +90,7 @@ def rank_effects(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, dict[int, float]]:
-    """Deviation of the forecast with one matrix cut off, by name and rank; a mean over series.
+    """Measure the deviation of the forecast with one matrix cut off, by name and rank; a mean over series.
 
     It takes one forward for each matrix and rank. A full rank is 0 by definition.
 
@@ -139,7 +139,7 @@ def _restore_layer(model: torch.nn.Module, path: str, layer: torch.nn.Module) ->
 def _cuts(
     run: Run, matrix: Matrix, ranks: Sequence[int], moment: Tensor | None, gradient_moment: Tensor | None, by_head: bool
 ) -> list[tuple[int, Factors | None]]:
-    """Factors of several ranks, all of which begin as those of the largest do; None for the full one."""
+    """Compute factors of several ranks, all of which begin as those of the largest do; None for the full one."""
     form = matrix.form(by_head=by_head)
     below = [rank for rank in ranks if rank < form.full]
     if not below:
@@ -150,7 +150,7 @@ def _cuts(
 
 
 def _truncate(pair: Factors, rank: int) -> Factors:
-    """The leading directions of each block."""
+    """Keep the leading directions of each block."""
     down, up = pair
     if up.ndim == 3:
         return Factors(down.reshape(len(up), -1, down.shape[-1])[:, :rank].flatten(0, 1), up[..., :rank].contiguous())
@@ -162,7 +162,7 @@ def _truncate(pair: Factors, rank: int) -> Factors:
 def allocate(
     effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, Form], budget: int
 ) -> tuple[dict[str, int], float]:
-    """Ranks of least summed effect among those tried that fit a budget of numbers, by marginal effect per number.
+    """Choose the ranks of least summed effect that fit a budget of numbers, by marginal effect per number.
 
     Steps of falling effect per number are taken in that order (of each matrix those on its lower convex hull), as long
     as they fit. Where a step ends exactly at the budget no choice is better; else it is off by less than the step that
@@ -209,7 +209,7 @@ def allocate(
 
 
 def _hull(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, float, int]]:
-    """Points (cost, effect, rank) of falling effect on the lower convex hull, by cost."""
+    """Return the points (cost, effect, rank) of falling effect on the lower convex hull, by cost."""
     hull: list[tuple[int, float, int]] = []
     for point in sorted(points):
         if hull and point[1] >= hull[-1][1]:
@@ -235,7 +235,7 @@ def allocated(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> Allocation:
-    """Ranks of the size of given ones under which the forecast moves least, as far as measured.
+    """Choose ranks of the size of given ones under which the forecast moves least, as far as measured.
 
     Args:
         run: the plain model on the calibration series, over a horizon of one pass.
@@ -270,7 +270,7 @@ def allocated(
 
 
 def _candidates(form: Form, rank: int) -> list[int]:
-    """Ranks to try: shares of the full one, the given one and its neighbours, and the whole."""
+    """List the ranks to try: shares of the full one, the given one and its neighbours, and the whole."""
     ranks = {max(1, round(share * form.full)) for share in SHARES}
     ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
     # at and above this rank the matrix itself takes no more

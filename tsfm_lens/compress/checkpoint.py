@@ -117,7 +117,7 @@ def _write_native(lens: Lens, folder: Path) -> None:
 
 
 def _seclude(folder: Path, record: Compression, architecture: str) -> None:
-    """Give weights names that no other library looks for, and say beside them what they are."""
+    """Rename weights so that no other library looks for them, and describe them in files beside them."""
     for file in folder.glob(f"*{SUFFIX}*"):
         file.rename(folder / file.name.replace(SUFFIX, COMPRESSED))
     (folder / COMPRESSION).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -131,7 +131,7 @@ def _seclude(folder: Path, record: Compression, architecture: str) -> None:
 
 
 def _layers(folder: Path, lens: Lens) -> dict[str, Layer | Kept]:
-    """Compressed layers by the names that the library's own files give them."""
+    """Describe compressed layers by the names that the library's own files give them."""
     entry = architectures()[lens.wiring.architecture]
     files = read_checkpoint(folder)
     module = module_of(lens.native)

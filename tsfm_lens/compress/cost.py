@@ -1,4 +1,4 @@
-"""What a model costs beside another one: time and memory of a forward, measured in turn in one run."""
+"""Cost of a model beside another one: time and memory of a forward, measured in turn in one run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HORIZON = 16
 def cost(
     whole: Lens, other: Lens, *, shapes: Sequence[tuple[int, int]] = SHAPES, rounds: int = ROUNDS, seed: int = 0
 ) -> xr.Dataset:
-    """Time, operations and memory of one forward of two models on the same inputs.
+    """Measure time, operations and memory of one forward of two models on the same inputs.
 
     Args:
         whole: the one.

@@ -39,7 +39,7 @@ class Factors(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Of the matrix, or of each head."""
+        """Rank of the matrix, or of each head."""
         return self.down.shape[1] if self.down.ndim == 3 else self.up.shape[-1]
 
     @property
@@ -49,7 +49,7 @@ class Factors(NamedTuple):
 
 
 def product(factors: Factors) -> Tensor:
-    """The matrix (out, in) that two factors stand for.
+    """Multiply two factors to the matrix (out, in) that they stand for.
 
     Example:
         >>> factors = compress.Factors(torch.ones(1, 3), torch.ones(2, 1))
@@ -74,7 +74,7 @@ def cut_off(
     heads: int = 1,
     of: str = "rows",
 ) -> Factors:
-    """The two factors of a rank whose product is nearest to a matrix.
+    """Compute the two factors of a rank whose product is nearest to a matrix.
 
     Without a moment nearest in the Frobenius norm (and the spectral one): truncated SVD. With the second moment
     C = E[x xᵀ] of what enters, the mean of ‖(W - W̃) x‖² over those inputs is the least that the rank allows. In closed
@@ -135,7 +135,7 @@ def cut_off(
 
 
 def _root(moment: Tensor, size: int) -> Tensor:
-    """S of C = S Sᵀ, (in, directions that inputs have)."""
+    """Compute S of C = S Sᵀ, (in, directions that inputs have)."""
     values, vectors = torch.linalg.eigh(_check_moment(moment, size))
     if not values[-1] > 0:
         raise InputError("a second moment of zero: nothing but zeros entered the matrix, so no rank is better than 1")
@@ -150,7 +150,7 @@ def _check_moment(moment: Tensor, size: int) -> Tensor:
 
 
 def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None) -> Factors:
-    """Factors of the projection of a matrix onto the directions in which its outputs, for such inputs, are largest."""
+    """Project a matrix onto the directions in which its outputs, for such inputs, are largest."""
     if outer is not None:
         values, vectors = torch.linalg.eigh(outer)
         if not values[-1] > 0:
@@ -179,7 +179,7 @@ def _assemble(cuts: list[Factors], like: Tensor, side: int | None = None) -> Fac
 
 
 def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> float:
-    """The mean of ‖(W - W̃) x‖² over inputs of a second moment (of the identity if None), over that of ‖W x‖².
+    """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², for inputs of a second moment (the identity if None).
 
     Args:
         weight, other: (out, in).

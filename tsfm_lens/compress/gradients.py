@@ -1,4 +1,4 @@
-"""What the forecast feels of an error in what leaves each matrix, as second moments of gradients."""
+"""Sensitivity of the forecast to errors in what leaves each matrix, as second moments of gradients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _GradientTap(torch.autograd.Function):
 def felt_moments(
     run: Run, names: Iterable[str] | None = None, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, Tensor]:
-    """The mean of g gᵀ over what leaves each matrix, where g are gradients whose square is the forecast's deviation.
+    """Compute the mean of g gᵀ over what leaves each matrix, where the square of g is the forecast's deviation.
 
     To second order :func:`deviation` under small errors d of one token is the mean of (g · d)². Of a token model that
     is the Fisher information: g is the gradient of the log-probability of tokens drawn from its own distribution. Of
@@ -105,7 +105,7 @@ def _showing(forward: Callable[..., Tensor], show: Callable[[Tensor], None]) -> 
 
 
 def _random_scalar(lens: Lens, run: Run, output: Tensor, generator: torch.Generator) -> Tensor:
-    """A scalar whose gradient has the deviation's curvature as its mean square."""
+    """Compute a scalar whose gradient has the deviation's curvature as its mean square."""
     if run.tokens_read:
         logs = output.float().log_softmax(-1)
         flat = logs.detach().exp().flatten(0, -2).cpu()

@@ -1,4 +1,4 @@
-"""A short training of what compression left, on the user's own series, by the losses of its family."""
+"""A short training of a compressed model, on the user's own series, by the losses of its family."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def healed(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Lens:
-    """A copy of a compressed model, trained for some steps on the contexts of a run.
+    """Train a copy of a compressed model for some steps on the contexts of a run.
 
     Only what stands in the place of matrices is trained: factors, or rows and columns that are left. Batches are crops
     of the series with augmentation (level, scale, noise, stride); AdamW, its rate falling over the second
@@ -127,7 +127,7 @@ def _train(
 
 @dataclass
 class _Healing:
-    """What the training loop trains; nothing is kept of it, so that it needs no identity."""
+    """Task of the training loop; nothing is kept of it, so that it needs no identity."""
 
     model: torch.nn.Module
     loss: Callable[[int], Tensor]
@@ -139,7 +139,7 @@ class _Healing:
 
 
 def _rows(run: Run, length: int) -> np.ndarray:
-    """(row, length) of standardised pieces of the contexts, NaN before a short one begins."""
+    """Cut the contexts into standardised pieces (row, length), NaN before a short one begins."""
     out = []
     for series in run.batch.values:
         spread = np.nanstd(series)

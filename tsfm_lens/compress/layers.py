@@ -102,7 +102,7 @@ class LowRank(Compressed):
 
     @property
     def factors(self) -> Factors:
-        """Both, as they are held."""
+        """Both factors, as they are held."""
         return Factors(self.down, self.up)
 
     @property
@@ -112,7 +112,7 @@ class LowRank(Compressed):
         return _LazyMatrix(lambda: product(factors), factors.shape, factors.up)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
+        """Map (…, in) to (…, out)."""
         narrow = _by_head(x, self.down) if self.down.ndim == 3 else linear(x, self.down)
         if self.up.ndim == 3:
             out = _by_head(narrow, self.up)
@@ -122,7 +122,7 @@ class LowRank(Compressed):
         return out if self.gain == 1.0 else out * self.gain
 
     def extra_repr(self) -> str:
-        """Sizes."""
+        """Describe the sizes."""
         return f"{self.in_features} -> {self.factors.rank} -> {self.out_features}, bias={self.bias is not None}"
 
 
@@ -131,7 +131,7 @@ class Part(Compressed):
 
     Args:
         rest: (kept, in), or (out, kept).
-        kept: places of its rows or columns in the whole matrix, ascending.
+        places: of its rows or columns in the whole matrix, ascending.
         size: rows, or columns, of the whole.
         of: "rows" or "columns".
         bias: (out,); None for none.
@@ -166,7 +166,7 @@ class Part(Compressed):
         return _LazyMatrix(lambda: widened(rest, places, shape, of), shape, rest)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
+        """Map (…, in) to (…, out)."""
         if self.of == "columns":
             out = linear(x.index_select(-1, self.places), self.rest, self.bias)
         else:
@@ -176,18 +176,18 @@ class Part(Compressed):
         return out if self.gain == 1.0 else out * self.gain
 
     def extra_repr(self) -> str:
-        """Sizes."""
+        """Describe the sizes."""
         whole = self.out_features if self.of == "rows" else self.in_features
         return f"{self.in_features} -> {self.out_features}, {len(self.places)} of {whole} {self.of}"
 
 
 def widened(rest: Tensor, places: Tensor, shape: tuple[int, int], of: str) -> Tensor:
-    """A matrix (out, in) of rows or columns in their places, zero elsewhere."""
+    """Return a matrix (out, in) of rows or columns in their places, zero elsewhere."""
     return rest.new_zeros(shape).index_copy(0 if of == "rows" else 1, places, rest)
 
 
 def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """(…, head · in) times a matrix of each head, (head, out, in), to (…, head · out)."""
+    """Multiply (…, head · in) by a matrix of each head, (head, out, in), to (…, head · out)."""
     apart = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
     out = torch.bmm(apart, matrices.transpose(1, 2)).transpose(0, 1)
     return out.reshape(*x.shape[:-1], -1)

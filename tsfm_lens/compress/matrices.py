@@ -51,7 +51,7 @@ class Matrix:
     gain: float
 
     def form(self, *, by_head: bool = False) -> Form:
-        """What is cut off of it: the whole, or each head by itself.
+        """Return the form that is cut off: the whole, or each head by itself.
 
         Raises:
             InputError: its heads are no blocks.
@@ -70,12 +70,12 @@ class Matrix:
 
     @property
     def is_attention(self) -> bool:
-        """Whether it belongs to an attention, not to an MLP."""
+        """Membership of an attention, not of an MLP."""
         return set(self.name.rpartition(".")[2]) <= set("qkvo")
 
 
 def matrices(lens: Lens, *, mlps: bool = False, attention: bool = True) -> dict[str, Matrix]:
-    """Every matrix that can be cut off, by name, in order of the forward.
+    """List every matrix that can be cut off, by name, in order of the forward.
 
     Args:
         lens: the model.
@@ -155,7 +155,7 @@ def _matrix(
 
 
 def _blocks(layout: str, heads: int, parts: int) -> int:
-    """How many heads, of all parts, stand as blocks one after the other; 1 where they take turns."""
+    """Count the heads, of all parts, that stand as blocks one after the other; 1 where they take turns."""
     axes = re.findall(r"\w+", layout)
     return heads * parts if axes[-1] == "d_head" else 1
 
@@ -195,7 +195,7 @@ def factorised(
     by_head: bool = False,
     name: str | None = None,
 ) -> Lens:
-    """A copy of a model whose matrices are cut off; the model itself stays as it is.
+    """Copy a model and cut off its matrices; the model itself stays as it is.
 
     A matrix whose two factors would have more entries than itself is cut off and held whole; one that keeps its full
     rank is left as it is, bit for bit.
@@ -237,7 +237,7 @@ def factorised(
 def _factors_of(
     lens: Lens, matrix: Matrix, rank: int, moment: Tensor | None, gradient_moment: Tensor | None, by_head: bool
 ) -> Factors | None:
-    """None for a matrix that keeps its full rank."""
+    """Compute the factors of a matrix; None if it keeps its full rank."""
     layer = lens.adapter.model.get_submodule(matrix.path)
     if isinstance(layer, Compressed):
         raise InputError(f"{matrix.name} has been cut off before ({layer}); begin with the whole model")

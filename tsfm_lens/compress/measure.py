@@ -1,4 +1,4 @@
-"""What compression did: to a model's size, to its forecasts series by series, and to its next-token distributions."""
+"""Effect of compression on a model's size, on its forecasts, and on its next-token distributions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SOURCE = "Flow of ranks, section 5 and table 2"
 
 
 def sizes(lens: Lens) -> dict[str, int]:
-    """Numbers that a model holds: in all, in the matrices of its attentions, and in those of its MLPs.
+    """Count the numbers that a model holds: in all, in the matrices of its attentions, and in those of its MLPs.
 
     Example:
         >>> compress.sizes(lens)["attention"] < compress.sizes(lens)["all"]
@@ -44,7 +44,7 @@ def sizes(lens: Lens) -> dict[str, int]:
 
 
 def quality(run: Run, other: Lens) -> xr.Dataset:
-    """Errors of a model and of another one on the same series, and how much they rise, paired by series.
+    """Compare the errors of a model and of another one on the same series, paired by series.
 
     Both make the library's own forecast from the run's seed.
 
@@ -139,7 +139,7 @@ def pareto(
     mlps: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> xr.Dataset:
-    """Size against error, for several shares and methods.
+    """Measure size against error, for several shares and methods.
 
     Args:
         run: the whole model on the series that count, with their truth.
@@ -191,7 +191,7 @@ def pareto(
 
 
 def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mapping[str, Any]:
-    """The smallest model of a curve whose error is known to rise by no more than a share.
+    """Choose the smallest model of a curve whose error is known to rise by no more than a share.
 
     Args:
         curve: of :func:`pareto`.

@@ -25,7 +25,7 @@ with ranks by what each matrix does to the forecast."""
 
 
 def calibration_run(run: Run) -> Run:
-    """A run over the same series one horizon earlier, within one pass, on which a model can be calibrated for ``run``.
+    """Run the same series one horizon earlier, within one pass; a model can be calibrated for ``run`` on it.
 
     It sees nothing of the run's truth. Its own truth, the ends of the contexts, is what a token model's decoder follows
     where it is known; series too short for that are forecast as they are.
@@ -53,7 +53,7 @@ def chosen_ranks(
     mlps: bool = False,
     by_head: bool = False,
 ) -> dict[str, int]:
-    """Ranks of all matrices by one number.
+    """Choose ranks of all matrices by one number.
 
     Args:
         lens: the model.
@@ -88,7 +88,7 @@ def chosen_ranks(
 
 
 def _spectra(lens: Lens, matrix: Matrix, by_head: bool) -> np.ndarray:
-    """Singular values of each block, (block, j)."""
+    """Compute the singular values of each block, (block, j)."""
     weight, _ = parameters(lens.adapter.model, matrix.path)
     form, exact = matrix.form(by_head=by_head), weight.detach().double()
     blocks = torch.stack(exact.chunk(form.blocks, dim=1 if form.blocks > 1 and matrix.of == "columns" else 0))
@@ -107,7 +107,7 @@ def compressed(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Lens, dict[str, int]]:
-    """A model of less rank.
+    """Compress a model to less rank.
 
     Args:
         run: the whole model on calibration series, over a horizon of one pass; "svd" does not look at them.

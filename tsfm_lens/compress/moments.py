@@ -1,4 +1,4 @@
-"""What enters the matrices of a model, as second moments over calibration series."""
+"""Second moments of the inputs of a model's matrices over calibration series."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_ONCE = 32
 
 
 def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """The mean of x xᵀ over what enters each matrix in single forwards over a run's series.
+    """Compute the mean of x xᵀ over what enters each matrix in single forwards over a run's series.
 
     Series of one length go through the model together, so that no padding is counted. Memory does not grow with their
     number. Of a token model the decoder follows the run's path.
@@ -79,7 +79,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def alike(run: Run) -> Iterator[Run]:
-    """The run in parts, each of series of one length and one number of variates."""
+    """Split a run into parts, each of series of one length and one number of variates."""
     items: dict[str, list[int]] = {}
     for index, group in enumerate(run.batch.groups):
         items.setdefault(group, []).append(index)

@@ -29,7 +29,7 @@ Cuts = dict[str, tuple[Side, Tensor]]
 
 
 def without(lens: Lens, components: Iterable[str | Component], *, name: str | None = None) -> Lens:
-    """A copy of a model without some heads and MLPs: what zero-ablating them gives, without their weights.
+    """Copy a model without some heads and MLPs: what zero-ablating them gives, without their weights.
 
     Queries, keys, values and outputs of a head go; keys and values that several heads share go with the last of them.
     The hook points stay, and a head that is gone reads as zero there.
@@ -72,7 +72,7 @@ def without(lens: Lens, components: Iterable[str | Component], *, name: str | No
 
 
 def _cuts(lens: Lens, targets: Iterable[Component]) -> tuple[Cuts, set[str]]:
-    """Rows and columns that go, and layers whose bias goes, too, because nothing is written any more."""
+    """Collect the rows and columns to cut, and the layers whose bias goes, too, because nothing is written any more."""
     heads: dict[tuple[str, int, str], set[int]] = {}
     whole: set[tuple[str, int, str]] = set()
     for component in targets:
@@ -149,7 +149,7 @@ def _add(cuts: Cuts, path: str, of: Side, size: int, places: Tensor) -> None:
 
 
 def native_without(lens: Lens, components: Iterable[str | Component]) -> Any:
-    """A native model with fewer heads, where its configuration can say it: T5, Chronos and Chronos-Bolt.
+    """Build a native model with fewer heads, where its configuration can say it: T5, Chronos and Chronos-Bolt.
 
     Their configuration has one number of heads for all attentions, and the heads of a stack's self-attentions share the
     position bias of its first layer. So as many heads must go everywhere, and from the self-attentions of a stack the
@@ -197,7 +197,7 @@ def native_without(lens: Lens, components: Iterable[str | Component]) -> Any:
 
 
 def taken_out(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, bool]:
-    """A model without some heads and MLPs, in the library's own form where its configuration can say it.
+    """Take heads and MLPs out of a model, in the library's own form where its configuration can say it.
 
     Returns:
         The model, and whether the library itself opens what is saved of it; see :func:`native_without` and

@@ -1,4 +1,4 @@
-"""How much rank each matrix keeps: by depth, by a threshold, or by a share; and what a choice of ranks comes to.
+"""Rank of each matrix: by depth, by a threshold, or by a share; and the size that a choice of ranks comes to.
 
 A matrix is spoken of by its :class:`Form`: as many blocks as are cut off by themselves (one, or one a head), each of so
 many rows and columns.
@@ -24,7 +24,7 @@ R_MIN = 16
 
 
 class Form(NamedTuple):
-    """What is cut off of one matrix.
+    """Form of one matrix that is cut off.
 
     Attributes:
         blocks: parts with ranks of their own; 1, or the number of heads.
@@ -46,16 +46,16 @@ class Form(NamedTuple):
         return self.blocks * self.rows * self.columns
 
     def factors(self, rank: int) -> int:
-        """Entries of two factors of this rank a block."""
+        """Count the entries of two factors of this rank a block."""
         return self.blocks * rank * (self.rows + self.columns)
 
     def stored(self, rank: int) -> int:
-        """Entries that are stored: of the factors where they are fewer, else of the matrix."""
+        """Count the entries that are stored: of the factors where they are fewer, else of the matrix."""
         return min(self.factors(rank), self.numbers)
 
 
 class Ratio(NamedTuple):
-    """What share is left, in the readings that the word "ratio" of the paper admits.
+    """Share that is left, in the readings that the word "ratio" of the paper admits.
 
     Attributes:
         ranks: sum of ranks over the sum of full ranks; the reading that fits the paper's tables.
@@ -69,7 +69,7 @@ class Ratio(NamedTuple):
 
 
 def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, start: int = 0) -> np.ndarray:
-    """Ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most ``d_head``, (layer,).
+    """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most ``d_head``, (layer,).
 
     Args:
         first: rank of the layer that is counted as 0.
@@ -102,7 +102,7 @@ def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, st
 def guideline(
     layers: int, d_model: int, *, r_min: float = R_MIN, r_max: float | None = None, exponent: float = 0.5
 ) -> np.ndarray:
-    """Ranks of whole matrices by layer that rise from ``r_min`` to ``r_max``, (layer,).
+    """Compute ranks of whole matrices by layer that rise from ``r_min`` to ``r_max``, (layer,).
 
     ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉ for l from 0 on; a single layer has ``r_min``.
 
@@ -133,7 +133,7 @@ def guideline(
 
 
 def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) -> dict[str, int]:
-    """Numerical rank of every matrix, at least 1, by name.
+    """Compute the numerical rank of every matrix, at least 1, by name.
 
     Args:
         singular_values: of each matrix (j,), or of its blocks (block, j); of blocks the largest rank counts, so that
@@ -156,7 +156,7 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
 def ranks_by_share(
     forms: Mapping[str, Form], share: float, *, of: Literal["rank", "parameters"] = "rank"
 ) -> dict[str, int]:
-    """One share of every matrix's rank, or of its entries, by name.
+    """Choose one share of every matrix's rank, or of its entries, by name.
 
     Args:
         forms: of the matrices.
@@ -192,7 +192,7 @@ def ranks_by_share(
 
 
 def ratio_of(forms: Mapping[str, Form] | Sequence[Form], ranks: Mapping[str, int] | Sequence[int]) -> Ratio:
-    """What a choice of ranks comes to, over all matrices.
+    """Compute the share that a choice of ranks comes to, over all matrices.
 
     Args:
         forms, ranks: by name, or in one order.

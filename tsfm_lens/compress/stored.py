@@ -79,12 +79,12 @@ class Kept(_Strict):
 
     @property
     def places(self) -> Tensor:
-        """(kept,)."""
+        """Places of the rows or columns that are left, (kept,)."""
         return torch.tensor([place for run in self.runs for place in range(*run)], dtype=torch.long)
 
 
 class Compression(_Strict):
-    """What compression.json says.
+    """Content of compression.json.
 
     Attributes:
         version: of this format.
@@ -154,7 +154,7 @@ class Folded(Checkpoint):
 
     @contextmanager
     def building(self, kind: type[nn.Module], renamed: Mapping[str, str]) -> Iterator[None]:
-        """While the block runs, a model of a class that this thread builds has the layers of the files."""
+        """Build models of a class in this thread with the layers of the files while the block runs."""
         plain, own, thread = kind.__init__, "__init__" in vars(kind), threading.get_ident()
 
         @functools.wraps(plain)
@@ -177,7 +177,7 @@ class Folded(Checkpoint):
                 del kind.__init__
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Say again which rows or columns are left; they are in no file, and libraries build models without values.
+        """Set again the rows or columns that are left; they are in no file, and libraries build models without values.
 
         Raises:
             CheckpointError: the library has built its model in another way than :meth:`building` knows.
@@ -194,7 +194,7 @@ class Folded(Checkpoint):
 
 
 class _MetaMatrices(TorchFunctionMode):
-    """Matrices of some shapes take no memory; what a library first puts into them is lost."""
+    """Mode in which matrices of some shapes take no memory; what a library first puts into them is lost."""
 
     def __init__(self, shapes: Iterable[tuple[int, int]]) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class _MetaMatrices(TorchFunctionMode):
 
 
 def _make_room(model: nn.Module) -> None:
-    """Memory for matrices that have a shape of some layer of the files, but are whole; the files fill them."""
+    """Allocate matrices that have a shape of some layer of the files, but are whole; the files fill them."""
     device = torch.get_default_device()
     buffers: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -221,7 +221,7 @@ def _make_room(model: nn.Module) -> None:
 
 
 def folded(files: Checkpoint) -> Folded:
-    """A compressed checkpoint with its record.
+    """Read a compressed checkpoint with its record.
 
     Raises:
         CheckpointError: compression.json is no such record, or does not fit the tensors of the files.
@@ -259,7 +259,7 @@ def _record(files: Checkpoint) -> Compression:
 
 
 def _shape(files: Checkpoint, layer: str, spec: Layer, down: Stored, up: Stored) -> tuple[int, int]:
-    """(out, in) of the product of two factors, by their headers."""
+    """Return (out, in) of the product of two factors, by their headers."""
     forms = len(down.shape), len(up.shape)
     shape: tuple[int, int] | None = None
     if forms == (2, 2) and down.shape[0] == up.shape[1] == spec.rank:
@@ -277,7 +277,7 @@ def _shape(files: Checkpoint, layer: str, spec: Layer, down: Stored, up: Stored)
 
 
 def _part_shape(files: Checkpoint, layer: str, spec: Kept, rest: Stored) -> tuple[int, int]:
-    """(out, in) of the matrix of which some rows or columns are left."""
+    """Return (out, in) of the matrix of which some rows or columns are left."""
     axis = 0 if spec.of == "rows" else 1
     if len(rest.shape) != 2 or rest.shape[axis] != spec.count:
         raise CheckpointError(
