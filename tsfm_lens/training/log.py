@@ -14,7 +14,7 @@ __all__ = ["read_log"]
 
 
 def read_log(file: str | Path) -> list[dict[str, Any]]:
-    """The lines of a log, each a mapping with "step"; a last line that a kill has cut short is left out.
+    """Read the lines of a log, each a mapping with "step"; a last line that a kill has cut short is left out.
 
     Raises:
         CheckpointError: there is no such file, or a line before the last one is no JSON.

@@ -83,12 +83,12 @@ class Training:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The task's."""
+        """Model of the task."""
         return self.task.model
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     def resume(self) -> None:
@@ -143,7 +143,7 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        """Whether all steps are done, or patience is at its end."""
+        """End of the run: true when all steps are done, or patience is at its end."""
         return self.step >= self.plan.steps or self._patient_no_more
 
     @property
@@ -180,7 +180,7 @@ class Training:
         return list({id(weight): weight for weight in weights}.values())
 
     def _after(self) -> None:
-        """What a step is followed by: a snapshot, an evaluation, the callbacks."""
+        """Follow up a step: take a snapshot, evaluate, call the callbacks."""
         if self.out is not None and self.step in self.plan.snapshots:
             write_snapshot(self.out, self.model, self.step)
         if self.plan.evaluate_every and self.step % self.plan.evaluate_every == 0:

@@ -48,7 +48,7 @@ class Stage(BaseModel):
 
 
 def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int, decay: int) -> float:
-    """Learning rate at a step: it rises over ``warmup`` steps, stays, and falls to 1 % of its peak over ``decay``.
+    """Compute the learning rate at a step: rising over ``warmup``, constant, falling to 1 % of its peak over ``decay``.
 
     Args:
         step: from ``first`` to ``last`` − 1.
@@ -64,7 +64,7 @@ def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int
 def ordinal_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, *, smoothing: float, first_bin: int
 ) -> torch.Tensor:
-    """Cross-entropy against a discretised Gaussian around each label.
+    """Compute the cross-entropy against a discretised Gaussian around each label.
 
     Args:
         logits: (rows, steps, tokens).
@@ -87,7 +87,7 @@ def ordinal_cross_entropy(
 
 
 def step_weights(horizon: int, first_weight: float) -> torch.Tensor:
-    """Weights (horizon,) that fall from `first_weight` to 1 over four steps, with mean 1."""
+    """Return weights (horizon,) that fall from `first_weight` to 1 over four steps, with mean 1."""
     weights = 1.0 + (first_weight - 1.0) * torch.clamp(1.0 - torch.arange(horizon) / 4.0, min=0.0)
     return weights / weights.mean()
 
@@ -151,7 +151,7 @@ def own_forecasts(
 def token_step_losses(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
 ) -> torch.Tensor:
-    """Mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
+    """Compute the mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
     chronos = ChronosConfig(**model.config.chronos_config)
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
     past, future = past.to(model.device), future.to(model.device)
@@ -177,13 +177,13 @@ def token_step_losses(
 def token_loss(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
 ) -> torch.Tensor:
-    """Scalar loss of a token model: the first forecast steps weigh more, for they must find the phase."""
+    """Compute the scalar loss of a token model: the first forecast steps weigh more, for they must find the phase."""
     losses = token_step_losses(model, past, future, stage, seed=seed)
     return (losses * step_weights(len(losses), stage.first_weight).to(losses.device)).mean()
 
 
 def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
-    """Native quantile loss per forecast step, on instance-normalised values.
+    """Compute the native quantile loss per forecast step, on instance-normalised values.
 
     With `stage.log_floor` it is the mean over rows of log(floor + loss of the row per step and level): by it a season
     without noise, which can be forecast to a hundredth, weighs as much as a random walk, which cannot. It is the
@@ -204,7 +204,7 @@ def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor,
 def row_quantile_losses(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, spread: torch.Tensor
 ) -> torch.Tensor:
-    """Twice the pinball loss, mean over levels and known steps, in units of `spread` (rows, 1): (rows,)."""
+    """Compute twice the pinball loss, mean over levels and known steps, in units of `spread` (rows, 1): (rows,)."""
     levels = model.quantiles.to(past)[None, :, None]
     there = ~future.isnan()
     quantiles = model(context=past).quantile_preds[..., : future.shape[1]]

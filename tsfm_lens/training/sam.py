@@ -86,7 +86,7 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def _norm(self, weights: list[Tensor], where: str) -> float:
-        """Norm of the gradient over all weights, refused unless it is finite."""
+        """Compute the norm of the gradient over all weights, refused unless it is finite."""
         norms = [torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights]
         norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
         if not norm < float("inf"):
@@ -98,7 +98,7 @@ class SAM(Optimizer):
 
     @contextmanager
     def _perturb(self, weights: list[Tensor], factor: float) -> Iterator[None]:
-        """The weights moved up the gradient while the block runs; then as before, to the last bit."""
+        """Move the weights up the gradient while the block runs; then put them back to the last bit."""
         originals = [weight.detach().clone() for weight in weights]
         try:
             with torch.no_grad():
@@ -116,7 +116,7 @@ class SAM(Optimizer):
         self.base.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Further weights, with the base optimiser's defaults."""
+        """Add further weights, with the base optimiser's defaults."""
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
         else:
@@ -124,7 +124,7 @@ class SAM(Optimizer):
             self.param_groups.append(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimiser's state, with "rho" and "eps"."""
+        """Return the base optimiser's state, with "rho" and "eps"."""
         return {**self.base.state_dict(), "rho": self.rho, "eps": self.eps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -144,5 +144,5 @@ class SAM(Optimizer):
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which keep the groups shared."""
+        """Return the state for copies and pickles, which keep the groups shared."""
         return {**super().__getstate__(), "base": self.base, "rho": self.rho, "eps": self.eps}

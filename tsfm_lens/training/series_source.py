@@ -48,7 +48,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Crops:
-    """Which pieces of the corpus a batch holds; every array is (row, series of the row)."""
+    """Pieces of the corpus that a batch holds; every array is (row, series of the row)."""
 
     rows: np.ndarray
     starts: np.ndarray
@@ -56,7 +56,7 @@ class Crops:
 
 
 class SeriesSource:
-    """Draws batches of raw series from a weighted mixture of families.
+    """Source of batches of raw series from a weighted mixture of families.
 
     Args:
         corpus: all rows.
@@ -73,7 +73,7 @@ class SeriesSource:
         self.first = present.argmax(axis=1)
 
     def choose(self, mix: Mapping[str, float], rng: np.random.Generator, count: int, length: int) -> Crops:
-        """Crops of `length` steps, (count, 3): a row of the family "tsmixup" mixes up to three, others have one."""
+        """Choose crops of `length` steps, (count, 3): a row of "tsmixup" mixes up to three, others have one."""
         names = sorted(name for name in mix if name != "tsmixup")
         for name in names:
             if name not in self.families:
@@ -102,7 +102,7 @@ class SeriesSource:
         far: float = FAR_SHARE,
         short: float = SHORT_SHARE,
     ) -> tuple[Tensor, Tensor]:
-        """Context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
+        """Return context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
 
         Of the rows that are given a level (three in five) a share `far` stands far from 0 for its spread, as
         temperatures in kelvin or prices do. A share `short` has a context that is cut short, as new series have, to any

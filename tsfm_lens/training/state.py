@@ -40,12 +40,12 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def run_files(folder: Path) -> list[str]:
-    """Names of what a run has left in a folder; empty where there is none."""
+    """Name the files that a run has left in a folder; empty where there is none."""
     return [name for name in (STATE, LOG, HISTORY) if (folder / name).exists()]
 
 
 def identity_of(folder: Path) -> str:
-    """The settings of the run in a folder, as its task gave them.
+    """Read the settings of the run in a folder, as its task gave them.
 
     Raises:
         CheckpointError: there is no run, or its state cannot be read.
@@ -59,7 +59,7 @@ def identity_of(folder: Path) -> str:
 
 
 def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, Any]:
-    """The last state of a run.
+    """Read the last state of a run.
 
     Raises:
         CheckpointError: there is none, it cannot be read, is not whole, or is of another task; the message names what
@@ -137,7 +137,7 @@ def _refuse_weights(path: Path, part: str, weights: Mapping[str, Any], model: nn
 
 
 def _difference(path: Path, was: str, now: str) -> str:
-    """The settings that differ, in words; "" where the two are not of one kind."""
+    """Describe the settings that differ, in words; "" where the two are not of one kind."""
     try:
         before, after = json.loads(was), json.loads(now)
     except ValueError as error:
@@ -167,5 +167,5 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
 
 
 def snapshot_files(folder: Path) -> dict[int, Path]:
-    """The files of the history by step."""
+    """List the files of the history by step."""
     return {int(file.stem.split("-")[1]): file for file in sorted((folder / HISTORY).glob("step-*.safetensors"))}

@@ -1,4 +1,4 @@
-"""What attention patterns are like: entropy, nuclear norm, diagonal mass and rank."""
+"""Measures of attention patterns: entropy, nuclear norm, diagonal mass and rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SOURCE = "SAMformer, figures 3, 6 and 7 (S1-AENT, S1-NUC, S1-DIAG)"
 
 
 def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON) -> dict[str, np.ndarray]:
-    """Entropy, nuclear norm, diagonal mass, numerical and stable rank of attention patterns.
+    """Compute entropy, nuclear norm, diagonal mass, numerical and stable rank of attention patterns.
 
     Args:
         pattern: (…, query, key), rows from 0 on.
@@ -72,7 +72,7 @@ def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
 
 
 def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
-    """The attention of every head on some series, in one forward pass.
+    """Return the attention of every head on some series, in one forward pass.
 
     Args:
         lens: the model, which may be in training.
@@ -94,12 +94,12 @@ def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
 
 
 def _layer(point: str) -> str:
-    """The layer and the kind of attention of a hook point, such as "decoder.0.cross_attn" or "0.attn"."""
+    """Name the layer and the kind of attention of a hook point, such as "decoder.0.cross_attn" or "0.attn"."""
     return point.removesuffix(".hook_pattern").replace("_blocks.", ".").removeprefix("blocks.")
 
 
 def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Attention by layer as (row, head, query, key).
+    """Check attention by layer, and return it as (row, head, query, key).
 
     Raises:
         InputError: there is none, one is no tensor, or it has fewer than three axes.
@@ -116,7 +116,7 @@ def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def attention_norms(
     patterns: Mapping[str, Tensor] | Patterns, *, name: str = "", epsilon: float = EPSILON
 ) -> xr.Dataset:
-    """The measures of attention for every input by itself: their distribution, where a watch keeps the mean.
+    """Measure attention for every input by itself: the distribution of which a watch keeps the mean.
 
     Args:
         patterns: (…, head, query, key) by layer, such as :func:`patterns_of` gives.
@@ -151,7 +151,7 @@ def attention_norms(
 
 
 def sizes_of(patterns: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Coordinates ``n_queries`` and ``n_keys`` of each layer."""
+    """Return the coordinates ``n_queries`` and ``n_keys`` of each layer."""
     # a coordinate named "keys" would make xarray take arrays for mappings
     return {
         axis: ("layer", [each.shape[place] for each in patterns.values()])

@@ -30,7 +30,7 @@ Steps = int | Collection[int]
 
 
 class Watch:
-    """Looks at a model while it is trained, by any loop.
+    """Watch on a model while it is trained, by any loop.
 
     ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step does nothing but compare numbers until a
     step is due. It then measures with weights, gradients, buffers, modes and random numbers left as they are, and
@@ -169,11 +169,11 @@ class Watch:
         return row
 
     def dataset(self) -> xr.Dataset:
-        """All that was seen so far; see :func:`tsfm_lens.training.read_watch`."""
+        """Return all that was recorded so far; see :func:`tsfm_lens.training.read_watch`."""
         return self.record.dataset()
 
     def _select_measures(self, measures: Sequence[str | Measure] | None) -> dict[str, Measure]:
-        """Functions by name; "attention" is looked up by itself, since snapshots share its forward pass."""
+        """Select functions by name; "attention" is looked up by itself, since snapshots share its forward pass."""
         have = {
             "sharpness": (bool(self._losses), "loss=…, a function that gives the loss of fixed data"),
             "gradient_noise": (len(self._losses) > 1, "loss=[…], functions that give the loss of a batch each"),
@@ -245,7 +245,7 @@ class Watch:
 
 
 def _looking(model: nn.Module | Lens, series: Any, patterns: Patterns | None) -> Patterns | None:
-    """What gives the attention, None if nothing does."""
+    """Return the function that gives the attention, None if nothing does."""
     if series is not None and patterns is not None:
         raise InputError("got both series and patterns; attention is looked at in one way")
     if series is None:
@@ -271,7 +271,7 @@ def _is_due(steps: int | frozenset[int], step: int) -> bool:
 
 
 def _numbers(name: str, values: Mapping[str, float]) -> dict[str, float | None]:
-    """What a measure found, as JSON keeps it."""
+    """Convert the numbers of a measure to what JSON keeps."""
     try:
         return {str(key): plain(float(value)) for key, value in values.items()}
     except (AttributeError, TypeError, ValueError) as error:

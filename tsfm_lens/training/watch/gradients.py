@@ -17,7 +17,7 @@ __all__ = ["GradientNoise", "gradient_noise"]
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """What single batches add to the gradient.
+    """Noise that single batches add to the gradient.
 
     Attributes:
         variance: trace of the covariance of the gradient of a batch.
@@ -37,7 +37,7 @@ class GradientNoise:
 def gradient_noise(
     losses: Sequence[Loss], parameters: nn.Module | Iterable[Tensor], *, batch_size: int = 1
 ) -> GradientNoise:
-    """Variance of the gradient from batch to batch, against its mean.
+    """Compute the variance of the gradient from batch to batch, against its mean.
 
     Args:
         losses: each gives the mean loss of another batch; batches of one size, drawn by themselves.
@@ -87,7 +87,7 @@ def gradient_noise(
 
 
 def _gradient(value: Tensor, weights: list[Tensor]) -> Tensor:
-    """The gradient as one vector of float64, 0 where the loss does not depend on a weight."""
+    """Compute the gradient as one vector of float64, 0 where the loss does not depend on a weight."""
     if not value.requires_grad:
         return torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.float64, device=weights[0].device)
     gradients = torch.autograd.grad(value, weights, allow_unused=True, materialize_grads=True)

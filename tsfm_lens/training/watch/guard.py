@@ -20,7 +20,7 @@ Losses = Loss | Sequence[Loss]
 
 
 def listed(loss: Losses) -> list[Loss]:
-    """Losses as a list.
+    """Return losses as a list.
 
     Raises:
         InputError: there is none, or one cannot be called.
@@ -34,7 +34,7 @@ def listed(loss: Losses) -> list[Loss]:
 
 
 def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
-    """The weights that are meant: those of a module that are trained, or all that are listed.
+    """Return the weights to differentiate by: those of a module that are trained, or all that are listed.
 
     Raises:
         InputError: there are none, one takes no gradient, or one is neither float32 nor float64.
@@ -59,7 +59,7 @@ def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
 
 
 def finite(value: Tensor, what: str = "the loss") -> Tensor:
-    """A loss that can be used.
+    """Return a loss that can be used, as a scalar.
 
     Raises:
         InputError: it is no tensor, no scalar, or not finite.

@@ -15,7 +15,7 @@ _NUMERIC_AXES = ("step", "snapshot", "first", "second")
 
 
 def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Dataset:
-    """Datasets of one kind over a new axis ``run``, and ``seed`` where a run has several.
+    """Join datasets of one kind over a new axis ``run``, and ``seed`` where a run has several.
 
     Args:
         runs: a dataset by name, or one a seed; of kind "training_watch", "attention_norms" or "loss_landscape".
@@ -61,7 +61,7 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
 
 
 def _union(dim: str, every: Sequence[xr.Dataset]) -> list:
-    """All labels along an axis: numbers sorted, names in the order of the first dataset that has them."""
+    """Unite the labels along an axis: numbers sorted, names in the order of the first dataset that has them."""
     columns = [ds[dim].values for ds in every if dim in ds.dims]
     labels = list(dict.fromkeys(label for values in columns for label in values.tolist()))
     return sorted(labels) if dim in _NUMERIC_AXES or not isinstance(labels[0], str) else labels
@@ -73,7 +73,7 @@ def _spread(ds: xr.Dataset, labels: Mapping) -> xr.Dataset:
 
 
 def _of_layers(name: str, every: Sequence[xr.Dataset]) -> dict[str, int]:
-    """Queries or keys by layer."""
+    """Return queries or keys by layer."""
     sizes: dict[str, int] = {}
     for ds in every:
         if name in ds.coords:

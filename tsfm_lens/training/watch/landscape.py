@@ -30,7 +30,7 @@ def loss_landscape(
     seed: int = 0,
     name: str = "",
 ) -> xr.Dataset:
-    """The loss at w + a·d, or at w + a·d + b·e, on a grid around the weights w.
+    """Compute the loss at w + a·d, or at w + a·d + b·e, on a grid around the weights w.
 
     The weights are never written to: others stand in their place for the time of a loss. They are put back after an
     error or Ctrl-C as well.
@@ -106,7 +106,7 @@ def loss_landscape(
 
 
 def filter_normalised(direction: Direction, weights: Sequence[Tensor]) -> list[Tensor]:
-    """A direction whose filters are as long as those of the weights.
+    """Scale the filters of a direction to the length of those of the weights.
 
     Args:
         direction: a tensor a weight.
@@ -144,7 +144,7 @@ def _random(weights: Sequence[Tensor], seed: int, axis: int) -> list[Tensor]:
 
 @contextmanager
 def _in_place_of(weights: Sequence[Tensor]) -> Iterator[Callable[[Iterable[tuple[float, Direction]]], None]]:
-    """Gives a function that moves the weights along directions, and in the end puts back the tensors that they were."""
+    """Yield a function that moves the weights along directions, and in the end restore the weights."""
     originals = [weight.data for weight in weights]
 
     def move(steps: Iterable[tuple[float, Direction]]) -> None:

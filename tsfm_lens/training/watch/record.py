@@ -1,4 +1,4 @@
-"""What a watch has seen: lines of JSON and files of patterns on disk, one labelled dataset in memory."""
+"""Record of a watch: lines of JSON and files of patterns on disk, one labelled dataset in memory."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ class Record:
         self.rows.append(row)
 
     def dataset(self) -> xr.Dataset:
-        """All of it, labelled; see :func:`read_watch`."""
+        """Return all of it, labelled; see :func:`read_watch`."""
         return as_dataset(self.settings, self.rows, self.patterns)
 
 
 def read_watch(folder: str | Path) -> xr.Dataset:
-    """What a :class:`Watch` has written into a folder so far, while it goes on as well.
+    """Read what a :class:`Watch` has written into a folder so far, also while it goes on.
 
     Args:
         folder: its ``out``.
@@ -143,7 +143,7 @@ def read_watch(folder: str | Path) -> xr.Dataset:
 
 
 def lines_of(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
-    """Settings and rows of a record; None where not even the first line is whole."""
+    """Read settings and rows of a record; None where not even the first line is whole."""
     lines = log.read_log(folder / RECORD) if (folder / RECORD).exists() else []
     if not lines:
         return None, []
@@ -163,7 +163,7 @@ def _write_patterns(path: Path, patterns: Mapping[str, np.ndarray]) -> None:
 
 
 def patterns_in(folder: Path) -> dict[int, dict[str, np.ndarray]]:
-    """Patterns by step and layer."""
+    """Read patterns by step and layer."""
     patterns = {}
     for path in sorted((folder / PATTERNS).glob("step-*.npz")):
         with np.load(path) as arrays:
@@ -174,7 +174,7 @@ def patterns_in(folder: Path) -> dict[int, dict[str, np.ndarray]]:
 def as_dataset(
     settings: Mapping[str, Any], rows: Iterable[Row], patterns: Mapping[int, Mapping[str, np.ndarray]]
 ) -> xr.Dataset:
-    """The dataset of a record; see :func:`read_watch`."""
+    """Build the dataset of a record; see :func:`read_watch`."""
     entries = [row for row in rows if row["values"] or row["attention"]]
     data = xr.Dataset(coords={"step": [row["step"] for row in entries]})
     for name in dict.fromkeys(name for row in entries for name in row["values"]):
@@ -189,7 +189,7 @@ def as_dataset(
 
 
 def _with_attention(data: xr.Dataset, attentions: list[Mapping[str, Any]]) -> xr.Dataset:
-    """With measures of attention over (step, layer, head), where there are any."""
+    """Add measures of attention over (step, layer, head), where there are any."""
     layers = {name: layer for one in attentions for name, layer in one.items()}
     if not layers:
         return data
@@ -229,10 +229,10 @@ def _with_patterns(data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndar
 
 
 def _number(value: float | None) -> float:
-    """A number as JSON keeps it: nothing stands for NaN."""
+    """Return a number as JSON keeps it: nothing stands for NaN."""
     return math.nan if value is None else float(value)
 
 
 def plain(value: float) -> float | None:
-    """A number that JSON can keep."""
+    """Return a number that JSON can keep."""
     return float(value) if math.isfinite(value) else None

@@ -56,7 +56,7 @@ class Sharpness:
 
     @property
     def converged(self) -> bool:
-        """Whether both ends are within the tolerance."""
+        """Convergence of both ends: within the tolerance."""
         return max(self.largest_residual, self.smallest_residual) <= self.tolerance * abs(self.dominant)
 
 
@@ -69,7 +69,7 @@ def sharpness(
     seed: int = 0,
     hold: bool | None = None,
 ) -> Sharpness:
-    """The most positive and the most negative eigenvalue of the Hessian of a loss.
+    """Compute the most positive and the most negative eigenvalue of the Hessian of a loss.
 
     Lanczos from a random vector, every new vector made orthogonal to all former ones. One pass forward and backward
     is kept, through which each product is a pass of about two gradients. ``steps`` vectors as long as all weights are
@@ -152,7 +152,7 @@ class Hessian:
             raise InputError("the loss depends on none of the parameters; give those of the model that it runs")
 
     def _graph(self, loss: Loss) -> list[tuple[int, Tensor]]:
-        """The gradient by each weight that the loss depends on, to be differentiated again."""
+        """Compute the gradient by each weight that the loss depends on, to be differentiated again."""
         self._again()
         with _twice_differentiable():
             value = finite(loss())
@@ -167,17 +167,17 @@ class Hessian:
         return gradients
 
     def start(self, seed: int) -> Tensor:
-        """A random direction, the same on every device."""
+        """Draw a random direction, the same on every device."""
         numbers = torch.randn(self.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return (numbers / numbers.norm()).to(self.weights[0].device, self.dtype)
 
     def parted(self, vector: Tensor) -> list[Tensor]:
-        """A flat vector as tensors like the weights."""
+        """Split a flat vector into tensors like the weights."""
         parts = vector.split([weight.numel() for weight in self.weights])
         return [part.view_as(weight).to(weight.dtype) for part, weight in zip(parts, self.weights, strict=True)]
 
     def __call__(self, vector: Tensor) -> Tensor:
-        """The Hessian times a flat vector."""
+        """Multiply the Hessian by a flat vector."""
         parts = self.parted(vector)
         if self._graphs is not None:
             return self._sum(self._product(graph, parts, keep=True) for graph in self._graphs)
@@ -235,7 +235,7 @@ def _refuse_cut(gradients: Iterable[Tensor]) -> None:
 
 @contextmanager
 def _twice_differentiable() -> Iterator[None]:
-    """Kernels that have a second derivative, and words where there is none."""
+    """Select kernels that have a second derivative, and explain where there is none."""
     try:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
             yield
@@ -250,7 +250,7 @@ def _twice_differentiable() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Krylov:
-    """What Lanczos found: H V = V T + rest eᵀ, to rounding, so that images of mixtures need no further product.
+    """Result of Lanczos: H V = V T + rest eᵀ, to rounding, so that images of mixtures need no further product.
 
     Attributes:
         basis: V, orthonormal (step, n).
@@ -266,7 +266,7 @@ class _Krylov:
 
 
 def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _Krylov:
-    """Lanczos from a unit vector, every new vector made orthogonal to all former ones."""
+    """Iterate Lanczos from a unit vector, every new vector made orthogonal to all former ones."""
     steps = min(steps, len(start))
     basis = _room(steps, start)
     basis[0] = start
@@ -295,7 +295,7 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
 
 
 def _room(steps: int, like: Tensor) -> Tensor:
-    """Room for so many vectors; numpy asks for large pages, which are had several times as fast."""
+    """Allocate so many vectors; numpy asks for large pages, which are had several times as fast."""
     if like.device.type == "cpu":
         return torch.from_numpy(np.empty((steps, len(like)), dtype=like.numpy().dtype))
     return torch.empty(steps, len(like), dtype=like.dtype, device=like.device)
@@ -319,7 +319,7 @@ def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
 
 
 def _rayleigh(krylov: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tensor]:
-    """Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
+    """Compute Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
     vector, image = (_mix(krylov.basis, weights) for weights in (mixture, krylov.tridiagonal @ mixture))
     image.add_(krylov.rest, alpha=float(mixture[-1]))
     length = _length(vector)
