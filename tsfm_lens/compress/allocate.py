@@ -1,8 +1,8 @@
 """Ranks across matrices under one budget, by what each does to the forecast.
 
 Each matrix is cut off alone to each of some ranks, and the forecast's deviation measured. Deviations of small, unlike
-errors about add up, so that the budget is spent step by step where a parameter takes most of the deviation away. How
-far the sum holds is measured at the end, on all matrices together, beside one share for all.
+errors about add up. The budget is therefore spent step by step where a parameter takes most of the deviation away. The
+sum is checked at the end, on all matrices together, beside one share for all.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ def allocate(
 ) -> tuple[dict[str, int], float]:
     """Choose the ranks of least summed effect that fit a budget of numbers, by marginal effect per number.
 
-    Steps of falling effect per number are taken in that order (of each matrix those on its lower convex hull), as long
-    as they fit. Where a step ends exactly at the budget no choice is better; else it is off by less than the step that
-    did not fit.
+    The choice is among the ranks that were tried. The steps on the lower convex hull of each matrix are taken by
+    falling effect per number, as long as they fit. Where a step ends exactly at the budget no choice is better; else it
+    is off by less than the step that did not fit.
 
     Args:
         effects: of each matrix, by rank.

@@ -1,4 +1,4 @@
-"""Writing a compressed model as a checkpoint that :func:`tsfm_lens.load` opens: all of it, or nothing."""
+"""Writer of a compressed model as a checkpoint that :func:`tsfm_lens.load` opens: all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def save_compressed(
 ) -> Path:
     """Write a compressed model: the native config.json, weights with factors in them, and compression.json.
 
-    What was written is opened again and compared, weight by weight, before it gets its name. :func:`tsfm_lens.load`
-    opens it. The model's own library knows no factors, and would put random matrices in their place; so that it finds
-    no weights and refuses the folder, they are in ``model.compressed``, a safetensors file of another name.
+    The files are opened again and compared, weight by weight, before the folder gets its name. :func:`tsfm_lens.load`
+    opens it. The model's own library knows no factors and would put random matrices in their place. The weights are
+    therefore in ``model.compressed``, a safetensors file of another name, so that the library refuses the folder.
 
     Args:
         lens: of :func:`factorised`, :func:`without` or :func:`compressed`.

@@ -32,7 +32,7 @@ class Factors(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in) of the product."""
+        """Shape (out, in) of the product."""
         rows = self.up.shape[0] * (self.up.shape[1] if self.up.ndim == 3 else 1)
         columns = self.down.shape[-1] * (self.down.shape[0] if self.down.ndim == 3 else 1)
         return rows, columns
@@ -44,7 +44,7 @@ class Factors(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Entries of both."""
+        """Number of entries of both."""
         return self.down.numel() + self.up.numel()
 
 

@@ -38,7 +38,7 @@ class _LazyMatrix(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Make it, then do with it what was asked.
+        """Make the matrix, then call the function on it.
 
         Raises:
             WiringError: something would be written into it, and be lost.
@@ -107,7 +107,7 @@ class LowRank(Compressed):
 
     @property
     def weight(self) -> Tensor:
-        """(out, in), multiplied when it is computed with; nothing can be written into it."""
+        """Matrix (out, in), multiplied when it is computed with; nothing can be written into it."""
         factors = Factors(self.down.detach(), self.up.detach())
         return _LazyMatrix(lambda: product(factors), factors.shape, factors.up)
 
@@ -160,7 +160,7 @@ class Part(Compressed):
 
     @property
     def weight(self) -> Tensor:
-        """(out, in) with zeros in the place of what is gone; nothing can be written into it."""
+        """Matrix (out, in) with zeros in the place of what is gone; nothing can be written into it."""
         shape = self.out_features, self.in_features
         rest, places, of = self.rest.detach(), self.places, self.of
         return _LazyMatrix(lambda: widened(rest, places, shape, of), shape, rest)

@@ -1,4 +1,4 @@
-"""From a share, a threshold or a rank to a smaller model, by one of four methods."""
+"""Four methods that lead from a share, a threshold or a rank to a smaller model."""
 
 from __future__ import annotations
 

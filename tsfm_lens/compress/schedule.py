@@ -1,7 +1,7 @@
 """Rank of each matrix: by depth, by a threshold, or by a share; and the size that a choice of ranks comes to.
 
-A matrix is spoken of by its :class:`Form`: as many blocks as are cut off by themselves (one, or one a head), each of so
-many rows and columns.
+The :class:`Form` of a matrix stands for it: blocks that are cut off by themselves (one, or one a head), each of so many
+rows and columns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Form(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Entries of the matrix."""
+        """Number of entries of the matrix."""
         return self.blocks * self.rows * self.columns
 
     def factors(self, rank: int) -> int:

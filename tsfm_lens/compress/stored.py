@@ -1,8 +1,8 @@
-"""Opening a compressed checkpoint: the native library builds its model with the layers of the files, and fills them.
+"""Loader of compressed checkpoints: the native library builds its model with the layers of the files, and fills them.
 
-No library knows layers of factors. But each builds a model of its own class and then gives every parameter the tensor
-of its name; so while it opens a checkpoint, what it builds gets the layers of the files before they are read. No
-product is ever made, nor is memory taken for one.
+No library knows layers of factors. Each builds a model of its own class, and then fills every parameter by its name.
+The model gets the layers of the files in between: after it is built, and before it is filled. No product of factors is
+ever computed or allocated.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Training:
             bar_task = bar.add_task(self.task.name, total=last, completed=self.step)
             if not self.step:
                 if self.out is not None:
-                    # that of a run which was killed before its first state
+                    # log of a run that was killed before its first state
                     (self.out / LOG).unlink(missing_ok=True)
                 self._after()
             while self.step < last and not (self._stop_flag or self._patient_no_more):

@@ -104,9 +104,9 @@ class SeriesSource:
     ) -> tuple[Tensor, Tensor]:
         """Return context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
 
-        Of the rows that are given a level (three in five) a share `far` stands far from 0 for its spread, as
-        temperatures in kelvin or prices do. A share `short` has a context that is cut short, as new series have, to any
-        length down to 16 steps, each doubling as often as the next.
+        Three in five rows get a level. A share `far` of these lies far from 0 relative to its spread, as temperatures
+        in kelvin or prices do. A share `short` of all rows has a short context, as new series have: of any length down
+        to 16 steps, uniform in its logarithm.
         """
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon

@@ -38,8 +38,8 @@ def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:
 def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:
     """Describe, by name, the sets with windows that an earlier set has too.
 
-    Intervals take datasets and series for independent, so what is there twice makes them too narrow. A window whose
-    truth does not change is not told from others.
+    Intervals treat datasets and series as independent, so that repeated windows make them too narrow. Windows with a
+    constant truth are not compared.
     """
     first: dict[bytes, str] = {}
     notes = {}

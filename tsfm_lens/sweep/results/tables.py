@@ -162,7 +162,8 @@ def by_dataset(
 ) -> pd.DataFrame | None:
     """Tabulate the error on every dataset in the layers of each model that keep most and fewest heads.
 
-    Kind "sweep_datasets". Of layers that keep as many, all heads ablated change the error most, or least.
+    Kind "sweep_datasets", over heads ablated. Of layers that keep as many, all heads ablated change the error most, or
+    least.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):

@@ -191,7 +191,7 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
     }
 
 
-# what says where a model comes from, and nothing of what it computes
+# settings of a model's origin, without effect on its forecasts
 _PROVENANCE = ("name_or_path", "_name_or_path", "_commit_hash", "transformers_version")
 
 

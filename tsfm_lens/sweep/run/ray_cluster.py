@@ -1,7 +1,7 @@
 """A process beside the sweep that is the driver of a Ray cluster: whatever ends it leaves the sweep itself alive.
 
-Where Ray's own services fail, its library ends the process that it runs in. So it runs in one of its own, which
-``RayPool`` starts and hears through a pipe; what travels to the cluster stays pickled on the way.
+Ray's library ends its process when Ray's own services fail. It therefore runs in a process of its own: ``RayPool``
+starts it and reads its messages from a pipe. Objects for the cluster stay pickled on the way.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Init:
     """First message to the cluster's process.
 
     Attributes:
-        parts: pickled: what makes a worker, and what all workers need.
+        parts: pickled pair of the function that makes a worker, and the data that all workers need.
         devices, workers, address: as of ``run_groups``.
         path: of a store that workers see; None if rows travel.
         most: workers that there is work for.
@@ -212,7 +212,7 @@ class _Cluster:
         self._slots: list[_ActorSlot] = []
 
     def run(self) -> None:
-        """Start the actors and pass orders and answers on until the sweep has no more, or is gone."""
+        """Start the actors and pass messages and answers on until the sweep has no more, or is gone."""
         self._slots = [self._start(worker) for worker in range(self.workers)]
         threading.Thread(target=self._listen, daemon=True).start()
         while (event := self._events.get()) is not None:

@@ -68,7 +68,7 @@ class RayPool:
         self._store, self._shared_store = store, shared_store
         self._reports: list[tuple[int, Report]] = []
         self._slots: list[_TaskSlot] = []
-        # what was sent, with the data itself, so that its identity stays its own
+        # numbers of the data that the cluster holds, with the data itself, so that its identity stays its own
         self._data_cache: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._next_warning = time.monotonic() + _PATIENCE_SECONDS
         # all that the cluster's process starts inherits this, and can be found by it
@@ -100,7 +100,7 @@ class RayPool:
             raise
 
     def _send(self, message: object) -> None:
-        # of a process that is gone, wait() tells
+        # wait() reports a process that is gone
         with suppress(OSError):
             self._pipe.send(message)
 

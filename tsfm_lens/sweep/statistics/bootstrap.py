@@ -124,8 +124,8 @@ def _evaluate(sums: Sums, measure: Callable[..., np.ndarray], part: slice, weigh
 def widened(share: float, units: int) -> float:
     """Return the standard deviations out at which the tail of this share begins, for few units; negative.
 
-    A bootstrap of n units has their variance with n for n - 1, and percentiles of a normal where those of Student's t
-    are due; both are put right by going further out.
+    A bootstrap of n units divides their variance by n, not n - 1, and has percentiles of a normal distribution, not of
+    Student's t. Ends that lie further out correct both.
 
     Source:
         Hesterberg 2015, What teachers should know about the bootstrap, section on expanded percentile intervals.
@@ -147,8 +147,8 @@ def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
     """Compute p-values of "no difference" for each column of replicates.
 
     Twice the share of replicates on the other side of 0, one more counted, and widened for few units as the interval
-    is. Where no replicate is there, widening alone would speak of few units whatever the distance from 0; then the tail
-    is Student's, of mean and standard deviation of the replicates, if that is smaller. Never below `smallest_p`, at
+    is. Without a replicate there, the widened tail would depend on the number of units alone. The tail is then
+    Student's, with mean and standard deviation of the replicates, if that is smaller. Never below `smallest_p`, at
     most 1.
 
     Source:
@@ -170,8 +170,8 @@ def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
 def interval(distribution: np.ndarray, confidence: float, units: int) -> np.ndarray:
     """Return the lower and upper end, (2, variant), of the widened percentile interval.
 
-    Where so few units are resampled that the ends lie beyond what so many replicates can show, they are the outermost
-    replicates, or Student's, of mean and standard deviation of the replicates, if those are further out.
+    With few units the ends may lie beyond the outermost replicates. They are then these replicates, or the ends of
+    Student's t with mean and standard deviation of the replicates, if those are further out.
     """
     z = widened((1 - confidence) / 2, units)
     tail = float(norm.cdf(z))

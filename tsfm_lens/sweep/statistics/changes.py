@@ -1,6 +1,6 @@
 """Significance of changes: paired bootstrap intervals, clustered by dataset, and Holm's correction.
 
-An ablated model is compared with the plain one on the same windows. Metrics are pooled a dataset, and averaged over
+An ablated model is compared with the plain one on the same windows. Metrics are pooled by dataset, and averaged over
 datasets by the geometric mean, so that any fixed normaliser of a dataset cancels in a change.
 """
 
@@ -281,10 +281,11 @@ def difference(
     seed: int = 0,
     datasets: DatasetTreatment = "sampled",
 ) -> pd.Series:
-    """Test the change of an informed choice minus the mean change of random choices, on the same draws of series.
+    """Test the change of an informed choice minus the mean change of random choices.
 
-    In each replicate the random variants are drawn with replacement too, so that the interval speaks about random
-    choices in general. All variants are compared where all have results.
+    Both are measured on the same draws of datasets and series. In each replicate the random variants are drawn with
+    replacement too, so that the interval speaks about random choices in general. All variants are compared where all
+    have results.
 
     Args:
         frame, plain, metric, confidence, replicates, seed, datasets: as for `changes`; a metric, not a distance.

@@ -1,4 +1,4 @@
-"""From stored rows to metrics: sums per series, metrics per dataset, one figure for a benchmark."""
+"""Pooling of stored rows: sums per series, metrics per dataset, one figure for a benchmark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scores of a forecast: sums from which each benchmark metric can be pooled, and distances to the plain one.
 
 A metric of a benchmark is a ratio of sums over all its steps, so that a mean of the metric over windows is another
-number. What is stored a window are therefore the sums; they add up over any set of windows.
+number. Sums are therefore stored for each window; they add up over any set of windows.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def forecast_distances(
     Raises:
         InputError: shapes differ or are not (series, step), or steps is less than 1.
     """
-    # the room of the engine loads torch, which a report of stored rows can do without
+    # the package of the engine loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
 
     point, plain = np.asarray(point, dtype=float), np.asarray(plain, dtype=float)

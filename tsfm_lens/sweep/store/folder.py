@@ -2,14 +2,14 @@
 
     store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
     cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
-    plans/NAME.json, .parquet   what was asked for, and where it comes from
+    plans/NAME.json, .parquet   the plan and its provenance
     claims/KEY.lock       held by the process that computes a group; the kernel frees it when the process dies
     damaged/              files that could not be read, moved aside
 
-A file appears under its name only when it is whole and on disk, and is never changed afterwards; digests in it cover
-its content, its columns and its name (``seals``). A cell's key is a hash of all that decides its numbers, so what
-another configuration left behind is never read by mistake, two processes may share a store, and two stores are joined
-by copying their ``cells`` together.
+A file appears under its name only when it is whole and on disk, and is never changed afterwards. Digests in it cover
+its content, its columns and its name (``seals``). A cell's key is a hash of all that decides its numbers. So cells of
+another configuration are never read by mistake, two processes may share a store, and two stores are joined by copying
+their ``cells`` together.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ Steps = int | Collection[int]
 class Watch:
     """Watch on a model while it is trained, by any loop.
 
-    ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step does nothing but compare numbers until a
-    step is due. It then measures with weights, gradients, buffers, modes and random numbers left as they are, and
-    writes a line to the record, so that a training ends with the same bits with and without it.
+    Call ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step. It only compares numbers until a step
+    is due. It then measures, and writes a line to the record. Weights, gradients, buffers, modes and random numbers
+    stay as they are, so that a training ends with the same bits with and without it.
 
     Args:
         model: the module that is trained, or a lens on it.

@@ -1,4 +1,4 @@
-"""Looking at a model in the middle of its training without the training noticing."""
+"""Guards for measuring a model during its training without an effect on the training."""
 
 from __future__ import annotations
 
@@ -95,11 +95,10 @@ class _OwnGenerators(TorchFunctionMode):
 
 @contextmanager
 def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
-    """Leave random numbers as they were; the function given starts them over.
+    """Leave random numbers as they were; the yielded function starts them over.
 
     These are the generators of torch, numpy and Python, and every `torch.Generator` that a function of torch is given;
-    those the function given leaves as they stand where it is called with ``own=False``. A generator of numpy's that a
-    caller holds is not seen.
+    with ``own=False`` the function leaves the latter as they stand. A numpy generator that a caller holds is not seen.
 
     Args:
         seed: what the block starts from; where the generators stand if None. Generators of callers are not seeded.
