@@ -235,11 +235,7 @@ def folded(files: Checkpoint) -> Folded:
                 f"{files.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected its "
                 f"{' and '.join(endings)} in the files, and no {WEIGHT}"
             )
-        shape = (
-            _part_shape(files, layer, spec, *tensors)
-            if isinstance(spec, Kept)
-            else _shape(files, layer, spec, *tensors)
-        )
+        shape = _whole(files, layer, spec, *tensors) if isinstance(spec, Kept) else _shape(files, layer, spec, *tensors)
         shapes[layer] = shape
     return Folded(
         files.folder, files.files, files.config, files.generation, files.tensors, record=record, shapes=shapes
@@ -276,7 +272,7 @@ def _shape(files: Checkpoint, layer: str, spec: Layer, down: Stored, up: Stored)
     return shape
 
 
-def _part_shape(files: Checkpoint, layer: str, spec: Kept, rest: Stored) -> tuple[int, int]:
+def _whole(files: Checkpoint, layer: str, spec: Kept, rest: Stored) -> tuple[int, int]:
     """Return (out, in) of the matrix of which some rows or columns are left."""
     axis = 0 if spec.of == "rows" else 1
     if len(rest.shape) != 2 or rest.shape[axis] != spec.count:

@@ -111,9 +111,9 @@ def own_inputs(
     generator = torch.Generator(inputs.device).manual_seed(seed)
     odd = slice(1, None, 2)
     mixture = inputs.clone()
-    encoder_arguments = {"encoder_outputs": (encoded["states"][odd],), "attention_mask": encoded["mask"][odd]}
+    encoder = {"encoder_outputs": (encoded["states"][odd],), "attention_mask": encoded["mask"][odd]}
     for _ in range(2):
-        logits = model(**encoder_arguments, decoder_input_ids=mixture[odd], use_cache=False).logits[:, :-1, FIRST_BIN:]
+        logits = model(**encoder, decoder_input_ids=mixture[odd], use_cache=False).logits[:, :-1, FIRST_BIN:]
         samples = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator) + FIRST_BIN
         samples = samples.view(logits.shape[:2])
         mask = torch.rand(samples.shape, generator=generator, device=inputs.device) < stage.own_share
@@ -134,15 +134,13 @@ def own_forecasts(
     generator = torch.Generator(inputs.device).manual_seed(seed)
     rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
     mixture = inputs.clone()
-    encoder_arguments = {"encoder_outputs": (encoded["states"][rows],), "attention_mask": encoded["mask"][rows]}
+    encoder = {"encoder_outputs": (encoded["states"][rows],), "attention_mask": encoded["mask"][rows]}
     values = model.config.vocab_size - FIRST_BIN
     cache = None
     for step in range(1, inputs.shape[1] if rows.any() else 1):
-        output = model(
-            **encoder_arguments, decoder_input_ids=mixture[rows, step - 1 : step], past_key_values=cache, use_cache=True
-        )
-        cache = output.past_key_values
-        likeliest = output.logits[:, -1, FIRST_BIN:].topk(min(values, model.config.chronos_config["top_k"]))
+        out = model(**encoder, decoder_input_ids=mixture[rows, step - 1 : step], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        likeliest = out.logits[:, -1, FIRST_BIN:].topk(min(values, model.config.chronos_config["top_k"]))
         picks = torch.multinomial(likeliest.values.softmax(-1), 1, generator=generator)
         mixture[rows, step] = likeliest.indices.gather(-1, picks)[:, 0] + FIRST_BIN
     return mixture

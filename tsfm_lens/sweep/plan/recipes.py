@@ -268,9 +268,7 @@ class _Plan:
         recipe = self.recipe
         heads: dict[int, list[int]] = {}
         if self.fits:
-            heads |= {
-                self._check_layer(layer): self._indices(layer, indices) for layer, indices in recipe.heads.items()
-            }
+            heads |= {self._check(layer): self._indices(layer, indices) for layer, indices in recipe.heads.items()}
         else:
             counts = {layer: self.of_heads - len(set(indices)) for layer, indices in recipe.heads.items()}
             heads |= {layer: self._first(layer, counts) for layer in self._layers(tuple(recipe.heads))}
@@ -287,25 +285,21 @@ class _Plan:
     def mlps(self) -> list[int]:
         return self._layers(self.recipe.mlps, attending=False)
 
-    def _layers(self, selection: LayerSelection, *, attending: bool = True) -> list[int]:
+    def _layers(self, layers: LayerSelection, *, attending: bool = True) -> list[int]:
         """Return the selected layers of this model."""
-        if selection == "all":
+        if layers == "all":
             return self.here if attending else list(range(self.stack.n_layers))
-        if selection == "middle third":
+        if layers == "middle third":
             return middle_third(self.stack.n_layers)
-        assert isinstance(selection, tuple)
+        assert isinstance(layers, tuple)
         if not self.fits:
-            return [
-                x for x in at_depth(selection, self.of_layers, self.stack.n_layers) if x in self.here or not attending
-            ]
-        return [self._check_layer(layer, attending=attending) for layer in selection]
+            return [x for x in at_depth(layers, self.of_layers, self.stack.n_layers) if x in self.here or not attending]
+        return [self._check(layer, attending=attending) for layer in layers]
 
-    def _check_layer(self, layer: int, *, attending: bool = True) -> int:
-        layers = self.here if attending else range(self.stack.n_layers)
-        if layer not in layers:
-            raise unknown_name(
-                f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}", layer, map(str, layers)
-            )
+    def _check(self, layer: int, *, attending: bool = True) -> int:
+        valid = self.here if attending else range(self.stack.n_layers)
+        if layer not in valid:
+            raise unknown_name(f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}", layer, map(str, valid))
         return layer
 
     def _indices(self, layer: int, heads: Sequence[int]) -> list[int]:

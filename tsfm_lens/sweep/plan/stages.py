@@ -172,10 +172,8 @@ class ModelPlan:
                     searches[layer, order] = self._search(settings, len(heads))
         missing = set(settings.layers or ()) - {layer for layer, _ in searches}
         if missing:
-            layers = sorted(next(iter(self._rankings.values())))
-            raise InputError(
-                f"heads_at.layers has layer {min(missing)}, and {self.name} has {layers[0]} to {layers[-1]}"
-            )
+            valid = sorted(next(iter(self._rankings.values())))
+            raise InputError(f"heads_at.layers has layer {min(missing)}, and {self.name} has {valid[0]} to {valid[-1]}")
         return searches
 
     def _search(self, settings: HeadsAt, of: int) -> Search:

@@ -66,12 +66,12 @@ _EFFECT_COLUMNS = (
 )
 
 
-def curves(results: Results, search_table: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
+def curves(results: Results, limits: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
     """Tabulate the error over the number of heads ablated, for each layer and order; kind "sweep_curves".
 
     Args:
         results: of the sweep.
-        search_table: of :func:`heads_at`, which marks the better order of each layer; None before that is known.
+        limits: of :func:`heads_at`, which marks the better order of each layer; None before that is known.
         tolerance: of the searches.
     """
     parts = [results.with_mase(results.measured(entries)) for _, entries in results.by_model("head_counts")]
@@ -79,13 +79,9 @@ def curves(results: Results, search_table: pd.DataFrame | None, tolerance: float
         return None
     table = pd.concat(parts, ignore_index=True)
     table["share"] = table["ablated"].astype(float) / table["of"].astype(float)
-    better_orders = (
-        pd.DataFrame(columns=_BETTER_COLUMNS)
-        if search_table is None
-        else search_table[search_table["better"]][_BETTER_COLUMNS]
-    )
+    best = pd.DataFrame(columns=_BETTER_COLUMNS) if limits is None else limits[limits["better"]][_BETTER_COLUMNS]
     table = table.drop(columns="leads").merge(
-        better_orders.rename(columns={"order": "better_order", "ablated": "within"}), on=["model", "layer"], how="left"
+        best.rename(columns={"order": "better_order", "ablated": "within"}), on=["model", "layer"], how="left"
     )
     table["better"] = table["order"] == table["better_order"]
     names = ["model", "layer", "order", "label", "ablated", "of", "share", "baseline_mase", "mase", *CHANGE]
@@ -157,9 +153,7 @@ def _layers_that_lead(results: Results, counts: pd.DataFrame) -> dict[int, str]:
     return dict(zip(whole["layer"], whole["variant"].map(results.changes(whole)["leads"]), strict=True))
 
 
-def by_dataset(
-    results: Results, search_table: pd.DataFrame, tolerance: float, cap: float = 0.25
-) -> pd.DataFrame | None:
+def by_dataset(results: Results, limits: pd.DataFrame, tolerance: float, cap: float = 0.25) -> pd.DataFrame | None:
     """Tabulate the error on every dataset in the layers of each model that keep most and fewest heads.
 
     Kind "sweep_datasets", over heads ablated. Of layers that keep as many, all heads ablated change the error most, or
@@ -167,7 +161,7 @@ def by_dataset(
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
-        mine = search_table[search_table["better"] & (search_table["model"] == model)]
+        mine = limits[limits["better"] & (limits["model"] == model)]
         complete = results.changes(entries)["change"]
         whole = (
             entries[entries["ablated"] == entries["of"]]
@@ -233,15 +227,13 @@ def selection(results: Results) -> pd.DataFrame | None:
     for model, entries in results.by_model("recipes", "random"):
         first = len(parts)
         for _, lines in entries.groupby("recipe", sort=False):
-            random_rows, recipe_rows = lines[lines["family"] == "random"], lines[lines["family"] == "recipes"]
+            draws, recipe = lines[lines["family"] == "random"], lines[lines["family"] == "recipes"]
             # a draw of the very heads that were chosen is no other choice
-            random_rows = random_rows[~random_rows["variant"].isin(recipe_rows["variant"])]
-            if random_rows.empty or recipe_rows.empty:
+            draws = draws[~draws["variant"].isin(recipe["variant"])]
+            if draws.empty or recipe.empty:
                 continue
-            table = results.measured(pd.concat([recipe_rows, random_rows]))
-            contrast = results.beside(
-                model, recipe_rows["variant"].iloc[0], list(dict.fromkeys(random_rows["variant"]))
-            )
+            table = results.measured(pd.concat([recipe, draws]))
+            contrast = results.beside(model, recipe["variant"].iloc[0], list(dict.fromkeys(draws["variant"])))
             for name, column in _DIFFERENCE.items():
                 table[name] = np.where(table["family"] == "recipes", contrast[column], np.nan)
             parts.append(table)

@@ -148,8 +148,8 @@ class Watch:
                 f"step {at} after step {self._last}; steps grow, and a run that goes back is a resumed one"
             )
         self._last = at
-        due, snapshot_due = _is_due(self.every, at), self.snapshots is not None and _is_due(self.snapshots, at)
-        if not (due or snapshot_due) or (self.record.rows and self.record.rows[-1]["step"] >= at):
+        due, keep = _is_due(self.every, at), self.snapshots is not None and _is_due(self.snapshots, at)
+        if not (due or keep) or (self.record.rows and self.record.rows[-1]["step"] >= at):
             return None
         values: dict[str, float | None] = {} if loss is None or not due else {"loss": self._finite_loss(at, loss)}
         row: dict[str, Any] = {"step": at, "values": values, "attention": {}}
@@ -157,14 +157,10 @@ class Watch:
             for name, measure in self.measures.items() if due else ():
                 if name != "attention":
                     values |= _numbers(name, measure())
-            patterns = self._look() if snapshot_due or (due and "attention" in self.measures) else {}
+            patterns = self._look() if keep or (due and "attention" in self.measures) else {}
         if due and "attention" in self.measures:
             row["attention"] = {name: self._attention(pattern) for name, pattern in patterns.items()}
-        snapshot = (
-            {name: one[: self._inputs].float().cpu().numpy() for name, one in patterns.items()}
-            if snapshot_due
-            else None
-        )
+        snapshot = {name: one[: self._inputs].float().cpu().numpy() for name, one in patterns.items()} if keep else None
         self.record.add(row, snapshot)
         return row
 
