@@ -82,7 +82,7 @@ def chosen_ranks(
         return {name: min(rank, form.full) for name, form in forms.items()}
     assert epsilon is not None
     if not 0 < epsilon < 1:
-        # said before spectra are computed
+        # refused before spectra are computed
         raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
     return ranks_by_epsilon({name: _spectra(lens, each, by_head) for name, each in by_name.items()}, epsilon)
 

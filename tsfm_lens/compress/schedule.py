@@ -17,7 +17,7 @@ from tsfm_lens.ranks import epsilon_rank
 
 __all__ = ["Form", "Ratio", "guideline", "rank_schedule", "ranks_by_epsilon", "ranks_by_share", "ratio_of"]
 
-# of shares of whole numbers: what rounding may take from a rank that is meant
+# slack for rounding in shares of whole numbers
 _SLACK = 1e-9
 R_MIN = 16
 """The smallest rank of the guideline where the rank of embedded series is not known."""

@@ -114,7 +114,7 @@ class Training:
         """Train to the plan's last step, or to ``until``, with a progress bar.
 
         Returns:
-            Whether the run is at its end; False if it was stopped by a signal or by ``until``.
+            True if the run is at its end; False if it was stopped by a signal or by ``until``.
 
         Raises:
             InputError: the loss is not finite; the last saved state is as it was.

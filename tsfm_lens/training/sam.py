@@ -26,7 +26,7 @@ class SAM(Optimizer):
     Weights are put back as they were, not by subtraction, before the base optimiser moves them, and if anything fails.
 
     Groups, their learning rates, and the state are those of the base optimiser, so that schedulers may be given either.
-    What a forward pass changes besides, such as the statistics of a batch norm, changes twice a step.
+    Other state that a forward pass changes, such as the statistics of a batch norm, changes twice a step.
 
     Args:
         base: any optimiser of torch that needs one gradient a step, such as Adam, AdamW and SGD.
@@ -64,7 +64,7 @@ class SAM(Optimizer):
         """Move the weights once.
 
         Returns:
-            What the closure returned first: the loss at ω.
+            The first value of the closure: the loss at ω.
 
         Raises:
             InputError: there is no closure, of which two gradients are needed; or a gradient is not finite, and then

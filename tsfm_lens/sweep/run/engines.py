@@ -69,7 +69,7 @@ def run_groups(
         shared_store: Ray workers see the store's folder and write themselves; otherwise rows travel to the driver.
 
     Returns:
-        What became of the groups; ``raise_if_failed`` turns failed ones into an error.
+        The outcome of the groups; ``raise_if_failed`` turns failed ones into an error.
 
     Raises:
         StoreError: the store cannot be written; finished groups are kept.

@@ -15,7 +15,7 @@ class Ledger:
     """Counts of cells and their cost: those of the stage that runs, and those that are expected after it.
 
     Args:
-        progress: told after every change.
+        progress: called after every change.
         workers: that share the work.
     """
 

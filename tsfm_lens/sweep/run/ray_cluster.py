@@ -101,7 +101,7 @@ def connect(address: str | None = None) -> bool:
             that is not set, a cluster of this machine alone that lives as long as the process.
 
     Returns:
-        Whether this call connected, so that the caller should disconnect.
+        True if this call connected, so that the caller should disconnect.
 
     Raises:
         MissingExtraError: Ray is not installed.

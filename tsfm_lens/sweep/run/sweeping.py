@@ -202,7 +202,7 @@ def run_sweep(
         progress: see :data:`Progress`.
 
     Returns:
-        What became of it; a cancelled run and groups that failed are no exceptions, so that what is finished is told.
+        The outcome; a cancelled run and groups that failed raise no exception, so that finished cells are reported.
 
     Raises:
         StoreError: the store cannot be written.
