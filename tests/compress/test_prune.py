@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
 from tsfm_lens import compress
-from tsfm_lens.compress.prune import SAID
+from tsfm_lens.compress.prune import UNIFORM_HEADS
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
@@ -103,7 +103,7 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
     assert result.passed, result
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", UNIFORM_HEADS)
 def test_the_library_itself_forecasts_with_fewer_heads(opened: Callable, name: str, tmp_path: Path) -> None:
     lens, gone = opened(name), ["*.*.*_attn.0"]
     smaller, native = compress.taken_out(lens, gone)

@@ -1,8 +1,8 @@
 """Ranks across matrices under one budget, by what each does to the forecast.
 
 Each matrix is cut off alone to each of some ranks, and the forecast's deviation measured. Deviations of small, unlike
-errors about add up, so that the budget is spent step by step where a parameter takes most of the deviation away. How
-far the sum holds is measured at the end, on all matrices together, beside one share for all.
+errors about add up. The budget is therefore spent step by step where a parameter takes most of the deviation away. The
+sum is checked at the end, on all matrices together, beside one share for all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Allocation:
-    """Ranks that were chosen, and what was measured of them.
+    """Choice of ranks, and the deviations that were measured of it.
 
     Attributes:
         ranks: by name of the matrix.
@@ -55,7 +55,7 @@ class Allocation:
 
 
 def deviation(run: Run, output: Tensor) -> np.ndarray:
-    """How far the output of a forward is from the plain model's, (series,), 0 or more.
+    """Compute the distance of a forward's output from the plain model's, (series,), 0 or more.
 
     Of a token model the Kullback-Leibler divergence of its distribution from the plain one, in nats, a mean over steps.
     Of all others the mean square over quantiles and steps, in units of the variance of the context.
@@ -74,8 +74,8 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
     plain = run.derived["plain output"].double()
     other = output.detach().double()
     if run.tokens_read:
-        expected, found = plain.log_softmax(-1), other.log_softmax(-1)
-        return (expected.exp() * (expected - found)).sum(-1).mean(-1).cpu().numpy()
+        log_p, log_q = plain.log_softmax(-1), other.log_softmax(-1)
+        return (log_p.exp() * (log_p - log_q)).sum(-1).mean(-1).cpu().numpy()
     spread = np.array([np.nanvar(series) for series in run.batch.values])
     apart = (other - plain)[..., : run.horizon].square().mean(dim=(1, 2)).cpu().numpy()
     return np.asarray(apart / np.where(spread > 0, spread, 1.0))
@@ -90,7 +90,7 @@ def rank_effects(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, dict[int, float]]:
-    """Deviation of the forecast with one matrix cut off, by name and rank; a mean over series.
+    """Measure the deviation of the forecast with one matrix cut off, by name and rank; a mean over series.
 
     It takes one forward for each matrix and rank. A full rank is 0 by definition.
 
@@ -108,13 +108,13 @@ def rank_effects(
         >>> effects["encoder_blocks.0.self_attn.v"][1] > effects["encoder_blocks.0.self_attn.v"][48]
         True
     """
-    known = matrices(run.lens)
-    if not set(candidates) <= set(known):
-        known = matrices(run.lens, mlps=True)
+    by_name = matrices(run.lens)
+    if not set(candidates) <= set(by_name):
+        by_name = matrices(run.lens, mlps=True)
     twin = copy.deepcopy(run.lens)
     effects: dict[str, dict[int, float]] = {}
-    for done, (name, ranks) in enumerate(candidates.items()):
-        matrix = known[name]
+    for count, (name, ranks) in enumerate(candidates.items()):
+        matrix = by_name[name]
         layer = twin.adapter.model.get_submodule(matrix.path)
         effects[name] = {}
         inner, outer = (None if each is None else each[name] for each in (moments, felt))
@@ -123,34 +123,34 @@ def rank_effects(
                 replace_layer(twin.adapter.model, matrix.path, LowRank(pair, layer.bias, matrix.gain))
                 with torch.no_grad():
                     effects[name][rank] = float(deviation(run, twin.adapter.run(run.encoded.inputs)).mean())
-                _put_back(twin.adapter.model, matrix.path, layer)
+                _restore_layer(twin.adapter.model, matrix.path, layer)
             else:
                 effects[name][rank] = 0.0
         if progress is not None:
-            progress(done + 1, len(candidates))
+            progress(count + 1, len(candidates))
     return effects
 
 
-def _put_back(model: torch.nn.Module, path: str, layer: torch.nn.Module) -> None:
+def _restore_layer(model: torch.nn.Module, path: str, layer: torch.nn.Module) -> None:
     parent, _, last = path.rpartition(".")
     setattr(model.get_submodule(parent), last, layer)
 
 
 def _cuts(
-    run: Run, matrix: Matrix, ranks: Sequence[int], moment: Tensor | None, felt: Tensor | None, by_head: bool
+    run: Run, matrix: Matrix, ranks: Sequence[int], moment: Tensor | None, gradient_moment: Tensor | None, by_head: bool
 ) -> list[tuple[int, Factors | None]]:
-    """Factors of several ranks, all of which begin as those of the largest do; None for the full one."""
+    """Compute factors of several ranks, all of which begin as those of the largest do; None for the full one."""
     form = matrix.form(by_head=by_head)
     below = [rank for rank in ranks if rank < form.full]
     if not below:
         return [(rank, None) for rank in ranks]
     weight, _ = parameters(run.lens.adapter.model, matrix.path)
-    widest = cut_off(weight, max(below), moment=moment, felt=felt, heads=form.blocks, of=matrix.of)
-    return [(rank, _narrowed(widest, rank) if rank < form.full else None) for rank in ranks]
+    widest = cut_off(weight, max(below), moment=moment, felt=gradient_moment, heads=form.blocks, of=matrix.of)
+    return [(rank, _truncate(widest, rank) if rank < form.full else None) for rank in ranks]
 
 
-def _narrowed(pair: Factors, rank: int) -> Factors:
-    """The leading directions of each block."""
+def _truncate(pair: Factors, rank: int) -> Factors:
+    """Keep the leading directions of each block."""
     down, up = pair
     if up.ndim == 3:
         return Factors(down.reshape(len(up), -1, down.shape[-1])[:, :rank].flatten(0, 1), up[..., :rank].contiguous())
@@ -162,11 +162,11 @@ def _narrowed(pair: Factors, rank: int) -> Factors:
 def allocate(
     effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, Form], budget: int
 ) -> tuple[dict[str, int], float]:
-    """Ranks of least summed effect among those tried that fit a budget of numbers, by marginal effect per number.
+    """Choose the ranks of least summed effect that fit a budget of numbers, by marginal effect per number.
 
-    Steps of falling effect per number are taken in that order (of each matrix those on its lower convex hull), as long
-    as they fit. Where a step ends exactly at the budget no choice is better; else it is off by less than the step that
-    did not fit.
+    The choice is among the ranks that were tried. The steps on the lower convex hull of each matrix are taken by
+    falling effect per number, as long as they fit. Where a step ends exactly at the budget no choice is better; else it
+    is off by less than the step that did not fit.
 
     Args:
         effects: of each matrix, by rank.
@@ -188,7 +188,7 @@ def allocate(
         name: _hull([(forms[name].stored(rank), effect, rank) for rank, effect in of.items()])
         for name, of in effects.items()
     }
-    chosen = dict.fromkeys(points, 0)
+    positions = dict.fromkeys(points, 0)
     spent = sum(hull[0][0] for hull in points.values())
     if spent > budget:
         raise InputError(
@@ -202,14 +202,14 @@ def allocate(
     ]
     for _, name, place in sorted(steps, key=lambda step: -step[0]):
         cost = points[name][place][0] - points[name][place - 1][0]
-        if chosen[name] == place - 1 and spent + cost <= budget:
-            chosen[name], spent = place, spent + cost
-    picked = {name: points[name][place] for name, place in chosen.items()}
-    return {name: point[2] for name, point in picked.items()}, float(sum(point[1] for point in picked.values()))
+        if positions[name] == place - 1 and spent + cost <= budget:
+            positions[name], spent = place, spent + cost
+    selection = {name: points[name][place] for name, place in positions.items()}
+    return {name: point[2] for name, point in selection.items()}, float(sum(point[1] for point in selection.values()))
 
 
 def _hull(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, float, int]]:
-    """Points (cost, effect, rank) of falling effect on the lower convex hull, by cost."""
+    """Return the points (cost, effect, rank) of falling effect on the lower convex hull, by cost."""
     hull: list[tuple[int, float, int]] = []
     for point in sorted(points):
         if hull and point[1] >= hull[-1][1]:
@@ -235,7 +235,7 @@ def allocated(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> Allocation:
-    """Ranks of the size of given ones under which the forecast moves least, as far as measured.
+    """Choose ranks of the size of given ones under which the forecast moves least, as far as measured.
 
     Args:
         run: the plain model on the calibration series, over a horizon of one pass.
@@ -255,26 +255,26 @@ def allocated(
         >>> found.deviation <= found.uniform
         True
     """
-    known = matrices(run.lens)
-    if not set(uniform) <= set(known):
-        known = matrices(run.lens, mlps=True)
-    forms = {name: known[name].form(by_head=by_head) for name in uniform}
+    by_name = matrices(run.lens)
+    if not set(uniform) <= set(by_name):
+        by_name = matrices(run.lens, mlps=True)
+    forms = {name: by_name[name].form(by_head=by_head) for name in uniform}
     candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
     how: dict[str, Any] = {"moments": moments, "felt": felt, "by_head": by_head}
     effects = rank_effects(run, candidates, **how, progress=progress)
     budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
-    ranks, expected = allocate(effects, forms, budget)
+    ranks, estimate = allocate(effects, forms, budget)
     together = [_together(run, choice, **how) for choice in (ranks, uniform)]
     best = dict(uniform) if together[1] < together[0] else ranks
-    return Allocation(best, expected, min(together), together[1], dict(uniform), effects)
+    return Allocation(best, estimate, min(together), together[1], dict(uniform), effects)
 
 
 def _candidates(form: Form, rank: int) -> list[int]:
-    """Ranks to try: shares of the full one, the given one and its neighbours, and the whole."""
-    tried = {max(1, round(share * form.full)) for share in SHARES}
-    tried |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
+    """List the ranks to try: shares of the full one, the given one and its neighbours, and the whole."""
+    ranks = {max(1, round(share * form.full)) for share in SHARES}
+    ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
     # at and above this rank the matrix itself takes no more
-    return sorted({each for each in tried if form.factors(each) < form.numbers} | {form.full})
+    return sorted({each for each in ranks if form.factors(each) < form.numbers} | {form.full})
 
 
 def _together(run: Run, ranks: Mapping[str, int], **how: Any) -> float:

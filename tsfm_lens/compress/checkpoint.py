@@ -1,4 +1,4 @@
-"""Writing a compressed model as a checkpoint that :func:`tsfm_lens.load` opens: all of it, or nothing."""
+"""Writer of a compressed model as a checkpoint that :func:`tsfm_lens.load` opens: all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def save_compressed(
 ) -> Path:
     """Write a compressed model: the native config.json, weights with factors in them, and compression.json.
 
-    What was written is opened again and compared, weight by weight, before it gets its name. :func:`tsfm_lens.load`
-    opens it. The model's own library knows no factors, and would put random matrices in their place; so that it finds
-    no weights and refuses the folder, they are in ``model.compressed``, a safetensors file of another name.
+    The files are opened again and compared, weight by weight, before the folder gets its name. :func:`tsfm_lens.load`
+    opens it. The model's own library knows no factors and would put random matrices in their place. The weights are
+    therefore in ``model.compressed``, a safetensors file of another name, so that the library refuses the folder.
 
     Args:
         lens: of :func:`factorised`, :func:`without` or :func:`compressed`.
@@ -68,16 +68,16 @@ compress.Form(1, 64, 64)}, 0.25))
     target = Path(folder).expanduser()
     if os.path.lexists(target):
         raise CheckpointError(f"{target} exists; give the name of a folder that does not, nothing is written over")
-    known = matrices(lens, mlps=True)
-    held = {name: lens.adapter.model.get_submodule(matrix.path) for name, matrix in known.items()}
-    if not native and not any(isinstance(layer, Compressed) for layer in held.values()):
+    by_name = matrices(lens, mlps=True)
+    layers = {name: lens.adapter.model.get_submodule(matrix.path) for name, matrix in by_name.items()}
+    if not native and not any(isinstance(layer, Compressed) for layer in layers.values()):
         raise InputError(
             f"no layer of {lens.model_id} holds less than its matrix; cut off to lower ranks, or take parts out"
         )
-    factors = {name: layer.factors for name, layer in held.items() if isinstance(layer, LowRank)}
-    chosen = dict(ranks) if ranks is not None else {name: pair.rank for name, pair in factors.items()}
-    forms = {name: known[name].form(by_head=by_head) for name in chosen}
-    ratio = ratio_of(forms, chosen) if ranks is not None else None
+    factors = {name: layer.factors for name, layer in layers.items() if isinstance(layer, LowRank)}
+    final_ranks = dict(ranks) if ranks is not None else {name: pair.rank for name, pair in factors.items()}
+    forms = {name: by_name[name].form(by_head=by_head) for name in final_ranks}
+    ratio = ratio_of(forms, final_ranks) if ranks is not None else None
     with in_our_words(f"{target} cannot be written"):
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{uuid4().hex}.part")
@@ -91,7 +91,7 @@ compress.Form(1, 64, 64)}, 0.25))
                     model=lens.model_id,
                     method=method,
                     layers=_layers(partial, lens),
-                    ranks=chosen,
+                    ranks=final_ranks,
                     ratio={} if ratio is None else ratio._asdict(),
                 )
                 _seclude(partial, record, lens.wiring.architecture)
@@ -117,7 +117,7 @@ def _write_native(lens: Lens, folder: Path) -> None:
 
 
 def _seclude(folder: Path, record: Compression, architecture: str) -> None:
-    """Give weights names that no other library looks for, and say beside them what they are."""
+    """Rename weights so that no other library looks for them, and describe them in files beside them."""
     for file in folder.glob(f"*{SUFFIX}*"):
         file.rename(folder / file.name.replace(SUFFIX, COMPRESSED))
     (folder / COMPRESSION).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -131,7 +131,7 @@ def _seclude(folder: Path, record: Compression, architecture: str) -> None:
 
 
 def _layers(folder: Path, lens: Lens) -> dict[str, Layer | Kept]:
-    """Compressed layers by the names that the library's own files give them."""
+    """Describe compressed layers by the names that the library's own files give them."""
     entry = architectures()[lens.wiring.architecture]
     files = read_checkpoint(folder)
     module = module_of(lens.native)
@@ -140,14 +140,14 @@ def _layers(folder: Path, lens: Lens) -> dict[str, Layer | Kept]:
         ending = next((ending for ending in (DOWN, REST) if name.endswith(ending)), None)
         if ending is not None:
             layer: Any = module.get_submodule(name_in_model(name, entry.renamed).removesuffix(ending))
-            layers[name.removesuffix(ending)] = _said(layer)
+            layers[name.removesuffix(ending)] = _layer_record(layer)
     return layers
 
 
-def _said(layer: LowRank | Part) -> Layer | Kept:
+def _layer_record(layer: LowRank | Part) -> Layer | Kept:
     if isinstance(layer, LowRank):
         return Layer(rank=layer.factors.rank, gain=layer.gain)
-    places = layer.kept.tolist()
+    places = layer.places.tolist()
     breaks = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
     runs = tuple((places[first], places[stop - 1] + 1) for first, stop in pairwise([0, *breaks, len(places)]) if stop)
     size = layer.out_features if layer.of == "rows" else layer.in_features

@@ -1,4 +1,4 @@
-"""What a model costs beside another one: time and memory of a forward, measured in turn in one run."""
+"""Cost of a model beside another one: time and memory of a forward, measured in turn in one run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HORIZON = 16
 def cost(
     whole: Lens, other: Lens, *, shapes: Sequence[tuple[int, int]] = SHAPES, rounds: int = ROUNDS, seed: int = 0
 ) -> xr.Dataset:
-    """Time, operations and memory of one forward of two models on the same inputs.
+    """Measure time, operations and memory of one forward of two models on the same inputs.
 
     Args:
         whole: the one.
@@ -52,12 +52,12 @@ def cost(
     if not shapes or min(min(shape) for shape in shapes) < 1 or rounds < 1:
         raise InputError(f"shapes {list(shapes)} and {rounds} rounds; expected positive numbers, at least one of each")
     longest = whole.adapter.context_length
-    named = dict.fromkeys((batch, min(steps, longest)) for batch, steps in shapes)
-    rows = [_row(whole, other, *shape, rounds, seed) for shape in named]
+    unique_shapes = dict.fromkeys((batch, min(steps, longest)) for batch, steps in shapes)
+    rows = [_row(whole, other, *shape, rounds, seed) for shape in unique_shapes]
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     data = xr.Dataset(
         {name: (("shape", "model")[: value.ndim], value) for name, value in columns.items()},
-        coords={"shape": [f"{batch} x {steps}" for batch, steps in named], "model": ["whole", "other"]},
+        coords={"shape": [f"{batch} x {steps}" for batch, steps in unique_shapes], "model": ["whole", "other"]},
     )
     return data.assign_attrs(
         kind="compression_cost", model=whole.model_id, other=other.model_id, rounds=rounds, device=str(whole.device)
@@ -101,5 +101,5 @@ def _forward(lens: Lens, inputs: Any) -> Callable[[], object]:
 
 def _weight_bytes(lens: Lens) -> int:
     module = lens.adapter.model
-    held = {id(part): part.numel() * part.element_size() for part in (*module.parameters(), *module.buffers())}
-    return sum(held.values())
+    sizes = {id(part): part.numel() * part.element_size() for part in (*module.parameters(), *module.buffers())}
+    return sum(sizes.values())

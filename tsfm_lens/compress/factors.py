@@ -32,24 +32,24 @@ class Factors(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in) of the product."""
+        """Shape (out, in) of the product."""
         rows = self.up.shape[0] * (self.up.shape[1] if self.up.ndim == 3 else 1)
         columns = self.down.shape[-1] * (self.down.shape[0] if self.down.ndim == 3 else 1)
         return rows, columns
 
     @property
     def rank(self) -> int:
-        """Of the matrix, or of each head."""
+        """Rank of the matrix, or of each head."""
         return self.down.shape[1] if self.down.ndim == 3 else self.up.shape[-1]
 
     @property
     def numbers(self) -> int:
-        """Entries of both."""
+        """Number of entries of both."""
         return self.down.numel() + self.up.numel()
 
 
 def product(factors: Factors) -> Tensor:
-    """The matrix (out, in) that two factors stand for.
+    """Multiply two factors to the matrix (out, in) that they stand for.
 
     Example:
         >>> factors = compress.Factors(torch.ones(1, 3), torch.ones(2, 1))
@@ -74,7 +74,7 @@ def cut_off(
     heads: int = 1,
     of: str = "rows",
 ) -> Factors:
-    """The two factors of a rank whose product is nearest to a matrix.
+    """Compute the two factors of a rank whose product is nearest to a matrix.
 
     Without a moment nearest in the Frobenius norm (and the spectral one): truncated SVD. With the second moment
     C = E[x xᵀ] of what enters, the mean of ‖(W - W̃) x‖² over those inputs is the least that the rank allows. In closed
@@ -122,35 +122,35 @@ def cut_off(
         raise InputError(f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}")
     exact = weight.detach().double()
     root = None if moment is None else _root(moment, exact.shape[1])
-    outer = None if felt is None else _checked(felt, exact.shape[0])
+    outer = None if felt is None else _check_moment(felt, exact.shape[0])
     if heads == 1:
-        return _typed([_leading(exact, root, rank, outer)], weight)
+        return _assemble([_leading(exact, root, rank, outer)], weight)
     size, blocks = exact.shape[side] // heads, exact.chunk(heads, dim=side)
     cuts = []
     for head, block in enumerate(blocks):
         own = slice(head * size, (head + 1) * size)
         inner = root if side == 0 or root is None else root[own]
         cuts.append(_leading(block, inner, rank, outer if side == 1 or outer is None else outer[own, own]))
-    return _typed(cuts, weight, side)
+    return _assemble(cuts, weight, side)
 
 
 def _root(moment: Tensor, size: int) -> Tensor:
-    """S of C = S Sᵀ, (in, directions that inputs have)."""
-    values, vectors = torch.linalg.eigh(_checked(moment, size))
+    """Compute S of C = S Sᵀ, (in, directions that inputs have)."""
+    values, vectors = torch.linalg.eigh(_check_moment(moment, size))
     if not values[-1] > 0:
         raise InputError("a second moment of zero: nothing but zeros entered the matrix, so no rank is better than 1")
     some = values > _NOTHING * values[-1]
     return vectors[:, some] * values[some].sqrt()
 
 
-def _checked(moment: Tensor, size: int) -> Tensor:
+def _check_moment(moment: Tensor, size: int) -> Tensor:
     if moment.shape != (size, size) or not bool(torch.isfinite(moment).all()):
         raise InputError(f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})")
     return moment.double()
 
 
 def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None) -> Factors:
-    """Factors of the projection of a matrix onto the directions in which its outputs, for such inputs, are largest."""
+    """Project a matrix onto the directions in which its outputs, for such inputs, are largest."""
     if outer is not None:
         values, vectors = torch.linalg.eigh(outer)
         if not values[-1] > 0:
@@ -169,7 +169,7 @@ def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | Non
     return Factors(up.T @ matrix, up)
 
 
-def _typed(cuts: list[Factors], like: Tensor, side: int | None = None) -> Factors:
+def _assemble(cuts: list[Factors], like: Tensor, side: int | None = None) -> Factors:
     downs, ups = [cut.down.to(like.dtype) for cut in cuts], [cut.up.to(like.dtype) for cut in cuts]
     if side is None:
         return Factors(downs[0].contiguous(), ups[0].contiguous())
@@ -179,7 +179,7 @@ def _typed(cuts: list[Factors], like: Tensor, side: int | None = None) -> Factor
 
 
 def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> float:
-    """The mean of ‖(W - W̃) x‖² over inputs of a second moment (of the identity if None), over that of ‖W x‖².
+    """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², for inputs of a second moment (the identity if None).
 
     Args:
         weight, other: (out, in).
@@ -190,8 +190,8 @@ def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> flo
         >>> compress.error_of(w, torch.diag(torch.tensor([2.0, 0.0])))
         0.2
     """
-    exact, left = weight.detach().double(), weight.detach().double() - other.detach().double()
+    exact, rest = weight.detach().double(), weight.detach().double() - other.detach().double()
     measure: Callable[[Tensor], Tensor] = (
         (lambda w: (w * w).sum()) if moment is None else lambda w: ((w @ moment.double()) * w).sum()
     )
-    return float(measure(left) / measure(exact))
+    return float(measure(rest) / measure(exact))

@@ -1,4 +1,4 @@
-"""What the forecast feels of an error in what leaves each matrix, as second moments of gradients."""
+"""Sensitivity of the forecast to errors in what leaves each matrix, as second moments of gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["felt_moments"]
 DRAWS = 4
 
 
-class _Seen(torch.autograd.Function):
+class _GradientTap(torch.autograd.Function):
     """The identity, which shows the gradient that comes back through it."""
 
     @staticmethod
@@ -39,7 +39,7 @@ class _Seen(torch.autograd.Function):
 def felt_moments(
     run: Run, names: Iterable[str] | None = None, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, Tensor]:
-    """The mean of g gᵀ over what leaves each matrix, where g are gradients whose square is the forecast's deviation.
+    """Compute the mean of g gᵀ over what leaves each matrix, where the square of g is the forecast's deviation.
 
     To second order :func:`deviation` under small errors d of one token is the mean of (g · d)². Of a token model that
     is the Fisher information: g is the gradient of the log-probability of tokens drawn from its own distribution. Of
@@ -64,16 +64,16 @@ def felt_moments(
         True
     """
     refuse_gradients(run.lens.wiring)
-    known = matrices(run.lens)
-    wanted = list(known if names is None else names)
-    if not set(wanted) <= set(known):
-        known = matrices(run.lens, mlps=True)
-    for name in wanted:
-        if name not in known:
-            raise unknown_name("matrix", name, known)
+    by_name = matrices(run.lens)
+    keys = list(by_name if names is None else names)
+    if not set(keys) <= set(by_name):
+        by_name = matrices(run.lens, mlps=True)
+    for name in keys:
+        if name not in by_name:
+            raise unknown_name("matrix", name, by_name)
     twin = copy.deepcopy(run.lens)
-    sums = {name: torch.zeros(known[name].shape[0], known[name].shape[0], dtype=torch.float64) for name in wanted}
-    counts = dict.fromkeys(wanted, 0)
+    sums = {name: torch.zeros(by_name[name].shape[0], by_name[name].shape[0], dtype=torch.float64) for name in keys}
+    counts = dict.fromkeys(keys, 0)
 
     def look(name: str) -> Callable[[Tensor], None]:
         def show(gradient: Tensor) -> None:
@@ -83,29 +83,29 @@ def felt_moments(
 
         return show
 
-    for name in wanted:
-        layer: Any = twin.adapter.model.get_submodule(known[name].path)
+    for name in keys:
+        layer: Any = twin.adapter.model.get_submodule(by_name[name].path)
         layer.__dict__["forward"] = _showing(layer.forward, look(name))
     generator = torch.Generator().manual_seed(seed)
     for part in alike(run):
         inputs = part.encoded.inputs
         for _ in range(draws):
             with torch.enable_grad():
-                _drawn(twin, part, twin.adapter.run(inputs), generator).backward()
+                _random_scalar(twin, part, twin.adapter.run(inputs), generator).backward()
     twin.adapter.model.zero_grad()
-    for name in wanted:
+    for name in keys:
         if not counts[name] or not bool(torch.isfinite(sums[name]).all()):
             what = "is not finite" if counts[name] else "never came back"
             raise InputError(f"the gradient at {name} {what} on the calibration series; give other series")
-    return {name: sums[name] / counts[name] for name in wanted}
+    return {name: sums[name] / counts[name] for name in keys}
 
 
 def _showing(forward: Callable[..., Tensor], show: Callable[[Tensor], None]) -> Callable[..., Tensor]:
-    return lambda *args, **kwargs: _Seen.apply(forward(*args, **kwargs), show)
+    return lambda *args, **kwargs: _GradientTap.apply(forward(*args, **kwargs), show)
 
 
-def _drawn(lens: Lens, run: Run, output: Tensor, generator: torch.Generator) -> Tensor:
-    """A scalar whose gradient has the deviation's curvature as its mean square."""
+def _random_scalar(lens: Lens, run: Run, output: Tensor, generator: torch.Generator) -> Tensor:
+    """Compute a scalar whose gradient has the deviation's curvature as its mean square."""
     if run.tokens_read:
         logs = output.float().log_softmax(-1)
         flat = logs.detach().exp().flatten(0, -2).cpu()

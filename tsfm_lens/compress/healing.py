@@ -1,4 +1,4 @@
-"""A short training of what compression left, on the user's own series, by the losses of its family."""
+"""A short training of a compressed model, on the user's own series, by the losses of its family."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def healed(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Lens:
-    """A copy of a compressed model, trained for some steps on the contexts of a run.
+    """Train a copy of a compressed model for some steps on the contexts of a run.
 
     Only what stands in the place of matrices is trained: factors, or rows and columns that are left. Batches are crops
     of the series with augmentation (level, scale, noise, stride); AdamW, its rate falling over the second
@@ -68,30 +68,30 @@ def healed(
         raise InputError(f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected above 0")
     twin = copy.deepcopy(lens)
     model: Any = twin.adapter.model
-    trained = [
+    weights = [
         part
         for layer in model.modules()
         if isinstance(layer, Compressed)
         for name, part in layer.named_parameters()
         if name != "bias" and part.numel()
     ]
-    if not trained:
+    if not weights:
         raise InputError(f"no layer of {lens.model_id} holds less than its matrix; there is nothing to heal")
-    wanted = {id(part) for part in trained}
-    frozen = [part for part in model.parameters() if id(part) not in wanted and part.requires_grad]
-    for part in frozen:
+    weight_ids = {id(part) for part in weights}
+    others = [part for part in model.parameters() if id(part) not in weight_ids and part.requires_grad]
+    for part in others:
         part.requires_grad_(False)
     try:
-        _train(model, trained, run, kind, steps, learning_rate, rows, seed, progress)
+        _train(model, weights, run, kind, steps, learning_rate, rows, seed, progress)
     finally:
-        for part in frozen:
+        for part in others:
             part.requires_grad_(True)
     return Lens(twin.adapter, f"{lens.model_id}, healed", lens.revision)
 
 
 def _train(
     model: Any,
-    trained: list[torch.nn.Parameter],
+    weights: list[torch.nn.Parameter],
     run: Run,
     kind: str,
     steps: int,
@@ -117,17 +117,17 @@ def _train(
             else patch_loss(model, past, future, stage)
         )
 
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
     plan = Plan(steps=steps, clip=1.0, dropout=False)
     if not Training(_Healing(model, loss_of), optimizer, plan, rate=rate).run(quiet=True, progress=progress):
         raise KeyboardInterrupt
-    for part in trained:
+    for part in weights:
         part.grad = None
 
 
 @dataclass
 class _Healing:
-    """What the training loop trains; nothing is kept of it, so that it needs no identity."""
+    """Task of the training loop; nothing is kept of it, so that it needs no identity."""
 
     model: torch.nn.Module
     loss: Callable[[int], Tensor]
@@ -139,13 +139,13 @@ class _Healing:
 
 
 def _rows(run: Run, length: int) -> np.ndarray:
-    """(row, length) of standardised pieces of the contexts, NaN before a short one begins."""
+    """Cut the contexts into standardised pieces (row, length), NaN before a short one begins."""
     out = []
     for series in run.batch.values:
         spread = np.nanstd(series)
-        scaled = (series - np.nanmean(series)) / (spread if spread > 0 else 1.0)
-        count = max(1, -(-len(scaled) // length))
-        for start in np.linspace(0, max(0, len(scaled) - length), count).astype(int):
-            piece = scaled[start : start + length]
+        z_scores = (series - np.nanmean(series)) / (spread if spread > 0 else 1.0)
+        count = max(1, -(-len(z_scores) // length))
+        for start in np.linspace(0, max(0, len(z_scores) - length), count).astype(int):
+            piece = z_scores[start : start + length]
             out.append(np.concatenate([np.full(length - len(piece), np.nan), piece]))
     return np.stack(out).astype(np.float32)

@@ -17,7 +17,7 @@ from tsfm_lens.errors import WiringError
 __all__ = ["Compressed", "LowRank", "Part", "replace_layer", "widened"]
 
 
-class _Made(Tensor):
+class _LazyMatrix(Tensor):
     """A matrix that is made when it is first computed with.
 
     Libraries ask a layer's weight for its type and its device at every pass; that must not cost a product.
@@ -28,17 +28,17 @@ class _Made(Tensor):
     _is_hf_initialized = True
 
     @staticmethod
-    def __new__(cls, make: Callable[[], Tensor], shape: tuple[int, int], like: Tensor) -> _Made:
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
-        made.make = make
-        return made
+    def __new__(cls, make: Callable[[], Tensor], shape: tuple[int, int], like: Tensor) -> _LazyMatrix:
+        matrix = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
+        matrix.make = make
+        return matrix
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"a matrix {tuple(self.shape)} that is not held as such"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Make it, then do with it what was asked.
+        """Make the matrix, then call the function on it.
 
         Raises:
             WiringError: something would be written into it, and be lost.
@@ -102,17 +102,17 @@ class LowRank(Compressed):
 
     @property
     def factors(self) -> Factors:
-        """Both, as they are held."""
+        """Both factors, as they are held."""
         return Factors(self.down, self.up)
 
     @property
     def weight(self) -> Tensor:
-        """(out, in), multiplied when it is computed with; nothing can be written into it."""
-        held = Factors(self.down.detach(), self.up.detach())
-        return _Made(lambda: product(held), held.shape, held.up)
+        """Matrix (out, in), multiplied when it is computed with; nothing can be written into it."""
+        factors = Factors(self.down.detach(), self.up.detach())
+        return _LazyMatrix(lambda: product(factors), factors.shape, factors.up)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
+        """Map (…, in) to (…, out)."""
         narrow = _by_head(x, self.down) if self.down.ndim == 3 else linear(x, self.down)
         if self.up.ndim == 3:
             out = _by_head(narrow, self.up)
@@ -122,7 +122,7 @@ class LowRank(Compressed):
         return out if self.gain == 1.0 else out * self.gain
 
     def extra_repr(self) -> str:
-        """Sizes."""
+        """Describe the sizes."""
         return f"{self.in_features} -> {self.factors.rank} -> {self.out_features}, bias={self.bias is not None}"
 
 
@@ -131,20 +131,20 @@ class Part(Compressed):
 
     Args:
         rest: (kept, in), or (out, kept).
-        kept: places of its rows or columns in the whole matrix, ascending.
+        places: of its rows or columns in the whole matrix, ascending.
         size: rows, or columns, of the whole.
         of: "rows" or "columns".
         bias: (out,); None for none.
         gain: see :class:`Compressed`.
     """
 
-    kept: Tensor
+    places: Tensor
     of: Literal["rows", "columns"]
 
     def __init__(
         self,
         rest: Tensor,
-        kept: Tensor,
+        places: Tensor,
         size: int,
         of: Literal["rows", "columns"],
         bias: Tensor | None = None,
@@ -152,7 +152,7 @@ class Part(Compressed):
     ) -> None:
         super().__init__()
         self.rest = nn.Parameter(rest.detach())
-        self.register_buffer("kept", kept.clone(), persistent=False)
+        self.register_buffer("places", places.clone(), persistent=False)
         self.of = of
         self.bias = None if bias is None else nn.Parameter(bias.detach())
         self.gain = float(gain)
@@ -160,34 +160,34 @@ class Part(Compressed):
 
     @property
     def weight(self) -> Tensor:
-        """(out, in) with zeros in the place of what is gone; nothing can be written into it."""
+        """Matrix (out, in) with zeros in the place of what is gone; nothing can be written into it."""
         shape = self.out_features, self.in_features
-        rest, kept, of = self.rest.detach(), self.kept, self.of
-        return _Made(lambda: widened(rest, kept, shape, of), shape, rest)
+        rest, places, of = self.rest.detach(), self.places, self.of
+        return _LazyMatrix(lambda: widened(rest, places, shape, of), shape, rest)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
+        """Map (…, in) to (…, out)."""
         if self.of == "columns":
-            out = linear(x.index_select(-1, self.kept), self.rest, self.bias)
+            out = linear(x.index_select(-1, self.places), self.rest, self.bias)
         else:
             some = linear(x, self.rest)
-            out = some.new_zeros(*some.shape[:-1], self.out_features).index_copy(-1, self.kept, some)
+            out = some.new_zeros(*some.shape[:-1], self.out_features).index_copy(-1, self.places, some)
             out = out if self.bias is None else out + self.bias
         return out if self.gain == 1.0 else out * self.gain
 
     def extra_repr(self) -> str:
-        """Sizes."""
+        """Describe the sizes."""
         whole = self.out_features if self.of == "rows" else self.in_features
-        return f"{self.in_features} -> {self.out_features}, {len(self.kept)} of {whole} {self.of}"
+        return f"{self.in_features} -> {self.out_features}, {len(self.places)} of {whole} {self.of}"
 
 
-def widened(rest: Tensor, kept: Tensor, shape: tuple[int, int], of: str) -> Tensor:
-    """A matrix (out, in) of rows or columns in their places, zero elsewhere."""
-    return rest.new_zeros(shape).index_copy(0 if of == "rows" else 1, kept, rest)
+def widened(rest: Tensor, places: Tensor, shape: tuple[int, int], of: str) -> Tensor:
+    """Return a matrix (out, in) of rows or columns in their places, zero elsewhere."""
+    return rest.new_zeros(shape).index_copy(0 if of == "rows" else 1, places, rest)
 
 
 def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """(…, head · in) times a matrix of each head, (head, out, in), to (…, head · out)."""
+    """Multiply (…, head · in) by a matrix of each head, (head, out, in), to (…, head · out)."""
     apart = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
     out = torch.bmm(apart, matrices.transpose(1, 2)).transpose(0, 1)
     return out.reshape(*x.shape[:-1], -1)

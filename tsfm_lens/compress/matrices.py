@@ -51,7 +51,7 @@ class Matrix:
     gain: float
 
     def form(self, *, by_head: bool = False) -> Form:
-        """What is cut off of it: the whole, or each head by itself.
+        """Return the form that is cut off: the whole, or each head by itself.
 
         Raises:
             InputError: its heads are no blocks.
@@ -70,12 +70,12 @@ class Matrix:
 
     @property
     def is_attention(self) -> bool:
-        """Whether it belongs to an attention, not to an MLP."""
+        """Membership of an attention, not of an MLP."""
         return set(self.name.rpartition(".")[2]) <= set("qkvo")
 
 
 def matrices(lens: Lens, *, mlps: bool = False, attention: bool = True) -> dict[str, Matrix]:
-    """Every matrix that can be cut off, by name, in order of the forward.
+    """List every matrix that can be cut off, by name, in order of the forward.
 
     Args:
         lens: the model.
@@ -92,18 +92,18 @@ def matrices(lens: Lens, *, mlps: bool = False, attention: bool = True) -> dict[
         ['encoder_blocks.0.self_attn.q', 'encoder_blocks.0.self_attn.k', 'encoder_blocks.0.self_attn.v', \
 'encoder_blocks.0.self_attn.o']
     """
-    found: dict[str, Matrix] = {}
+    by_name: dict[str, Matrix] = {}
     for stack in lens.wiring.stacks:
         for layer in range(stack.n_layers):
             for row in stack.rows(layer):
                 if isinstance(row, Attention) and attention:
-                    found |= {matrix.name: matrix for matrix in _of_attention(lens, stack, layer, row)}
+                    by_name |= {matrix.name: matrix for matrix in _of_attention(lens, stack, layer, row)}
                 elif isinstance(row, Mlp) and mlps:
-                    found |= {matrix.name: matrix for matrix in _of_mlp(lens, stack, layer, row)}
-    if not found:
+                    by_name |= {matrix.name: matrix for matrix in _of_mlp(lens, stack, layer, row)}
+    if not by_name:
         raise InputError(f"{lens.model_id} has no matrix of the kind asked for; ask for attentions, MLPs, or both")
     owners: dict[int, str] = {}
-    for matrix in found.values():
+    for matrix in by_name.values():
         layer_of = lens.adapter.model.get_submodule(matrix.path)
         _refuse_other_layer(layer_of, matrix)
         if isinstance(layer_of, Compressed):
@@ -111,7 +111,7 @@ def matrices(lens: Lens, *, mlps: bool = False, attention: bool = True) -> dict[
         other = owners.setdefault(id(layer_of.weight), matrix.name)
         if other != matrix.name:
             raise WiringError(f"{other} and {matrix.name} are one and the same matrix; it cannot be cut off twice")
-    return found
+    return by_name
 
 
 def _of_attention(lens: Lens, stack: Stack, layer: int, row: Attention) -> Iterator[Matrix]:
@@ -155,7 +155,7 @@ def _matrix(
 
 
 def _blocks(layout: str, heads: int, parts: int) -> int:
-    """How many heads, of all parts, stand as blocks one after the other; 1 where they take turns."""
+    """Count the heads, of all parts, that stand as blocks one after the other; 1 where they take turns."""
     axes = re.findall(r"\w+", layout)
     return heads * parts if axes[-1] == "d_head" else 1
 
@@ -171,17 +171,15 @@ def _refuse_other_layer(layer: Any, matrix: Matrix) -> None:
         raise InputError(f"{matrix.name} ({matrix.path}) has {bad} entries that are not finite; it cannot be cut off")
     x = torch.linspace(-1.0, 1.0, 2 * matrix.shape[1], device=weight.device).reshape(2, -1).to(weight.dtype)
     with torch.no_grad():
-        expected = matrix.gain * linear(x, weight, bias)
+        target = matrix.gain * linear(x, weight, bias)
         try:
-            given = layer.forward(x)
+            output = layer.forward(x)
         except Exception as error:
             raise WiringError(
                 f"{matrix.path} ({type(layer).__name__}) takes no rows of {matrix.shape[1]}: {error}"
             ) from error
-    off = float((given - expected).abs().max()) if given.shape == expected.shape else float("inf")
-    if others or not off <= _SAME * max(1.0, float(expected.abs().max())) * (
-        1 if weight.dtype == torch.float32 else 100
-    ):
+    off = float((output - target).abs().max()) if output.shape == target.shape else float("inf")
+    if others or not off <= _SAME * max(1.0, float(target.abs().max())) * (1 if weight.dtype == torch.float32 else 100):
         raise WiringError(
             f"{matrix.path} ({type(layer).__name__}) does not give {matrix.gain:g} times what enters times its weight, "
             "with its bias, and nothing else; factors in its place would compute something else"
@@ -197,7 +195,7 @@ def factorised(
     by_head: bool = False,
     name: str | None = None,
 ) -> Lens:
-    """A copy of a model whose matrices are cut off; the model itself stays as it is.
+    """Copy a model and cut off its matrices; the model itself stays as it is.
 
     A matrix whose two factors would have more entries than itself is cut off and held whole; one that keeps its full
     rank is left as it is, bit for bit.
@@ -220,26 +218,26 @@ def factorised(
         >>> smaller.forecast(run.batch, 4, num_samples=2).median.shape
         (1, 4)
     """
-    known = matrices(lens)
-    if not set(ranks) <= set(known):
-        known = matrices(lens, mlps=True)
+    by_name = matrices(lens)
+    if not set(ranks) <= set(by_name):
+        by_name = matrices(lens, mlps=True)
     factors: dict[str, Factors | None] = {}
     for key, rank in ranks.items():
-        if key not in known:
-            raise unknown_name("matrix", key, known)
-        if any(given is not None and key not in given for given in (moments, felt)):
+        if key not in by_name:
+            raise unknown_name("matrix", key, by_name)
+        if any(each is not None and key not in each for each in (moments, felt)):
             raise InputError(f"there is no second moment for {key}; take those of all matrices of the ranks")
         inner, outer = (None if each is None else each[key] for each in (moments, felt))
-        factors[key] = _factors_of(lens, known[key], rank, inner, outer, by_head)
+        factors[key] = _factors_of(lens, by_name[key], rank, inner, outer, by_head)
     twin = copy.deepcopy(lens)
-    put_factors(twin, {known[key].path: (found, known[key].gain) for key, found in factors.items() if found})
+    put_factors(twin, {by_name[key].path: (pair, by_name[key].gain) for key, pair in factors.items() if pair})
     return Lens(twin.adapter, name or f"{lens.model_id} (cut off)", lens.revision)
 
 
 def _factors_of(
-    lens: Lens, matrix: Matrix, rank: int, moment: Tensor | None, felt: Tensor | None, by_head: bool
+    lens: Lens, matrix: Matrix, rank: int, moment: Tensor | None, gradient_moment: Tensor | None, by_head: bool
 ) -> Factors | None:
-    """None for a matrix that keeps its full rank."""
+    """Compute the factors of a matrix; None if it keeps its full rank."""
     layer = lens.adapter.model.get_submodule(matrix.path)
     if isinstance(layer, Compressed):
         raise InputError(f"{matrix.name} has been cut off before ({layer}); begin with the whole model")
@@ -249,7 +247,7 @@ def _factors_of(
     if rank == form.full:
         return None
     weight, _ = parameters(lens.adapter.model, matrix.path)
-    return cut_off(weight, rank, moment=moment, felt=felt, heads=form.blocks, of=matrix.of)
+    return cut_off(weight, rank, moment=moment, felt=gradient_moment, heads=form.blocks, of=matrix.of)
 
 
 def put_factors(lens: Lens, factors: Mapping[str, tuple[Factors, float]]) -> None:

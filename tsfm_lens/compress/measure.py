@@ -1,4 +1,4 @@
-"""What compression did: to a model's size, to its forecasts series by series, and to its next-token distributions."""
+"""Effect of compression on a model's size, on its forecasts, and on its next-token distributions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SOURCE = "Flow of ranks, section 5 and table 2"
 
 
 def sizes(lens: Lens) -> dict[str, int]:
-    """Numbers that a model holds: in all, in the matrices of its attentions, and in those of its MLPs.
+    """Count the numbers that a model holds: in all, in the matrices of its attentions, and in those of its MLPs.
 
     Example:
         >>> compress.sizes(lens)["attention"] < compress.sizes(lens)["all"]
         True
     """
-    held = {id(weight): weight.numel() for weight in lens.adapter.model.parameters()}
-    out = {"all": sum(held.values()), "attention": 0, "mlp": 0}
+    counts = {id(weight): weight.numel() for weight in lens.adapter.model.parameters()}
+    out = {"all": sum(counts.values()), "attention": 0, "mlp": 0}
     for matrix in matrices(lens, mlps=True).values():
         layer = lens.adapter.model.get_submodule(matrix.path)
         entries = layer.entries if isinstance(layer, Compressed) else matrix.shape[0] * matrix.shape[1]
@@ -44,7 +44,7 @@ def sizes(lens: Lens) -> dict[str, int]:
 
 
 def quality(run: Run, other: Lens) -> xr.Dataset:
-    """Errors of a model and of another one on the same series, and how much they rise, paired by series.
+    """Compare the errors of a model and of another one on the same series, paired by series.
 
     Both make the library's own forecast from the run's seed.
 
@@ -122,10 +122,10 @@ def _tokens(run: Run, other: Lens) -> dict[str, Any]:
         for lens in (run.lens, other):
             logits = lens.adapter.run(encoded.inputs).double()
             tops.append(logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices.cpu().numpy())
-            chosen = logits.log_softmax(-1).gather(-1, truth.to(logits.device)[..., None])
-            perplexities.append(float(-chosen.mean()))
-    shared = (tops[0][..., :, None] == tops[1][..., None, :]).any(-1).sum(-1)
-    overlap = shared / (2 * tops[0].shape[-1] - shared)
+            log_p = logits.log_softmax(-1).gather(-1, truth.to(logits.device)[..., None])
+            perplexities.append(float(-log_p.mean()))
+    common = (tops[0][..., :, None] == tops[1][..., None, :]).any(-1).sum(-1)
+    overlap = common / (2 * tops[0].shape[-1] - common)
     return {"overlap": float(overlap.mean()), "log_perplexity": ("model", perplexities)}
 
 
@@ -139,7 +139,7 @@ def pareto(
     mlps: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> xr.Dataset:
-    """Size against error, for several shares and methods.
+    """Measure size against error, for several shares and methods.
 
     Args:
         run: the whole model on the series that count, with their truth.
@@ -163,8 +163,8 @@ def pareto(
         >>> curve["mase_rise"].dims
         ('method', 'keep')
     """
-    known = matrices(run.lens, mlps=mlps)
-    forms = {name: matrix.form() for name, matrix in known.items()}
+    by_name = matrices(run.lens, mlps=mlps)
+    forms = {name: matrix.form() for name, matrix in by_name.items()}
     whole = sizes(run.lens)["all"]
     names: tuple[str, ...] = ("parameters", "rank_ratio", "factor_ratio")
     names += tuple(f"{error}_rise{end}" for error in ("mase", "wql") for end in ("", "_low", "_high"))
@@ -175,11 +175,11 @@ def pareto(
             progress(f"{method}, {keep:g} kept")
         smaller, ranks = compressed(calibration, keep, method=method, of=of, mlps=mlps)
         ratio = ratio_of(forms, ranks)
-        found = quality(run, smaller)
+        result = quality(run, smaller)
         row = {"parameters": sizes(smaller)["all"] / whole, "rank_ratio": ratio.ranks, "factor_ratio": ratio.factors}
         for error in ("mase", "wql"):
             for end, part in (("", "estimate"), ("_low", "low"), ("_high", "high")):
-                row[f"{error}_rise{end}"] = float(found[f"{error}_rise_{part}"])
+                row[f"{error}_rise{end}"] = float(result[f"{error}_rise_{part}"])
         for name, value in row.items():
             values[name][at] = value
     data = xr.Dataset(
@@ -191,7 +191,7 @@ def pareto(
 
 
 def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mapping[str, Any]:
-    """The smallest model of a curve whose error is known to rise by no more than a share.
+    """Choose the smallest model of a curve whose error is known to rise by no more than a share.
 
     Args:
         curve: of :func:`pareto`.

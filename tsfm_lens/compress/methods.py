@@ -1,4 +1,4 @@
-"""From a share, a threshold or a rank to a smaller model, by one of four methods."""
+"""Four methods that lead from a share, a threshold or a rank to a smaller model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with ranks by what each matrix does to the forecast."""
 
 
 def calibration_run(run: Run) -> Run:
-    """A run over the same series one horizon earlier, within one pass, on which a model can be calibrated for ``run``.
+    """Run the same series one horizon earlier, within one pass; a model can be calibrated for ``run`` on it.
 
     It sees nothing of the run's truth. Its own truth, the ends of the contexts, is what a token model's decoder follows
     where it is known; series too short for that are forecast as they are.
@@ -53,7 +53,7 @@ def chosen_ranks(
     mlps: bool = False,
     by_head: bool = False,
 ) -> dict[str, int]:
-    """Ranks of all matrices by one number.
+    """Choose ranks of all matrices by one number.
 
     Args:
         lens: the model.
@@ -70,10 +70,10 @@ def chosen_ranks(
         >>> set(compress.chosen_ranks(lens, rank=3).values())
         {3}
     """
-    if sum(given is not None for given in (keep, epsilon, rank)) != 1:
+    if sum(value is not None for value in (keep, epsilon, rank)) != 1:
         raise InputError(f"keep={keep}, epsilon={epsilon}, rank={rank}; give exactly one of the three")
-    known = matrices(lens, mlps=mlps)
-    forms = {name: matrix.form(by_head=by_head) for name, matrix in known.items()}
+    by_name = matrices(lens, mlps=mlps)
+    forms = {name: matrix.form(by_head=by_head) for name, matrix in by_name.items()}
     if keep is not None:
         return ranks_by_share(forms, keep, of=of)
     if rank is not None:
@@ -82,13 +82,13 @@ def chosen_ranks(
         return {name: min(rank, form.full) for name, form in forms.items()}
     assert epsilon is not None
     if not 0 < epsilon < 1:
-        # said before spectra are computed
+        # refused before spectra are computed
         raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
-    return ranks_by_epsilon({name: _spectra(lens, each, by_head) for name, each in known.items()}, epsilon)
+    return ranks_by_epsilon({name: _spectra(lens, each, by_head) for name, each in by_name.items()}, epsilon)
 
 
 def _spectra(lens: Lens, matrix: Matrix, by_head: bool) -> np.ndarray:
-    """Singular values of each block, (block, j)."""
+    """Compute the singular values of each block, (block, j)."""
     weight, _ = parameters(lens.adapter.model, matrix.path)
     form, exact = matrix.form(by_head=by_head), weight.detach().double()
     blocks = torch.stack(exact.chunk(form.blocks, dim=1 if form.blocks > 1 and matrix.of == "columns" else 0))
@@ -107,7 +107,7 @@ def compressed(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Lens, dict[str, int]]:
-    """A model of less rank.
+    """Compress a model to less rank.
 
     Args:
         run: the whole model on calibration series, over a horizon of one pass; "svd" does not look at them.
@@ -132,8 +132,8 @@ def compressed(
         raise unknown_name("method", method, METHODS)
     ranks = chosen_ranks(run.lens, keep=keep, epsilon=epsilon, rank=rank, of=of, mlps=mlps, by_head=by_head)
     moments = None if method == "svd" else second_moments(run, ranks)
-    felt = felt_moments(run, ranks) if method == "sensitive" else None
+    gradient_moments = felt_moments(run, ranks) if method == "sensitive" else None
     if method == "measured":
         ranks = allocated(run, ranks, moments=moments, by_head=by_head, progress=progress).ranks
     name = f"{run.lens.model_id} ({method})"
-    return factorised(run.lens, ranks, moments=moments, felt=felt, by_head=by_head, name=name), ranks
+    return factorised(run.lens, ranks, moments=moments, felt=gradient_moments, by_head=by_head, name=name), ranks

@@ -1,4 +1,4 @@
-"""What enters the matrices of a model, as second moments over calibration series."""
+"""Second moments of the inputs of a model's matrices over calibration series."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_ONCE = 32
 
 
 def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """The mean of x xᵀ over what enters each matrix in single forwards over a run's series.
+    """Compute the mean of x xᵀ over what enters each matrix in single forwards over a run's series.
 
     Series of one length go through the model together, so that no padding is counted. Memory does not grow with their
     number. Of a token model the decoder follows the run's path.
@@ -42,16 +42,16 @@ def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Te
         True
     """
     lens = run.lens
-    known = matrices(lens)
-    wanted = list(known if names is None else names)
-    if not set(wanted) <= set(known):
-        known = matrices(lens, mlps=True)
-    for name in wanted:
-        if name not in known:
-            raise unknown_name("matrix", name, known)
-    of_path = {known[name].path: name for name in wanted}
-    sums = {name: torch.zeros(known[name].shape[1], known[name].shape[1], dtype=torch.float64) for name in wanted}
-    counts = dict.fromkeys(wanted, 0)
+    by_name = matrices(lens)
+    keys = list(by_name if names is None else names)
+    if not set(keys) <= set(by_name):
+        by_name = matrices(lens, mlps=True)
+    for name in keys:
+        if name not in by_name:
+            raise unknown_name("matrix", name, by_name)
+    of_path = {by_name[name].path: name for name in keys}
+    sums = {name: torch.zeros(by_name[name].shape[1], by_name[name].shape[1], dtype=torch.float64) for name in keys}
+    counts = dict.fromkeys(keys, 0)
     # queries, keys and values read one tensor, whose moment is taken once
     last: list[tuple[Tensor, Tensor]] = []
 
@@ -67,11 +67,11 @@ def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Te
     with torch.no_grad(), seen_inputs(lens.adapter.model, of_path, look):
         for part in alike(run):
             lens.adapter.run(part.encoded.inputs)
-    for name in wanted:
+    for name in keys:
         if not counts[name] or not bool(torch.isfinite(sums[name]).all()):
             what = "is not finite" if counts[name] else "is nothing: the forward never calls it"
             raise InputError(f"what enters {name} on the calibration series {what}; give other series")
-    return {name: sums[name] / counts[name] for name in wanted}
+    return {name: sums[name] / counts[name] for name in keys}
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -79,7 +79,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def alike(run: Run) -> Iterator[Run]:
-    """The run in parts, each of series of one length and one number of variates."""
+    """Split a run into parts, each of series of one length and one number of variates."""
     items: dict[str, list[int]] = {}
     for index, group in enumerate(run.batch.groups):
         items.setdefault(group, []).append(index)

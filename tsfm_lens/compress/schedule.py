@@ -1,7 +1,7 @@
-"""How much rank each matrix keeps: by depth, by a threshold, or by a share; and what a choice of ranks comes to.
+"""Rank of each matrix: by depth, by a threshold, or by a share; and the size that a choice of ranks comes to.
 
-A matrix is spoken of by its :class:`Form`: as many blocks as are cut off by themselves (one, or one a head), each of so
-many rows and columns.
+The :class:`Form` of a matrix stands for it: blocks that are cut off by themselves (one, or one a head), each of so many
+rows and columns.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tsfm_lens.ranks import epsilon_rank
 
 __all__ = ["Form", "Ratio", "guideline", "rank_schedule", "ranks_by_epsilon", "ranks_by_share", "ratio_of"]
 
-# of shares of whole numbers: what rounding may take from a rank that is meant
+# slack for rounding in shares of whole numbers
 _SLACK = 1e-9
 R_MIN = 16
 """The smallest rank of the guideline where the rank of embedded series is not known."""
 
 
 class Form(NamedTuple):
-    """What is cut off of one matrix.
+    """Form of one matrix that is cut off.
 
     Attributes:
         blocks: parts with ranks of their own; 1, or the number of heads.
@@ -42,20 +42,20 @@ class Form(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Entries of the matrix."""
+        """Number of entries of the matrix."""
         return self.blocks * self.rows * self.columns
 
     def factors(self, rank: int) -> int:
-        """Entries of two factors of this rank a block."""
+        """Count the entries of two factors of this rank a block."""
         return self.blocks * rank * (self.rows + self.columns)
 
     def stored(self, rank: int) -> int:
-        """Entries that are stored: of the factors where they are fewer, else of the matrix."""
+        """Count the entries that are stored: of the factors where they are fewer, else of the matrix."""
         return min(self.factors(rank), self.numbers)
 
 
 class Ratio(NamedTuple):
-    """What share is left, in the readings that the word "ratio" of the paper admits.
+    """Share that is left, in the readings that the word "ratio" of the paper admits.
 
     Attributes:
         ranks: sum of ranks over the sum of full ranks; the reading that fits the paper's tables.
@@ -69,7 +69,7 @@ class Ratio(NamedTuple):
 
 
 def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, start: int = 0) -> np.ndarray:
-    """Ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most ``d_head``, (layer,).
+    """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most ``d_head``, (layer,).
 
     Args:
         first: rank of the layer that is counted as 0.
@@ -102,7 +102,7 @@ def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, st
 def guideline(
     layers: int, d_model: int, *, r_min: float = R_MIN, r_max: float | None = None, exponent: float = 0.5
 ) -> np.ndarray:
-    """Ranks of whole matrices by layer that rise from ``r_min`` to ``r_max``, (layer,).
+    """Compute ranks of whole matrices by layer that rise from ``r_min`` to ``r_max``, (layer,).
 
     ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉ for l from 0 on; a single layer has ``r_min``.
 
@@ -133,7 +133,7 @@ def guideline(
 
 
 def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) -> dict[str, int]:
-    """Numerical rank of every matrix, at least 1, by name.
+    """Compute the numerical rank of every matrix, at least 1, by name.
 
     Args:
         singular_values: of each matrix (j,), or of its blocks (block, j); of blocks the largest rank counts, so that
@@ -156,7 +156,7 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
 def ranks_by_share(
     forms: Mapping[str, Form], share: float, *, of: Literal["rank", "parameters"] = "rank"
 ) -> dict[str, int]:
-    """One share of every matrix's rank, or of its entries, by name.
+    """Choose one share of every matrix's rank, or of its entries, by name.
 
     Args:
         forms: of the matrices.
@@ -192,7 +192,7 @@ def ranks_by_share(
 
 
 def ratio_of(forms: Mapping[str, Form] | Sequence[Form], ranks: Mapping[str, int] | Sequence[int]) -> Ratio:
-    """What a choice of ranks comes to, over all matrices.
+    """Compute the share that a choice of ranks comes to, over all matrices.
 
     Args:
         forms, ranks: by name, or in one order.
@@ -208,13 +208,13 @@ def ratio_of(forms: Mapping[str, Form] | Sequence[Form], ranks: Mapping[str, int
         Ratio(ranks=0.25, factors=0.5, stored=0.5)
     """
     shapes: dict[Any, Form] = dict(forms) if isinstance(forms, Mapping) else dict(enumerate(forms))
-    chosen: dict[Any, int] = dict(ranks) if isinstance(ranks, Mapping) else dict(enumerate(ranks))
-    if not shapes or set(shapes) != set(chosen):
-        raise InputError(f"{len(chosen)} ranks for {len(shapes)} matrices; expected one each, and at least one")
+    rank_of: dict[Any, int] = dict(ranks) if isinstance(ranks, Mapping) else dict(enumerate(ranks))
+    if not shapes or set(shapes) != set(rank_of):
+        raise InputError(f"{len(rank_of)} ranks for {len(shapes)} matrices; expected one each, and at least one")
     for name, form in shapes.items():
-        if not 1 <= chosen[name] <= form.full:
-            raise InputError(f"rank {chosen[name]} of {name}; expected from 1 to {form.full}")
-    pairs = [(form, int(chosen[name])) for name, form in shapes.items()]
+        if not 1 <= rank_of[name] <= form.full:
+            raise InputError(f"rank {rank_of[name]} of {name}; expected from 1 to {form.full}")
+    pairs = [(form, int(rank_of[name])) for name, form in shapes.items()]
     entries = sum(form.numbers for form, _ in pairs)
     return Ratio(
         sum(form.blocks * rank for form, rank in pairs) / sum(form.blocks * form.full for form, _ in pairs),

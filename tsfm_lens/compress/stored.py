@@ -1,8 +1,8 @@
-"""Opening a compressed checkpoint: the native library builds its model with the layers of the files, and fills them.
+"""Loader of compressed checkpoints: the native library builds its model with the layers of the files, and fills them.
 
-No library knows layers of factors. But each builds a model of its own class and then gives every parameter the tensor
-of its name; so while it opens a checkpoint, what it builds gets the layers of the files before they are read. No
-product is ever made, nor is memory taken for one.
+No library knows layers of factors. Each builds a model of its own class, and then fills every parameter by its name.
+The model gets the layers of the files in between: after it is built, and before it is filled. No product of factors is
+ever computed or allocated.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Kept(_Strict):
 
     @property
     def places(self) -> Tensor:
-        """(kept,)."""
+        """Places of the rows or columns that are left, (kept,)."""
         return torch.tensor([place for run in self.runs for place in range(*run)], dtype=torch.long)
 
 
 class Compression(_Strict):
-    """What compression.json says.
+    """Content of compression.json.
 
     Attributes:
         version: of this format.
@@ -130,7 +130,7 @@ class Folded(Checkpoint):
         Raises:
             CheckpointError: the model has no such layer, or one of another shape.
         """
-        for layer, said in self.record.layers.items():
+        for layer, spec in self.record.layers.items():
             path = name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
             try:
                 old = module.get_submodule(path)
@@ -142,19 +142,19 @@ class Folded(Checkpoint):
                     f"{self.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected one of shape "
                     f"{list(self.shapes[layer])} in the model that the configuration describes, and {has}"
                 )
-            replace_layer(module, path, self._empty(layer, said, old), torch.get_default_device())
+            replace_layer(module, path, self._empty(layer, spec, old), torch.get_default_device())
 
-    def _empty(self, layer: str, said: Layer | Kept, old: Any) -> Compressed:
+    def _empty(self, layer: str, spec: Layer | Kept, old: Any) -> Compressed:
         def room(ending: str) -> Tensor:
             return torch.empty(self.tensors[layer + ending].shape)
 
-        if isinstance(said, Kept):
-            return Part(room(REST), said.places, said.size, said.of, old.bias, said.gain)
-        return LowRank(Factors(room(DOWN), room(UP)), old.bias, said.gain)
+        if isinstance(spec, Kept):
+            return Part(room(REST), spec.places, spec.size, spec.of, old.bias, spec.gain)
+        return LowRank(Factors(room(DOWN), room(UP)), old.bias, spec.gain)
 
     @contextmanager
     def building(self, kind: type[nn.Module], renamed: Mapping[str, str]) -> Iterator[None]:
-        """While the block runs, a model of a class that this thread builds has the layers of the files."""
+        """Build models of a class in this thread with the layers of the files while the block runs."""
         plain, own, thread = kind.__init__, "__init__" in vars(kind), threading.get_ident()
 
         @functools.wraps(plain)
@@ -162,7 +162,7 @@ class Folded(Checkpoint):
             if type(model) is not kind or threading.get_ident() != thread:
                 plain(model, *args, **kwargs)
                 return
-            with _Unmade(self.shapes.values()):
+            with _MetaMatrices(self.shapes.values()):
                 plain(model, *args, **kwargs)
             self.fit(model, renamed)
             _make_room(model)
@@ -177,24 +177,24 @@ class Folded(Checkpoint):
                 del kind.__init__
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Say again which rows or columns are left; they are in no file, and libraries build models without values.
+        """Set again the rows or columns that are left; they are in no file, and libraries build models without values.
 
         Raises:
             CheckpointError: the library has built its model in another way than :meth:`building` knows.
         """
-        for layer, said in self.record.layers.items():
-            held = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
-            if not isinstance(held, Compressed):
+        for layer, spec in self.record.layers.items():
+            child = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
+            if not isinstance(child, Compressed):
                 raise CheckpointError(
-                    f"{self.folder}: the library opened {shortened(layer, 80)!r} as a {type(held).__name__}, expected "
+                    f"{self.folder}: the library opened {shortened(layer, 80)!r} as a {type(child).__name__}, expected "
                     "the layer that the files hold"
                 )
-            if isinstance(held, Part) and isinstance(said, Kept):
-                held.kept = said.places.to(held.rest.device)
+            if isinstance(child, Part) and isinstance(spec, Kept):
+                child.places = spec.places.to(child.rest.device)
 
 
-class _Unmade(TorchFunctionMode):
-    """Matrices of some shapes take no memory; what a library first puts into them is lost."""
+class _MetaMatrices(TorchFunctionMode):
+    """Mode in which matrices of some shapes take no memory; what a library first puts into them is lost."""
 
     def __init__(self, shapes: Iterable[tuple[int, int]]) -> None:
         super().__init__()
@@ -210,32 +210,32 @@ class _Unmade(TorchFunctionMode):
 
 
 def _make_room(model: nn.Module) -> None:
-    """Memory for matrices that have a shape of some layer of the files, but are whole; the files fill them."""
+    """Allocate matrices that have a shape of some layer of the files, but are whole; the files fill them."""
     device = torch.get_default_device()
-    made: dict[int, nn.Parameter] = {}
+    buffers: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, held in module.named_parameters(recurse=False):
-            if held.is_meta and device.type != "meta":
-                room = made.setdefault(id(held), nn.Parameter(torch.empty_like(held, device=device)))
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.is_meta and device.type != "meta":
+                room = buffers.setdefault(id(weight), nn.Parameter(torch.empty_like(weight, device=device)))
                 setattr(module, name, room)
 
 
 def folded(files: Checkpoint) -> Folded:
-    """A compressed checkpoint with its record.
+    """Read a compressed checkpoint with its record.
 
     Raises:
         CheckpointError: compression.json is no such record, or does not fit the tensors of the files.
     """
     record, shapes = _record(files), {}
-    for layer, said in record.layers.items():
-        endings = (REST,) if isinstance(said, Kept) else (DOWN, UP)
-        held = [files.tensors[layer + ending] for ending in endings if layer + ending in files.tensors]
-        if len(held) < len(endings) or layer + WEIGHT in files.tensors:
+    for layer, spec in record.layers.items():
+        endings = (REST,) if isinstance(spec, Kept) else (DOWN, UP)
+        tensors = [files.tensors[layer + ending] for ending in endings if layer + ending in files.tensors]
+        if len(tensors) < len(endings) or layer + WEIGHT in files.tensors:
             raise CheckpointError(
                 f"{files.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected its "
                 f"{' and '.join(endings)} in the files, and no {WEIGHT}"
             )
-        shape = _widened(files, layer, said, *held) if isinstance(said, Kept) else _shape(files, layer, said, *held)
+        shape = _whole(files, layer, spec, *tensors) if isinstance(spec, Kept) else _shape(files, layer, spec, *tensors)
         shapes[layer] = shape
     return Folded(
         files.folder, files.files, files.config, files.generation, files.tensors, record=record, shapes=shapes
@@ -254,30 +254,30 @@ def _record(files: Checkpoint) -> Compression:
         ) from error
 
 
-def _shape(files: Checkpoint, layer: str, said: Layer, down: Stored, up: Stored) -> tuple[int, int]:
-    """(out, in) of the product of two factors, by their headers."""
+def _shape(files: Checkpoint, layer: str, spec: Layer, down: Stored, up: Stored) -> tuple[int, int]:
+    """Return (out, in) of the product of two factors, by their headers."""
     forms = len(down.shape), len(up.shape)
     shape: tuple[int, int] | None = None
-    if forms == (2, 2) and down.shape[0] == up.shape[1] == said.rank:
+    if forms == (2, 2) and down.shape[0] == up.shape[1] == spec.rank:
         shape = up.shape[0], down.shape[1]
-    elif forms == (2, 3) and up.shape[2] == said.rank and down.shape[0] == up.shape[0] * said.rank:
+    elif forms == (2, 3) and up.shape[2] == spec.rank and down.shape[0] == up.shape[0] * spec.rank:
         shape = up.shape[0] * up.shape[1], down.shape[1]
-    elif forms == (3, 2) and down.shape[1] == said.rank and up.shape[1] == down.shape[0] * said.rank:
+    elif forms == (3, 2) and down.shape[1] == spec.rank and up.shape[1] == down.shape[0] * spec.rank:
         shape = up.shape[0], down.shape[0] * down.shape[2]
     if shape is None or down.dtype != up.dtype or not math.prod(shape):
         raise CheckpointError(
             f"{files.folder}: {shortened(layer, 80)!r} has factors {list(down.shape)} and {list(up.shape)} in "
-            f"{down.dtype} and {up.dtype}; expected (rank, in) and (out, rank) of rank {said.rank} in one type"
+            f"{down.dtype} and {up.dtype}; expected (rank, in) and (out, rank) of rank {spec.rank} in one type"
         )
     return shape
 
 
-def _widened(files: Checkpoint, layer: str, said: Kept, rest: Stored) -> tuple[int, int]:
-    """(out, in) of the matrix of which some rows or columns are left."""
-    axis = 0 if said.of == "rows" else 1
-    if len(rest.shape) != 2 or rest.shape[axis] != said.count:
+def _whole(files: Checkpoint, layer: str, spec: Kept, rest: Stored) -> tuple[int, int]:
+    """Return (out, in) of the matrix of which some rows or columns are left."""
+    axis = 0 if spec.of == "rows" else 1
+    if len(rest.shape) != 2 or rest.shape[axis] != spec.count:
         raise CheckpointError(
-            f"{files.folder}: {shortened(layer, 80)!r} has {list(rest.shape)}, expected {said.count} {said.of} as "
+            f"{files.folder}: {shortened(layer, 80)!r} has {list(rest.shape)}, expected {spec.count} {spec.of} as "
             f"{COMPRESSION} says"
         )
-    return (said.size, rest.shape[1]) if axis == 0 else (rest.shape[0], said.size)
+    return (spec.size, rest.shape[1]) if axis == 0 else (rest.shape[0], spec.size)

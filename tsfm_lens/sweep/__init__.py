@@ -1,6 +1,6 @@
 """The ablation lab: sweeps over models, variants and benchmarks, kept in a store and reported with intervals.
 
-Its rooms follow the road of a sweep, and each imports only those before it: ``statistics``, ``plan``, ``store``,
+Its packages follow the course of a sweep. Each imports only those before it: ``statistics``, ``plan``, ``store``,
 ``run``, ``results``.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tsfm_lens.sweep.run.sweeping import Outcome, plan_sweep, run_sweep
     from tsfm_lens.sweep.store.folder import Store
 
-# found when first asked for: the store and its engines need no torch
+# imported at first use: the store and its engines need no torch
 _FROM = {
     "Gathered": "results.gathering",
     "Outcome": "run.sweeping",

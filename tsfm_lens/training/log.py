@@ -14,7 +14,7 @@ __all__ = ["read_log"]
 
 
 def read_log(file: str | Path) -> list[dict[str, Any]]:
-    """The lines of a log, each a mapping with "step"; a last line that a kill has cut short is left out.
+    """Read the lines of a log, each a mapping with "step"; a last line that a kill has cut short is left out.
 
     Raises:
         CheckpointError: there is no such file, or a line before the last one is no JSON.
@@ -43,9 +43,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def cut(file: Path, step: int) -> None:
     """Drop the lines of a log that came after a step, which is to be gone through again."""
     if file.exists():
-        kept = [line for line in _lines(file) if line["step"] <= step]
+        lines = [line for line in _lines(file) if line["step"] <= step]
         with replacing(file) as part:
-            part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def append(file: Path, line: dict[str, Any]) -> None:

@@ -79,16 +79,16 @@ class Training:
         self.best: tuple[float, int] | None = None
         self._best_weights: dict[str, Tensor] | None = None
         self._losses: list[Tensor] = []
-        self._stopped = self._patient_no_more = False
+        self._stop_flag = self._patient_no_more = False
 
     @property
     def model(self) -> torch.nn.Module:
-        """The task's."""
+        """Model of the task."""
         return self.task.model
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     def resume(self) -> None:
@@ -114,7 +114,7 @@ class Training:
         """Train to the plan's last step, or to ``until``, with a progress bar.
 
         Returns:
-            Whether the run is at its end; False if it was stopped by a signal or by ``until``.
+            True if the run is at its end; False if it was stopped by a signal or by ``until``.
 
         Raises:
             InputError: the loss is not finite; the last saved state is as it was.
@@ -122,33 +122,33 @@ class Training:
         last = self.plan.steps if until is None else min(until, self.plan.steps)
         self.model.train(self.plan.dropout)
         with self._stopping(), progress_display(eta=True, hidden=quiet) as bar:
-            shown = bar.add_task(self.task.name, total=last, completed=self.step)
+            bar_task = bar.add_task(self.task.name, total=last, completed=self.step)
             if not self.step:
                 if self.out is not None:
-                    # that of a run which was killed before its first state
+                    # log of a run that was killed before its first state
                     (self.out / LOG).unlink(missing_ok=True)
                 self._after()
-            while self.step < last and not (self._stopped or self._patient_no_more):
+            while self.step < last and not (self._stop_flag or self._patient_no_more):
                 self.train_step()
                 self._after()
-                bar.update(shown, completed=self.step)
+                bar.update(bar_task, completed=self.step)
                 if progress is not None:
                     progress(self.step, last)
                 if self.step % self.plan.save_every == 0 or self.step == last or self._ending:
                     self._save()
-                    bar.update(shown, description=f"{self.task.name} loss {self.last_loss:.3g}")
+                    bar.update(bar_task, description=f"{self.task.name} loss {self.last_loss:.3g}")
         if self.ended and self._best_weights is not None and self.plan.patience is not None:
             self.model.load_state_dict(self._best_weights)
         return self.ended
 
     @property
     def ended(self) -> bool:
-        """Whether all steps are done, or patience is at its end."""
+        """End of the run: true when all steps are done, or patience is at its end."""
         return self.step >= self.plan.steps or self._patient_no_more
 
     @property
     def _ending(self) -> bool:
-        return self._stopped or self._patient_no_more
+        return self._stop_flag or self._patient_no_more
 
     def train_step(self) -> Tensor:
         """Do one step of the optimiser; return its loss, still on the device."""
@@ -164,7 +164,7 @@ class Training:
             loss = self.task.loss(self.step)
             loss.backward()
             if self.plan.clip is not None:
-                torch.nn.utils.clip_grad_norm_(self._trained(), self.plan.clip)
+                torch.nn.utils.clip_grad_norm_(self._weights(), self.plan.clip)
             first.append(loss.detach())
             return loss
 
@@ -174,13 +174,13 @@ class Training:
         self.seconds += time.perf_counter() - began
         return first[0]
 
-    def _trained(self) -> list[Tensor]:
+    def _weights(self) -> list[Tensor]:
         # a weight may stand in the groups of two optimisers, and its gradient must be clipped once
         weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
         return list({id(weight): weight for weight in weights}.values())
 
     def _after(self) -> None:
-        """What a step is followed by: a snapshot, an evaluation, the callbacks."""
+        """Follow up a step: take a snapshot, evaluate, call the callbacks."""
         if self.out is not None and self.step in self.plan.snapshots:
             write_snapshot(self.out, self.model, self.step)
         if self.plan.evaluate_every and self.step % self.plan.evaluate_every == 0:
@@ -191,13 +191,13 @@ class Training:
     def _evaluate(self) -> None:
         self.model.eval()
         with torch.no_grad():
-            found = {name: float(value) for name, value in self.task.evaluate().items()}
+            measures = {name: float(value) for name, value in self.task.evaluate().items()}
         self.model.train(self.plan.dropout)
-        if not found:
+        if not measures:
             return
         if self.out is not None:
-            append(self.out / LOG, {"step": self.step, **found})
-        value = next(iter(found.values()))
+            append(self.out / LOG, {"step": self.step, **measures})
+        value = next(iter(measures.values()))
         if self.best is None or value < self.best[0]:
             self.best = (value, self.step)
             if self.plan.patience is not None:
@@ -245,14 +245,14 @@ class Training:
         """Let Ctrl-C and SIGTERM end the run after the step at hand, with its state saved."""
 
         def stop(_number: int, _frame: FrameType | None) -> None:
-            self._stopped = True
+            self._stop_flag = True
 
         try:
             former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         except ValueError:
             # outside the main thread nobody can take signals
             former = {}
-        self._stopped = False
+        self._stop_flag = False
         try:
             yield
         finally:

@@ -48,7 +48,7 @@ class Stage(BaseModel):
 
 
 def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int, decay: int) -> float:
-    """Learning rate at a step: it rises over ``warmup`` steps, stays, and falls to 1 % of its peak over ``decay``.
+    """Compute the learning rate at a step: rising over ``warmup``, constant, falling to 1 % of its peak over ``decay``.
 
     Args:
         step: from ``first`` to ``last`` − 1.
@@ -64,7 +64,7 @@ def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int
 def ordinal_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, *, smoothing: float, first_bin: int
 ) -> torch.Tensor:
-    """Cross-entropy against a discretised Gaussian around each label.
+    """Compute the cross-entropy against a discretised Gaussian around each label.
 
     Args:
         logits: (rows, steps, tokens).
@@ -87,7 +87,7 @@ def ordinal_cross_entropy(
 
 
 def step_weights(horizon: int, first_weight: float) -> torch.Tensor:
-    """Weights (horizon,) that fall from `first_weight` to 1 over four steps, with mean 1."""
+    """Return weights (horizon,) that fall from `first_weight` to 1 over four steps, with mean 1."""
     weights = 1.0 + (first_weight - 1.0) * torch.clamp(1.0 - torch.arange(horizon) / 4.0, min=0.0)
     return weights / weights.mean()
 
@@ -110,15 +110,15 @@ def own_inputs(
     """
     generator = torch.Generator(inputs.device).manual_seed(seed)
     odd = slice(1, None, 2)
-    mixed = inputs.clone()
-    given = {"encoder_outputs": (encoded["states"][odd],), "attention_mask": encoded["mask"][odd]}
+    mixture = inputs.clone()
+    encoder = {"encoder_outputs": (encoded["states"][odd],), "attention_mask": encoded["mask"][odd]}
     for _ in range(2):
-        logits = model(**given, decoder_input_ids=mixed[odd], use_cache=False).logits[:, :-1, FIRST_BIN:]
-        sampled = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator) + FIRST_BIN
-        sampled = sampled.view(logits.shape[:2])
-        chosen = torch.rand(sampled.shape, generator=generator, device=inputs.device) < stage.own_share
-        mixed[odd, 1:] = torch.where(chosen, sampled, inputs[odd, 1:])
-    return mixed
+        logits = model(**encoder, decoder_input_ids=mixture[odd], use_cache=False).logits[:, :-1, FIRST_BIN:]
+        samples = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator) + FIRST_BIN
+        samples = samples.view(logits.shape[:2])
+        mask = torch.rand(samples.shape, generator=generator, device=inputs.device) < stage.own_share
+        mixture[odd, 1:] = torch.where(mask, samples, inputs[odd, 1:])
+    return mixture
 
 
 @torch.no_grad()
@@ -133,23 +133,23 @@ def own_forecasts(
     """
     generator = torch.Generator(inputs.device).manual_seed(seed)
     rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
-    mixed = inputs.clone()
-    given = {"encoder_outputs": (encoded["states"][rows],), "attention_mask": encoded["mask"][rows]}
+    mixture = inputs.clone()
+    encoder = {"encoder_outputs": (encoded["states"][rows],), "attention_mask": encoded["mask"][rows]}
     values = model.config.vocab_size - FIRST_BIN
     cache = None
     for step in range(1, inputs.shape[1] if rows.any() else 1):
-        said = model(**given, decoder_input_ids=mixed[rows, step - 1 : step], past_key_values=cache, use_cache=True)
-        cache = said.past_key_values
-        likeliest = said.logits[:, -1, FIRST_BIN:].topk(min(values, model.config.chronos_config["top_k"]))
-        drawn = torch.multinomial(likeliest.values.softmax(-1), 1, generator=generator)
-        mixed[rows, step] = likeliest.indices.gather(-1, drawn)[:, 0] + FIRST_BIN
-    return mixed
+        out = model(**encoder, decoder_input_ids=mixture[rows, step - 1 : step], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        likeliest = out.logits[:, -1, FIRST_BIN:].topk(min(values, model.config.chronos_config["top_k"]))
+        picks = torch.multinomial(likeliest.values.softmax(-1), 1, generator=generator)
+        mixture[rows, step] = likeliest.indices.gather(-1, picks)[:, 0] + FIRST_BIN
+    return mixture
 
 
 def token_step_losses(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
 ) -> torch.Tensor:
-    """Mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
+    """Compute the mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
     chronos = ChronosConfig(**model.config.chronos_config)
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
     past, future = past.to(model.device), future.to(model.device)
@@ -157,7 +157,7 @@ def token_step_losses(
     ids, mask, scale = tokenizer._input_transform(past)
     end = torch.full_like(ids[:, :1], chronos.eos_token_id)
     ids, mask = torch.cat([ids, end], 1), torch.cat([mask, torch.ones_like(end, dtype=torch.bool)], 1)
-    labels, seen, _ = tokenizer._input_transform(future, scale)
+    labels, label_mask, _ = tokenizer._input_transform(future, scale)
     start_id = model.config.decoder_start_token_id
     inputs = torch.cat([torch.full_like(labels[:, :1], start_id), labels[:, :-1]], 1)
     states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -169,19 +169,19 @@ def token_step_losses(
         inputs = blank_inputs(inputs, stage.blank, start_id, torch.Generator().manual_seed(seed))
     logits = model(encoder_outputs=(states,), attention_mask=mask, decoder_input_ids=inputs, use_cache=False).logits
     loss = ordinal_cross_entropy(logits.float(), labels, smoothing=stage.smoothing, first_bin=FIRST_BIN)
-    return (loss * seen).sum(0) / seen.sum(0).clamp(min=1)
+    return (loss * label_mask).sum(0) / label_mask.sum(0).clamp(min=1)
 
 
 def token_loss(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
 ) -> torch.Tensor:
-    """Scalar loss of a token model: the first forecast steps weigh more, for they must find the phase."""
+    """Compute the scalar loss of a token model: the first forecast steps weigh more, for they must find the phase."""
     losses = token_step_losses(model, past, future, stage, seed=seed)
     return (losses * step_weights(len(losses), stage.first_weight).to(losses.device)).mean()
 
 
 def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
-    """Native quantile loss per forecast step, on instance-normalised values.
+    """Compute the native quantile loss per forecast step, on instance-normalised values.
 
     With `stage.log_floor` it is the mean over rows of log(floor + loss of the row per step and level): by it a season
     without noise, which can be forecast to a hundredth, weighs as much as a random walk, which cannot. It is the
@@ -194,15 +194,15 @@ def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor,
     if not stage.log_floor:
         return model(context=past, target=future).loss / stage.horizon
     # a row without a spread has no relative error, and one without a future no error
-    known = (spread[:, 0] > 0) & (~future.isnan()).any(1)
-    losses = row_quantile_losses(model, past[known], future[known], spread[known])
+    usable = (spread[:, 0] > 0) & (~future.isnan()).any(1)
+    losses = row_quantile_losses(model, past[usable], future[usable], spread[usable])
     return (losses + stage.log_floor).log().mean()
 
 
 def row_quantile_losses(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, spread: torch.Tensor
 ) -> torch.Tensor:
-    """Twice the pinball loss, mean over levels and known steps, in units of `spread` (rows, 1): (rows,)."""
+    """Compute twice the pinball loss, mean over levels and known steps, in units of `spread` (rows, 1): (rows,)."""
     levels = model.quantiles.to(past)[None, :, None]
     there = ~future.isnan()
     quantiles = model(context=past).quantile_preds[..., : future.shape[1]]

@@ -26,7 +26,7 @@ class SAM(Optimizer):
     Weights are put back as they were, not by subtraction, before the base optimiser moves them, and if anything fails.
 
     Groups, their learning rates, and the state are those of the base optimiser, so that schedulers may be given either.
-    What a forward pass changes besides, such as the statistics of a batch norm, changes twice a step.
+    Other state that a forward pass changes, such as the statistics of a batch norm, changes twice a step.
 
     Args:
         base: any optimiser of torch that needs one gradient a step, such as Adam, AdamW and SGD.
@@ -64,7 +64,7 @@ class SAM(Optimizer):
         """Move the weights once.
 
         Returns:
-            What the closure returned first: the loss at ω.
+            The first value of the closure: the loss at ω.
 
         Raises:
             InputError: there is no closure, of which two gradients are needed; or a gradient is not finite, and then
@@ -78,7 +78,7 @@ class SAM(Optimizer):
             loss = closure()
         weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
         norm = self._norm(weights, "at the weights themselves")
-        with self._moved(weights, self.rho / (norm + self.eps)), torch.enable_grad():
+        with self._perturb(weights, self.rho / (norm + self.eps)), torch.enable_grad():
             closure()
         self._norm([weight for weight in weights if weight.grad is not None], f"at a distance of {self.rho}")
         self.base.step()
@@ -86,7 +86,7 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def _norm(self, weights: list[Tensor], where: str) -> float:
-        """Norm of the gradient over all weights, refused unless it is finite."""
+        """Compute the norm of the gradient over all weights, refused unless it is finite."""
         norms = [torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights]
         norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
         if not norm < float("inf"):
@@ -97,9 +97,9 @@ class SAM(Optimizer):
         return norm
 
     @contextmanager
-    def _moved(self, weights: list[Tensor], factor: float) -> Iterator[None]:
-        """The weights moved up the gradient while the block runs; then as before, to the last bit."""
-        kept = [weight.detach().clone() for weight in weights]
+    def _perturb(self, weights: list[Tensor], factor: float) -> Iterator[None]:
+        """Move the weights up the gradient while the block runs; then put them back to the last bit."""
+        originals = [weight.detach().clone() for weight in weights]
         try:
             with torch.no_grad():
                 for weight in weights:
@@ -108,7 +108,7 @@ class SAM(Optimizer):
             yield
         finally:
             with torch.no_grad():
-                for weight, before in zip(weights, kept, strict=True):
+                for weight, before in zip(weights, originals, strict=True):
                     weight.copy_(before)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -116,7 +116,7 @@ class SAM(Optimizer):
         self.base.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Further weights, with the base optimiser's defaults."""
+        """Add further weights, with the base optimiser's defaults."""
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
         else:
@@ -124,7 +124,7 @@ class SAM(Optimizer):
             self.param_groups.append(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimiser's state, with "rho" and "eps"."""
+        """Return the base optimiser's state, with "rho" and "eps"."""
         return {**self.base.state_dict(), "rho": self.rho, "eps": self.eps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -144,5 +144,5 @@ class SAM(Optimizer):
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which keep the groups shared."""
+        """Return the state for copies and pickles, which keep the groups shared."""
         return {**super().__getstate__(), "base": self.base, "rho": self.rho, "eps": self.eps}

@@ -48,7 +48,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Crops:
-    """Which pieces of the corpus a batch holds; every array is (row, series of the row)."""
+    """Pieces of the corpus that a batch holds; every array is (row, series of the row)."""
 
     rows: np.ndarray
     starts: np.ndarray
@@ -56,7 +56,7 @@ class Crops:
 
 
 class SeriesSource:
-    """Draws batches of raw series from a weighted mixture of families.
+    """Source of batches of raw series from a weighted mixture of families.
 
     Args:
         corpus: all rows.
@@ -69,11 +69,11 @@ class SeriesSource:
         self.families = corpus.rows
         self.device = torch.device(device)
         self.values = torch.from_numpy(corpus.values).to(self.device)
-        seen = ~np.isnan(corpus.values)
-        self.first = seen.argmax(axis=1)
+        present = ~np.isnan(corpus.values)
+        self.first = present.argmax(axis=1)
 
     def choose(self, mix: Mapping[str, float], rng: np.random.Generator, count: int, length: int) -> Crops:
-        """Crops of `length` steps, (count, 3): a row of the family "tsmixup" mixes up to three, others have one."""
+        """Choose crops of `length` steps, (count, 3): a row of "tsmixup" mixes up to three, others have one."""
         names = sorted(name for name in mix if name != "tsmixup")
         for name in names:
             if name not in self.families:
@@ -102,18 +102,18 @@ class SeriesSource:
         far: float = FAR_SHARE,
         short: float = SHORT_SHARE,
     ) -> tuple[Tensor, Tensor]:
-        """Context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
+        """Return context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
 
-        Of the rows that are given a level (three in five) a share `far` stands far from 0 for its spread, as
-        temperatures in kelvin or prices do. A share `short` has a context that is cut short, as new series have, to any
-        length down to 16 steps, each doubling as often as the next.
+        Three in five rows get a level. A share `far` of these lies far from 0 relative to its spread, as temperatures
+        in kelvin or prices do. A share `short` of all rows has a short context, as new series have: of any length down
+        to 16 steps, uniform in its logarithm.
         """
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon
         crops = self.choose(mix, rng, rows, length)
         weights = draw_weights(rng, rows)
-        mixed = rng.random(rows) < mix.get("tsmixup", 0.0) / sum(mix.values())
-        weights[~mixed] = (1.0, 0.0, 0.0)
+        is_mixture = rng.random(rows) < mix.get("tsmixup", 0.0) / sum(mix.values())
+        weights[~is_mixture] = (1.0, 0.0, 0.0)
         noise = rng.standard_normal((rows, length), dtype=np.float32)
         spread = rng.choice(NOISE, (rows, 1))
         level = np.where(rng.random(rows) < far, 10 ** rng.uniform(0.3, 2.3, rows), rng.normal(0, 2.0, rows))
@@ -126,17 +126,17 @@ class SeriesSource:
         place = torch.from_numpy(crops.starts[..., None] + crops.strides[..., None] * np.arange(length)).to(self.device)
         series = self.values[torch.from_numpy(crops.rows).to(self.device)[..., None], place]
         mixture = tsmixup(series, self._to(weights), context)
-        series = torch.where(self._to(mixed)[:, None] > 0, mixture, series[:, 0])
-        seen = ~series.isnan()
-        count = seen.sum(1, keepdim=True).clamp(min=1)
+        series = torch.where(self._to(is_mixture)[:, None] > 0, mixture, series[:, 0])
+        present = ~series.isnan()
+        count = present.sum(1, keepdim=True).clamp(min=1)
         mean = series.nan_to_num(0.0).sum(1, keepdim=True) / count
-        deviation = (torch.where(seen, series - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
+        deviation = (torch.where(present, series - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
         deviation = torch.where(deviation > 0, deviation, 1.0)
         series = series + deviation * (self._to(noise) * self._to(spread) + self._to(level)[:, None])
         series = series * self._to(sign * unit)[:, None]
         past, future = series[:, :context], series[:, context:]
-        shown = torch.arange(context, device=self.device)[None] >= context - self._to(keep)[:, None]
-        return torch.where(shown, past, torch.nan), future.contiguous()
+        visible = torch.arange(context, device=self.device)[None] >= context - self._to(keep)[:, None]
+        return torch.where(visible, past, torch.nan), future.contiguous()
 
     def _to(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(array, dtype=np.float32)).to(self.device)

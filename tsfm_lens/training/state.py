@@ -40,12 +40,12 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def run_files(folder: Path) -> list[str]:
-    """Names of what a run has left in a folder; empty where there is none."""
+    """Name the files that a run has left in a folder; empty where there is none."""
     return [name for name in (STATE, LOG, HISTORY) if (folder / name).exists()]
 
 
 def identity_of(folder: Path) -> str:
-    """The settings of the run in a folder, as its task gave them.
+    """Read the settings of the run in a folder, as its task gave them.
 
     Raises:
         CheckpointError: there is no run, or its state cannot be read.
@@ -59,7 +59,7 @@ def identity_of(folder: Path) -> str:
 
 
 def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, Any]:
-    """The last state of a run.
+    """Read the last state of a run.
 
     Raises:
         CheckpointError: there is none, it cannot be read, is not whole, or is of another task; the message names what
@@ -75,7 +75,7 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        raise _damaged(path, "it is cut short, or no state of a training run") from error
+        raise _damage_error(path, "it is cut short, or no state of a training run") from error
     _refuse_parts(path, state)
     if state["identity"] != identity:
         other = f"other settings{_difference(path, state['identity'], identity)}"
@@ -84,21 +84,21 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
     return whole
 
 
-def _damaged(path: Path, how: str) -> CheckpointError:
+def _damage_error(path: Path, how: str) -> CheckpointError:
     return CheckpointError(f"{path} is damaged: {how}; put a whole copy of it there, or begin again in another folder")
 
 
 def _refuse_parts(path: Path, state: object) -> None:
     if not isinstance(state, dict):
-        raise _damaged(path, f"it is no state of a training run, but a {type(state).__name__}")
+        raise _damage_error(path, f"it is no state of a training run, but a {type(state).__name__}")
     missing = [name for name in _PARTS if name not in state]
     if missing:
-        raise _damaged(path, f"it holds no {' and no '.join(missing)}")
+        raise _damage_error(path, f"it holds no {' and no '.join(missing)}")
     for name, types in _PARTS.items():
         if not isinstance(state[name], types):
-            raise _damaged(path, f"{name} is of type {type(state[name]).__name__}, expected {types[0].__name__}")
+            raise _damage_error(path, f"{name} is of type {type(state[name]).__name__}, expected {types[0].__name__}")
     if state["step"] < 0:
-        raise _damaged(path, f"it is of step {state['step']}, expected 0 or more")
+        raise _damage_error(path, f"it is of step {state['step']}, expected 0 or more")
 
 
 def put_back(folder: Path, state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -115,33 +115,33 @@ def put_back(folder: Path, state: Mapping[str, Any], model: nn.Module, optimizer
     try:
         optimizer.load_state_dict(state["optimizer"])
     except Exception as error:
-        raise _damaged(path, f"its optimizer is not one of {type(optimizer).__name__} for this model") from error
+        raise _damage_error(path, f"its optimizer is not one of {type(optimizer).__name__} for this model") from error
     try:
         torch.set_rng_state(state["random"].cpu())
     except (RuntimeError, TypeError) as error:
-        raise _damaged(path, "random is no state of random numbers") from error
+        raise _damage_error(path, "random is no state of random numbers") from error
 
 
-def _refuse_weights(path: Path, part: str, held: Mapping[str, Any], model: nn.Module) -> None:
-    expected = model.state_dict()
-    missing = [name for name in expected if name not in held]
-    unknown = [str(name) for name in held if name not in expected]
-    for names, words in ((missing, "lacks"), (unknown, "holds, and the model has not,")):
+def _refuse_weights(path: Path, part: str, weights: Mapping[str, Any], model: nn.Module) -> None:
+    target = model.state_dict()
+    missing = [name for name in target if name not in weights]
+    extra = [str(name) for name in weights if name not in target]
+    for names, words in ((missing, "lacks"), (extra, "holds, and the model has not,")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise _damaged(path, f"{part} {words} {names[0]}{more}")
-    for name, weight in expected.items():
-        shape = list(held[name].shape) if isinstance(held[name], Tensor) else type(held[name]).__name__
+            raise _damage_error(path, f"{part} {words} {names[0]}{more}")
+    for name, weight in target.items():
+        shape = list(weights[name].shape) if isinstance(weights[name], Tensor) else type(weights[name]).__name__
         if shape != list(weight.shape):
-            raise _damaged(path, f"{name} of {part} is {shape}, expected {list(weight.shape)}")
+            raise _damage_error(path, f"{name} of {part} is {shape}, expected {list(weight.shape)}")
 
 
 def _difference(path: Path, was: str, now: str) -> str:
-    """The settings that differ, in words; "" where the two are not of one kind."""
+    """Describe the settings that differ, in words; "" where the two are not of one kind."""
     try:
         before, after = json.loads(was), json.loads(now)
     except ValueError as error:
-        raise _damaged(path, f"its identity is {_short(was)}, expected JSON of the run's settings") from error
+        raise _damage_error(path, f"its identity is {_short(was)}, expected JSON of the run's settings") from error
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return ""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
@@ -160,12 +160,12 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
     history.mkdir(exist_ok=True)
     state = model.state_dict()
     # tied weights are stored once, as the native formats do
-    shared = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
-    weights = {name: state[name].detach().cpu().contiguous() for name in shared.values()}
+    owners = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
+    weights = {name: state[name].detach().cpu().contiguous() for name in owners.values()}
     with replacing(history / f"step-{step:06d}.safetensors") as part:
         save_file(weights, part)
 
 
 def snapshot_files(folder: Path) -> dict[int, Path]:
-    """The files of the history by step."""
+    """List the files of the history by step."""
     return {int(file.stem.split("-")[1]): file for file in sorted((folder / HISTORY).glob("step-*.safetensors"))}

@@ -1,4 +1,4 @@
-"""What the training loop asks of a thing that is trained, and how long and how it is trained."""
+"""Protocol of a task that the training loop trains, and the plan of its run."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Name in words."""
 
     @property
     def identity(self) -> str:
         """JSON of all settings."""
 
     def loss(self, step: int) -> Tensor:
-        """The scalar loss of the batch of a step; the batch depends on the step and the task's seed alone."""
+        """Compute the scalar loss of the batch of a step; the batch depends on the step and the task's seed alone."""
 
     def evaluate(self) -> Mapping[str, float]:
-        """Measures of the model as it is, such as the validation error, the one to stop by first; {} for none."""
+        """Measure the model as it is, such as the validation error, the one to stop by first; {} for none."""
 
 
 class Plan(BaseModel):
-    """How a run goes on.
+    """Plan of a run.
 
     Attributes:
         steps: of the optimiser.

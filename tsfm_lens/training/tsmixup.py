@@ -18,7 +18,7 @@ CONCENTRATION = 1.5
 
 
 def draw_weights(rng: np.random.Generator, count: int) -> Array:
-    """Dirichlet(1.5) weights over the first k of three slots, k uniform in 1..3: array (count, 3)."""
+    """Draw Dirichlet(1.5) weights over the first k of three slots, k uniform in 1..3: array (count, 3)."""
     # normalised gamma draws are a Dirichlet draw, and dropping slots first gives one of lower dimension
     gamma = rng.gamma(CONCENTRATION, size=(count, MAX_SERIES))
     gamma *= np.arange(MAX_SERIES)[None] < rng.integers(1, MAX_SERIES + 1, size=count)[:, None]

@@ -1,1 +1,1 @@
-"""What a sweep is asked for: configuration, variants, orders of heads, recipes, and in which stages they run."""
+"""Request of a sweep: configuration, variants, orders of heads, recipes, and the stages in which they run."""

@@ -80,7 +80,7 @@ class HeadsPerLayer(Strict):
 
 
 class HeadsAt(Strict):
-    """How many heads each layer must keep (definition 5.2 of the tsfm-lens paper).
+    """Number of heads that each layer must keep (definition 5.2 of the tsfm-lens paper).
 
     Attributes:
         tolerance: relative rise of the error that is allowed, exclusive.
@@ -104,10 +104,10 @@ class HeadsAt(Strict):
     def _errors(self) -> HeadsAt:
         from tsfm_lens.sweep.statistics.pooling import METRICS, SUMS_OF_ERRORS
 
-        known = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
-        if self.metric not in known:
+        metrics = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
+        if self.metric not in metrics:
             why = "a sequential test needs a mean of errors" if self.metric in METRICS else "it is no metric"
-            raise ValueError(f"metric {self.metric!r} cannot be used: {why}; there are {', '.join(known)}")
+            raise ValueError(f"metric {self.metric!r} cannot be used: {why}; there are {', '.join(metrics)}")
         return self
 
 
@@ -115,7 +115,7 @@ _FAMILIES = ("layers", "ranges", "heads", "heads_per_layer", "heads_at")
 
 
 class Variants(Strict):
-    """What is ablated.
+    """Components that are ablated, by family.
 
     Attributes:
         layers, ranges, heads, heads_per_layer, heads_at: see there.
@@ -138,7 +138,7 @@ class Variants(Strict):
     @model_validator(mode="before")
     @classmethod
     def _bare(cls, content: Any) -> Any:
-        """A family that is named without fields has those that it has by default."""
+        """Give a family without fields its default fields."""
         if not isinstance(content, dict):
             return content
         bare = [name for name in _FAMILIES if name != "heads_per_layer"]
@@ -208,14 +208,14 @@ class SweepConfig(Strict):
     @model_validator(mode="after")
     def _names(self) -> SweepConfig:
         titles = [model.title for model in self.models]
-        repeated = sorted({title for title in titles if titles.count(title) > 1})
-        if repeated:
-            raise ValueError(f"two models are called {repeated[0]!r}; give each its own name")
+        duplicates = sorted({title for title in titles if titles.count(title) > 1})
+        if duplicates:
+            raise ValueError(f"two models are called {duplicates[0]!r}; give each its own name")
         return self
 
 
 def read_config(path: str | Path) -> SweepConfig:
-    """A sweep's configuration from a YAML file; relative paths in it start at its folder.
+    """Read a sweep's configuration from a YAML file; relative paths in it start at its folder.
 
     Raises:
         InputError: the file cannot be read, is no YAML, or a field is wrong; the message names every such field.
@@ -229,11 +229,11 @@ def read_config(path: str | Path) -> SweepConfig:
     """
     file = Path(path)
     content = read_fields(file, "the configuration", "the fields of a sweep: models, data, …")
-    return parse_config(_anchored(content, file.parent), str(file))
+    return parse_config(_resolve_paths(content, file.parent), str(file))
 
 
 def parse_config(content: dict[str, Any], where: str = "the configuration") -> SweepConfig:
-    """A sweep's configuration from plain values.
+    """Build a sweep's configuration from plain values.
 
     Raises:
         InputError: a field is wrong; the message names every such field.
@@ -254,7 +254,7 @@ def parse_config(content: dict[str, Any], where: str = "the configuration") -> S
 
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
-    """Fields of the part of a configuration at a place."""
+    """Return the fields of the part of a configuration at a place."""
     classes: dict[str, type[BaseModel]] = {
         "models": ModelConfig,
         **SOURCES,
@@ -270,8 +270,8 @@ def _fields_at(place: tuple[Any, ...]) -> list[str]:
     return list((classes[names[-1]] if names else SweepConfig).model_fields)
 
 
-def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same configuration with relative paths of files turned into ones from its folder."""
+def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the configuration with relative paths of files resolved from its folder."""
 
     def beside(value: Any) -> Any:
         if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What a sweep runs on, as fields of its configuration."""
+"""Data of a sweep, as fields of its configuration."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pydantic import BeforeValidator, Field
 from tsfm_lens.data.checked import Strict, Texts
 
 
-def _spelled(value: Any) -> Any:
+def _date_text(value: Any) -> Any:
     return str(value) if isinstance(value, date) else value
 
 
-Stamp = Annotated[str, BeforeValidator(_spelled)]
+Stamp = Annotated[str, BeforeValidator(_date_text)]
 """A timestamp; one without quotes is a date in YAML."""
 
 
 class _Cut(Strict):
-    """The last windows of each series are forecast."""
+    """Last windows of each series, which are forecast."""
 
     horizon: int = Field(ge=1)
     windows: int = Field(default=1, ge=1)
@@ -95,7 +95,7 @@ class File(_Cut):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The options of ``as_series`` among the fields."""
+        """Options of ``as_series`` among the fields."""
         return self.model_dump(exclude={"source", "path", "name", *_Cut.model_fields})
 
 

@@ -36,7 +36,7 @@ def recipe_entry(
     how: str = "zero",
     seed: int = 0,
 ) -> Entry:
-    """Heads and MLPs of several layers at once.
+    """Build the entry of heads and MLPs of several layers at once.
 
     Args:
         lens, model, kind, paired, how, seed: see :func:`count_entries`.
@@ -59,22 +59,22 @@ def recipe_entry(
         UnknownNameError: no such layer, head or kind.
     """
     row = lens.wiring.output_stack
-    chosen: list[Component] = []
+    head_components: list[Component] = []
     for layer, indices in sorted(heads.items()):
         kinds = kinds_of(row, known_layer(row, layer), kind, paired=paired)
         for head in indices:
             if head not in range(row.n_heads):
                 raise unknown_name(f"head of layer {layer}", head, map(str, range(row.n_heads)))
-        chosen += heads_at(row, layer, indices, kinds)
+        head_components += heads_at(row, layer, indices, kinds)
     mlp_components = [mlp for layer in mlps for mlp in mlps_at(row, known_layer(row, layer))]
-    if not chosen + mlp_components:
+    if not head_components + mlp_components:
         raise InputError(f"recipe {recipe!r} ablates nothing of this model")
     total = row.n_heads * sum(bool(kinds_of(row, layer, kind, paired=paired)) for layer in range(row.n_layers))
-    ablated = sum(len(set(indices)) for indices in heads.values())
+    count = sum(len(set(indices)) for indices in heads.values())
     tags: Tags = {"recipe": recipe, "selection": selection, "seed": draw, "mlps": len(set(mlps))}
-    tags |= {"ablated": ablated, "of": total}
-    label = f"{recipe}: {share_words(ablated, total, len(set(mlps)))}, {selection_words(selection, draw)}"
-    return Entry(model, family, label, variant_spec(lens, chosen + mlp_components, how, seed), tags)
+    tags |= {"ablated": count, "of": total}
+    label = f"{recipe}: {share_words(count, total, len(set(mlps)))}, {selection_words(selection, draw)}"
+    return Entry(model, family, label, variant_spec(lens, head_components + mlp_components, how, seed), tags)
 
 
 def random_entries(
@@ -90,7 +90,7 @@ def random_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """A recipe's counts with heads drawn at random without replacement, once per seed.
+    """Draw a recipe's counts of heads at random without replacement, once per seed.
 
     Args:
         lens, model, recipe, mlps, kind, paired, how, seed: see :func:`recipe_entry`.
@@ -107,11 +107,11 @@ def random_entries(
     entries = []
     single_kind = None if kind == EVERY_KIND else kind
     for draw in seeds:
-        drawn: dict[int, list[int]] = {}
+        heads: dict[int, list[int]] = {}
         for component in random_heads(lens, dict(sorted(keep.items())), seed=draw, kind=single_kind, paired=False):
-            drawn.setdefault(component.layer, []).append(component.head or 0)
+            heads.setdefault(component.layer, []).append(component.head or 0)
         options: dict[str, Any] = {"kind": kind, "paired": paired, "how": how, "seed": seed}
         entries.append(
-            recipe_entry(lens, model, recipe, drawn, mlps, family="random", selection="random", draw=draw, **options)
+            recipe_entry(lens, model, recipe, heads, mlps, family="random", selection="random", draw=draw, **options)
         )
     return entries

@@ -1,4 +1,4 @@
-"""In which order the heads of a layer go: scores of heads from weights, activations and gradients, or chance."""
+"""Orders in which the heads of a layer are ablated: by weights, activations, gradients, or at random."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Order:
 
     @property
     def needs_series(self) -> bool:
-        """Whether the score is measured on data."""
+        """Need for series: true where the score is measured on data."""
         return self.name not in FROM_WEIGHTS
 
 
 def parse_orders(texts: Iterable[str]) -> list[Order]:
-    """Orders by name, each once.
+    """Parse orders by name, each once.
 
     Args:
         texts: "stable_rank:low", "stable_rank:high" or "stable_rank" for both; "random:3", or "random:0..9" for ten.
@@ -107,7 +107,7 @@ def head_scores(
     kind: str | None = None,
     num_samples: int | None = None,
 ) -> xr.DataArray:
-    """A number for every head of the stack that is read out.
+    """Score every head of the stack that is read out.
 
     In encoder-decoder models, where the paper ablates pairs of self- and cross-attention heads of one index, the
     cross-attention head gives the pair's score.
@@ -153,36 +153,36 @@ def head_scores(
 def _run_for(
     lens: Lens, names: Sequence[str], series: Any, horizon: int | None, num_samples: int | None, seed: int
 ) -> Run | None:
-    """The run that scores are measured on, None where weights alone give them."""
-    measured = [name for name in names if name in _MEASURES]
-    if not measured:
+    """Return the run that scores are measured on, None where weights alone give them."""
+    data_scores = [name for name in names if name in _MEASURES]
+    if not data_scores:
         return None
     if series is None:
-        raise InputError(f"the order {measured[0]!r} is measured on data; give series")
+        raise InputError(f"the order {data_scores[0]!r} is measured on data; give series")
     return lens.run(series, horizon, rollout=False, num_samples=num_samples, seed=seed)
 
 
 def _scores(lens: Lens, order: str, run: Run | None, seed: int, kind: str | None) -> xr.DataArray:
-    """What :func:`head_scores` gives; scores from data are measured on the run."""
+    """Score heads as :func:`head_scores` does; scores from data are measured on the run."""
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack
-    chosen, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
+    attention, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
     if order == "random":
         ranks = [np.random.default_rng([seed, layer]).permutation(stack.n_heads) for layer in layers]
         scores = _array(np.array(ranks, dtype=float), layers)
     elif order == "stable_rank":
-        scores = head_spectra(lens, kind=chosen, products=["QK"])["stable_rank"].sel(product="QK", drop=True)
+        scores = head_spectra(lens, kind=attention, products=["QK"])["stable_rank"].sel(product="QK", drop=True)
     else:
         assert run is not None
-        scores = _MEASURES[order](run, chosen)
+        scores = _MEASURES[order](run, attention)
     scores = scores.rename(order)
-    scores.attrs = {"order": order, "attention": chosen, "source": _SOURCES[order]}
+    scores.attrs = {"order": order, "attention": attention, "source": _SOURCES[order]}
     return scores
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
-    """Heads of a layer in the order in which they are ablated; ties by index.
+    """Rank the heads of a layer in the order in which they are ablated; ties by index.
 
     Args:
         scores: from :func:`head_scores`.
@@ -195,9 +195,9 @@ def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[in
     """
     if direction not in ENDS:
         raise unknown_name("direction", direction, ENDS)
-    known = [str(layer_name) for layer_name in scores["layer"].values]
-    if str(layer) not in known:
-        raise unknown_name("layer with this score", layer, known)
+    layer_names = [str(layer_name) for layer_name in scores["layer"].values]
+    if str(layer) not in layer_names:
+        raise unknown_name("layer with this score", layer, layer_names)
     row = scores.sel(layer=str(layer)).values
     if not np.isfinite(row).all():
         lost = int(np.flatnonzero(~np.isfinite(row))[0])
@@ -215,7 +215,7 @@ def rankings(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> dict[str, dict[int, list[int]]]:
-    """Rankings of every layer in several orders, each score measured once.
+    """Rank the heads of every layer in several orders, each score measured once.
 
     Args:
         lens, series, horizon, kind, num_samples: see :func:`head_scores`.
@@ -228,18 +228,18 @@ def rankings(
     Raises:
         InputError, UnknownNameError: see :func:`head_scores` and :func:`parse_orders`.
     """
-    wanted = parse_orders(map(str, orders))
-    run = _run_for(lens, [order.name for order in wanted], series, horizon, num_samples, seed)
-    measured: dict[tuple[str, int], xr.DataArray] = {}
-    ranked = {}
-    for order in wanted:
+    unique_orders = parse_orders(map(str, orders))
+    run = _run_for(lens, [order.name for order in unique_orders], series, horizon, num_samples, seed)
+    cache: dict[tuple[str, int], xr.DataArray] = {}
+    by_order = {}
+    for order in unique_orders:
         order_seed = order.seed if order.name == "random" else seed
-        if (order.name, order_seed) not in measured:
-            measured[order.name, order_seed] = _scores(lens, order.name, run, order_seed, kind)
-        scores = measured[order.name, order_seed]
+        if (order.name, order_seed) not in cache:
+            cache[order.name, order_seed] = _scores(lens, order.name, run, order_seed, kind)
+        scores = cache[order.name, order_seed]
         layers = [int(layer) for layer in scores["layer"].values]
-        ranked[str(order)] = {layer: ranking(scores, layer, order.end or "low") for layer in layers}
-    return ranked
+        by_order[str(order)] = {layer: ranking(scores, layer, order.end or "low") for layer in layers}
+    return by_order
 
 
 def _contribution(run: Run, kind: str) -> xr.DataArray:
@@ -249,10 +249,10 @@ def _contribution(run: Run, kind: str) -> xr.DataArray:
 
 
 def _entropies(writes: Tensor) -> Tensor:
-    """(…, head, d_model) to (…, 1 + head): entropy of all heads, and of all but each."""
+    """Compute the entropy of all heads, and of all but each: (…, head, d_model) to (…, 1 + head)."""
     heads = writes.shape[-2]
     others = [[h for h in range(heads) if h != out] for out in range(heads)]
-    without = [head_entropy_of_writes(writes[..., kept, :]) for kept in others]
+    without = [head_entropy_of_writes(writes[..., subset, :]) for subset in others]
     return torch.stack([head_entropy_of_writes(writes), *without], dim=-1)
 
 
@@ -276,10 +276,10 @@ def _attribution(run: Run, kind: str) -> xr.DataArray:
     for group in item_groups(run, _ITEMS):
         # the quadrature of the path integral is not needed
         data = attribute(group, nodes=1)
-        moved = abs(data["attribution"].sel(decomposition=how))
-        if "quantile" in moved.dims:
-            moved = moved.sel(quantile=0.5, method="nearest")
-        by_component = moved.mean("step").transpose("component", "series").values @ (1 / _spreads(group.batch))
+        effect = abs(data["attribution"].sel(decomposition=how))
+        if "quantile" in effect.dims:
+            effect = effect.sel(quantile=0.5, method="nearest")
+        by_component = effect.mean("step").transpose("component", "series").values @ (1 / _spreads(group.batch))
         for place, component_kind in enumerate(data["kind"].values):
             head = int(data["head"].values[place])
             if component_kind == kind and head >= 0:
@@ -296,42 +296,42 @@ def _gradient(run: Run, kind: str) -> xr.DataArray:
     layers = stack.layers_with(kind)[1]
     total = np.zeros((len(layers), stack.n_heads))
     for group in item_groups(run, _ITEMS):
-        moved = _first_order(group, stack, kind, layers)
-        total += np.einsum("lshn,s->lh", np.abs(moved), 1 / _spreads(group.batch)) / run.horizon
+        effect = _first_order(group, stack, kind, layers)
+        total += np.einsum("lshn,s->lh", np.abs(effect), 1 / _spreads(group.batch)) / run.horizon
     return _array(total / len(run.batch), layers)
 
 
 def _first_order(run: Run, stack: Stack, kind: str, layers: list[int]) -> np.ndarray:
-    """(layer, series, head, step): activation times gradient of the point forecast, summed over tokens."""
+    """Compute (layer, series, head, step): activation times gradient of the point forecast, summed over tokens."""
     # taken before other hooks are set
     lens, encoded = run.lens, run.encoded
     points = [f"{stack.prefix}.{layer}.{kind}.hook_z" for layer in layers]
-    kept: dict[str, Tensor] = {}
+    activations: dict[str, Tensor] = {}
 
     def keep(value: Tensor, hook: Any) -> Tensor:
         # the copy is what the model goes on with, so that the forecast depends on it
-        kept[hook.name] = value.clone()
-        return kept[hook.name]
+        activations[hook.name] = value.clone()
+        return activations[hook.name]
 
     with torch.enable_grad(), lens.hooks([(point, keep) for point in points]):
         forecast = run.read(lens.forward(encoded), encoded)
-        at = [kept[point] for point in points]
+        at = [activations[point] for point in points]
         slopes = []
         for step in range(run.horizon):
             gradients = torch.autograd.grad(forecast[:, step].sum(), at, retain_graph=True)
             products = [(z * slope).sum(dim=(1, 3)).detach() for z, slope in zip(at, gradients, strict=True)]
             slopes.append(torch.stack(products))
-    moved = torch.stack(slopes, dim=-1).cpu().double().numpy()
-    if not np.isfinite(moved).all():
+    effects = torch.stack(slopes, dim=-1).cpu().double().numpy()
+    if not np.isfinite(effects).all():
         raise InputError(
             f"{lens.wiring.architecture} has no finite gradient on these series, as where padding is divided by its "
             "zero norm; take series of one length, or rank by another score"
         )
-    return moved
+    return effects
 
 
 def _spreads(batch: SeriesBatch) -> np.ndarray:
-    """(series,) standard deviations of the contexts; 1 for a constant one."""
+    """Return the (series,) standard deviations of the contexts; 1 for a constant one."""
     deviations = np.array([np.nanstd(values) for values in batch.values])
     return np.where(deviations > 0, deviations, 1.0)
 

@@ -15,7 +15,7 @@ EVERY_KIND = "all"
 
 
 def stack_of(lens: Lens, name: str | None) -> Stack:
-    """A stack by name; the one that is read out if None.
+    """Return a stack by name; the one that is read out if None.
 
     Raises:
         UnknownNameError: there is none of that name.
@@ -29,14 +29,14 @@ def stack_of(lens: Lens, name: str | None) -> Stack:
 
 
 def kinds_over_time(stack: Stack) -> list[str]:
-    """Kinds of attention that attend over time in some layer; a stack without any has all of its kinds."""
-    timed = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
+    """Return the kinds of attention over time in some layer; all kinds of a stack without any."""
+    over_time = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
     kinds = stack.attention_kinds()
-    return [kind for kind in kinds if kind in timed] or kinds
+    return [kind for kind in kinds if kind in over_time] or kinds
 
 
 def kinds_of(stack: Stack, layer: int, kind: str | None, *, paired: bool) -> list[str]:
-    """Kinds of attention whose heads are meant, as far as a layer has them.
+    """Return the kinds of attention whose heads are selected, as far as a layer has them.
 
     Args:
         stack, layer: where.
@@ -51,22 +51,22 @@ def kinds_of(stack: Stack, layer: int, kind: str | None, *, paired: bool) -> lis
         return here
     if kind is not None:
         return [row_kind for row_kind in here if row_kind == stack.layers_with(kind)[0]]
-    wanted = kinds_over_time(stack) if paired else [attention_over_time(stack)]
-    return [row_kind for row_kind in here if row_kind in wanted]
+    kinds = kinds_over_time(stack) if paired else [attention_over_time(stack)]
+    return [row_kind for row_kind in here if row_kind in kinds]
 
 
 def heads_at(stack: Stack, layer: int, heads: Sequence[int], kinds: Sequence[str]) -> list[Component]:
-    """The heads of some indices in each of some kinds of attention of a layer."""
+    """Return the heads of some indices in each of some kinds of attention of a layer."""
     return [Component(stack.name, layer, kind, int(head)) for kind in kinds for head in heads]
 
 
 def mlps_at(stack: Stack, layer: int) -> list[Component]:
-    """The MLPs of a layer."""
+    """Return the MLPs of a layer."""
     return [Component(stack.name, layer, row.kind) for row in stack.rows(layer) if not isinstance(row, Attention)]
 
 
 def part_components(stack: Stack, part: str, layers: Sequence[int], kind: str | None) -> list[Component]:
-    """What "both", "heads" or "mlp" stand for in some layers.
+    """Return the components that "both", "heads" or "mlp" stand for in some layers.
 
     Raises:
         UnknownNameError: no such part or kind.
@@ -85,7 +85,7 @@ def part_components(stack: Stack, part: str, layers: Sequence[int], kind: str | 
 
 
 def known_layer(stack: Stack, layer: int) -> int:
-    """The layer itself, if the stack has it.
+    """Return the layer itself, if the stack has it.
 
     Raises:
         UnknownNameError: the stack has no such layer.
@@ -96,7 +96,7 @@ def known_layer(stack: Stack, layer: int) -> int:
 
 
 def known_count(count: int, stack: Stack) -> int:
-    """The number of heads itself, if a layer has as many.
+    """Return the number of heads itself, if a layer has as many.
 
     Raises:
         InputError: a layer has fewer heads.
@@ -119,39 +119,39 @@ def check_ranking(ranking: Sequence[int], stack: Stack, layer: int) -> None:
 
 
 def stack_tag(stack: Stack, wiring: Wiring) -> dict[str, str]:
-    """The tag of a stack that is not the one that is read out."""
+    """Return the tag of a stack that is not the one that is read out."""
     return {} if stack.name == wiring.output_stack.name else {"stack": stack.name}
 
 
 def layer_words(stack: Stack, wiring: Wiring, first: int, last: int) -> str:
-    """For example "layer 3", "encoder layers 2 to 4"."""
+    """Name layers, for example "layer 3", "encoder layers 2 to 4"."""
     where = f"{stack.name} " if stack_tag(stack, wiring) else ""
     return f"{where}layer {first}" if first == last else f"{where}layers {first} to {last}"
 
 
 def part_words(part: str, words: str, several: bool) -> str:
-    """For example "all heads of layer 3", "MLPs of layers 2 to 4"."""
+    """Name a part of layers, for example "all heads of layer 3", "MLPs of layers 2 to 4"."""
     if part == "both":
         return words
     return f"all heads of {words}" if part == "heads" else f"MLP{'s' if several else ''} of {words}"
 
 
 def order_words(order: str) -> str:
-    """An order in words: "low stable rank first", "random order 3"."""
+    """Describe an order in words: "low stable rank first", "random order 3"."""
     name, _, end = order.partition(":")
     if name == "random":
         return f"random order {end}"
     return f"{end} {name.replace('_', ' ')} first" if end else f"by {name.replace('_', ' ')}"
 
 
-def share_words(ablated: int, of: int, mlps: int) -> str:
-    """For example "88 of 320 heads and 2 MLPs"."""
-    heads = f"{ablated} of {of} heads"
+def share_words(count: int, of: int, mlps: int) -> str:
+    """Describe a share of the components, for example "88 of 320 heads and 2 MLPs"."""
+    heads = f"{count} of {of} heads"
     return heads if not mlps else f"{heads} and {mlps} MLP{'s' if mlps > 1 else ''}"
 
 
 def selection_words(selection: str, draw: int) -> str:
-    """How the heads of a recipe were chosen, in words."""
+    """Describe in words the selection of a recipe's heads."""
     if selection == "listed":
         return "as listed"
     return f"at random, seed {draw}" if selection == "random" else f"by {selection.replace('_', ' ')}"

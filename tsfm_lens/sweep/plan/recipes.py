@@ -21,8 +21,8 @@ from tsfm_lens.sweep.plan.parts import kinds_of
 from tsfm_lens.sweep.plan.released import SAME_WEIGHTS, Released, at_depth, middle_third, released_lists
 from tsfm_lens.sweep.plan.spec import Entry
 
-Named = tuple[int, ...] | Literal["all", "middle third", "others"]
-Ranked = Mapping[int, Sequence[int]]
+LayerSelection = tuple[int, ...] | Literal["all", "middle third", "others"]
+HeadRanking = Mapping[int, Sequence[int]]
 """Layer -> heads, the first to be ablated first."""
 
 
@@ -34,7 +34,7 @@ class LayersAt(Strict):
         extra: heads kept beyond heads@k.
     """
 
-    layers: Named
+    layers: LayerSelection
     extra: int = Field(default=0, ge=0)
 
 
@@ -68,22 +68,22 @@ class Recipe(Strict):
     kept_heads: dict[int, int] = Field(default_factory=dict)
     layers_at: tuple[LayersAt, ...] = ()
     released: str | None = None
-    mlps: Named = ()
+    mlps: LayerSelection = ()
     order: str = "stable_rank:low"
     scale: bool = False
     unknown: str = ""
 
     @field_validator("order")
     @classmethod
-    def _order(cls, value: str) -> str:
-        orders = _quoted(lambda: parse_orders([value]))
+    def _check_order(cls, value: str) -> str:
+        orders = _as_value_error(lambda: parse_orders([value]))
         if len(orders) != 1:
             raise ValueError(f"{value!r} stands for {len(orders)} orders, expected one, such as '{value}:low'")
         return value
 
     @field_validator("released")
     @classmethod
-    def _released(cls, value: str | None) -> str | None:
+    def _check_released(cls, value: str | None) -> str | None:
         if value is not None and value not in released_lists():
             raise ValueError(str(unknown_name("released list", value, released_lists())))
         return value
@@ -94,26 +94,26 @@ class Recipe(Strict):
             raise ValueError("ablates nothing; give heads, kept_heads, layers_at or mlps")
         if self.mlps == "others":
             raise ValueError("mlps are layers, 'all' or 'middle third'")
-        named = [*self.heads, *self.kept_heads]
-        named += [layer for group in self.layers_at if isinstance(group.layers, tuple) for layer in group.layers]
-        twice = sorted({layer for layer in named if named.count(layer) > 1})
+        layers = [*self.heads, *self.kept_heads]
+        layers += [layer for group in self.layers_at if isinstance(group.layers, tuple) for layer in group.layers]
+        twice = sorted({layer for layer in layers if layers.count(layer) > 1})
         if twice:
             raise ValueError(f"layer {twice[0]} is named twice")
         return self
 
     @property
     def lists(self) -> Released | None:
-        """The released lists that it refers to."""
+        """Released lists that the recipe refers to."""
         return released_lists()[self.released] if self.released else None
 
     @property
     def measured(self) -> bool:
-        """Whether it needs heads@k as measured on the model at hand."""
+        """Need for heads@k as measured on the model at hand."""
         return bool(self.layers_at) and self.released is None
 
     @property
     def sizes(self) -> tuple[int | None, int | None]:
-        """Layers, and heads in a layer, that it is written for."""
+        """Numbers of layers, and of heads in a layer, that the recipe is written for."""
         lists = self.lists
         if lists is None:
             return self.n_layers, self.n_heads
@@ -121,21 +121,21 @@ class Recipe(Strict):
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package, also of those that their publication leaves open."""
+    """List the recipes that come with the package, also those that their publication leaves open."""
     return sorted(
         file.name.removesuffix(".yaml") for file in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir()
     )
 
 
 def read_recipe(source: str | Path) -> Recipe:
-    """A recipe by name, or from a YAML or JSON file.
+    """Read a recipe by name, or from a YAML or JSON file.
 
     Raises:
         InputError: the file cannot be read, or a field is wrong.
         UnknownNameError: neither a file nor a recipe of the package.
     """
     if str(source) in recipe_names():
-        return _packaged(str(source))
+        return _load_packaged(str(source))
     file = Path(source)
     if not file.is_file():
         raise unknown_name("recipe", source, recipe_names(), hint="Or give a YAML or JSON file.")
@@ -144,13 +144,13 @@ def read_recipe(source: str | Path) -> Recipe:
 
 
 @cache
-def _packaged(name: str) -> Recipe:
+def _load_packaged(name: str) -> Recipe:
     text = (files("tsfm_lens.sweep.plan") / "recipe_files" / f"{name}.yaml").read_text(encoding="utf-8")
     return parse_recipe(yaml.safe_load(text), name)
 
 
 def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
-    """A recipe from plain values.
+    """Build a recipe from plain values.
 
     Raises:
         InputError: a field is wrong; the message names every such field.
@@ -169,12 +169,12 @@ def heads_of(
     recipe: Recipe,
     lens: Lens,
     *,
-    measured: Ranked | None = None,
-    ranked: Ranked | None = None,
+    measured: HeadRanking | None = None,
+    ranked: HeadRanking | None = None,
     kind: str | None = None,
     scale: bool | None = None,
 ) -> tuple[dict[int, list[int]], list[int]]:
-    """The heads and MLPs that a recipe ablates in a model.
+    """Return the heads and MLPs that a recipe ablates in a model.
 
     Args:
         recipe: from :func:`read_recipe`.
@@ -209,15 +209,15 @@ def to_entries(
     lens: Lens,
     model: str,
     *,
-    measured: Ranked | None = None,
-    ranked: Ranked | None = None,
+    measured: HeadRanking | None = None,
+    ranked: HeadRanking | None = None,
     random_seeds: Sequence[int] = (),
     kind: str | None = None,
     how: str = "zero",
     seed: int = 0,
     scale: bool | None = None,
 ) -> list[Entry]:
-    """A recipe as a line of a plan, and as many heads of each layer at random with the same MLPs.
+    """Plan a recipe, and as many heads of each layer at random with the same MLPs.
 
     Args:
         recipe, lens, measured, ranked, kind, scale: see :func:`heads_of`.
@@ -232,10 +232,10 @@ def to_entries(
         InputError, UnknownNameError: see :func:`heads_of`.
     """
     heads, mlps = heads_of(recipe, lens, measured=measured, ranked=ranked, kind=kind, scale=scale)
-    listed = is_for(recipe, lens) and not recipe.kept_heads and not recipe.measured
-    listed = listed and (recipe.lists is None or recipe.lists.heads is not None)
+    explicit = is_for(recipe, lens) and not recipe.kept_heads and not recipe.measured
+    explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)
     options: dict[str, Any] = {"kind": kind, "how": how, "seed": seed}
-    selection = "listed" if listed else recipe.order.partition(":")[0]
+    selection = "listed" if explicit else recipe.order.partition(":")[0]
     entries = [recipe_entry(lens, model, recipe.name, heads, mlps, selection=selection, **options)]
     keep = {layer: lens.wiring.output_stack.n_heads - len(indices) for layer, indices in heads.items()}
     if keep:
@@ -253,12 +253,12 @@ class _Plan:
         stack: Stack,
         here: list[int],
         fits: bool,
-        measured: Ranked | None,
-        ranked: Ranked | None,
+        heads_at_k: HeadRanking | None,
+        ranking: HeadRanking | None,
         kind: str | None,
     ) -> None:
         self.recipe, self.lens, self.stack, self.here, self.fits = recipe, lens, stack, here, fits
-        self.measured, self.ranked, self.kind = measured, ranked, kind
+        self.heads_at_k, self.ranking, self.kind = heads_at_k, ranking, kind
         # the sizes that layers and counts of the recipe are written in
         layers, heads = recipe.sizes
         self.of_layers = stack.n_layers if fits or layers is None else layers
@@ -266,40 +266,40 @@ class _Plan:
 
     def heads(self) -> dict[int, list[int]]:
         recipe = self.recipe
-        taken: dict[int, list[int]] = {}
+        heads: dict[int, list[int]] = {}
         if self.fits:
-            taken |= {self._known(layer): self._indices(layer, indices) for layer, indices in recipe.heads.items()}
+            heads |= {self._check(layer): self._indices(layer, indices) for layer, indices in recipe.heads.items()}
         else:
-            kept = {layer: self.of_heads - len(set(indices)) for layer, indices in recipe.heads.items()}
-            taken |= {layer: self._first(layer, kept) for layer in self._layers(tuple(recipe.heads))}
-        taken |= {layer: self._first(layer, recipe.kept_heads) for layer in self._layers(tuple(recipe.kept_heads))}
+            counts = {layer: self.of_heads - len(set(indices)) for layer, indices in recipe.heads.items()}
+            heads |= {layer: self._first(layer, counts) for layer in self._layers(tuple(recipe.heads))}
+        heads |= {layer: self._first(layer, recipe.kept_heads) for layer in self._layers(tuple(recipe.kept_heads))}
         for group in recipe.layers_at:
             layers = (
-                [x for x in self.here if x not in taken] if group.layers == "others" else self._layers(group.layers)
+                [x for x in self.here if x not in heads] if group.layers == "others" else self._layers(group.layers)
             )
             for layer in layers:
                 going = self._at(layer)
-                taken[layer] = going[: max(len(going) - group.extra, 0)]
-        return taken
+                heads[layer] = going[: max(len(going) - group.extra, 0)]
+        return heads
 
     def mlps(self) -> list[int]:
         return self._layers(self.recipe.mlps, attending=False)
 
-    def _layers(self, named: Named, *, attending: bool = True) -> list[int]:
-        """Layers of this model."""
-        if named == "all":
+    def _layers(self, layers: LayerSelection, *, attending: bool = True) -> list[int]:
+        """Return the selected layers of this model."""
+        if layers == "all":
             return self.here if attending else list(range(self.stack.n_layers))
-        if named == "middle third":
+        if layers == "middle third":
             return middle_third(self.stack.n_layers)
-        assert isinstance(named, tuple)
+        assert isinstance(layers, tuple)
         if not self.fits:
-            return [x for x in at_depth(named, self.of_layers, self.stack.n_layers) if x in self.here or not attending]
-        return [self._known(layer, attending=attending) for layer in named]
+            return [x for x in at_depth(layers, self.of_layers, self.stack.n_layers) if x in self.here or not attending]
+        return [self._check(layer, attending=attending) for layer in layers]
 
-    def _known(self, layer: int, *, attending: bool = True) -> int:
-        known = self.here if attending else range(self.stack.n_layers)
-        if layer not in known:
-            raise unknown_name(f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}", layer, map(str, known))
+    def _check(self, layer: int, *, attending: bool = True) -> int:
+        valid = self.here if attending else range(self.stack.n_layers)
+        if layer not in valid:
+            raise unknown_name(f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}", layer, map(str, valid))
         return layer
 
     def _indices(self, layer: int, heads: Sequence[int]) -> list[int]:
@@ -309,43 +309,43 @@ class _Plan:
         return list(dict.fromkeys(heads))
 
     def _at(self, layer: int) -> list[int]:
-        """Heads that go at heads@k, the first to go first."""
+        """Return the heads that are ablated at heads@k, the first to be ablated first."""
         lists = self.recipe.lists
         if lists is None:
-            if self.measured is None or layer not in self.measured:
+            if self.heads_at_k is None or layer not in self.heads_at_k:
                 raise InputError(
                     f"recipe {self.recipe.name!r} takes layer {layer} to heads@k, which is not measured; measure it "
                     "(heads_at in a sweep), or name a released list"
                 )
-            return list(self.measured[layer])
+            return list(self.heads_at_k[layer])
         if self.fits and lists.heads is not None:
             return list(lists.heads[layer])
         return self._first(layer, dict(enumerate(lists.kept)))
 
-    def _first(self, layer: int, kept: Mapping[int, int]) -> list[int]:
-        """The first heads in the recipe's order, so that as many stay as are kept at this depth."""
+    def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
+        """Return the first heads in the recipe's order, so that as many stay as are kept at this depth."""
         place = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
-        if place not in kept:
+        if place not in counts:
             # a model so shallow that no layer lies at this depth has the nearest
-            place = min(kept, key=lambda depth: abs(depth - place))
-        if not 0 <= kept[place] <= self.of_heads:
-            raise InputError(f"layer {place} is to keep {kept[place]} heads, and it has {self.of_heads}")
-        stay = round(kept[place] / self.of_heads * self.stack.n_heads)
+            place = min(counts, key=lambda depth: abs(depth - place))
+        if not 0 <= counts[place] <= self.of_heads:
+            raise InputError(f"layer {place} is to keep {counts[place]} heads, and it has {self.of_heads}")
+        stay = round(counts[place] / self.of_heads * self.stack.n_heads)
         return list(self._ranking(layer)[: self.stack.n_heads - stay])
 
     def _ranking(self, layer: int) -> Sequence[int]:
         (order,) = parse_orders([self.recipe.order])
-        if self.ranked is None:
+        if self.ranking is None:
             if order.name not in FROM_WEIGHTS:
                 raise InputError(
                     f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; give a ranking"
                 )
-            self.ranked = rankings(self.lens, [order], kind=self.kind if self.kind != "all" else None)[str(order)]
-        return self.ranked[layer]
+            self.ranking = rankings(self.lens, [order], kind=self.kind if self.kind != "all" else None)[str(order)]
+        return self.ranking[layer]
 
 
 def is_for(recipe: Recipe, lens: Lens) -> bool:
-    """Whether a recipe is written for this architecture and these sizes."""
+    """Tell if a recipe is written for this architecture and these sizes."""
     architecture = SAME_WEIGHTS.get(lens.wiring.architecture, lens.wiring.architecture)
     stack = lens.wiring.output_stack
     layers, heads = recipe.sizes
@@ -366,8 +366,8 @@ def _misfit(recipe: Recipe, lens: Lens) -> str:
     )
 
 
-def _quoted(check: Callable[[], Any]) -> Any:
-    """An unknown name as pydantic takes errors."""
+def _as_value_error(check: Callable[[], Any]) -> Any:
+    """Turn an unknown name into the error that pydantic takes."""
     try:
         return check()
     except UnknownNameError as error:

@@ -35,25 +35,25 @@ class Released:
 
 @cache
 def released_lists() -> dict[str, Released]:
-    """Everything that was released, by architecture, in the order of the paper's figure 11."""
+    """Read all released lists by architecture, in the order of the paper's figure 11."""
     lists = {}
     for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
         text = (files("tsfm_lens.sweep.plan") / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
         row = yaml.safe_load(text)
-        listed = row.pop("heads", None)
+        ablated_heads = row.pop("heads", None)
         # a layer without an entry loses no head
-        heads = listed and {layer: tuple(listed.get(layer, ())) for layer in range(len(row["kept"]))}
+        heads = ablated_heads and {layer: tuple(ablated_heads.get(layer, ())) for layer in range(len(row["kept"]))}
         lists[name] = Released(**{**row, "kept": tuple(row["kept"])}, heads=heads)
     return lists
 
 
 # kept heads by layer, counted in the lists that the paper's authors released
-RELEASED = {name: (released.n_heads, released.kept) for name, released in released_lists().items()}
+RELEASED = {name: (entry.n_heads, entry.kept) for name, entry in released_lists().items()}
 SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 
 
 def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
-    """Layers of a model of another depth: those whose middle lies, relative to the whole, within one of ``layers``.
+    """Return the layers of a model of another depth whose relative middle lies within one of ``layers``.
 
     Args:
         layers: of a model with ``of`` layers.
@@ -67,7 +67,7 @@ def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
 
 
 def middle_third(n_layers: int) -> list[int]:
-    """The layers that the paper's words "middle layers" are taken for: 7 to 13 of 20, as it says, and 4 to 7 of 12.
+    """Return the layers that the paper's words "middle layers" are taken for: 7 to 13 of 20, as it says, 4 to 7 of 12.
 
     Raises:
         InputError: fewer than three layers.

@@ -21,44 +21,44 @@ from tsfm_lens.sweep.plan.data_sources import Bundled, Dysts, File, Folder, Gift
 
 
 def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:
-    """All sets of a sweep, with its number of windows drawn from each.
+    """Build all sets of a sweep, with its number of windows drawn from each.
 
     Raises:
         InputError: a source cannot be read, or two sets have one name.
         UnknownNameError: no such dataset.
     """
-    sets = [dataset for source in config.data for dataset in _read(source)]
+    sets = [dataset for source in config.data for dataset in _load_sets(source)]
     names = [dataset.name for dataset in sets]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InputError(f"dataset {repeated[0]!r} is in the configuration more than once")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise InputError(f"dataset {duplicates[0]!r} is in the configuration more than once")
     return [dataset.sample(config.windows, config.seed) for dataset in sets]
 
 
 def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:
-    """What is to be said of sets with windows that another one before them has too, by name.
+    """Describe, by name, the sets with windows that an earlier set has too.
 
-    Intervals take datasets and series for independent, so what is there twice makes them too narrow. A window whose
-    truth does not change is not told from others.
+    Intervals treat datasets and series as independent, so that repeated windows make them too narrow. Windows with a
+    constant truth are not compared.
     """
     first: dict[bytes, str] = {}
-    told = {}
+    notes = {}
     for dataset in sets:
         steps = [key for window in dataset.windows if (key := _steps(window)) is not None]
         owners = [first[key] for key in steps if key in first]
         if owners:
             others = " and ".join(sorted(set(owners)))
-            told[dataset.name] = (
+            notes[dataset.name] = (
                 f"{len(owners)} of {len(dataset)} windows are also in {others}, and intervals count them as "
                 "independent: leave one of the datasets out."
             )
         for key in steps:
             first.setdefault(key, dataset.name)
-    return told
+    return notes
 
 
 def _steps(window: Window) -> bytes | None:
-    """What tells the steps of a window from another's: its truth and the end of its context; None if all are alike."""
+    """Hash what identifies the steps of a window: its truth and the end of its context; None if all are alike."""
     label = np.asarray(window.label, dtype=np.float64)
     if len(np.unique(label[np.isfinite(label)])) < 2:
         return None
@@ -66,7 +66,7 @@ def _steps(window: Window) -> bytes | None:
     return hashlib.sha256(repr(label.shape).encode() + label.tobytes() + end.tobytes()).digest()
 
 
-def _read(source: Source) -> list[EvaluationSet]:
+def _load_sets(source: Source) -> list[EvaluationSet]:
     if isinstance(source, GiftEval):
         return gift_eval(source.path, source.configs, missing=source.missing)
     if isinstance(source, Bundled):
@@ -112,13 +112,13 @@ def _of_file(source: File, path: Path, name: str | None) -> list[EvaluationSet]:
 
 
 def _files(source: File) -> list[tuple[Path, str | None]]:
-    """The files that a path names, with the names of their sets: one file, all of a folder, or those of a glob."""
+    """List the files that a path names, with the names of their sets: one file, all of a folder, or those of a glob."""
     path = Path(source.path)
     several = path.is_dir() or (not path.exists() and any(sign in source.path for sign in "*?["))
     if not several:
         return [(path, source.name or None)]
-    found = sorted(map(Path, iglob(str(path / "*") if path.is_dir() else source.path, recursive=True)))
-    files = [each for each in found if each.is_file() and each.name.lower().endswith(READABLE)]
+    paths = sorted(map(Path, iglob(str(path / "*") if path.is_dir() else source.path, recursive=True)))
+    files = [each for each in paths if each.is_file() and each.name.lower().endswith(READABLE)]
     if not files:
         raise InputError(f"{source.path!r} has no file that can be read: expected {', '.join(READABLE)}")
     return [(each, f"{source.name}/{each.name.split('.')[0]}" if source.name else None) for each in files]

@@ -26,7 +26,7 @@ Tags = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """What is taken out of a model, whatever it is called and in whatever order it is named.
+    """Components taken out of a model, whatever the variant is called and in whatever order they are named.
 
     Build it with :func:`variant_spec`, which expands globs.
 
@@ -59,7 +59,7 @@ class VariantSpec:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def to_variant(self, lens: Lens, reference: Any = None, horizon: int | None = None) -> Variant:
-        """The variant as interventions on a lens.
+        """Return the variant as interventions on a lens.
 
         Args:
             lens: the model.
@@ -101,7 +101,7 @@ class Entry:
 
 
 def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0) -> VariantSpec:
-    """The variant without some components.
+    """Specify the variant without some components.
 
     Args:
         lens: the model.
@@ -111,21 +111,21 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
     Raises:
         UnknownNameError: a pattern matches nothing, or no such ``how``.
     """
-    named = list(patterns)
-    wanted: set[Component] = set()
-    for component in lens.components(*named) if named else []:
+    pattern_list = list(patterns)
+    subset: set[Component] = set()
+    for component in lens.components(*pattern_list) if pattern_list else []:
         rows = lens.wiring.stack(component.stack).rows(component.layer)
-        wanted |= (
+        subset |= (
             {component} if component.kind else {Component(component.stack, component.layer, row.kind) for row in rows}
         )
     if how != "noise":
         # what replaces a branch's write leaves nothing of its heads; noise is added to it
-        wanted = {c for c in wanted if c.head is None or Component(c.stack, c.layer, c.kind) not in wanted}
-    return VariantSpec(tuple(str(component) for component in components(lens.wiring) if component in wanted), how, seed)
+        subset = {c for c in subset if c.head is None or Component(c.stack, c.layer, c.kind) not in subset}
+    return VariantSpec(tuple(str(component) for component in components(lens.wiring) if component in subset), how, seed)
 
 
 def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
-    """A plan as a table, one row per entry.
+    """Return a plan as a table, one row per entry.
 
     Returns:
         Columns model, family, label, variant (id), components (list), how, spec_seed, and every tag; None where an
@@ -144,5 +144,5 @@ def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
         }
         for entry in entries
     ]
-    fixed = ("model", "family", "label", "variant", "components", "how", "spec_seed")
-    return pd.DataFrame(rows, columns=[*fixed, *TAGS], dtype=object).astype({"spec_seed": int})
+    base_columns = ("model", "family", "label", "variant", "components", "how", "spec_seed")
+    return pd.DataFrame(rows, columns=[*base_columns, *TAGS], dtype=object).astype({"spec_seed": int})

@@ -51,7 +51,7 @@ GROWTHS = ("outward", "up", "down")
 
 
 def plain_entry(model: str) -> Entry:
-    """The model as it is."""
+    """Plan the model as it is."""
     return Entry(model, "plain", "plain model", VariantSpec())
 
 
@@ -67,7 +67,7 @@ def layer_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """Single layers, groups of consecutive layers, and whole stacks.
+    """Plan single layers, groups of consecutive layers, and whole stacks.
 
     Args:
         lens, model: the model and its name in the plan.
@@ -120,7 +120,7 @@ def range_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """Ranges of consecutive layers that grow by one layer until they reach the ends of the stack.
+    """Plan ranges of consecutive layers that grow by one layer until they reach the ends of the stack.
 
     Args:
         lens, model, parts, stack, kind, how, seed: see :func:`layer_entries`.
@@ -166,7 +166,7 @@ def head_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """Every head by itself.
+    """Plan every head by itself.
 
     Args:
         lens, model, stack, how, seed: see :func:`layer_entries`.
@@ -188,8 +188,8 @@ def head_entries(
                 label = f"head {head} of {layer_words(row, lens.wiring, layer, layer)} ({words})"
                 tags: Tags = {"part": "heads", "first": layer, "last": layer, "layer": layer, "kind": words}
                 tags |= {"head": head, "ablated": 1, "of": row.n_heads, **stack_tag(row, lens.wiring)}
-                chosen = heads_at(row, layer, [head], group)
-                entries.append(Entry(model, "heads", label, variant_spec(lens, chosen, how, seed), tags))
+                components = heads_at(row, layer, [head], group)
+                entries.append(Entry(model, "heads", label, variant_spec(lens, components, how, seed), tags))
     return entries
 
 
@@ -206,7 +206,7 @@ def count_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """The first k heads of a layer in some order, for several k; none of them is the plain model.
+    """Plan the first k heads of a layer in some order, for several k; none of them is the plain model.
 
     Args:
         lens, model, how, seed: see :func:`layer_entries`; the layer is one of the stack that is read out.
@@ -251,7 +251,7 @@ def heads_per_layer_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """The first k heads of several layers at once, for several k.
+    """Plan the first k heads of several layers at once, for several k.
 
     Args:
         lens, model, order, counts, kind, paired, how, seed: see :func:`count_entries`; a count is of each layer.
@@ -272,7 +272,7 @@ def heads_per_layer_entries(
     entries = []
     for count in range(row.n_heads + 1) if counts is None else counts:
         size = known_count(count, row)
-        chosen = [
+        components = [
             head
             for layer, ranking in sorted(rankings.items())
             for head in heads_at(row, layer, ranking[:size], kinds_of(row, layer, kind, paired=paired))
@@ -280,25 +280,25 @@ def heads_per_layer_entries(
         tags: Tags = {"part": "heads", "first": min(rankings), "last": max(rankings)}
         tags |= {"order": order, "ablated": size, "of": row.n_heads}
         label = f"{size} of {row.n_heads} heads in each of {len(rankings)} layers, {order_words(order)}"
-        entries.append(Entry(model, "heads_per_layer", label, variant_spec(lens, chosen, how, seed), tags))
+        entries.append(Entry(model, "heads_per_layer", label, variant_spec(lens, components, how, seed), tags))
     return entries
 
 
 def component_entries(
-    lens: Lens, model: str, named: Mapping[str, Sequence[str | Component]], *, how: str = "zero", seed: int = 0
+    lens: Lens, model: str, component_sets: Mapping[str, Sequence[str | Component]], *, how: str = "zero", seed: int = 0
 ) -> list[Entry]:
-    """Any sets of components by name.
+    """Plan any sets of components by name.
 
     Args:
         lens, model, how, seed: see :func:`layer_entries`.
-        named: label -> components or globs.
+        component_sets: label -> components or globs.
 
     Raises:
         InputError: a set is empty, or no list.
         UnknownNameError: a pattern matches nothing.
     """
     entries = []
-    for name, patterns in named.items():
+    for name, patterns in component_sets.items():
         if isinstance(patterns, str | Component) or not patterns:
             raise InputError(f"{name!r} is {patterns!r}, expected a list of components or globs")
         heads, total, mlps = ablated_share(lens.wiring, lens.components(*patterns))
@@ -319,12 +319,12 @@ def _span_entry(
     how: str,
     seed: int,
 ) -> list[Entry]:
-    """One entry for a range of layers; none where it has no such part."""
-    chosen = part_components(stack, part, range(first, last + 1), kind)
-    if not chosen:
+    """Plan one range of layers; no entry where it has no such part."""
+    components = part_components(stack, part, range(first, last + 1), kind)
+    if not components:
         return []
     label = part_words(part, layer_words(stack, lens.wiring, first, last), last > first)
     tags: Tags = {"part": part, "first": first, "last": last, **stack_tag(stack, lens.wiring)}
     if first == last:
         tags["layer"] = first
-    return [Entry(model, family, label, variant_spec(lens, chosen, how, seed), tags)]
+    return [Entry(model, family, label, variant_spec(lens, components, how, seed), tags)]

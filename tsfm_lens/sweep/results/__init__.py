@@ -1,1 +1,1 @@
-"""What a sweep found: one tidy table for each question that figures, tables and reports answer."""
+"""Results of a sweep: one tidy table for each question that figures, tables and reports answer."""

@@ -26,7 +26,7 @@ _TOGETHER = 10
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What a report is made of.
+    """Results that a report is made of.
 
     Attributes:
         title: of the sweep.
@@ -43,7 +43,7 @@ class Gathered:
 
 
 def gather(folder: str | Path, name: str | None = None) -> Gathered:
-    """All results of a sweep, as far as it has come.
+    """Gather all results of a sweep, as far as it has come.
 
     Args:
         folder: of the store.
@@ -58,38 +58,38 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         >>> sweep.gather("sweep-demo.store").results  # doctest: +SKIP
     """
     store = Store(folder, create=False)
-    saved = read_saved(store, name)
-    about, cells = saved.about, saved.cells
+    record = read_saved(store, name)
+    about, cells = record.about, record.cells
     config = parse_config(about["config"], f"the configuration in {folder}")
-    finished = cells["key"].isin(store.done())
-    chosen, left_out = _comparable(cells, finished)
-    plan = saved.entries[_among(saved.entries, set(zip(chosen["model"], chosen["variant"], strict=True)))]
+    is_finished = cells["key"].isin(store.done())
+    comparable, gaps = _comparable(cells, is_finished)
+    plan = record.entries[_among(record.entries, set(zip(comparable["model"], comparable["variant"], strict=True)))]
     plan = plan.drop_duplicates(["model", "family", "label", "variant"], ignore_index=True)
     if set(plan["variant"]) <= {PLAIN}:
         raise InputError(
-            f"no variant of {saved.name!r} is finished on a whole dataset in {folder} yet: `tsfm-lens sweep` goes on "
+            f"no variant of {record.name!r} is finished on a whole dataset in {folder} yet: `tsfm-lens sweep` goes on "
             "with it"
         )
-    if SEASONAL_NAIVE not in set(chosen["variant"]):
+    if SEASONAL_NAIVE not in set(comparable["variant"]):
         raise InputError(
             f"the seasonal naive forecast, against which errors are shown, is not in {folder}: `tsfm-lens sweep` goes "
-            f"on with {saved.name!r} and makes it"
+            f"on with {record.name!r} and makes it"
         )
     results = Results(
-        _sums(store, chosen),
+        _sums(store, comparable),
         plan,
         {title: model["layers"] for title, model in about["models"].items()},
         config.statistics,
         config.seed,
         _attrs(about, config),
     )
-    notes = _notes(about, int((~finished).sum()), len(cells), store.unused(cells["key"]), left_out)
-    notes += _without_choice(saved.entries)
+    notes = _notes(about, int((~is_finished).sum()), len(cells), store.unused(cells["key"]), gaps)
+    notes += _without_choice(record.entries)
     return Gathered(config.name, _tables(results, config, about), _provenance(about, config), notes)
 
 
-def _comparable(cells: pd.DataFrame, finished: pd.Series) -> tuple[pd.DataFrame, list[str]]:
-    """The finished cells that can be compared: of each model, all variants on the same windows.
+def _comparable(cells: pd.DataFrame, is_finished: pd.Series) -> tuple[pd.DataFrame, list[str]]:
+    """Select the finished cells that can be compared: of each model, all variants on the same windows.
 
     Of a sweep that is not finished these are either the variants that are finished on all datasets, or the datasets
     that are finished for all variants that were begun; whichever shows more.
@@ -99,37 +99,37 @@ def _comparable(cells: pd.DataFrame, finished: pd.Series) -> tuple[pd.DataFrame,
     """
     parts, words = [], []
     for model, cells_of_model in cells.groupby("model", sort=False):
-        done = finished[cells_of_model.index]
+        flags = is_finished[cells_of_model.index]
         # a search may have run a variant on a part of the windows only
-        by_variant = done.groupby(cells_of_model["variant"]).sum() == cells_of_model["chunk"].nunique()
-        begun = cells_of_model["variant"].map(done.groupby(cells_of_model["variant"]).any())
-        by_dataset = done[begun].groupby(cells_of_model.loc[begun, "dataset"]).all()
+        by_variant = flags.groupby(cells_of_model["variant"]).sum() == cells_of_model["chunk"].nunique()
+        has_any = cells_of_model["variant"].map(flags.groupby(cells_of_model["variant"]).any())
+        by_dataset = flags[has_any].groupby(cells_of_model.loc[has_any, "dataset"]).all()
         across = cells_of_model["variant"].map(by_variant)
-        within = begun & cells_of_model["dataset"].map(by_dataset).eq(True)
+        within = has_any & cells_of_model["dataset"].map(by_dataset).eq(True)
         # every change is one from the plain model; the seasonal naive forecast has none
-        usable = [keep for keep in (across & done, within & done) if _has_plain(cells_of_model, keep)]
+        usable = [keep for keep in (across & flags, within & flags) if _has_plain(cells_of_model, keep)]
         if not usable:
             continue
         parts.append(cells_of_model[max(usable, key=lambda keep: keep.sum())])
-        shown, all_of = parts[-1]["dataset"].nunique(), cells_of_model["dataset"].nunique()
-        if shown < all_of and len(parts[-1]):
-            words.append(f"{model} is shown on the {shown} of {all_of} datasets that are finished")
+        count, total = parts[-1]["dataset"].nunique(), cells_of_model["dataset"].nunique()
+        if count < total and len(parts[-1]):
+            words.append(f"{model} is shown on the {count} of {total} datasets that are finished")
     return pd.concat([*parts, cells[:0]]), words
 
 
 def _has_plain(cells: pd.DataFrame, keep: pd.Series) -> bool:
-    """Whether the plain model is among some cells of a model, if it has one."""
+    """Tell if the plain model is among some cells of a model that has one."""
     return PLAIN not in set(cells["variant"]) or PLAIN in set(cells.loc[keep, "variant"])
 
 
-def _among(table: pd.DataFrame, wanted: set[tuple[str, str]]) -> pd.Series:
-    """Which rows are of a (model, variant) in a set."""
+def _among(table: pd.DataFrame, pairs: set[tuple[str, str]]) -> pd.Series:
+    """Mark the rows of a (model, variant) in a set."""
     keys = zip(table["model"], table["variant"], strict=True)
-    return pd.Series([key in wanted for key in keys], index=table.index)
+    return pd.Series([key in pairs for key in keys], index=table.index)
 
 
 def _without_choice(entries: pd.DataFrame) -> list[str]:
-    """A note on every recipe whose random choices are all the chosen heads, so that there is nothing to compare."""
+    """Note every recipe whose random choices are all the selected heads, so that there is nothing to compare."""
     notes = []
     heavy = entries[entries["family"].isin(["recipes", "random"])]
     for (model, recipe), entries_of_recipe in heavy.groupby(["model", "recipe"], sort=False):
@@ -138,8 +138,8 @@ def _without_choice(entries: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
-    """Sums per series, models by the names that the configuration gives them."""
+def _sums(store: Store, cells: pd.DataFrame) -> pd.DataFrame:
+    """Sum each series, with models by the names that the configuration gives them."""
     measures = [*TABLE_METRICS, "spearman_distance"]
     columns = [
         *KEY_COLUMNS,
@@ -148,8 +148,8 @@ def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
     columns += ["n", "n_invalid"]
     parts = []
     # few datasets at a time, so that few rows are held
-    block = wanted["dataset"].map({name: i // _TOGETHER for i, name in enumerate(wanted["dataset"].unique())})
-    for _, cells_of_block in wanted.groupby(["model", block], sort=False):
+    block = cells["dataset"].map({name: i // _TOGETHER for i, name in enumerate(cells["dataset"].unique())})
+    for _, cells_of_block in cells.groupby(["model", block], sort=False):
         rows = store.read(cells_of_block["key"], list(dict.fromkeys(columns))).to_pandas()
         rows["model"] = cells_of_block["model"].iloc[0]
         parts.append(per_series(rows, measures))
@@ -157,34 +157,34 @@ def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tables(results: Results, config: SweepConfig, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    asked, kept = config.variants.heads_at, None
-    tolerance = TOLERANCE if asked is None else asked.tolerance
-    if asked is not None:
-        kept = heads_at(results, about["heads_at"], tolerance, asked.metric, asked.search)
-    made = {
+    settings, search_table = config.variants.heads_at, None
+    tolerance = TOLERANCE if settings is None else settings.tolerance
+    if settings is not None:
+        search_table = heads_at(results, about["heads_at"], tolerance, settings.metric, settings.search)
+    tables = {
         "effects": effects(results),
         "heads": single_heads(results),
-        "curves": curves(results, kept, tolerance),
-        "heads_at": kept,
-        "datasets": None if kept is None else by_dataset(results, kept, tolerance),
+        "curves": curves(results, search_table, tolerance),
+        "heads_at": search_table,
+        "datasets": None if search_table is None else by_dataset(results, search_table, tolerance),
         "recipes": recipes(results),
         "selection": selection(results),
     }
-    return {name: table for name, table in made.items() if table is not None}
+    return {name: table for name, table in tables.items() if table is not None}
 
 
-def _notes(about: Mapping[str, Any], missing: int, cells: int, unused: int, left_out: list[str]) -> list[str]:
+def _notes(about: Mapping[str, Any], missing: int, cells: int, n_unused: int, gaps: list[str]) -> list[str]:
     notes = []
     if not missing and not about["complete"]:
         notes.append("This sweep is not finished: what it will run next depends on results.")
     if missing:
-        words = "".join(f"; {reason}" for reason in left_out)
+        words = "".join(f"; {reason}" for reason in gaps)
         notes.append(
             f"This sweep is not finished: of {cells} cells planned so far {missing} {'is' if missing == 1 else 'are'} "
             f"missing. Variants are compared on the same windows only{words}."
         )
-    if unused:
-        what = "a cell" if unused == 1 else f"{unused} cells"
+    if n_unused:
+        what = "a cell" if n_unused == 1 else f"{n_unused} cells"
         notes.append(f"The store holds {what} of other configurations, which is not used here.")
     notes += [f"{dataset['name']}: {note}" for dataset in about["datasets"] for note in dataset["notes"]]
     return notes

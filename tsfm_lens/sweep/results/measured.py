@@ -1,4 +1,4 @@
-"""What a sweep has finished, as a plan and sums per series, and what each entry of the plan changes."""
+"""Finished part of a sweep, as a plan and sums per series, and the change that each entry of the plan makes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Results:
     statistics: Statistics
     seed: int
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    _known: dict[Any, Any] = field(default_factory=dict)
+    _cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -46,35 +46,35 @@ class Results:
         return list(dict.fromkeys(self.plan["model"]))
 
     def of(self, model: str, *families: str) -> pd.DataFrame:
-        """Entries of a model in some families."""
+        """Return the entries of a model in some families."""
         return self.plan[(self.plan["model"] == model) & self.plan["family"].isin(families)]
 
     def by_model(self, *families: str) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Each model with its entries in some families, if it has any beside the plain model."""
+        """Yield each model with its entries in some families, if it has any beside the plain model."""
         for model in self.models:
             entries = self.of(model, *families)
             if set(entries["variant"]) - {PLAIN}:
                 yield model, entries
 
     def rows(self, model: str, variants: Sequence[str]) -> pd.DataFrame:
-        """Sums of some variants of a model and of the plain one."""
+        """Return the sums of some variants of a model and of the plain one."""
         return self.sums[(self.sums["model"] == model) & self.sums["variant"].isin({PLAIN, *variants})]
 
     def changes(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
-        """:func:`changes` of the entries of one model, one family of tests; by variant."""
-        model, wanted = entries["model"].iloc[0], frozenset(entries["variant"])
-        key = (model, metric, wanted)
-        if key not in self._known:
-            computed = changes(self.rows(model, sorted(wanted)), metric=metric, seed=self.seed, **self._resampling())
-            self._known[key] = computed.set_index("variant")
-        moved: pd.DataFrame = self._known[key]
-        return moved
+        """Test the :func:`changes` of the entries of one model, one family of tests; by variant."""
+        model, variants = entries["model"].iloc[0], frozenset(entries["variant"])
+        key = (model, metric, variants)
+        if key not in self._cache:
+            table = changes(self.rows(model, sorted(variants)), metric=metric, seed=self.seed, **self._resampling())
+            self._cache[key] = table.set_index("variant")
+        result: pd.DataFrame = self._cache[key]
+        return result
 
     def measured(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
-        """The entries of one family of tests with the columns of their change, and in words how it was tested."""
-        moved, plain = self.changes(entries, metric), entries["variant"] == PLAIN
+        """Return the entries of one family of tests with the columns of their change, and the test in words."""
+        change, plain = self.changes(entries, metric), entries["variant"] == PLAIN
         table = entries.assign(
-            metric=metric, **{name: entries["variant"].map(moved[name]) for name in (*CHANGE, "method")}
+            metric=metric, **{name: entries["variant"].map(change[name]) for name in (*CHANGE, "method")}
         )
         for name, value in _OF_PLAIN.items():
             # the plain model changes nothing, for certain
@@ -84,29 +84,29 @@ class Results:
         return table.assign(stands=table["stands"].eq(True))
 
     def beside(self, model: str, variant: str, others: Sequence[str], metric: str = "MASE") -> pd.Series:
-        """:func:`difference` of one variant and the mean of others."""
+        """Test the :func:`difference` of one variant and the mean of others."""
         rows = self.rows(model, [variant, *others])
         return difference(rows, variant, others, metric=metric, seed=self.seed, **self._resampling())
 
     def with_mase(self, entries: pd.DataFrame) -> pd.DataFrame:
-        """Entries of one model with their MASE over that of the seasonal naive forecast, and that of the plain model.
+        """Add to one model's entries their MASE over that of the seasonal naive forecast, and that of the plain model.
 
         It is the geometric mean over datasets, for all variants over the same: those where plain and naive forecasts
         have one above 0.
         """
         model = entries["model"].iloc[0]
-        if model not in self._known:
+        if model not in self._cache:
             ratios = self.mase_ratios(model)
             usable = ratios[ratios[PLAIN].gt(0)]
             # a variant without a metric on one of them has no mean over all of them
-            defined = usable.gt(0) & np.isfinite(usable)
+            finite = usable.gt(0) & np.isfinite(usable)
             means = usable.apply(lambda column: geometric_mean(column)[0])
-            self._known[model] = means.where(defined.all())
-        mase = self._known[model]
+            self._cache[model] = means.where(finite.all())
+        mase = self._cache[model]
         return entries.assign(mase=entries["variant"].map(mase), baseline_mase=float(mase[PLAIN]))
 
     def mase_ratios(self, model: str) -> pd.DataFrame:
-        """(dataset, variant): MASE of a model's variants over that of the seasonal naive forecast."""
+        """Compute (dataset, variant): MASE of a model's variants over that of the seasonal naive forecast."""
         rows = self.sums[(self.sums["model"] == model) | (self.sums["variant"] == SEASONAL_NAIVE)]
         ratios = normalised(dataset_metrics(rows, ["MASE"]))["MASE"]
         return ratios.droplevel("model").unstack("variant")

@@ -31,47 +31,47 @@ _WHOLE = (
 
 
 def effects(results: Results) -> pd.DataFrame | None:
-    """What single layers, groups, ranges and sets of components are worth; kind "sweep_effects"."""
+    """Tabulate the effects of single layers, groups, ranges and sets of components; kind "sweep_effects"."""
     parts = []
     for model, entries in results.by_model(*EFFECTS):
         # one family of tests: the entries of one kind and part
         entries = entries.assign(part=entries["part"].fillna("both"), n_layers=results.layers[model])
-        parts += [_with_distance(results, tested) for _, tested in entries.groupby(["family", "part"], sort=False)]
-    names = ["model", "family", "label", "part", "first", "last", "n_layers", *_MOVED]
+        parts += [_with_distance(results, family) for _, family in entries.groupby(["family", "part"], sort=False)]
+    names = ["model", "family", "label", "part", "first", "last", "n_layers", *_EFFECT_COLUMNS]
     return _table(results, "effects", "Ablated parts of the models", parts, names)
 
 
 def single_heads(results: Results) -> pd.DataFrame | None:
-    """What every head by itself is worth, all heads of a model one family of tests; kind "sweep_heads"."""
+    """Tabulate the effect of every single head, all heads of a model one family of tests; kind "sweep_heads"."""
     parts = [
         _with_distance(results, entries.rename(columns={"kind": "attention"}))
         for _, entries in results.by_model("heads")
     ]
-    names = ["model", "label", "layer", "attention", "head", *_MOVED]
+    names = ["model", "label", "layer", "attention", "head", *_EFFECT_COLUMNS]
     return _table(results, "heads", "Heads ablated one by one", parts, names)
 
 
-def _with_distance(results: Results, tested: pd.DataFrame) -> pd.DataFrame:
-    """One family of tests with MASE, its change, and how far the forecast moves."""
-    away = results.changes(tested, "spearman_distance")
-    distance = {f"spearman_distance{end}": tested["variant"].map(away[name]) for name, end in _DISTANCE.items()}
-    distance["distance_leads"] = tested["variant"].map(away["leads"])
-    return results.with_mase(results.measured(tested)).assign(**distance)
+def _with_distance(results: Results, entries: pd.DataFrame) -> pd.DataFrame:
+    """Add to one family of tests MASE, its change, and the distance of the forecast."""
+    away = results.changes(entries, "spearman_distance")
+    distance = {f"spearman_distance{end}": entries["variant"].map(away[name]) for name, end in _DISTANCE.items()}
+    distance["distance_leads"] = entries["variant"].map(away["leads"])
+    return results.with_mase(results.measured(entries)).assign(**distance)
 
 
-_MOVED = (
+_EFFECT_COLUMNS = (
     "distance_leads",
     *(f"spearman_distance{end}" for end in _DISTANCE.values()),
     *("baseline_mase", "mase", *CHANGE),
 )
 
 
-def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
-    """Error over the number of heads ablated, for each layer and order; kind "sweep_curves".
+def curves(results: Results, limits: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
+    """Tabulate the error over the number of heads ablated, for each layer and order; kind "sweep_curves".
 
     Args:
         results: of the sweep.
-        kept: of :func:`heads_at`, which says which order is the better one of each layer; None before that is known.
+        limits: of :func:`heads_at`, which marks the better order of each layer; None before that is known.
         tolerance: of the searches.
     """
     parts = [results.with_mase(results.measured(entries)) for _, entries in results.by_model("head_counts")]
@@ -79,9 +79,9 @@ def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.
         return None
     table = pd.concat(parts, ignore_index=True)
     table["share"] = table["ablated"].astype(float) / table["of"].astype(float)
-    judged = pd.DataFrame(columns=_JUDGED) if kept is None else kept[kept["better"]][_JUDGED]
+    best = pd.DataFrame(columns=_BETTER_COLUMNS) if limits is None else limits[limits["better"]][_BETTER_COLUMNS]
     table = table.drop(columns="leads").merge(
-        judged.rename(columns={"order": "better_order", "ablated": "within"}), on=["model", "layer"], how="left"
+        best.rename(columns={"order": "better_order", "ablated": "within"}), on=["model", "layer"], how="left"
     )
     table["better"] = table["order"] == table["better_order"]
     names = ["model", "layer", "order", "label", "ablated", "of", "share", "baseline_mase", "mase", *CHANGE]
@@ -90,13 +90,13 @@ def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.
     return _table(results, "curves", "Heads ablated in one layer", [table], names, **about)
 
 
-_JUDGED = ["model", "layer", "order", "ablated", "leads", "judged_by", "order_stands"]
+_BETTER_COLUMNS = ["model", "layer", "order", "ablated", "leads", "judged_by", "order_stands"]
 
 
 def heads_at(
-    results: Results, found: Sequence[Mapping[str, Any]], tolerance: float, metric: str, search: str
+    results: Results, search_rows: Sequence[Mapping[str, Any]], tolerance: float, metric: str, search: str
 ) -> pd.DataFrame | None:
-    """How many heads each layer must keep in each order; kind "sweep_heads_at".
+    """Tabulate the number of heads that each layer must keep in each order; kind "sweep_heads_at".
 
     ``better`` marks the order that counts, one per layer, judged by ``judged_by``; ``order_stands`` whether, at that
     number of heads, it costs less than every other order that is not at random, after Holm over the model's layers;
@@ -104,12 +104,12 @@ def heads_at(
 
     Args:
         results: of the sweep.
-        found: the planner's searches: model, layer, order, of, kept, change, evaluations, total.
+        search_rows: the planner's searches: model, layer, order, of, kept, change, evaluations, total.
         tolerance, metric, search: of the searches.
     """
-    if not found:
+    if not search_rows:
         return None
-    table = pd.DataFrame(found).assign(judged_by=metric, order_stands=False, leads="")
+    table = pd.DataFrame(search_rows).assign(judged_by=metric, order_stands=False, leads="")
     table["ablated"] = table["of"] - table["kept"]
     table["better"] = False
     for model, rows_of_model in table.groupby("model", sort=False):
@@ -117,8 +117,8 @@ def heads_at(
             searches = {row["order"]: _search(row, tolerance, search) for _, row in rows.iterrows()}
             table.loc[rows.index[rows["order"] == better(searches)[0]], "better"] = True
         counts = results.of(str(model), "head_counts")
-        chosen = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
-        table.loc[chosen.index, "order_stands"] = _orders_that_stand(results, counts, chosen, metric)
+        best_rows = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
+        table.loc[best_rows.index, "order_stands"] = _orders_that_stand(results, counts, best_rows, metric)
         table.loc[rows_of_model.index, "leads"] = (
             rows_of_model["layer"].map(_layers_that_lead(results, counts)).fillna("")
         )
@@ -132,10 +132,10 @@ def _search(row: pd.Series, tolerance: float, search: str) -> HeadsAt:
     return HeadsAt(row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"], False, False)
 
 
-def _orders_that_stand(results: Results, counts: pd.DataFrame, chosen: pd.DataFrame, metric: str) -> np.ndarray:
-    """(row of ``chosen``,): whether each layer's better order beats all others at its number of heads."""
-    p = np.full(len(chosen), np.nan)
-    for place, row in enumerate(chosen.to_dict("records")):
+def _orders_that_stand(results: Results, counts: pd.DataFrame, best_rows: pd.DataFrame, metric: str) -> np.ndarray:
+    """Tell, (row of ``best_rows``,), if each layer's better order beats all others at its number of heads."""
+    p = np.full(len(best_rows), np.nan)
+    for place, row in enumerate(best_rows.to_dict("records")):
         here = counts[(counts["layer"] == row["layer"]) & (counts["ablated"] == row["ablated"])]
         in_order = here.loc[here["order"] == row["order"], "variant"]
         others = here.loc[(here["order"] != row["order"]) & ~here["order"].map(is_random), "variant"]
@@ -153,14 +153,15 @@ def _layers_that_lead(results: Results, counts: pd.DataFrame) -> dict[int, str]:
     return dict(zip(whole["layer"], whole["variant"].map(results.changes(whole)["leads"]), strict=True))
 
 
-def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: float = 0.25) -> pd.DataFrame | None:
-    """Error on every dataset over heads ablated, in the layers of each model that keep most and fewest heads.
+def by_dataset(results: Results, limits: pd.DataFrame, tolerance: float, cap: float = 0.25) -> pd.DataFrame | None:
+    """Tabulate the error on every dataset in the layers of each model that keep most and fewest heads.
 
-    Kind "sweep_datasets". Of layers that keep as many, all heads ablated change the error most, or least.
+    Kind "sweep_datasets", over heads ablated. Of layers that keep as many, all heads ablated change the error most, or
+    least.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
-        mine = kept[kept["better"] & (kept["model"] == model)]
+        mine = limits[limits["better"] & (limits["model"] == model)]
         complete = results.changes(entries)["change"]
         whole = (
             entries[entries["ablated"] == entries["of"]]
@@ -168,9 +169,9 @@ def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: floa
             .set_index("layer")["variant"]
             .map(complete)
         )
-        ranked = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(["kept", "whole"])
+        layers = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(["kept", "whole"])
         # the two ends, or the only layer
-        for row in ranked.iloc[[-1, 0][: len(ranked)]].to_dict("records"):
+        for row in layers.iloc[[-1, 0][: len(layers)]].to_dict("records"):
             line = entries[(entries["layer"] == row["layer"]) & (entries["order"] == row["order"])].sort_values(
                 "ablated"
             )
@@ -182,12 +183,12 @@ def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: floa
 
 
 def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """A row per dataset and number of heads ablated in one order of one layer."""
+    """Return a row per dataset and number of heads ablated in one order of one layer."""
     model = line["model"].iloc[0]
-    moved = dataset_changes(results.rows(model, list(line["variant"])))
+    changes = dataset_changes(results.rows(model, list(line["variant"])))
     mase = results.mase_ratios(model).reset_index().melt("dataset", var_name="variant", value_name="mase")
     table = line.merge(mase, on="variant").merge(
-        moved[["variant", "dataset", "change"]], on=["variant", "dataset"], how="left"
+        changes[["variant", "dataset", "change"]], on=["variant", "dataset"], how="left"
     )
     table["change"] = table["change"].mask(table["variant"] == PLAIN, 0.0)
     within = table["ablated"].astype(int).where(table["change"] < tolerance, -1)
@@ -195,7 +196,7 @@ def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFra
 
 
 def recipes(results: Results) -> pd.DataFrame | None:
-    """What heavy ablations cost on every metric; kind "sweep_recipes"."""
+    """Tabulate the cost of heavy ablations on every metric; kind "sweep_recipes"."""
     parts = []
     for model, entries in results.by_model("recipes", "random", "components"):
         counts = resilience(results.rows(model, list(entries["variant"]))).set_index("variant")
@@ -217,7 +218,7 @@ _DIFFERENCE = {"diff": "difference", "diff_lower": "lower", "diff_upper": "upper
 
 
 def selection(results: Results) -> pd.DataFrame | None:
-    """Heads chosen by a rule against as many at random; kind "sweep_selection".
+    """Compare heads chosen by a rule with as many at random; kind "sweep_selection".
 
     ``diff``, on the row of each informed choice, is its change minus the mean of the random ones; ``diff_stands`` after
     Holm over the model's recipes.
@@ -226,18 +227,18 @@ def selection(results: Results) -> pd.DataFrame | None:
     for model, entries in results.by_model("recipes", "random"):
         first = len(parts)
         for _, lines in entries.groupby("recipe", sort=False):
-            drawn, chosen = lines[lines["family"] == "random"], lines[lines["family"] == "recipes"]
+            draws, recipe = lines[lines["family"] == "random"], lines[lines["family"] == "recipes"]
             # a draw of the very heads that were chosen is no other choice
-            drawn = drawn[~drawn["variant"].isin(chosen["variant"])]
-            if drawn.empty or chosen.empty:
+            draws = draws[~draws["variant"].isin(recipe["variant"])]
+            if draws.empty or recipe.empty:
                 continue
-            table = results.measured(pd.concat([chosen, drawn]))
-            compared = results.beside(model, chosen["variant"].iloc[0], list(dict.fromkeys(drawn["variant"])))
+            table = results.measured(pd.concat([recipe, draws]))
+            contrast = results.beside(model, recipe["variant"].iloc[0], list(dict.fromkeys(draws["variant"])))
             for name, column in _DIFFERENCE.items():
-                table[name] = np.where(table["family"] == "recipes", compared[column], np.nan)
+                table[name] = np.where(table["family"] == "recipes", contrast[column], np.nan)
             parts.append(table)
-        corrected = holm(np.array([part["diff_p"].iloc[0] for part in parts[first:]]))
-        for part, p in zip(parts[first:], corrected, strict=True):
+        p_holm = holm(np.array([part["diff_p"].iloc[0] for part in parts[first:]]))
+        for part, p in zip(parts[first:], p_holm, strict=True):
             part["diff_stands"] = (part["family"] == "recipes") & (p < 1 - results.statistics.confidence)
     names = ["model", "recipe", "selection", "seed", "label", *CHANGE, *_DIFFERENCE, "diff_stands"]
     return _table(results, "selection", "Informed and random choices of heads", parts, names)
@@ -246,7 +247,7 @@ def selection(results: Results) -> pd.DataFrame | None:
 def _table(
     results: Results, kind: str, title: str, parts: Sequence[pd.DataFrame], names: Iterable[str], **attrs: Any
 ) -> pd.DataFrame | None:
-    """A tidy table of some columns; whole numbers where an entry has one, else -1, and "" where it has no word."""
+    """Build a tidy table of some columns; -1 where an entry has no whole number, and "" where it has no word."""
     if not parts:
         return None
     rows = pd.concat(parts, ignore_index=True)

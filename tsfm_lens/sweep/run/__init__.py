@@ -1,1 +1,1 @@
-"""How a sweep runs: cells, engines, workers, and the road from a configuration to a full store."""
+"""Run of a sweep: cells, engines, workers, and the way from a configuration to a full store."""

@@ -56,7 +56,7 @@ class Chunk:
 
 
 class ChunkSource:
-    """A chunk that is made when it is needed, and travels between processes as what was made.
+    """Chunk that is loaded when it is needed, and travels between processes as loaded.
 
     Args:
         dataset: the evaluation set.
@@ -76,7 +76,7 @@ class ChunkSource:
         self.horizon = dataset.horizon
 
     def load(self) -> Chunk:
-        """The chunk itself."""
+        """Load the chunk."""
         batch, truth = self._set.batch(self._indices, self._context)
         if self._univariate:
             batch = _apart(batch)
@@ -95,7 +95,7 @@ class ChunkSource:
         )
 
     def seasonal_naive(self) -> np.ndarray:
-        """(series, quantile, step) of the seasonal naive forecast of the whole contexts."""
+        """Forecast the whole contexts by the seasonal naive method, (series, quantile, step)."""
         return self._set.seasonal_naive(self._indices, LEVELS)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,20 +103,20 @@ class ChunkSource:
 
 
 class Made:
-    """A chunk as it arrives in another process, already made."""
+    """Chunk as it arrives in another process, already loaded."""
 
     def __init__(self, chunk: Chunk, series: int, horizon: int) -> None:
         self._chunk, self.series, self.horizon = chunk, series, horizon
         self.dataset, self.fingerprint = chunk.dataset, chunk.fingerprint
 
     def load(self) -> Chunk:
-        """The chunk itself."""
+        """Load the chunk."""
         return self._chunk
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a forecast depends on besides model, variant and windows.
+    """Settings that a forecast depends on besides model, variant and windows.
 
     Attributes:
         num_samples: sample paths of a sampling model.
@@ -148,7 +148,7 @@ class CellGroup:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What the groups of one chunk share.
+    """Data that the groups of one chunk share.
 
     Attributes:
         chunk: the windows.
@@ -160,7 +160,7 @@ class Shared:
 
 
 class Opened:
-    """Lenses that this process has opened; they stay here when it is sent to another."""
+    """Lenses that are open in this process; they stay here when it is sent to another."""
 
     def __init__(self, lenses: Mapping[str, Lens]) -> None:
         self.lenses = dict(lenses)
@@ -170,7 +170,7 @@ class Opened:
 
 
 def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
-    """What decides a model's forecasts: weights, settings, architecture, library versions, precision and context.
+    """Identify a model's forecasts: weights, settings, architecture, library versions, precision and context.
 
     The device is no part of it: a sweep may use several.
     """
@@ -191,26 +191,26 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
     }
 
 
-# what says where a model comes from, and nothing of what it computes
+# settings of a model's origin, without effect on its forecasts
 _PROVENANCE = ("name_or_path", "_name_or_path", "_commit_hash", "transformers_version")
 
 
 def _settings(lens: Lens) -> str:
-    """Hash of what a model is configured with: its network, its sampling and its pipeline."""
+    """Hash a model's configuration: its network, its sampling and its pipeline."""
     adapter = lens.adapter
     holders = [adapter.model, adapter.native, adapter]
     names = ("config", "generation_config", "settings", "forecast_config")
-    configured = {
+    settings = {
         f"{index}.{name}": _values(getattr(holder, name, None))
         for index, holder in enumerate(holders)
         for name in names
     }
-    configured["levels"] = list(getattr(adapter, "levels", ()))
-    return hashlib.sha256(json.dumps(configured, sort_keys=True).encode()).hexdigest()
+    settings["levels"] = list(getattr(adapter, "levels", ()))
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _values(setting: Any) -> Any:
-    """The plain values of a configuration, however a library keeps it."""
+    """Return the plain values of a configuration, however a library keeps it."""
     if isinstance(setting, str | int | float | bool | None):
         return setting
     if isinstance(setting, list | tuple):
@@ -225,7 +225,7 @@ def _values(setting: Any) -> Any:
 
 
 def shown_steps(lens: Lens, config: ModelConfig) -> int:
-    """Steps of context that a model is shown."""
+    """Return the steps of context that a model is shown."""
     longest = int(lens.adapter.context_length)
     return longest if config.context_length is None else min(longest, config.context_length)
 
@@ -262,33 +262,33 @@ def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]
     )
     count = len(group.specs)
     # all variants are scored at once: series of every variant stand one below the other
-    quantiles = _stacked(forecasts.quantiles[1:])
-    samples = None if forecasts.samples is None else _stacked(forecasts.samples[1:])
+    quantiles = _stack_variants(forecasts.quantiles[1:])
+    samples = None if forecasts.samples is None else _stack_variants(forecasts.samples[1:])
     scores = window_scores(
         np.tile(chunk.truth, (count, 1)),
         quantiles,
         LEVELS,
         np.tile(chunk.scale, count),
         samples=samples,
-        mean=_stacked(forecasts.mean[1:]),
+        mean=_stack_variants(forecasts.mean[1:]),
     )
     middle = forecasts.quantiles[:, :, LEVELS.index(0.5)]
     plain = np.tile(middle[0], (count, 1))
-    scores |= forecast_distances(_stacked(middle[1:]), plain, steps=settings.distance_steps)
+    scores |= forecast_distances(_stack_variants(middle[1:]), plain, steps=settings.distance_steps)
     return _table(chunk, cells, group.model.title, [spec.id for spec in group.specs], scores)
 
 
 def run_naive(chunk: ChunkSource, cell: str) -> pa.Table:
     """Score the seasonal naive forecast, whose error the errors of all models are divided by."""
-    made = chunk.load()
-    scores = window_scores(made.truth, chunk.seasonal_naive(), LEVELS, made.scale)
+    windows = chunk.load()
+    scores = window_scores(windows.truth, chunk.seasonal_naive(), LEVELS, windows.scale)
     # there is no plain forecast that it could be near to
-    scores |= {name: np.full(len(made.batch), np.nan) for name in DISTANCES}
-    return _table(made, (cell,), SEASONAL_NAIVE, [SEASONAL_NAIVE], scores)
+    scores |= {name: np.full(len(windows.batch), np.nan) for name in DISTANCES}
+    return _table(windows, (cell,), SEASONAL_NAIVE, [SEASONAL_NAIVE], scores)
 
 
 class CellWorker:
-    """Runs groups of cells; the model asked for last stays open.
+    """Worker that runs groups of cells; the last model stays open.
 
     Args:
         common: lenses that are open already.
@@ -296,18 +296,18 @@ class CellWorker:
     """
 
     def __init__(self, common: Opened, device: str | None = None) -> None:
-        self._opened = common.lenses
-        self._open = lru_cache(maxsize=1)(lambda config: open_model(config, device))
+        self._lenses = common.lenses
+        self._open_model = lru_cache(maxsize=1)(lambda config: open_model(config, device))
 
     def __call__(self, task: GroupTask) -> pa.Table:
-        """Rows of a task whose payload is a :class:`CellGroup` and whose data is :class:`Shared`."""
+        """Compute the rows of a task whose payload is a :class:`CellGroup` and whose data is :class:`Shared`."""
         group: CellGroup = task.payload
-        lens = self._opened.get(group.model.title) or self._open(group.model)
+        lens = self._lenses.get(group.model.title) or self._open_model(group.model)
         return run_cells(lens, group, task.data, task.cells)
 
 
 def open_model(config: ModelConfig, device: str | None = None) -> Lens:
-    """The lens of a model of a sweep."""
+    """Open the lens of a model of a sweep."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -332,12 +332,12 @@ def _reference(lens: Lens, group: CellGroup, shared: Shared) -> Any:
 
 
 def _apart(batch: SeriesBatch) -> SeriesBatch:
-    """The same series, each a group of its own."""
+    """Return the same series, each a group of its own."""
     return replace(batch, groups=batch.ids, variates=("",) * len(batch))
 
 
-def _stacked(values: np.ndarray) -> np.ndarray:
-    """(variant, series, …) to (variant × series, …)."""
+def _stack_variants(values: np.ndarray) -> np.ndarray:
+    """Reshape (variant, series, …) to (variant × series, …)."""
     return values.reshape(-1, *values.shape[2:])
 
 
@@ -347,10 +347,10 @@ def _table(
     count, series = len(cells), len(chunk.batch)
 
     def words(values: Sequence[str], *, in_blocks: bool) -> pa.DictionaryArray:
-        known = {value: code for code, value in enumerate(dict.fromkeys(values))}
-        codes = np.array([known[value] for value in values], dtype=np.int32)
+        code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
+        codes = np.array([code_of[value] for value in values], dtype=np.int32)
         codes = np.repeat(codes, series) if in_blocks else np.tile(codes, count)
-        return pa.DictionaryArray.from_arrays(codes, list(known))
+        return pa.DictionaryArray.from_arrays(codes, list(code_of))
 
     columns: dict[str, Any] = {
         "cell": words(cells, in_blocks=True),

@@ -33,7 +33,7 @@ __all__ = ["ENGINES", "GroupDone", "GroupTask", "RunSummary", "run_groups"]
 ENGINES = ("single", "processes", "ray")
 # more workers than this seldom help before memory ends: each holds a model
 _MOST_WORKERS = 8
-_HELD_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 
 
 def run_groups(
@@ -69,7 +69,7 @@ def run_groups(
         shared_store: Ray workers see the store's folder and write themselves; otherwise rows travel to the driver.
 
     Returns:
-        What became of the groups; ``raise_if_failed`` turns failed ones into an error.
+        The outcome of the groups; ``raise_if_failed`` turns failed ones into an error.
 
     Raises:
         StoreError: the store cannot be written; finished groups are kept.
@@ -83,15 +83,15 @@ def run_groups(
     start = time.perf_counter()
     summary = RunSummary()
 
-    def tell(done: GroupDone) -> None:
-        summary.add(done)
+    def tell(group: GroupDone) -> None:
+        summary.add(group)
         if on_done is not None:
-            on_done(done)
+            on_done(group)
 
-    finished = store.done()
+    keys = store.done()
     pending: deque[GroupTask] = deque()
     for task in tasks:
-        if finished.issuperset(task.cells):
+        if keys.issuperset(task.cells):
             tell(GroupDone(task, "resumed"))
         else:
             pending.append(task)
@@ -122,34 +122,34 @@ def _pool(
         from tsfm_lens.sweep.run.ray_engine import RayPool
 
         return RayPool(make_worker, common, store, workers, devices, address, shared_store, most)
-    wanted = workers or len(devices) or min(cores(), _MOST_WORKERS)
-    return _Processes(make_worker, common, store, min(wanted, most), devices)
+    count = workers or len(devices) or min(cores(), _MOST_WORKERS)
+    return _Processes(make_worker, common, store, min(count, most), devices)
 
 
 class _Driver:
-    """Hands out tasks, and decides what becomes of those that are held, lost or failed."""
+    """Distribution of tasks to workers, with what becomes of those that are held, lost or failed."""
 
     def __init__(self, pool: Pool, retries: int, tell: Callable[[GroupDone], None]) -> None:
         self.pool, self.retries, self.tell = pool, retries, tell
         self.running: dict[int, GroupTask] = {}
-        self.held: deque[tuple[float, GroupTask]] = deque()
+        self.retry_queue: deque[tuple[float, GroupTask]] = deque()
         self.losses: Counter[str] = Counter()
         self.false_starts = 0
 
     def run(self, pending: deque[GroupTask]) -> None:
-        while pending or self.running or self.held:
-            while self.held and self.held[0][0] <= time.monotonic():
-                pending.append(self.held.popleft()[1])
+        while pending or self.running or self.retry_queue:
+            while self.retry_queue and self.retry_queue[0][0] <= time.monotonic():
+                pending.append(self.retry_queue.popleft()[1])
             for worker in self.pool.idle():
                 if not pending:
                     break
                 self.running[worker] = pending.popleft()
                 self.pool.submit(worker, self.running[worker])
-            timeout = max(0.0, self.held[0][0] - time.monotonic()) if self.held else None
+            timeout = max(0.0, self.retry_queue[0][0] - time.monotonic()) if self.retry_queue else None
             for worker, report in self.pool.wait(timeout):
-                self._hear(worker, report, pending)
+                self._on_report(worker, report, pending)
 
-    def _hear(self, worker: int, report: Report, pending: deque[GroupTask]) -> None:
+    def _on_report(self, worker: int, report: Report, pending: deque[GroupTask]) -> None:
         if report.how == "ready":
             self.false_starts = 0
             return
@@ -159,7 +159,7 @@ class _Driver:
         if task is None:
             self._false_start(report)
         elif report.how == "held":
-            self.held.append((time.monotonic() + _HELD_SECONDS, task))
+            self.retry_queue.append((time.monotonic() + _RETRY_SECONDS, task))
         elif report.how == "lost":
             self._lost(task, report, pending)
         else:
@@ -189,25 +189,25 @@ class _Inline:
     def __init__(self, make_worker: MakeWorker, common: Any, store: Store, device: str | None) -> None:
         self._store = store
         self._work = make_worker(common, device)
-        self._said: list[tuple[int, Report]] = []
+        self._reports: list[tuple[int, Report]] = []
 
     def idle(self) -> list[int]:
         return [0]
 
     def submit(self, worker: int, task: GroupTask) -> None:
-        self._said.append((worker, run_one(self._store, self._work, task)))
+        self._reports.append((worker, run_one(self._store, self._work, task)))
 
     def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        if not self._said and timeout:
+        if not self._reports and timeout:
             time.sleep(timeout)
-        said, self._said = self._said, []
-        return said
+        reports, self._reports = self._reports, []
+        return reports
 
     def stop(self) -> None:
         pass
 
 
-class _Seat:
+class _WorkerSlot:
     """A worker process, the pipe to it, and the data that it was sent last."""
 
     def __init__(self, process: Any, pipe: Any) -> None:
@@ -233,75 +233,75 @@ class _Processes:
             self._context.set_forkserver_preload([__name__, *([module] if module != "__main__" else [])])
         self._arguments = make_worker, common, store.path
         self._devices = devices
-        self._seats: list[_Seat] = []
+        self._slots: list[_WorkerSlot] = []
         try:
             for worker in range(workers):
-                self._seats.append(self._start(worker))
+                self._slots.append(self._start(worker))
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, worker: int) -> _Seat:
+    def _start(self, worker: int) -> _WorkerSlot:
         ours, theirs = self._context.Pipe()
         device = self._devices[worker % len(self._devices)] if self._devices else None
         arguments = (theirs, *self._arguments, device, max(1, cores() // self.workers))
         process = self._context.Process(target=_serve, args=arguments, daemon=True, name=f"sweep-{worker}")
         process.start()
         theirs.close()
-        return _Seat(process, ours)
+        return _WorkerSlot(process, ours)
 
     def idle(self) -> list[int]:
-        return [worker for worker, seat in enumerate(self._seats) if seat.ready and not seat.busy]
+        return [worker for worker, slot in enumerate(self._slots) if slot.ready and not slot.busy]
 
     def submit(self, worker: int, task: GroupTask) -> None:
-        seat = self._seats[worker]
-        fresh = task.data is not seat.data
-        seat.data, seat.busy = task.data, True
+        slot = self._slots[worker]
+        fresh = task.data is not slot.data
+        slot.data, slot.busy = task.data, True
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             # wait() finds out that it died
-            seat.pipe.send((task.cells, task.payload, task.key, fresh, task.data if fresh else None))
+            slot.pipe.send((task.cells, task.payload, task.key, fresh, task.data if fresh else None))
 
     def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        pipes: dict[Any, int] = {seat.pipe: worker for worker, seat in enumerate(self._seats)}
-        said: list[tuple[int, Report]] = []
+        pipes: dict[Any, int] = {slot.pipe: worker for worker, slot in enumerate(self._slots)}
+        reports: list[tuple[int, Report]] = []
         for pipe in connection.wait(list(pipes), timeout):
             worker = pipes[pipe]
             try:
-                report = self._seats[worker].pipe.recv()
+                report = self._slots[worker].pipe.recv()
             except (EOFError, OSError):
                 report = self._replace(worker)
             else:
-                self._seats[worker].ready, self._seats[worker].busy = True, False
-            said.append((worker, report))
-        return said
+                self._slots[worker].ready, self._slots[worker].busy = True, False
+            reports.append((worker, report))
+        return reports
 
     def _replace(self, worker: int) -> Report:
-        seat = self._seats[worker]
-        seat.pipe.close()
-        seat.process.join(5)
-        code = seat.process.exitcode
+        slot = self._slots[worker]
+        slot.pipe.close()
+        slot.process.join(5)
+        code = slot.process.exitcode
         if code is not None and code < 0:
             why = f"killed by signal {-code} ({signal.Signals(-code).name})"
             why += ", often for want of memory" if code == -signal.SIGKILL else ""
         else:
             why = f"ended with code {code}"
-        self._seats[worker] = self._start(worker)
+        self._slots[worker] = self._start(worker)
         return Report("lost", error=why)
 
     def stop(self) -> None:
         # nothing is lost: a file of the store is whole or not there
-        for seat in self._seats:
-            seat.process.kill()
-        for seat in self._seats:
-            seat.process.join(10)
-            seat.pipe.close()
-        self._seats = []
+        for slot in self._slots:
+            slot.process.kill()
+        for slot in self._slots:
+            slot.process.join(10)
+            slot.pipe.close()
+        self._slots = []
 
 
 def _serve(
     pipe: Any, make_worker: MakeWorker, common: Any, path: os.PathLike[str], device: str | None, threads: int
 ) -> None:
-    """What a worker process does, until it is killed or its parent is gone."""
+    """Run a worker process until it is killed or its parent is gone."""
     # Ctrl-C goes to every process of the terminal; the parent decides
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -317,8 +317,8 @@ def _serve(
     data = None
     while True:
         try:
-            cells, payload, key, fresh, sent = pipe.recv()
-            data = sent if fresh else data
+            cells, payload, key, fresh, new_data = pipe.recv()
+            data = new_data if fresh else data
             pipe.send(run_one(store, work, GroupTask(cells, payload, data, key=key)))
         except (EOFError, OSError):
             # the parent is gone

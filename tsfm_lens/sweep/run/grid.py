@@ -55,41 +55,41 @@ class Place:
 
 
 class ModelCells:
-    """Cells of one model: which variants on which chunks, and the tasks that compute them."""
+    """Cells of one model: its variants on its chunks, and the tasks that compute them."""
 
     def __init__(self, config: SweepConfig, model: ModelConfig, lens: Lens, sets: Sequence[EvaluationSet]) -> None:
         self.config, self.model, self.lens = config, model, lens
         self.fingerprint = model_fingerprint(lens, model)
         apart = bool(self.fingerprint["univariate"])
-        shown = shown_steps(lens, model)
+        context_length = shown_steps(lens, model)
         self.settings = Settings(model.num_samples, config.seed, config.distance_steps, config.memory)
         uses_reference = config.how in ("mean", "resample")
         references = {}
         for dataset in sets if uses_reference else ():
-            sampled = dataset.sample(config.reference_windows, config.seed)
-            references[dataset.name] = ChunkSource(sampled, range(len(sampled)), shown, apart)
+            subset = dataset.sample(config.reference_windows, config.seed)
+            references[dataset.name] = ChunkSource(subset, range(len(subset)), context_length, apart)
         self.places = [
             Place(
                 dataset,
                 number,
                 look,
-                Shared(ChunkSource(dataset, indices, shown, apart), references.get(dataset.name)),
+                Shared(ChunkSource(dataset, indices, context_length, apart), references.get(dataset.name)),
             )
             for number, (dataset, look, indices) in enumerate(parts_of(config, sets))
         ]
         self._parameters = float(sum(parameter.numel() for parameter in lens.parameters()))
         self.cost = sum(self._work(place) for place in self.places)
-        self._known: dict[tuple[str, int], Cell] = {}
+        self._cache: dict[tuple[str, int], Cell] = {}
 
     def cells(self, specs: Sequence[VariantSpec], looks: int | None = None) -> list[Cell]:
-        """Cells of some variants, on the first ``looks`` looks, on all windows if None."""
+        """Return the cells of some variants, on the first ``looks`` looks, on all windows if None."""
         return [self._cell(spec, place) for place in self._within(looks) for spec in specs]
 
-    def tasks(self, specs: Sequence[VariantSpec], done: set[str], looks: int | None = None) -> list[GroupTask]:
-        """What computes the cells that are not done, a block of variants per task."""
+    def tasks(self, specs: Sequence[VariantSpec], exclude: set[str], looks: int | None = None) -> list[GroupTask]:
+        """Return the tasks that compute the cells not in ``exclude``, a block of variants per task."""
         tasks = []
         for place in self._within(looks):
-            missing = [(spec, cell) for spec in specs if (cell := self._cell(spec, place)).key not in done]
+            missing = [(spec, cell) for spec in specs if (cell := self._cell(spec, place)).key not in exclude]
             for first in range(0, len(missing), self.config.block):
                 block = missing[first : first + self.config.block]
                 group = CellGroup(self.model, tuple(spec for spec, _ in block), self.settings)
@@ -101,12 +101,12 @@ class ModelCells:
         return tasks
 
     def _work(self, place: Place) -> float:
-        """Work of one variant, for the time left: parameters times tokens that pass through them, roughly."""
+        """Estimate the work of one variant, for the time left: parameters times tokens that pass through them."""
         adapter, horizon = self.lens.adapter, place.dataset.horizon
         if adapter.readout == "token":
             # a token per step of every sample path
-            configured = getattr(getattr(adapter, "settings", None), "num_samples", 20)
-            tokens = horizon * (self.model.num_samples or configured)
+            default = getattr(getattr(adapter, "settings", None), "num_samples", 20)
+            tokens = horizon * (self.model.num_samples or default)
         else:
             tokens = _TOKENS * -(-horizon // adapter.longest_pass)
         return self._parameters * place.shared.chunk.series * tokens
@@ -115,7 +115,7 @@ class ModelCells:
         return (place for place in self.places if looks is None or place.look < looks)
 
     def _cell(self, spec: VariantSpec, place: Place) -> Cell:
-        if (spec.id, place.number) not in self._known:
+        if (spec.id, place.number) not in self._cache:
             reference = None
             if spec.how in ("mean", "resample") and place.shared.reference is not None:
                 reference = place.shared.reference.fingerprint
@@ -133,5 +133,5 @@ class ModelCells:
             )
             series = place.shared.chunk.series
             cell = Cell(key, self.model.title, spec.id, place.dataset.name, place.number, series)
-            self._known[spec.id, place.number] = cell
-        return self._known[spec.id, place.number]
+            self._cache[spec.id, place.number] = cell
+        return self._cache[spec.id, place.number]

@@ -1,4 +1,4 @@
-"""How far a running sweep is, in cells and in time."""
+"""Progress of a running sweep, in cells and in time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Progress = Callable[[str, int, int, float | None], None]
 
 
 class Ledger:
-    """Counts cells and their cost: those of the stage that runs, and those that are expected after it.
+    """Counts of cells and their cost: those of the stage that runs, and those that are expected after it.
 
     Args:
-        progress: told after every change.
+        progress: called after every change.
         workers: that share the work.
     """
 
     def __init__(self, progress: Progress | None, workers: int) -> None:
         self._progress, self._workers = progress, workers
         self._estimate = Estimate()
-        self._expected: dict[str, tuple[int, float]] = {}
+        self._later: dict[str, tuple[int, float]] = {}
         self._title = ""
         self._finished = self._pending = 0
         self._cost = 0.0
@@ -34,11 +34,11 @@ class Ledger:
             model: its name.
             cells, cost: of all its later stages, as far as can be known; at most what their searches need.
         """
-        self._expected[model] = (cells, cost)
+        self._later[model] = (cells, cost)
 
     def settle(self, model: str) -> None:
-        """Nothing more is to come of a model."""
-        self._expected[model] = (0, 0.0)
+        """Record that nothing more is to come of a model."""
+        self._later[model] = (0, 0.0)
         self._tell()
 
     def begin(self, title: str, finished: int, tasks: Sequence[GroupTask]) -> None:
@@ -56,7 +56,7 @@ class Ledger:
         self._tell()
 
     def done(self, group: GroupDone) -> None:
-        """A group of the stage has ended."""
+        """Count a group of the stage that has ended."""
         cells = len(group.task.cells)
         if group.how != "failed":
             self._finished += cells
@@ -69,7 +69,7 @@ class Ledger:
     def _tell(self) -> None:
         if self._progress is None:
             return
-        later_cells = sum(cells for cells, _ in self._expected.values())
-        later_cost = sum(cost for _, cost in self._expected.values())
-        left = self._estimate.remaining(max(0.0, self._cost + later_cost), self._workers)
-        self._progress(self._title, self._finished, self._finished + self._pending + later_cells, left)
+        later_cells = sum(cells for cells, _ in self._later.values())
+        later_cost = sum(cost for _, cost in self._later.values())
+        seconds = self._estimate.remaining(max(0.0, self._cost + later_cost), self._workers)
+        self._progress(self._title, self._finished, self._finished + self._pending + later_cells, seconds)

@@ -34,7 +34,7 @@ class Estimate:
         return sum(seconds for _, seconds in self._last) / cost if cost > 0 else None
 
     def remaining(self, pending_cost: float, workers: int = 1) -> float | None:
-        """Seconds until the rest is done.
+        """Estimate the seconds until the rest is done.
 
         Args:
             pending_cost: of the groups that are not finished.

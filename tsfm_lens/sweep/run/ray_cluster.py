@@ -1,7 +1,7 @@
 """A process beside the sweep that is the driver of a Ray cluster: whatever ends it leaves the sweep itself alive.
 
-Where Ray's own services fail, its library ends the process that it runs in. So it runs in one of its own, which
-``RayPool`` starts and hears through a pipe; what travels to the cluster stays pickled on the way.
+Ray's library ends its process when Ray's own services fail. It therefore runs in a process of its own: ``RayPool``
+starts it and reads its messages from a pipe. Objects for the cluster stay pickled on the way.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _HEAD_SECONDS = "20"
 
 
 @dataclass(frozen=True)
-class Begin:
-    """What the cluster's process is told first.
+class Init:
+    """First message to the cluster's process.
 
     Attributes:
-        parts: pickled: what makes a worker, and what all workers need.
+        parts: pickled pair of the function that makes a worker, and the data that all workers need.
         devices, workers, address: as of ``run_groups``.
         path: of a store that workers see; None if rows travel.
         most: workers that there is work for.
@@ -52,8 +52,8 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Order:
-    """A group for a worker; ``data`` is None where the cluster holds it under its number already."""
+class Submit:
+    """Group for a worker; ``data`` is None where the cluster holds it under its number already."""
 
     worker: int
     cells: tuple[str, ...]
@@ -64,8 +64,8 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Said:
-    """A worker's message, with the rows of its group unless it wrote them itself."""
+class Message:
+    """Message of a worker, with the rows of its group unless it wrote them itself."""
 
     worker: int
     report: Report
@@ -73,15 +73,15 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The cluster cannot go on: the class of the error, and its message."""
+class Failed:
+    """Failure of the cluster: the class of the error, and its message."""
 
     kind: str
     message: str
 
 
 def ray_package() -> Any:
-    """The module ``ray``, imported.
+    """Import the module ``ray``.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -101,7 +101,7 @@ def connect(address: str | None = None) -> bool:
             that is not set, a cluster of this machine alone that lives as long as the process.
 
     Returns:
-        Whether this call connected, so that the caller should disconnect.
+        True if this call connected, so that the caller should disconnect.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -122,7 +122,7 @@ def connect(address: str | None = None) -> bool:
                 f"Ray could not start on this machine: {error} Its logs are in /tmp/ray/session_latest/logs"
             ) from error
         return True
-    _knock(str(address))
+    _ping(str(address))
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
@@ -132,8 +132,8 @@ def connect(address: str | None = None) -> bool:
     return True
 
 
-def _knock(address: str) -> None:
-    """Ray itself waits for minutes where nobody listens."""
+def _ping(address: str) -> None:
+    """Refuse an address where nobody listens; Ray itself waits there for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -180,79 +180,79 @@ class _Actor:
         return compute(self._work, task)
 
 
-class _Seat:
-    """An actor, and what it was asked last."""
+class _ActorSlot:
+    """An actor, and the reference of its last call."""
 
     def __init__(self, actor: Any) -> None:
-        self.actor, self.asked = actor, None
+        self.actor, self.reference = actor, None
 
 
 class _Cluster:
     """Actors of a cluster, and the data that it holds for them.
 
     Args:
-        begin: what to start.
+        init: what to start.
         pipe: to the sweep.
     """
 
-    def __init__(self, begin: Begin, pipe: Connection) -> None:
-        self._ray, self._begin, self._pipe = ray_package(), begin, pipe
-        self._events: queue.SimpleQueue[Order | tuple[int, Any] | None] = queue.SimpleQueue()
+    def __init__(self, init: Init, pipe: Connection) -> None:
+        self._ray, self._init, self._pipe = ray_package(), init, pipe
+        self._events: queue.SimpleQueue[Submit | tuple[int, Any] | None] = queue.SimpleQueue()
         self._data: dict[int, Any] = {}
-        connect(begin.address)
-        gpu = any(device.startswith("cuda") for device in begin.devices)
+        connect(init.address)
+        gpu = any(device.startswith("cuda") for device in init.devices)
         nodes = _nodes(self._ray, "GPU" if gpu else "CPU")
-        self.workers = min(begin.workers or max(1, int(sum(nodes))), begin.most)
+        self.workers = min(init.workers or max(1, int(sum(nodes))), init.most)
         self._threads = 1 if gpu else share(nodes, self.workers)
         # inside an actor, the GPU that Ray gave it is the only one that it sees
-        self._device = "cuda" if gpu else (begin.devices[0] if begin.devices else None)
+        self._device = "cuda" if gpu else (init.devices[0] if init.devices else None)
         options = {"num_cpus": self._threads, "num_gpus": 1 if gpu else 0, "max_restarts": 0}
         self._class = self._ray.remote(**options)(_Actor)
-        self._parts = self._ray.put(begin.parts)
-        self._seats: list[_Seat] = []
+        self._parts = self._ray.put(init.parts)
+        self._slots: list[_ActorSlot] = []
 
     def run(self) -> None:
-        """Start the actors and pass orders and answers on until the sweep has no more, or is gone."""
-        self._seats = [self._start(worker) for worker in range(self.workers)]
+        """Start the actors and pass messages and answers on until the sweep has no more, or is gone."""
+        self._slots = [self._start(worker) for worker in range(self.workers)]
         threading.Thread(target=self._listen, daemon=True).start()
         while (event := self._events.get()) is not None:
-            if isinstance(event, Order):
-                self._obey(event)
+            if isinstance(event, Submit):
+                self._submit(event)
             else:
-                self._hear(*event)
+                self._on_answer(*event)
 
     def _listen(self) -> None:
         while True:
             try:
-                order = self._pipe.recv()
+                message = self._pipe.recv()
             except (EOFError, OSError):
-                order = None
-            self._events.put(order)
-            if order is None:
+                message = None
+            self._events.put(message)
+            if message is None:
                 return
 
-    def _start(self, worker: int) -> _Seat:
-        seat = _Seat(self._class.remote(self._threads))
-        self._ask(worker, seat, seat.actor.build.remote(self._parts, self._device, self._begin.path))
-        return seat
+    def _start(self, worker: int) -> _ActorSlot:
+        slot = _ActorSlot(self._class.remote(self._threads))
+        self._track(worker, slot, slot.actor.build.remote(self._parts, self._device, self._init.path))
+        return slot
 
-    def _ask(self, worker: int, seat: _Seat, reference: Any) -> None:
-        seat.asked = reference
+    def _track(self, worker: int, slot: _ActorSlot, reference: Any) -> None:
+        slot.reference = reference
         reference.future().add_done_callback(lambda _future: self._events.put((worker, reference)))
 
-    def _obey(self, order: Order) -> None:
-        if order.data is not None:
-            self._data[order.number] = self._ray.put(order.data)
+    def _submit(self, message: Submit) -> None:
+        if message.data is not None:
+            self._data[message.number] = self._ray.put(message.data)
             # the sweep sends again what is older
             for number in sorted(self._data)[:-MOST_SHARED]:
                 del self._data[number]
-        seat = self._seats[order.worker]
-        data = self._data[order.number]
-        self._ask(order.worker, seat, seat.actor.run.remote(order.cells, order.payload, order.key, data))
+        slot = self._slots[message.worker]
+        data = self._data[message.number]
+        self._track(message.worker, slot, slot.actor.run.remote(message.cells, message.payload, message.key, data))
 
-    def _hear(self, worker: int, reference: Any) -> None:
-        seat = self._seats[worker]
-        if seat.asked is not reference:
+    def _on_answer(self, worker: int, reference: Any) -> None:
+        slot = self._slots[worker]
+        if slot.reference is not reference:
             return
         try:
             answer = self._ray.get(reference)
@@ -260,27 +260,27 @@ class _Cluster:
             self._replace(worker, error)
             return
         report, rows = answer if isinstance(answer, tuple) else (answer, None)
-        self._pipe.send(Said(worker, report, rows))
+        self._pipe.send(Message(worker, report, rows))
 
     def _replace(self, worker: int, error: Exception) -> None:
         if not any(node["Alive"] for node in self._ray.nodes()):
             raise SweepFailedError("no node of the Ray cluster is alive")
         with suppress(self._ray.exceptions.RayError, ValueError):
-            self._ray.kill(self._seats[worker].actor)
-        self._seats[worker] = self._start(worker)
+            self._ray.kill(self._slots[worker].actor)
+        self._slots[worker] = self._start(worker)
         line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        self._pipe.send(Said(worker, Report("lost", error=f"{type(error).__name__}: {line}", details=str(error))))
+        self._pipe.send(Message(worker, Report("lost", error=f"{type(error).__name__}: {line}", details=str(error))))
 
     def stop(self) -> None:
         """End every actor, and leave the cluster."""
-        for seat in self._seats:
+        for slot in self._slots:
             with suppress(Exception):
-                self._ray.kill(seat.actor)
+                self._ray.kill(slot.actor)
         self._ray.shutdown()
 
 
 def serve(handle: int) -> None:
-    """What the cluster's process does.
+    """Run the cluster's process.
 
     Args:
         handle: of the pipe to the sweep.
@@ -289,15 +289,15 @@ def serve(handle: int) -> None:
     os.set_inheritable(handle, False)
     pipe = Connection(handle)
     try:
-        begin: Begin = pipe.recv()
-        if begin.address is None:
+        init: Init = pipe.recv()
+        if init.address is None:
             os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _HEAD_SECONDS)
-        cluster = _Cluster(begin, pipe)
+        cluster = _Cluster(init, pipe)
         pipe.send(cluster.workers)
         cluster.run()
         cluster.stop()
     except LensError as error:
-        pipe.send(Ended(type(error).__name__, str(error)))
+        pipe.send(Failed(type(error).__name__, str(error)))
     except (EOFError, OSError):
         # the sweep is gone
         return
@@ -308,7 +308,7 @@ def _nodes(ray: Any, resource: str) -> list[float]:
 
 
 def share(nodes: Sequence[float], workers: int) -> int:
-    """CPUs per worker, so that all of them find a place: the most that they can have, and at least one."""
+    """Share the CPUs among the workers: the most that each can have so that all find a place, and at least one."""
     for cpus in range(int(max(nodes, default=1)), 1, -1):
         if sum(int(node // cpus) for node in nodes) >= workers:
             return cpus

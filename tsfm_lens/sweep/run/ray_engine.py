@@ -19,7 +19,7 @@ import psutil  # type: ignore[import-untyped]
 
 from tsfm_lens import errors
 from tsfm_lens.errors import SweepFailedError
-from tsfm_lens.sweep.run.ray_cluster import MOST_SHARED, Begin, Ended, Order, Said, ray_package
+from tsfm_lens.sweep.run.ray_cluster import MOST_SHARED, Failed, Init, Message, Submit, ray_package
 from tsfm_lens.sweep.run.tasks import GroupTask, MakeWorker, Report, keep
 from tsfm_lens.sweep.store.folder import Store
 
@@ -30,7 +30,7 @@ _END_SECONDS = 20.0
 _MARK = "TSFM_LENS_SWEEP"
 
 
-class _Seat:
+class _TaskSlot:
     """A worker of the cluster: its task, and the claim of its group where this process writes the store."""
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class RayPool:
     ) -> None:
         ray = ray_package()
         self._pickle = ray.cloudpickle.dumps
-        self._store, self._shared = store, shared_store
-        self._said: list[tuple[int, Report]] = []
-        self._seats: list[_Seat] = []
-        # what was sent, with the data itself, so that its identity stays its own
-        self._sent: OrderedDict[int, tuple[Any, int]] = OrderedDict()
+        self._store, self._shared_store = store, shared_store
+        self._reports: list[tuple[int, Report]] = []
+        self._slots: list[_TaskSlot] = []
+        # numbers of the data that the cluster holds, with the data itself, so that its identity stays its own
+        self._data_cache: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._next_warning = time.monotonic() + _PATIENCE_SECONDS
         # all that the cluster's process starts inherits this, and can be found by it
         self._mark = uuid.uuid4().hex
@@ -92,25 +92,25 @@ class RayPool:
         try:
             path = store.path if shared_store else None
             parts = self._pickle((make_worker, common))
-            self._tell(Begin(parts, tuple(devices), workers, address, path, most))
+            self._send(Init(parts, tuple(devices), workers, address, path, most))
             self.workers = self._next(None)
-            self._seats = [_Seat() for _ in range(self.workers)]
+            self._slots = [_TaskSlot() for _ in range(self.workers)]
         except BaseException:
             self.stop()
             raise
 
-    def _tell(self, message: object) -> None:
-        # of a process that is gone, wait() tells
+    def _send(self, message: object) -> None:
+        # wait() reports a process that is gone
         with suppress(OSError):
             self._pipe.send(message)
 
     def _next(self, timeout: float | None) -> Any:
-        """The cluster's next message; None if there is none in so many seconds."""
+        """Return the cluster's next message; None if there is none in so many seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _LOOK_SECONDS if end is None else min(_LOOK_SECONDS, max(0.0, end - time.monotonic()))
+            wait_seconds = _LOOK_SECONDS if end is None else min(_LOOK_SECONDS, max(0.0, end - time.monotonic()))
             try:
-                if connection.wait([self._pipe], left):
+                if connection.wait([self._pipe], wait_seconds):
                     message = self._pipe.recv()
                     break
             except (EOFError, OSError):
@@ -119,7 +119,7 @@ class RayPool:
                 raise self._failure(f"its driver ended with code {self._process.returncode}{self._last_words()}")
             if end is not None and time.monotonic() >= end:
                 return None
-        if isinstance(message, Ended):
+        if isinstance(message, Failed):
             if message.kind != SweepFailedError.__name__:
                 raise getattr(errors, message.kind)(message.message)
             raise self._failure(message.message)
@@ -137,63 +137,63 @@ class RayPool:
         return f" ({lines[-1].strip()[:300]})" if lines else ""
 
     def idle(self) -> list[int]:
-        """Workers that are ready and have nothing to do."""
-        return [worker for worker, seat in enumerate(self._seats) if seat.ready and seat.task is None]
+        """Return the workers that are ready and have nothing to do."""
+        return [worker for worker, slot in enumerate(self._slots) if slot.ready and slot.task is None]
 
     def submit(self, worker: int, task: GroupTask) -> None:
         """Send a task to an actor, its data once to the cluster."""
-        seat = self._seats[worker]
-        if not self._shared:
+        slot = self._slots[worker]
+        if not self._shared_store:
             # another process may work on the same store: the claim is held until the rows are written
-            if not seat.claim.enter_context(self._store.claim(task.key)):
-                self._say(worker, Report("held"))
+            if not slot.claim.enter_context(self._store.claim(task.key)):
+                self._report(worker, Report("held"))
                 return
             if self._store.holds(task.cells):
-                self._say(worker, Report("skipped"))
+                self._report(worker, Report("skipped"))
                 return
-        seat.task = task
-        self._tell(Order(worker, task.cells, self._pickle(task.payload), task.key, *self._data(task.data)))
+        slot.task = task
+        self._send(Submit(worker, task.cells, self._pickle(task.payload), task.key, *self._data(task.data)))
 
-    def _say(self, worker: int, report: Report) -> None:
-        self._seats[worker].claim.close()
-        self._said.append((worker, report))
+    def _report(self, worker: int, report: Report) -> None:
+        self._slots[worker].claim.close()
+        self._reports.append((worker, report))
 
     def _data(self, data: Any) -> tuple[int, bytes | None]:
-        """Number of the data, and the pickled data if the cluster does not hold it."""
-        if id(data) in self._sent:
-            return self._sent[id(data)][1], None
-        number = 1 + max((number for _, number in self._sent.values()), default=0)
-        self._sent[id(data)] = data, number
-        if len(self._sent) > MOST_SHARED:
-            self._sent.popitem(last=False)
+        """Return the number of the data, and the pickled data if the cluster does not hold it."""
+        if id(data) in self._data_cache:
+            return self._data_cache[id(data)][1], None
+        number = 1 + max((number for _, number in self._data_cache.values()), default=0)
+        self._data_cache[id(data)] = data, number
+        if len(self._data_cache) > MOST_SHARED:
+            self._data_cache.popitem(last=False)
         return number, self._pickle(data)
 
     def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Messages of actors; an actor that was lost is replaced."""
-        if not self._said:
+        """Collect messages of actors; an actor that was lost is replaced."""
+        if not self._reports:
             limit = timeout if timeout is not None else _PATIENCE_SECONDS
-            message: Said | None = self._next(limit)
+            message: Message | None = self._next(limit)
             while message is not None:
-                self._said.append((message.worker, self._hear(message)))
+                self._reports.append((message.worker, self._on_message(message)))
                 message = self._next(0.0)
-        said, self._said = self._said, []
+        reports, self._reports = self._reports, []
         self._warn()
-        return said
+        return reports
 
-    def _hear(self, said: Said) -> Report:
-        seat, report = self._seats[said.worker], said.report
-        task, seat.task = seat.task, None
+    def _on_message(self, message: Message) -> Report:
+        slot, report = self._slots[message.worker], message.report
+        task, slot.task = slot.task, None
         if report.how in ("ready", "broken", "lost"):
-            seat.ready = report.how == "ready"
-            seat.claim.close()
+            slot.ready = report.how == "ready"
+            slot.claim.close()
             return report
         assert task is not None
-        with seat.claim:
-            return report if self._shared else keep(self._store, task, report, said.rows)
+        with slot.claim:
+            return report if self._shared_store else keep(self._store, task, report, message.rows)
 
     def _warn(self) -> None:
         now = time.monotonic()
-        if any(seat.ready for seat in self._seats):
+        if any(slot.ready for slot in self._slots):
             self._next_warning = now + _PATIENCE_SECONDS
         elif now >= self._next_warning:
             self._next_warning = now + _PATIENCE_SECONDS
@@ -201,10 +201,10 @@ class RayPool:
 
     def stop(self) -> None:
         """End every actor, leave the cluster, and leave no process behind."""
-        for seat in self._seats:
-            seat.claim.close()
-        self._seats = []
-        self._tell(None)
+        for slot in self._slots:
+            slot.claim.close()
+        self._slots = []
+        self._send(None)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         _end_all(self._mark, self._process.pid)
@@ -215,13 +215,13 @@ class RayPool:
 
 def _end_all(mark: str, session: int) -> None:
     """Kill what the cluster's process has started and that is still there."""
-    left: dict[int, psutil.Process] = {}
+    processes: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             # processes that Ray renames lose their environment, and some leave the session
             if os.getsid(process.pid) == session or process.environ().get(_MARK) == mark:
-                left |= {member.pid: member for member in (process, *process.children(recursive=True))}
-    for process in left.values():
+                processes |= {member.pid: member for member in (process, *process.children(recursive=True))}
+    for process in processes.values():
         with suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(list(left.values()), timeout=_END_SECONDS)
+    psutil.wait_procs(list(processes.values()), timeout=_END_SECONDS)

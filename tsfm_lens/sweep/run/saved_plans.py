@@ -37,7 +37,7 @@ class SavedPlan:
 
 
 def plan_name(config: SweepConfig) -> str:
-    """Name of a sweep's plan: its own, as far as a file can have it, and a hash of all that decides its results."""
+    """Name a sweep's plan: its own name, as far as a file can have it, and a hash of all that decides its results."""
     text = json.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"memory", "devices"}), sort_keys=True)
     name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -57,9 +57,9 @@ def save_plan(
     keys = {cell.key for cell in cells}
     before = _whole(store, name)
     if before is not None:
-        known = set(before.cells["key"])
+        earlier_keys = set(before.cells["key"])
         # a run that resumes begins with less than it knew when it was stopped
-        if known > keys or (known == keys and before.about["complete"] >= about["complete"]):
+        if earlier_keys > keys or (earlier_keys == keys and before.about["complete"] >= about["complete"]):
             return
     turn = hashlib.sha256(json.dumps([sorted(keys), about["complete"]]).encode()).hexdigest()[:8]
     store.write_plan(f"{name}.entries.{turn}", plan_frame(entries))
@@ -68,7 +68,7 @@ def save_plan(
 
 
 def read_saved(store: Store, name: str | None = None) -> SavedPlan:
-    """A plan of a store.
+    """Read a plan of a store.
 
     Args:
         store: with plans.
@@ -79,28 +79,28 @@ def read_saved(store: Store, name: str | None = None) -> SavedPlan:
         StoreError: it is damaged.
         UnknownNameError: none of that name.
     """
-    known = sorted(plan.removesuffix(".about") for plan in store.plans() if plan.endswith(".about"))
-    if not known:
+    names = sorted(plan.removesuffix(".about") for plan in store.plans() if plan.endswith(".about"))
+    if not names:
         raise InputError(f"no sweep was planned in {store.path}: run `tsfm-lens sweep CONFIG` first")
-    fitting = [plan for plan in known if name in (None, plan, plan.rpartition("-")[0])]
-    if not fitting:
-        raise unknown_name("sweep", name, known)
-    if len(fitting) > 1:
-        raise InputError(f"{store.path} holds several sweeps, name one of them: {', '.join(fitting)}")
-    saved = _stored(store, fitting[0])
-    assert saved is not None
-    return saved
+    matches = [plan for plan in names if name in (None, plan, plan.rpartition("-")[0])]
+    if not matches:
+        raise unknown_name("sweep", name, names)
+    if len(matches) > 1:
+        raise InputError(f"{store.path} holds several sweeps, name one of them: {', '.join(matches)}")
+    result = _read_plan(store, matches[0])
+    assert result is not None
+    return result
 
 
 def _whole(store: Store, name: str) -> SavedPlan | None:
-    """The plan that a store holds; None if there is none, or it is damaged and to be written anew."""
+    """Return the plan that a store holds; None if there is none, or it is damaged and to be written anew."""
     try:
-        return _stored(store, name)
+        return _read_plan(store, name)
     except StoreError:
         return None
 
 
-def _stored(store: Store, name: str) -> SavedPlan | None:
+def _read_plan(store: Store, name: str) -> SavedPlan | None:
     try:
         about = store.read_plan(f"{name}.about")
     except UnknownNameError:

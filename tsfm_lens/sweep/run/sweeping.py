@@ -29,7 +29,7 @@ from tsfm_lens.sweep.store.folder import Store, cell_key
 
 @dataclass
 class Outcome:
-    """How a run of a sweep ended.
+    """Outcome of a run of a sweep.
 
     Attributes:
         cells: of the whole plan; of what is known of it, if the run ended early.
@@ -47,13 +47,13 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a sweep has come.
+    """Progress of a sweep.
 
     Attributes:
         cells, finished: of what is known before results are.
@@ -98,11 +98,11 @@ class Sweep:
         self.folder = Path(folder)
         self.entries: list[Entry] = []
         self.cells: dict[str, Cell] = {}
-        self.found: list[dict[str, Any]] = []
+        self.results: list[dict[str, Any]] = []
 
     def naive(self) -> list[tuple[Cell, ChunkSource]]:
-        """Cells of the seasonal naive forecast."""
-        made = []
+        """Plan the cells of the seasonal naive forecast."""
+        cells = []
         for dataset in self.sets:
             for number, indices in enumerate(dataset.chunks(self.config.chunk)):
                 chunk = ChunkSource(dataset, indices, None)
@@ -114,12 +114,12 @@ class Sweep:
                     dataset=dataset.name,
                     windows=chunk.fingerprint,
                 )
-                made.append((Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name, number, chunk.series), chunk))
-        return made
+                cells.append((Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name, number, chunk.series), chunk))
+        return cells
 
     def standing(self) -> Standing:
-        """How many of the cells that are known beforehand are finished."""
-        done = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
+        """Count the finished ones of the cells that are known beforehand."""
+        finished = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
         parts, keys = [], set()
         for title, plan in self.plans.items():
             families: dict[str, list[VariantSpec]] = {}
@@ -129,10 +129,10 @@ class Sweep:
                 keys_of_family = {cell.key for cell in self.models[title].cells(_unique(specs))}
                 keys |= keys_of_family
                 row = {"model": title, "family": family, "variants": len(_unique(specs))}
-                parts.append({**row, "cells": len(keys_of_family), "finished": len(keys_of_family & done)})
+                parts.append({**row, "cells": len(keys_of_family), "finished": len(keys_of_family & finished)})
         later = sum(plan.later for plan in self.plans.values())
         words = f"; up to {later} further variants depend on results" if later else ""
-        return Standing(len(keys), len(keys & done), parts, words)
+        return Standing(len(keys), len(keys & finished), parts, words)
 
     def save(self, store: Store, *, complete: bool) -> None:
         """Write what was planned so far, for reports; a plan that holds all of it already stays."""
@@ -154,7 +154,7 @@ class Sweep:
                 }
                 for dataset in self.sets
             ],
-            "heads_at": self.found,
+            "heads_at": self.results,
         }
         save_plan(store, self.config, about, self.entries, list(self.cells.values()))
 
@@ -165,7 +165,7 @@ class Sweep:
 
 
 def plan_sweep(config: SweepConfig, folder: str | Path) -> Standing:
-    """How far a sweep has come; nothing is run.
+    """Count the cells of a sweep that are finished; nothing is run.
 
     Raises:
         LensError: a model, dataset or variant of the configuration cannot be used.
@@ -202,7 +202,7 @@ def run_sweep(
         progress: see :data:`Progress`.
 
     Returns:
-        What became of it; a cancelled run and groups that failed are no exceptions, so that what is finished is told.
+        The outcome; a cancelled run and groups that failed raise no exception, so that finished cells are reported.
 
     Raises:
         StoreError: the store cannot be written.
@@ -229,16 +229,16 @@ def run_sweep(
     except KeyboardInterrupt:
         outcome.cancelled = True
     sweep.save(store, complete=not outcome.cancelled and not outcome.failed)
-    done = store.done()
+    finished = store.done()
     outcome.cells = len(sweep.cells)
-    outcome.finished = len(done & sweep.cells.keys())
+    outcome.finished = len(finished & sweep.cells.keys())
     outcome.resumed = len(before & sweep.cells.keys())
     return outcome
 
 
 @dataclass
 class _Runner:
-    """Runs the stages of every model, one after the other."""
+    """Loop over the stages of every model, one after the other."""
 
     sweep: Sweep
     store: Store
@@ -247,15 +247,15 @@ class _Runner:
     outcome: Outcome
 
     def run(self) -> None:
-        """The whole sweep."""
+        """Run the whole sweep."""
         naive = self.sweep.naive()
         self.sweep.cells |= {cell.key: cell for cell, _ in naive}
-        done = self.store.done()
+        finished = self.store.done()
         for title, plan in self.sweep.plans.items():
             cells_of_model, specs = self.sweep.models[title], _unique([entry.spec for entry in plan.first])
             self.sweep.entries += plan.first
             self.sweep.cells |= {cell.key: cell for cell in cells_of_model.cells(specs)}
-            self._expect(title, plan.later, cells_of_model.tasks(specs, done))
+            self._expect(title, plan.later, cells_of_model.tasks(specs, finished))
         # a report of a run that is killed knows what was to come
         self.sweep.save(self.store, complete=False)
         self._naive(naive)
@@ -268,31 +268,31 @@ class _Runner:
 
     def _naive(self, cells: Sequence[tuple[Cell, ChunkSource]]) -> None:
         """Score the seasonal naive forecast here: it takes no model."""
-        done = self.store.done()
+        finished = self.store.done()
         for cell, chunk in cells:
-            if cell.key not in done:
+            if cell.key not in finished:
                 self.store.write(run_naive(chunk, cell.key), [cell.key])
 
     def _model(self, title: str) -> None:
         plan, cells_of_model = self.sweep.plans[title], self.sweep.models[title]
-        seen: set[str] = set()
+        earlier: set[str] = set()
         later = plan.later
         for stage in plan.stages(lambda entries, looks: self._rows(cells_of_model, entries, looks)):
             specs = _unique([entry.spec for entry in stage.entries])
             cells = cells_of_model.cells(specs, stage.looks)
             # the first stage is in the plan from the beginning
-            self.sweep.entries += stage.entries if seen else []
+            self.sweep.entries += stage.entries if earlier else []
             self.sweep.cells |= {cell.key: cell for cell in cells}
             tasks = cells_of_model.tasks(specs, self.store.done(), stage.looks)
-            later -= len(specs) if seen else 0
+            later -= len(specs) if earlier else 0
             self._expect(title, max(0, later), [])
             pending = {key for task in tasks for key in task.cells}
-            fresh = {cell.key for cell in cells} - seen
+            fresh = {cell.key for cell in cells} - earlier
             self.ledger.begin(f"{title}: {stage.title}", len(fresh - pending), tasks)
             self._groups(tasks)
-            seen |= fresh
+            earlier |= fresh
         self.ledger.settle(title)
-        self.sweep.found += plan.found
+        self.sweep.results += plan.results
 
     def _expect(self, title: str, variants: int, tasks: Sequence[GroupTask]) -> None:
         cells_of_model = self.sweep.models[title]
@@ -300,18 +300,18 @@ class _Runner:
         self.ledger.expect(title, cells, variants * cells_of_model.cost + sum(task.cost for task in tasks))
 
     def _groups(self, tasks: Sequence[GroupTask]) -> None:
-        opened = Opened(self.sweep.lenses if self.options["engine"] == "single" else {})
+        lenses = Opened(self.sweep.lenses if self.options["engine"] == "single" else {})
         devices = self.sweep.config.devices
 
-        def on_done(done: GroupDone) -> None:
-            if done.how == "failed":
-                self.outcome.failed.append(f"{done.task}: {done.error}")
-            self.ledger.done(done)
+        def on_done(group: GroupDone) -> None:
+            if group.how == "failed":
+                self.outcome.failed.append(f"{group.task}: {group.error}")
+            self.ledger.done(group)
 
-        run_groups(tasks, CellWorker, opened, self.store, devices=devices, on_done=on_done, **self.options)
+        run_groups(tasks, CellWorker, lenses, self.store, devices=devices, on_done=on_done, **self.options)
 
     def _rows(self, cells_of_model: ModelCells, entries: Sequence[Entry], looks: int | None) -> pd.DataFrame:
-        """Rows of some variants, for what a plan decides on.
+        """Return the rows of some variants, for what a plan decides on.
 
         Raises:
             _WaitingError: cells are missing because their group failed.
@@ -326,13 +326,13 @@ class _Runner:
 
 
 def _refuse_namesakes(recipes: Sequence[str]) -> None:
-    repeated = sorted({name for name in recipes if list(recipes).count(name) > 1})
-    if repeated:
-        raise InputError(f"two recipes are called {repeated[0]!r}; give each its own name in its file")
+    duplicates = sorted({name for name in recipes if list(recipes).count(name) > 1})
+    if duplicates:
+        raise InputError(f"two recipes are called {duplicates[0]!r}; give each its own name in its file")
 
 
 class _WaitingError(Exception):
-    """What depends on results cannot be planned without them."""
+    """Results that a plan depends on are missing."""
 
 
 def _unique(specs: Sequence[VariantSpec]) -> list[VariantSpec]:

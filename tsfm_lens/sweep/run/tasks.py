@@ -1,4 +1,4 @@
-"""Groups of cells as tasks: what a worker does with one, and what becomes of it."""
+"""Groups of cells as tasks: their computation by a worker, and its outcome."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Report:
 
 @dataclass(frozen=True)
 class GroupDone:
-    """What became of a group.
+    """Outcome of a group.
 
     Attributes:
         task: the group.
@@ -87,7 +87,7 @@ class GroupDone:
 
 @dataclass
 class RunSummary:
-    """How a run of groups ended.
+    """Outcome of a run of groups.
 
     Attributes:
         finished, skipped, resumed: how many groups, as in :class:`GroupDone`.
@@ -103,23 +103,23 @@ class RunSummary:
     seconds: float = 0.0
     busy: float = 0.0
 
-    def add(self, done: GroupDone) -> None:
+    def add(self, group: GroupDone) -> None:
         """Count a group."""
-        self.busy += done.seconds
-        if done.how == "failed":
-            self.failed.append(done)
+        self.busy += group.seconds
+        if group.how == "failed":
+            self.failed.append(group)
         else:
-            setattr(self, done.how, getattr(self, done.how) + 1)
+            setattr(self, group.how, getattr(self, group.how) + 1)
 
     def raise_if_failed(self) -> None:
         """Raise a SweepFailedError that names the groups that failed, and why."""
         if not self.failed:
             return
-        lines = [f"{done.task} ({len(done.task.cells)} cells): {done.error}" for done in self.failed[:5]]
+        lines = [f"{group.task} ({len(group.task.cells)} cells): {group.error}" for group in self.failed[:5]]
         more = f"\n  and {len(self.failed) - 5} more" if len(self.failed) > 5 else ""
-        kept = self.finished + self.skipped + self.resumed
+        total = self.finished + self.skipped + self.resumed
         raise SweepFailedError(
-            f"{len(self.failed)} groups of cells could not be computed, {kept} are kept. Mend the cause and run the "
+            f"{len(self.failed)} groups of cells could not be computed, {total} are kept. Mend the cause and run the "
             "same command again, which computes only those:\n  " + "\n  ".join(lines) + more
         )
 
@@ -130,7 +130,7 @@ class Pool(Protocol):
     workers: int
 
     def idle(self) -> list[int]:
-        """Numbers of the workers that can take a task."""
+        """Return the numbers of the workers that can take a task."""
         ...
 
     def submit(self, worker: int, task: GroupTask) -> None:
@@ -138,7 +138,7 @@ class Pool(Protocol):
         ...
 
     def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Messages of workers, as (worker, report); returns with the first, or empty after ``timeout`` seconds.
+        """Collect messages of workers, as (worker, report): the first ones, or none after ``timeout`` seconds.
 
         A worker that was lost is replaced by a fresh one of the same number.
         """
@@ -187,14 +187,14 @@ def run_one(store: Store, work: Work, task: GroupTask) -> Report:
 
 
 def failure(how: str, error: BaseException) -> Report:
-    """A report of an exception."""
+    """Return a report of an exception."""
     # our own messages say what to do; others need their type to be understood
     line = str(error) if isinstance(error, LensError) else f"{type(error).__name__}: {error}"
     return Report(how, error=line, details="".join(traceback.format_exception(error)))
 
 
 def cores() -> int:
-    """Cores that this process may use, as a scheduler such as SLURM gave them."""
+    """Count the cores that this process may use, as a scheduler such as SLURM gave them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

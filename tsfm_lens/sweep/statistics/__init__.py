@@ -1,1 +1,1 @@
-"""What is kept of forecasts, how it is pooled into metrics, and which changes stand."""
+"""Scores of forecasts, their pooling into metrics, and tests of changes."""

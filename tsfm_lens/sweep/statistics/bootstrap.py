@@ -34,11 +34,11 @@ class Sums:
         return self.columns[0].shape[1]
 
     def by_dataset(self) -> tuple[np.ndarray, ...]:
-        """The columns summed over the series of each dataset, (variant, dataset)."""
+        """Sum the columns over the series of each dataset, (variant, dataset)."""
         return tuple(np.add.reduceat(column, self.starts, axis=1) for column in self.columns)
 
     def datasets(self) -> Iterator[slice]:
-        """The series of each dataset."""
+        """Yield the series of each dataset."""
         for start, stop in zip(self.starts, [*self.starts[1:], self.n_series], strict=True):
             yield slice(int(start), int(stop))
 
@@ -53,7 +53,7 @@ def replicates_of(
     sampled: bool = True,
     sources: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """The mean over datasets of a measure, or of its difference to the plain model, for each bootstrap replicate.
+    """Resample the mean over datasets of a measure, or of its difference to the plain model, once per replicate.
 
     Args:
         variants, plain: their sums over the same series; plain has one variant, or is None.
@@ -75,57 +75,57 @@ def replicates_of(
     if sampled and n > 1:
         copies = np.random.default_rng(of_sources).multinomial(n, np.full(n, 1 / n), size=replicates)
     copies = copies[:, source]
-    variants = Sums(tuple(_shared(column) for column in variants.columns), variants.starts)
+    variants = Sums(tuple(_collapse(column) for column in variants.columns), variants.starts)
     total, missing = np.zeros((replicates, width)), np.zeros((replicates, 1))
     for number, part in enumerate(variants.datasets()):
         owner = np.repeat(np.arange(replicates), copies[:, number])
         # datasets of one source that have the same series draw the same ones
         rng = np.random.default_rng(of_series[source[number]])
         for rows, weights in _weights(len(owner), part.stop - part.start, width, rng):
-            measured = _measured(variants, measure, part, weights)
+            values = _evaluate(variants, measure, part, weights)
             if plain is not None:
-                measured -= _measured(plain, measure, part, weights)
+                values -= _evaluate(plain, measure, part, weights)
             owners = owner[rows]
             belongs = csr_matrix(
                 (np.ones(len(owners)), (owners, np.arange(len(owners)))), shape=(replicates, len(owners))
             )
-            if not np.isfinite(measured.sum()):
-                undefined = ~np.isfinite(measured)
-                missing = missing + belongs @ undefined.astype(float)
-                measured = np.where(undefined, 0.0, measured)
-            total += belongs @ measured
+            if not np.isfinite(values.sum()):
+                invalid = ~np.isfinite(values)
+                missing = missing + belongs @ invalid.astype(float)
+                values = np.where(invalid, 0.0, values)
+            total += belongs @ values
     count = copies.sum(axis=1, keepdims=True) - missing
     mean = np.divide(total, count, out=np.full_like(total, np.nan), where=np.broadcast_to(count > 0, total.shape))
     # equal forecasts differ by rounding, both sides being added up in different order
     return np.where(np.abs(mean) < 1e-12, 0.0, mean)
 
 
-def _shared(column: np.ndarray) -> np.ndarray:
-    """One row for all variants where they have the same sums, as of labels, to multiply once."""
+def _collapse(column: np.ndarray) -> np.ndarray:
+    """Return one row where all variants have the same sums, as of labels, to multiply once."""
     return column[:1] if (column == column[:1]).all() else column
 
 
 def _weights(draws: int, series: int, width: int, rng: np.random.Generator) -> Iterator[tuple[slice, np.ndarray]]:
-    """How often each series is in each draw of as many as there are, (draw, series), in blocks of draws."""
+    """Yield the number of times that each series is in each draw, (draw, series), in blocks of draws."""
     # numbers are drawn row by row in order, so that the size of a block changes nothing
     size = max(1, _BLOCK // max(series, width))
     for first in range(0, draws, size):
         n = min(size, draws - first)
-        chosen = rng.integers(series, size=(n, series)) + np.arange(n)[:, None] * series
-        counts = np.bincount(chosen.reshape(-1), minlength=n * series).reshape(n, series)
+        picks = rng.integers(series, size=(n, series)) + np.arange(n)[:, None] * series
+        counts = np.bincount(picks.reshape(-1), minlength=n * series).reshape(n, series)
         yield slice(first, first + n), counts.astype(float)
 
 
-def _measured(sums: Sums, measure: Callable[..., np.ndarray], part: slice, weights: np.ndarray) -> np.ndarray:
+def _evaluate(sums: Sums, measure: Callable[..., np.ndarray], part: slice, weights: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         return measure(*(weights @ column[:, part].T for column in sums.columns))
 
 
 def widened(share: float, units: int) -> float:
-    """How many standard deviations out the tail of this share begins, with few units resampled; negative.
+    """Return the standard deviations out at which the tail of this share begins, for few units; negative.
 
-    A bootstrap of n units has their variance with n for n - 1, and percentiles of a normal where those of Student's t
-    are due; both are put right by going further out.
+    A bootstrap of n units divides their variance by n, not n - 1, and has percentiles of a normal distribution, not of
+    Student's t. Ends that lie further out correct both.
 
     Source:
         Hesterberg 2015, What teachers should know about the bootstrap, section on expanded percentile intervals.
@@ -134,21 +134,21 @@ def widened(share: float, units: int) -> float:
 
 
 def replicates_for(tests: int, confidence: float) -> int:
-    """How many replicates it takes that one of so many tests can stand after Holm's correction."""
+    """Return the replicates that it takes for one of so many tests to stand after Holm's correction."""
     return int(np.ceil(2 * tests / (1 - confidence)))
 
 
 def smallest_p(replicates: int) -> float:
-    """The smallest two-sided p-value that so many replicates can show: none of them on the other side of 0."""
+    """Return the smallest two-sided p-value that so many replicates can show: none of them on the other side of 0."""
     return 2 / (replicates + 1)
 
 
 def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
-    """p-values of "no difference" for each column of replicates.
+    """Compute p-values of "no difference" for each column of replicates.
 
     Twice the share of replicates on the other side of 0, one more counted, and widened for few units as the interval
-    is. Where no replicate is there, widening alone would speak of few units whatever the distance from 0; then the tail
-    is Student's, of mean and standard deviation of the replicates, if that is smaller. Never below `smallest_p`, at
+    is. Without a replicate there, the widened tail would depend on the number of units alone. The tail is then
+    Student's, with mean and standard deviation of the replicates, if that is smaller. Never below `smallest_p`, at
     most 1.
 
     Source:
@@ -160,18 +160,18 @@ def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
     z = norm.ppf(np.minimum((1 + beyond) / (n + 1), 0.5))
     middle, spread = np.abs(distribution.mean(axis=0)), distribution.std(axis=0, ddof=1)
     # without spread, but for rounding, nothing is known about the tail
-    known = (beyond == 0) & (spread > 1e-9 * middle)
-    z = np.where(known, np.minimum(z, -middle / np.where(known, spread, 1.0)), z)
+    use_t = (beyond == 0) & (spread > 1e-9 * middle)
+    z = np.where(use_t, np.minimum(z, -middle / np.where(use_t, spread, 1.0)), z)
     # the inverse of `widened`
     p = 2 * t.cdf(z * np.sqrt((units - 1) / units), units - 1)
     return np.where(np.isnan(distribution).any(axis=0), np.nan, np.clip(p, smallest_p(n), 1.0))
 
 
 def interval(distribution: np.ndarray, confidence: float, units: int) -> np.ndarray:
-    """Lower and upper end, (2, variant), of the widened percentile interval.
+    """Return the lower and upper end, (2, variant), of the widened percentile interval.
 
-    Where so few units are resampled that the ends lie beyond what so many replicates can show, they are the outermost
-    replicates, or Student's, of mean and standard deviation of the replicates, if those are further out.
+    With few units the ends may lie beyond the outermost replicates. They are then these replicates, or the ends of
+    Student's t with mean and standard deviation of the replicates, if those are further out.
     """
     z = widened((1 - confidence) / 2, units)
     tail = float(norm.cdf(z))

@@ -1,4 +1,4 @@
-"""Changes of a metric dataset by dataset, and on how many of them a variant does harm or good."""
+"""Changes of a metric dataset by dataset, and the number of datasets on which a variant does harm or good."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsfm_lens.sweep.statistics.pooling import METRICS, PLAIN, as_series_sums
 
 
 def dataset_changes(frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE") -> pd.DataFrame:
-    """The change of a metric on each dataset by itself, over the windows that both sides have.
+    """Compute the change of a metric on each dataset by itself, over the windows that both sides have.
 
     Args:
         frame, plain, metric: as for :func:`.changes.changes`; a metric, not a distance.
@@ -27,13 +27,13 @@ def dataset_changes(frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "M
         for group in pairs.groups():
             value = baseline = np.empty((len(group.variants), 0))
             if group.datasets:
-                sides = (group.changed, group.plain)
+                sides = (group.variant_sums, group.plain)
                 value, baseline = (np.exp(on_log_scale(metric)(*side.by_dataset())) for side in sides)
             for v, variant in enumerate(group.variants):
                 key = {"model": pairs.model, "variant": variant}
                 for d, name in enumerate(group.datasets):
                     rows.append({**key, "dataset": name, "value": value[v, d], "baseline": baseline[0, d]})
-                rows += [{**key, "dataset": name} for name in group.left_out]
+                rows += [{**key, "dataset": name} for name in group.absent]
     columns = ["model", "variant", "dataset", "value", "baseline"]
     table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
     return table.assign(change=table["value"] / table["baseline"] - 1)
@@ -52,7 +52,7 @@ def only_metrics(metric: str) -> None:
 def resilience(
     frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE", tolerance: float = 0.05
 ) -> pd.DataFrame:
-    """On how many datasets a variant does little harm, and on how many it does good.
+    """Count the datasets on which a variant does little harm, and those on which it does good.
 
     Args:
         frame, plain, metric: as for `dataset_changes`.
@@ -67,8 +67,8 @@ def resilience(
     """
     table = dataset_changes(frame, plain=plain, metric=metric)
     change = table["change"]
-    counted = table.assign(
+    flags = table.assign(
         n_resilient=change < tolerance, n_improved=change < 0, n_datasets=change.notna(), n_left_out=change.isna()
     )
     names = ["n_resilient", "n_improved", "n_datasets", "n_left_out"]
-    return counted.groupby(["model", "variant"], sort=True)[names].sum().astype(int).reset_index()
+    return flags.groupby(["model", "variant"], sort=True)[names].sum().astype(int).reset_index()

@@ -1,6 +1,6 @@
-"""What stands: changes of a metric with paired bootstrap intervals, clustered by dataset, and Holm's correction.
+"""Significance of changes: paired bootstrap intervals, clustered by dataset, and Holm's correction.
 
-An ablated model is compared with the plain one on the same windows. Metrics are pooled a dataset, and averaged over
+An ablated model is compared with the plain one on the same windows. Metrics are pooled by dataset, and averaged over
 datasets by the geometric mean, so that any fixed normaliser of a dataset cancels in a change.
 """
 
@@ -22,11 +22,11 @@ from tsfm_lens.sweep.statistics.pooling import LARGEST, METRICS, PLAIN, as_serie
 
 __all__ = ["changes", "difference", "holm"]
 
-Sampled = Literal["sampled", "fixed"]
+DatasetTreatment = Literal["sampled", "fixed"]
 
 
 def holm(p_values: np.ndarray, families: Sequence[Any] | np.ndarray | None = None) -> np.ndarray:
-    """Holm's step-down correction of p-values, family by family; NaN stays NaN and counts for nothing."""
+    """Correct p-values by Holm's step-down method, family by family; NaN stays NaN and counts for nothing."""
     from statsmodels.stats.multitest import multipletests
 
     p = np.asarray(p_values, dtype=float)
@@ -36,9 +36,9 @@ def holm(p_values: np.ndarray, families: Sequence[Any] | np.ndarray | None = Non
     gc.freeze()
     try:
         for code in np.unique(codes):
-            tested = (codes == code) & np.isfinite(p)
+            mask = (codes == code) & np.isfinite(p)
             # one test alone needs no correction
-            out[tested] = multipletests(p[tested], method="holm")[1] if tested.sum() > 1 else p[tested]
+            out[mask] = multipletests(p[mask], method="holm")[1] if mask.sum() > 1 else p[mask]
     finally:
         gc.unfreeze()
     return out
@@ -53,9 +53,9 @@ def changes(
     replicates: int = 2000,
     seed: int = 0,
     family: str | Mapping[str, str] | None = None,
-    datasets: Sampled = "sampled",
+    datasets: DatasetTreatment = "sampled",
 ) -> pd.DataFrame:
-    """How much each variant changes a metric, with an interval and a test that knows how many were made.
+    """Test how much each variant changes a metric, with an interval and a correction for the number of tests.
 
     Both sides are pooled over the same windows of the same series. A replicate draws datasets with replacement, and
     from each the series with replacement, the same for both sides and all variants; with one dataset the series only.
@@ -102,8 +102,8 @@ def changes(
         sizes = Counter(of.values())
         for group in pairs.groups():
             names = [of[variant] for variant in group.variants]
-            drawn = _enough(group, replicates, max(sizes[name] for name in names), confidence)
-            for row in _compare(group, names, sizes, metric, confidence, drawn, seed, datasets):
+            n_replicates = _enough(group, replicates, max(sizes[name] for name in names), confidence)
+            for row in _compare(group, names, sizes, metric, confidence, n_replicates, seed, datasets):
                 rows.append({"model": pairs.model, **row})
     if not rows:
         raise InputError(f"there is no variant beside {plain!r}, so there is no change to report")
@@ -144,7 +144,7 @@ def _families(frame: pd.DataFrame, family: str | Mapping[str, str] | None) -> di
 
 
 def _units(group: Group, datasets: str) -> int:
-    """How many things are resampled: sources, or series; fewer than 2 allow no interval."""
+    """Count the units that are resampled: sources, or series; fewer than 2 allow no interval."""
     n = len(set(group.sources))
     if n > 1 and datasets == "sampled":
         return n
@@ -152,10 +152,10 @@ def _units(group: Group, datasets: str) -> int:
     return group.independent_series - n + 1 if n else 0
 
 
-def _enough(group: Group, asked: int, tests: int, confidence: float) -> int:
-    """Replicates with which one of so many tests can stand, or as many as can be drawn."""
+def _enough(group: Group, at_least: int, tests: int, confidence: float) -> int:
+    """Return the replicates with which one of so many tests can stand, or as many as can be drawn."""
     possible = int(_MOST_WORK / max(group.n_series * len(group.variants), 1))
-    return max(asked, min(bootstrap.replicates_for(tests, confidence), possible))
+    return max(at_least, min(bootstrap.replicates_for(tests, confidence), possible))
 
 
 def _compare(
@@ -182,18 +182,18 @@ def _compare(
                 for place, side in _leading(distribution[:, members], value[members], units, confidence).items():
                     leads[members[place]] = side
     ends = np.exp(ends) - 1 if log else np.clip(ends, 0.0, LARGEST[metric])
-    shared = {
+    common = {
         "metric": metric,
         "replicates": replicates,
         "n_datasets": len(group.datasets),
         "n_series": group.n_series,
-        "n_unpaired": group.unpaired,
-        "left_out": tuple(group.left_out),
+        "n_unpaired": group.n_unpaired,
+        "left_out": tuple(group.absent),
         "method": _words(group, metric, confidence, datasets, units),
     }
     return [
         {
-            **shared,
+            **common,
             "variant": variant,
             "family": families[v],
             "tests": sizes[families[v]],
@@ -210,14 +210,14 @@ def _compare(
 
 
 def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence: float) -> dict[int, str]:
-    """Place -> "highest" or "lowest" of the variants that differ from every other one."""
+    """Map the place of each variant that differs from every other one to "highest" or "lowest"."""
     leaders: dict[int, str] = {}
-    known = np.flatnonzero(np.isfinite(value) & np.isfinite(distribution).all(axis=0))
-    if len(known) < 2:
+    finite = np.flatnonzero(np.isfinite(value) & np.isfinite(distribution).all(axis=0))
+    if len(finite) < 2:
         return leaders
     for side, best in (("highest", np.argmax), ("lowest", np.argmin)):
-        first = known[best(value[known])]
-        others = known[known != first]
+        first = finite[best(value[finite])]
+        others = finite[finite != first]
         p = bootstrap.two_sided(distribution[:, others] - distribution[:, [first]], units)
         if holm(p).max() < 1 - confidence:
             leaders[int(first)] = side
@@ -225,12 +225,12 @@ def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence
 
 
 def _figures(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(variant,) value and baseline over all datasets of a group, NaN if it has none."""
+    """Compute (variant,) value and baseline over all datasets of a group, NaN if it has none."""
     n = len(group.variants)
     if not group.datasets:
         return np.full(n, np.nan), np.full(n, np.nan)
     measure = on_log_scale(metric)
-    value, baseline = (measure(*side.by_dataset()).mean(axis=1) for side in (group.changed, group.plain))
+    value, baseline = (measure(*side.by_dataset()).mean(axis=1) for side in (group.variant_sums, group.plain))
     if metric in METRICS:
         value, baseline = np.exp(value), np.exp(baseline)
     return value, np.broadcast_to(baseline, n)
@@ -239,7 +239,7 @@ def _figures(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray]:
 def _distribution(group: Group, metric: str, replicates: int, seed: int, datasets: str) -> np.ndarray:
     plain = group.plain if metric in METRICS else None
     return bootstrap.replicates_of(
-        group.changed,
+        group.variant_sums,
         plain,
         on_log_scale(metric),
         replicates=replicates,
@@ -279,12 +279,13 @@ def difference(
     confidence: float = 0.95,
     replicates: int = 2000,
     seed: int = 0,
-    datasets: Sampled = "sampled",
+    datasets: DatasetTreatment = "sampled",
 ) -> pd.Series:
-    """Change of an informed choice minus the mean change of random choices, on the same draws of datasets and series.
+    """Test the change of an informed choice minus the mean change of random choices.
 
-    In each replicate the random variants are drawn with replacement too, so that the interval speaks about random
-    choices in general. All variants are compared where all have results.
+    Both are measured on the same draws of datasets and series. In each replicate the random variants are drawn with
+    replacement too, so that the interval speaks about random choices in general. All variants are compared where all
+    have results.
 
     Args:
         frame, plain, metric, confidence, replicates, seed, datasets: as for `changes`; a metric, not a distance.
@@ -303,31 +304,31 @@ def difference(
     """
     _check(confidence, replicates, datasets)
     only_metrics(metric)
-    chosen = list(dict.fromkeys(random_variants))
-    if not chosen or informed in chosen:
-        raise InputError(f"random variants other than {informed!r} are needed to compare it with, got {chosen}")
+    random_ids = list(dict.fromkeys(random_variants))
+    if not random_ids or informed in random_ids:
+        raise InputError(f"random variants other than {informed!r} are needed to compare it with, got {random_ids}")
     sums = as_series_sums(frame, [metric])
     models = sorted(str(name) for name in sums["model"].unique() if name)
     if model is None and len(models) > 1:
         raise InputError(f"results of several models, {models}: name one as model=")
     sums = sums[sums["model"] == (models[0] if model is None else model)]
-    known = set(sums["variant"].astype(str))
-    for name in (informed, *chosen):
-        if name not in known:
-            raise unknown_name("variant", name, sorted(known), hint="It has no results of this model.")
-    kept = sums[sums["variant"].isin([plain, informed, *chosen])]
-    group = next(next(pair(kept, metric, plain)).groups(together=True))
-    order = [group.variants.index(name) for name in (informed, *chosen)]
+    variants = set(sums["variant"].astype(str))
+    for name in (informed, *random_ids):
+        if name not in variants:
+            raise unknown_name("variant", name, sorted(variants), hint="It has no results of this model.")
+    rows = sums[sums["variant"].isin([plain, informed, *random_ids])]
+    group = next(next(pair(rows, metric, plain)).groups(together=True))
+    order = [group.variants.index(name) for name in (informed, *random_ids)]
     value, baseline = _figures(group, metric)
     change = (value / baseline - 1)[order]
     units = _units(group, datasets)
     ends, p = np.full((2, 1), np.nan), np.full(1, np.nan)
     words = _words(group, metric, confidence, datasets, units)
     if units >= 2:
-        n = len(chosen)
-        drawn = (np.exp(_distribution(group, metric, replicates, seed, datasets)) - 1)[:, order]
+        n = len(random_ids)
+        samples = (np.exp(_distribution(group, metric, replicates, seed, datasets)) - 1)[:, order]
         picks = np.random.default_rng([seed, n]).integers(n, size=(replicates, n))
-        differences = (drawn[:, 0] - np.take_along_axis(drawn[:, 1:], picks, axis=1).mean(axis=1))[:, None]
+        differences = (samples[:, 0] - np.take_along_axis(samples[:, 1:], picks, axis=1).mean(axis=1))[:, None]
         units = min(units, n) if n > 1 else units
         ends, p = bootstrap.interval(differences, confidence, units), bootstrap.two_sided(differences, units)
         words = _words(group, metric, confidence, datasets, units)
@@ -341,10 +342,10 @@ def difference(
             "lower": ends[0, 0],
             "upper": ends[1, 0],
             "p_value": p[0],
-            "n_random": len(chosen),
+            "n_random": len(random_ids),
             "n_datasets": len(group.datasets),
             "n_series": group.n_series,
-            "left_out": tuple(group.left_out),
+            "left_out": tuple(group.absent),
             "method": words,
         }
     )

@@ -14,7 +14,7 @@ from tsfm_lens.sweep.statistics.bootstrap import Sums
 from tsfm_lens.sweep.statistics.pooling import KEYS, METRICS, formula
 
 # the count of steps without which a series has no part in a metric; n for the others
-_COUNTED = {"MASE": "n_scaled", "MSIS": "n_interval"}
+_COUNT_COLUMNS = {"MASE": "n_scaled", "MSIS": "n_interval"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,23 +23,23 @@ class Group:
 
     Attributes:
         variants: their ids.
-        changed, plain: sums of the variants and of the plain model.
+        variant_sums, plain: sums of the variants and of the plain model.
         datasets: names.
-        left_out: names of datasets on which there is no comparison: a metric of either side is undefined, infinite
+        absent: names of datasets on which there is no comparison: a metric of either side is undefined, infinite
             or not positive, or there is no series that both sides have.
-        unpaired: how many series of the plain model a variant lacks, or has in part.
+        n_unpaired: number of series of the plain model that a variant lacks, or has in part.
     """
 
     variants: list[str]
-    changed: Sums
+    variant_sums: Sums
     plain: Sums
     datasets: list[str]
-    left_out: list[str]
-    unpaired: int
+    absent: list[str]
+    n_unpaired: int
 
     @property
     def n_series(self) -> int:
-        return self.changed.n_series
+        return self.variant_sums.n_series
 
     @property
     def sources(self) -> list[int]:
@@ -52,7 +52,7 @@ class Group:
     def independent_series(self) -> int:
         """Series that are not those of another dataset of the same source: of each source the most of a dataset."""
         most: dict[int, int] = {}
-        for source, part in zip(self.sources, self.changed.datasets(), strict=True):
+        for source, part in zip(self.sources, self.variant_sums.datasets(), strict=True):
             most[source] = max(most.get(source, 0), part.stop - part.start)
         return sum(most.values())
 
@@ -63,7 +63,7 @@ class Pairs:
 
     Attributes:
         columns, plain: (variant, series) sums that the measure is made of, (1, series) of the plain model.
-        matched: (variant, series) the same windows on both sides, with something to measure.
+        valid: (variant, series) the same windows on both sides, with something to measure.
         whole: (variant, series) the same windows on both sides.
         invalid: (variant, series) a forecast of either side is not finite.
         dataset: (series,) number of the dataset.
@@ -76,12 +76,12 @@ class Pairs:
     dataset: np.ndarray
     columns: tuple[np.ndarray, ...]
     plain: tuple[np.ndarray, ...]
-    matched: np.ndarray
+    valid: np.ndarray
     whole: np.ndarray
     invalid: np.ndarray
 
     def groups(self, together: bool = False) -> Iterator[Group]:
-        """Variants by the series on which they can be compared; together: one group, on what all can."""
+        """Group variants by the series on which they can be compared; together: one group, on what all can."""
         usable = self._usable()
         if together:
             usable = np.repeat(usable.all(axis=0, keepdims=True), len(usable), axis=0)
@@ -90,39 +90,39 @@ class Pairs:
             rows = np.flatnonzero(which.reshape(-1) == number)
             series = np.flatnonzero(pattern)
             present, starts = np.unique(self.dataset[series], return_index=True)
-            gone = {*range(len(self.datasets))} - {*present.tolist()}
-            for variants in [rows] if together else self._by_unpaired(rows):
+            absent = {*range(len(self.datasets))} - {*present.tolist()}
+            for variants in [rows] if together else self._split_by_gaps(rows):
                 yield Group(
                     [self.variants[row] for row in variants],
                     Sums(tuple(column[np.ix_(variants, series)] for column in self.columns), starts),
                     Sums(tuple(column[:, series] for column in self.plain), starts),
                     [self.datasets[d] for d in present],
-                    [self.datasets[d] for d in sorted(gone)],
+                    [self.datasets[d] for d in sorted(absent)],
                     int((~self.whole[variants]).sum(axis=1).max()),
                 )
 
-    def _by_unpaired(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+    def _split_by_gaps(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         lacking = (~self.whole[rows]).sum(axis=1)
         for number in np.unique(lacking):
             yield rows[lacking == number]
 
     def _usable(self) -> np.ndarray:
-        """(variant, series) matched series of the datasets with a usable metric on both sides."""
+        """Mark (variant, series) valid series of the datasets with a usable metric on both sides."""
         n = len(self.datasets)
         member = np.zeros((len(self.dataset), n))
         member[np.arange(len(self.dataset)), self.dataset] = 1.0
-        counts = self.matched.astype(float)
+        counts = self.valid.astype(float)
         positive = self.measure in METRICS
-        usable = (counts @ member > 0) & ((self.invalid & self.matched).astype(float) @ member == 0)
+        usable = (counts @ member > 0) & ((self.invalid & self.valid).astype(float) @ member == 0)
         for columns in (self.columns, self.plain):
             with np.errstate(all="ignore"):
-                value = formula(self.measure)[1](*(np.where(self.matched, c, 0.0) @ member for c in columns))
+                value = formula(self.measure)[1](*(np.where(self.valid, c, 0.0) @ member for c in columns))
             usable &= np.isfinite(value) & ((value > 0) | (not positive))
-        return self.matched & usable[:, self.dataset]
+        return self.valid & usable[:, self.dataset]
 
 
 def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
-    """The variants of each model beside its plain one.
+    """Pair the variants of each model with its plain one.
 
     Args:
         sums: of `per_series`.
@@ -133,7 +133,7 @@ def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
         UnknownNameError: a model has no plain variant.
     """
     names = formula(measure)[0]
-    count = _COUNTED.get(measure, f"n_{measure}" if measure not in METRICS else "n")
+    count = _COUNT_COLUMNS.get(measure, f"n_{measure}" if measure not in METRICS else "n")
     # the rest of the columns would be copied for nothing
     sums = sums[list(dict.fromkeys([*KEYS, "n_rows", "windows", "n", "n_invalid", *names, count]))]
     models, model_names = pd.factorize(sums["model"], sort=True)
@@ -144,15 +144,15 @@ def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
         if plain not in ids:
             raise unknown_name("variant", plain, ids, hint=f"It is the baseline of {model}.")
         is_plain = codes == ids.index(plain)
-        base, changed = rows[is_plain].sort_values(["dataset", "item"]), rows[~is_plain]
+        base, others = rows[is_plain].sort_values(["dataset", "item"]), rows[~is_plain]
         ids.remove(plain)
         if not ids:
             continue
         row = codes[~is_plain] - (codes[~is_plain] > codes[is_plain][0])
         places = pd.MultiIndex.from_frame(base[["dataset", "item"]])
-        column = places.get_indexer(pd.MultiIndex.from_frame(changed[["dataset", "item"]]))
-        known = column >= 0
-        table = _Table((len(ids), len(base)), row[known], column[known], changed[known], base)
+        column = places.get_indexer(pd.MultiIndex.from_frame(others[["dataset", "item"]]))
+        in_base = column >= 0
+        table = _Table((len(ids), len(base)), row[in_base], column[in_base], others[in_base], base)
         whole = table.same("n_rows") & table.same("windows") & table.same("n")
         datasets, dataset = np.unique(base["dataset"].to_numpy().astype(str), return_inverse=True)
         yield Pairs(
@@ -161,11 +161,11 @@ def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
             ids,
             [str(name) for name in datasets],
             dataset,
-            tuple(table.changed(name) for name in names),
+            tuple(table.matrix(name) for name in names),
             tuple(base[name].to_numpy(dtype=float)[None] for name in names),
-            whole & (table.changed(count) > 0) & (base[count].to_numpy() > 0),
+            whole & (table.matrix(count) > 0) & (base[count].to_numpy() > 0),
             whole,
-            (table.changed("n_invalid") > 0) | (base["n_invalid"].to_numpy() > 0),
+            (table.matrix("n_invalid") > 0) | (base["n_invalid"].to_numpy() > 0),
         )
 
 
@@ -179,20 +179,20 @@ class _Table:
     rows: pd.DataFrame
     base: pd.DataFrame
 
-    def changed(self, name: str) -> np.ndarray:
+    def matrix(self, name: str) -> np.ndarray:
         values = self.rows[name].to_numpy()
         out = np.zeros(self.shape, dtype=values.dtype)
         out[self.row, self.column] = values
         return out
 
     def same(self, name: str) -> np.ndarray:
-        return self.changed(name) == self.base[name].to_numpy()
+        return self.matrix(name) == self.base[name].to_numpy()
 
 
 Measure = Callable[..., np.ndarray]
 
 
 def on_log_scale(measure: str) -> Measure:
-    """What is averaged over datasets: the logarithm of a metric, a distance as it is."""
+    """Return the measure that is averaged over datasets: the logarithm of a metric, a distance as it is."""
     function = formula(measure)[1]
     return (lambda *sums: np.log(function(*sums))) if measure in METRICS else function

@@ -1,4 +1,4 @@
-"""From stored rows to metrics: sums per series, metrics per dataset, one figure for a benchmark."""
+"""Pooling of stored rows: sums per series, metrics per dataset, one figure for a benchmark."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
 
 
 def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
-    """The columns of `per_series` that a metric or distance is made of, and the function that makes it.
+    """Return the columns of `per_series` that a metric or distance is made of, and the function that makes it.
 
     Raises:
         UnknownNameError: no metric and no distance of that name.
@@ -57,7 +57,7 @@ def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
 
 
 def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METRICS) -> dict[str, Any]:
-    """Metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None).
+    """Compute metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None).
 
     Args:
         sums: SUMS as columns or entries, each a number, array or column.
@@ -69,21 +69,21 @@ def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METR
     """
     with np.errstate(all="ignore"):
         valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
-        chosen = {name: formula(name) for name in metrics}
-        values = {name: function(*(sums[c] for c in columns)) for name, (columns, function) in chosen.items()}
-        defined = {name: np.where(np.isfinite(value), value, np.nan) * valid for name, value in values.items()}
+        formulas = {name: formula(name) for name in metrics}
+        values = {name: function(*(sums[c] for c in columns)) for name, (columns, function) in formulas.items()}
+        finite = {name: np.where(np.isfinite(value), value, np.nan) * valid for name, value in values.items()}
     if isinstance(sums, pd.DataFrame):
-        return {name: pd.Series(value, index=sums.index, name=name) for name, value in defined.items()}
-    return {name: value[()] for name, value in defined.items()}
+        return {name: pd.Series(value, index=sums.index, name=name) for name, value in finite.items()}
+    return {name: value[()] for name, value in finite.items()}
 
 
 def _mix(window: np.ndarray, variate: np.ndarray) -> np.ndarray:
-    """A 64-bit number for each window and variate, whose sum tells one set of them from another."""
+    """Hash each window and variate to a 64-bit number, whose sum tells one set of them from another."""
     return pd.util.hash_array((window.astype(np.int64) << 20) + variate.astype(np.int64))
 
 
 def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
-    """Sums over the windows and variates of each series.
+    """Sum over the windows and variates of each series.
 
     Args:
         frame: rows of a store: KEYS, ``window``, ``variate``, and the columns that the measures need.
@@ -98,8 +98,8 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
         InputError: columns are missing, a sum is NaN, or a window of a series is counted twice.
         UnknownNameError: no such measure.
     """
-    needed = [column for measure in measures for column in formula(measure)[0]]
-    sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in needed if c in SUMS)]))
+    inputs = [column for measure in measures for column in formula(measure)[0]]
+    sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in inputs if c in SUMS)]))
     distances = [measure for measure in measures if measure in DISTANCES]
     absent = [c for c in (*KEYS, "window", "variate", *sums, *distances) if c not in frame]
     if absent:
@@ -121,12 +121,12 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
         columns[name] = np.bincount(group, frame[name].to_numpy(), len(out))
     for name in distances:
         values = frame[name].to_numpy()
-        defined = ~np.isnan(values)
-        columns[name] = np.bincount(group, np.where(defined, values, 0.0), len(out))
-        columns[f"n_{name}"] = np.bincount(group, defined, len(out))
+        valid = ~np.isnan(values)
+        columns[name] = np.bincount(group, np.where(valid, values, 0.0), len(out))
+        columns[f"n_{name}"] = np.bincount(group, valid, len(out))
     # categories, as stores give them, sort by their codes; series are compared by their names
-    named = columns | {key: columns[key].astype(str) for key in KEYS}
-    return pd.DataFrame(named, copy=False).sort_values(list(KEYS), ignore_index=True)
+    table = columns | {key: columns[key].astype(str) for key in KEYS}
+    return pd.DataFrame(table, copy=False).sort_values(list(KEYS), ignore_index=True)
 
 
 def _refuse_twice(frame: pd.DataFrame, group: np.ndarray, window: np.ndarray, variate: np.ndarray) -> None:
@@ -141,7 +141,7 @@ def _refuse_twice(frame: pd.DataFrame, group: np.ndarray, window: np.ndarray, va
 
 
 def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
-    """`per_series` of stored rows, or the frame itself if it is that already."""
+    """Return `per_series` of stored rows, or the frame itself if it is that already."""
     if "n_rows" not in frame:
         return per_series(frame, measures)
     absent = [c for measure in measures for c in formula(measure)[0] if c not in frame]
@@ -151,7 +151,7 @@ def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame
 
 
 def dataset_metrics(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
-    """Metrics, and the mean over windows of distances, by (model, variant, dataset).
+    """Compute metrics, and the mean over windows of distances, by (model, variant, dataset).
 
     Args:
         frame: stored rows, or `per_series` of them.
@@ -174,7 +174,7 @@ def dataset_metrics(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> 
 
 
 def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Metrics as multiples of the seasonal naive forecast's, dataset by dataset, as on leaderboards.
+    """Divide metrics by those of the seasonal naive forecast, dataset by dataset, as on leaderboards.
 
     Args:
         metrics: of `dataset_metrics`.
@@ -201,7 +201,7 @@ def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.D
 
 
 def geometric_mean(values: pd.Series | pd.DataFrame) -> tuple[Any, list[str]]:
-    """The geometric mean over datasets, and the datasets that had to be left out of it.
+    """Compute the geometric mean over datasets, and list the datasets that had to be left out of it.
 
     Args:
         values: a column per thing to compare, a row per dataset.
@@ -213,6 +213,6 @@ def geometric_mean(values: pd.Series | pd.DataFrame) -> tuple[Any, list[str]]:
     table = values.to_frame() if isinstance(values, pd.Series) else values
     array = table.to_numpy(dtype=float)
     usable = (np.isfinite(array) & (array > 0)).all(axis=1)
-    left_out = [str(name) for name in table.index[~usable]]
+    unusable = [str(name) for name in table.index[~usable]]
     mean = np.exp(np.log(array[usable]).mean(axis=0)) if usable.any() else np.full(array.shape[1], np.nan)
-    return (float(mean[0]) if isinstance(values, pd.Series) else pd.Series(mean, index=table.columns)), left_out
+    return (float(mean[0]) if isinstance(values, pd.Series) else pd.Series(mean, index=table.columns)), unusable

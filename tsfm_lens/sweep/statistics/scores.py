@@ -1,7 +1,7 @@
-"""What is kept of a forecast: sums from which each benchmark metric can be pooled, and distances to the plain one.
+"""Scores of a forecast: sums from which each benchmark metric can be pooled, and distances to the plain one.
 
 A metric of a benchmark is a ratio of sums over all its steps, so that a mean of the metric over windows is another
-number. What is stored a window are therefore the sums; they add up over any set of windows.
+number. Sums are therefore stored for each window; they add up over any set of windows.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ _STATS: dict[str, tuple[Callable[..., Any], str | None]] = {
 }
 
 
-def _needed() -> list[str]:
-    """Names under which gluonts's measures ask for parts of a forecast."""
+def _part_names() -> list[str]:
+    """Name the parts of a forecast that gluonts's measures ask for."""
     return ["mean", "0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS)]
 
 
 def _rows(array: np.ndarray) -> np.ndarray:
-    """(series, row, step) to (row, all steps of all series), so that one gluonts forecast holds all series."""
+    """Reshape (series, row, step) to (row, all steps of all series), so that one gluonts forecast holds all series."""
     return np.moveaxis(array, 1, 0).reshape(array.shape[1], -1)
 
 
 def _parts(forecast: Forecast, mean: np.ndarray, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    parts = {name: forecast[name].reshape(shape) for name in _needed() if name != "mean"}
+    parts = {name: forecast[name].reshape(shape) for name in _part_names() if name != "mean"}
     return {**parts, "mean": mean}
 
 
@@ -104,9 +104,9 @@ def _check(truth: np.ndarray, levels: Sequence[float], scale: np.ndarray, foreca
         raise InputError(f"scale must have one value per series, {len(truth)}, got the shape {scale.shape}")
     middle = {"quantiles": (len(levels),), "samples": (-1,), "mean": ()}
     for name, array in forecasts.items():
-        wanted = (truth.shape[0], *middle[name], truth.shape[1])
-        if array.ndim != len(wanted) or any(w not in (-1, got) for w, got in zip(wanted, array.shape, strict=True)):
-            words = "(" + ", ".join("samples" if w == -1 else str(w) for w in wanted) + ")"
+        shape = (truth.shape[0], *middle[name], truth.shape[1])
+        if array.ndim != len(shape) or any(w not in (-1, got) for w, got in zip(shape, array.shape, strict=True)):
+            words = "(" + ", ".join("samples" if w == -1 else str(w) for w in shape) + ")"
             raise InputError(f"{name} must have the shape {words} to fit truth and levels, got {array.shape}")
 
 
@@ -119,7 +119,7 @@ def window_scores(
     samples: np.ndarray | None = None,
     mean: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Sums over the known steps of each series, from which `statistics.pooled` makes the metrics of any set of them.
+    """Sum over the known steps of each series; `statistics.pooled` makes the metrics of any set of them.
 
     The measures are gluonts's own, with its rules: steps without a label are left out; steps with a scale of 0 or
     without one are left out of MASE and MSIS, with a label of 0 out of MAPE, with label and forecast 0 out of sMAPE.
@@ -147,9 +147,9 @@ def window_scores(
         InputError: shapes do not fit together, or there are fewer than 2 levels and no samples.
     """
     truth, scale = np.asarray(truth, dtype=float), np.asarray(scale, dtype=float)
-    given = {"quantiles": quantiles} if samples is None else {"samples": samples}
-    given |= {} if mean is None else {"mean": mean}
-    arrays = {name: np.asarray(array, dtype=float) for name, array in given.items()}
+    inputs = {"quantiles": quantiles} if samples is None else {"samples": samples}
+    inputs |= {} if mean is None else {"mean": mean}
+    arrays = {name: np.asarray(array, dtype=float) for name, array in inputs.items()}
     _check(truth, levels, scale, arrays)
     with np.errstate(all="ignore"):
         if samples is None:
@@ -157,12 +157,12 @@ def window_scores(
         else:
             parts = _sample_parts(arrays["samples"], arrays.get("mean"))
         finite = np.all([np.isfinite(part) for part in parts.values()], axis=0)
-        known = np.isfinite(truth)
+        has_label = np.isfinite(truth)
         # a masked array leaves out a NaN result without a word, so that steps without a forecast are counted here
-        label = np.ma.masked_array(np.where(known, truth, 0.0), mask=~(known & finite))
+        label = np.ma.masked_array(np.where(has_label, truth, 0.0), mask=~(has_label & finite))
         data = {name: np.where(finite, part, 0.0) for name, part in parts.items()}
         data |= {"label": label, "seasonal_error": np.where(np.isfinite(scale), scale, 0.0)[:, None]}
-        sums = {"n_invalid": (known & ~finite).sum(axis=1).astype(float)}
+        sums = {"n_invalid": (has_label & ~finite).sum(axis=1).astype(float)}
         for name, (stat, count) in _STATS.items():
             values = stat(data)
             sums[name] = np.ma.filled(values.sum(axis=1), 0.0)
@@ -176,7 +176,7 @@ def window_scores(
 def forecast_distances(
     point: np.ndarray, plain: np.ndarray, *, steps: int = 64, scale: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """How far each series' forecast is from the plain model's, over the first steps.
+    """Compute the distance of each series' forecast from the plain model's, over the first steps.
 
     Args:
         point, plain: (series, step) point forecasts (median or mean of samples), data units.
@@ -194,7 +194,7 @@ def forecast_distances(
     Raises:
         InputError: shapes differ or are not (series, step), or steps is less than 1.
     """
-    # the room of the engine loads torch, which a report of stored rows can do without
+    # the package of the engine loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
 
     point, plain = np.asarray(point, dtype=float), np.asarray(plain, dtype=float)

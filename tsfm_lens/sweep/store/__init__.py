@@ -1,1 +1,1 @@
-"""Where results are kept: a folder of content-keyed files that survive whatever stops a sweep."""
+"""Store of results: a folder of content-keyed files that survive whatever stops a sweep."""

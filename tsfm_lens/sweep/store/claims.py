@@ -19,7 +19,7 @@ def claimed(path: Path) -> Iterator[bool]:
         path: of the claim's file.
 
     Yields:
-        Whether the claim is ours; False while another process, or another claim of this one, has it. Where the file
+        True if the claim is ours; False while another process, or another claim of this one, has it. Where the file
         system has no locks it is always True: groups may then be computed twice, and still count once.
 
     Raises:

@@ -41,7 +41,7 @@ _KEY_DIGITS = 32
 
 @dataclass(frozen=True)
 class Footer:
-    """What a file of finished cells says of itself.
+    """Footer of a file of finished cells.
 
     Attributes:
         path: of the file.
@@ -76,7 +76,7 @@ class Damage:
 
 
 def cell_key(**content: object) -> str:
-    """Key of a cell: a hash of everything that decides its numbers, and of the schema version.
+    """Compute the key of a cell: a hash of everything that decides its numbers, and of the schema version.
 
     Args:
         content: names and values: texts, numbers, None, and sequences or mappings of such. NumPy numbers and arrays
@@ -92,7 +92,7 @@ def cell_key(**content: object) -> str:
 
 
 def group_key(cells: Sequence[str]) -> str:
-    """Key of a group of cells, whatever their order: the name of its file and of its claim."""
+    """Compute the key of a group of cells, whatever their order: the name of its file and of its claim."""
     return _digest(sorted(cells))
 
 
@@ -148,7 +148,7 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
 
 
 def trouble(error: OSError, path: Path) -> StoreError:
-    """A StoreError that says what an error of the file system means for the sweep, and what to do."""
+    """Return a StoreError that says what an error of the file system means for the sweep, and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StoreError(
             f"no space left to write {path} ({error.strerror}). Finished cells are kept: free some space and run the "
@@ -160,9 +160,9 @@ def trouble(error: OSError, path: Path) -> StoreError:
             "choose another folder."
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        named = Path(error.filename) if error.filename else path
+        origin = Path(error.filename) if error.filename else path
         blocking = next(
-            (place for place in (named, path, *path.parents) if place.is_file() or place.is_symlink()), path
+            (place for place in (origin, path, *path.parents) if place.is_file() or place.is_symlink()), path
         )
         return StoreError(
             f"{path} should be or be in a folder, but a file stands in its way. Move it aside and run the same command "
@@ -237,7 +237,7 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
 
 
 def encode(table: pa.Table, cells: Sequence[str]) -> bytes:
-    """A Parquet file, in memory, of rows that ``checked_rows`` gave; its footer lists the cells."""
+    """Encode rows that ``checked_rows`` gave as a Parquet file, in memory; its footer lists the cells."""
     order = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
     counts = np.bincount(order, minlength=len(cells)).tolist()
     footer = json.dumps({"schema": SCHEMA_VERSION, "cells": list(cells), "counts": counts})
@@ -245,12 +245,12 @@ def encode(table: pa.Table, cells: Sequence[str]) -> bytes:
 
 
 def cells_file(cells: Sequence[str]) -> str:
-    """Name of the file of a group of cells."""
+    """Name the file of a group of cells."""
     return f"{group_key(cells)}.parquet"
 
 
 def parquet_of(table: pa.Table, name: str, about: Mapping[str, str] | None = None) -> bytes:
-    """A sealed Parquet file, in memory.
+    """Encode a sealed Parquet file, in memory.
 
     Args:
         table: what it holds.
@@ -274,7 +274,7 @@ def parquet_of(table: pa.Table, name: str, about: Mapping[str, str] | None = Non
 
 
 def read_footer(path: Path) -> Footer:
-    """Which cells a file holds, without reading its rows.
+    """Read the list of cells that a file holds, without reading its rows.
 
     Raises:
         DamagedFileError: the file is cut short, changed, renamed or not a store's.
@@ -340,7 +340,7 @@ def check_schema(schema_version: object, where: Path) -> None:
 
 
 def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of some cells of a file, which is verified as a whole.
+    """Read rows of some cells of a file, which is verified as a whole.
 
     Args:
         footer: of the file.
@@ -353,22 +353,22 @@ def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | Non
     Raises:
         DamagedFileError: the file is cut short or changed.
     """
-    wanted = list(footer.columns if columns is None else columns)
+    names = list(footer.columns if columns is None else columns)
     try:
         content = pa.BufferReader(parquet_content(footer.path))
         with pq.ParquetFile(content, read_dictionary=list(TEXT_COLUMNS)) as file:
-            table = file.read(columns=list(dict.fromkeys(["cell", *wanted])), use_threads=False)
+            table = file.read(columns=list(dict.fromkeys(["cell", *names])), use_threads=False)
     except PermissionError as error:
         raise trouble(error, footer.path) from error
     except (pa.ArrowException, OSError) as error:
         raise DamagedFileError(f"its rows cannot be read: {error}") from error
     if not all(keep):
         table = table.filter(pa.array(np.repeat(keep, footer.counts)))
-    return table.select(wanted)
+    return table.select(names)
 
 
 def read_plan_file(path: Path) -> Any:
-    """A plan, which is a frame or a mapping by the file's suffix.
+    """Read a plan, which is a frame or a mapping by the file's suffix.
 
     Raises:
         DamagedFileError: the file is cut short, changed or renamed.

@@ -2,14 +2,14 @@
 
     store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
     cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
-    plans/NAME.json, .parquet   what was asked for, and where it comes from
+    plans/NAME.json, .parquet   the plan and its provenance
     claims/KEY.lock       held by the process that computes a group; the kernel frees it when the process dies
     damaged/              files that could not be read, moved aside
 
-A file appears under its name only when it is whole and on disk, and is never changed afterwards; digests in it cover
-its content, its columns and its name (``seals``). A cell's key is a hash of all that decides its numbers, so what
-another configuration left behind is never read by mistake, two processes may share a store, and two stores are joined
-by copying their ``cells`` together.
+A file appears under its name only when it is whole and on disk, and is never changed afterwards. Digests in it cover
+its content, its columns and its name (``seals``). A cell's key is a hash of all that decides its numbers. So cells of
+another configuration are never read by mistake, two processes may share a store, and two stores are joined by copying
+their ``cells`` together.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tsfm_lens.sweep.store.seals import DamagedFileError, read_json, sealed_json
 __all__ = ["KEY_COLUMNS", "SCHEMA_VERSION", "Damage", "Store", "cell_key", "group_key"]
 
 FORMAT = "tsfm-lens sweep store"
-_ROOMS = ("cells", "plans", "claims", "damaged")
+_FOLDERS = ("cells", "plans", "claims", "damaged")
 # a write takes a second; what is left for longer was left by a killed process
 _LEFTOVER_SECONDS = 3600.0
 
@@ -86,8 +86,8 @@ class Store:
             about = self._open(create, values)
         except OSError as error:
             raise error if isinstance(error, StoreError) else trouble(error, self.path) from error
-        kept = about.get("values")
-        self.values: tuple[str, ...] | None = None if kept is None else tuple(kept)
+        value_names = about.get("values")
+        self.values: tuple[str, ...] | None = None if value_names is None else tuple(value_names)
         if values is not None and self.values is not None and set(values) != set(self.values):
             differ = ", ".join(sorted(set(values) ^ set(self.values)))
             raise StoreError(
@@ -104,31 +104,31 @@ class Store:
                 )
             # beside cells of a sweep, other files are in nobody's way
             if not self.repaired:
-                make_folder(self.path, {*_ROOMS, marker.name})
+                make_folder(self.path, {*_FOLDERS, marker.name})
             about = {"format": FORMAT, "schema": SCHEMA_VERSION, "created_by": f"tsfm-lens {VERSION}"}
             about |= {"values": None if values is None else list(values)}
             if not marker.exists():
                 write_atomically(marker, sealed_json(about, marker.name))
         if create:
-            for room in _ROOMS:
-                (self.path / room).mkdir(exist_ok=True)
+            for name in _FOLDERS:
+                (self.path / name).mkdir(exist_ok=True)
         return about
 
     def _about(self, marker: Path, mend: bool) -> Mapping[str, Any] | None:
-        """What a store says of itself; None where it is new, or what it said is lost and is to be said again."""
+        """Read the description of a store; None where it is new, or where the description is lost."""
         try:
             about = read_json(marker)
             if about.get("format") != FORMAT:
                 raise DamagedFileError("it is not that of a sweep's store")
         except (FileNotFoundError, DamagedFileError, IsADirectoryError) as error:
             refuse_older_store(marker)
-            gone = isinstance(error, FileNotFoundError)
+            is_missing = isinstance(error, FileNotFoundError)
             # what is not ours stays where it is
             if not self._has_cells():
-                if gone:
+                if is_missing:
                     return None
                 raise StoreError(f"{marker} is not that of a sweep's store: choose another folder.") from None
-            damage = Damage(marker, "it is not there" if gone else str(error))
+            damage = Damage(marker, "it is not there" if is_missing else str(error))
             if not mend:
                 raise self._advice(marker, damage.why) from None
             (self.path / "damaged").mkdir(exist_ok=True)
@@ -138,7 +138,7 @@ class Store:
         return about
 
     def _has_cells(self) -> bool:
-        """Whether there are cells of a sweep, or room for them, whatever else there is."""
+        """Tell if there are cells of a sweep, or room for them, whatever else there is."""
         cells = self.path / "cells"
         folders = [entry.name for entry in cells.iterdir() if entry.is_dir()] if cells.is_dir() else ["none"]
         return not folders or any(re.fullmatch("[0-9a-f]{2}", name) for name in folders)
@@ -174,11 +174,11 @@ class Store:
         return path
 
     def done(self) -> set[str]:
-        """Keys of every finished cell; reads the footers of files that are new since the last call."""
+        """Return the keys of every finished cell; reads the footers of files that are new since the last call."""
         return {cell for footer in self._whole() for cell in footer.cells}
 
     def holds(self, cells: Sequence[str]) -> bool:
-        """Whether this very group is finished; looks at one file, so it is fast in a large store."""
+        """Tell if this very group is finished; looks at one file, so it is fast in a large store."""
         key = group_key(cells)
         path = self.path / "cells" / key[:2] / cells_file(cells)
         try:
@@ -187,13 +187,13 @@ class Store:
             return False
 
     def unused(self, cells: Iterable[str]) -> int:
-        """How many finished cells are none of these: left by another configuration, and not read."""
+        """Count the finished cells that are none of these: left by another configuration, and not read."""
         return len(self.done() - set(cells))
 
     def read(
         self, cells: Iterable[str], columns: Sequence[str] | None = None, *, allow_missing: bool = False
     ) -> pa.Table:
-        """Rows of some cells, each cell once even where several files hold it.
+        """Read rows of some cells, each cell once even where several files hold it.
 
         Args:
             cells: their keys; the order does not matter.
@@ -207,17 +207,17 @@ class Store:
         Raises:
             StoreError: cells are not finished, a file is damaged, or files have different columns.
         """
-        wanted = set(cells)
+        keys = set(cells)
         picks: list[tuple[Footer, list[bool]]] = []
-        left = set(wanted)
+        missing = set(keys)
         for footer in self._whole():
-            keep = [cell in left for cell in footer.cells]
+            keep = [cell in missing for cell in footer.cells]
             if any(keep):
                 picks.append((footer, keep))
-                left.difference_update(footer.cells)
-        if left and not allow_missing:
+                missing.difference_update(footer.cells)
+        if missing and not allow_missing:
             raise StoreError(
-                f"{len(left)} of {len(wanted)} cells are not in {self.path} yet, for example {min(left)}: run the "
+                f"{len(missing)} of {len(keys)} cells are not in {self.path} yet, for example {min(missing)}: run the "
                 "sweep to its end, or ask for a report of what is there."
             )
         if columns is not None and picks:
@@ -261,16 +261,16 @@ class Store:
             finished.
         """
         whole = (
-            footer if isinstance(footer, Damage) else _broken(footer.path, partial(_all_rows, footer))
+            footer if isinstance(footer, Damage) else _find_damage(footer.path, partial(_all_rows, footer))
             for footer in self._scan()
         )
-        plans = (_broken(path, partial(read_plan_file, path)) for path in self._plans())
-        damages = [damage for damage in (*whole, *self._blocked(), *plans) if damage is not None]
-        reported = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
+        plans = (_find_damage(path, partial(read_plan_file, path)) for path in self._plans())
+        damages = [damage for damage in (*whole, *self._blocking_files(), *plans) if damage is not None]
+        report = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
         if move:
             self.repaired = []
             self._sweep_leftovers()
-        return reported
+        return report
 
     def _set_aside(self, damage: Damage) -> Damage:
         target = self.path / "damaged" / f"{damage.path.stem}.{time.time_ns()}{damage.path.suffix}"
@@ -284,8 +284,8 @@ class Store:
         self._footers.pop(damage.path.name, None)
         return Damage(damage.path, damage.why, target)
 
-    def _blocked(self) -> list[Damage]:
-        """Files that stand where a folder of results belongs."""
+    def _blocking_files(self) -> list[Damage]:
+        """Find files that stand where a folder of results belongs."""
         files = (place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
         return [Damage(place, "a file stands in the way of a folder") for place in sorted(files)]
 
@@ -303,7 +303,7 @@ class Store:
         return [footer for footer in self._scan() if isinstance(footer, Footer)]
 
     def _scan(self) -> list[Footer | Damage]:
-        """Footers of all files by file name, from memory where the file has not changed."""
+        """Return the footers of all files by file name, from memory where the file has not changed."""
         fresh: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
         try:
             folders = [entry for entry in os.scandir(self.path / "cells") if entry.is_dir()]
@@ -313,8 +313,8 @@ class Store:
                     continue
                 state = file.stat()
                 stamp = state.st_mtime_ns, state.st_size
-                known = self._footers.get(file.name)
-                fresh[file.name] = known if known and known[0] == stamp else (stamp, _footer(Path(file.path)))
+                cached = self._footers.get(file.name)
+                fresh[file.name] = cached if cached and cached[0] == stamp else (stamp, _footer(Path(file.path)))
         except FileNotFoundError:
             if not (self.path / "store.json").exists():
                 raise StoreError(f"{self.path} is no longer there") from None
@@ -340,7 +340,7 @@ class Store:
         return path
 
     def read_plan(self, name: str) -> Any:
-        """A plan (a frame) or provenance (a mapping) by its name; a frame where there are both.
+        """Read a plan (a frame) or provenance (a mapping) by its name; a frame where there are both.
 
         Raises:
             UnknownNameError: there is none of this name.
@@ -358,7 +358,7 @@ class Store:
         raise unknown_name("plan", name, self.plans())
 
     def plans(self) -> list[str]:
-        """Names of the plans and of their provenance."""
+        """List the names of the plans and of their provenance."""
         return sorted({path.stem for path in self._plans()})
 
     def _plans(self) -> list[Path]:
@@ -382,7 +382,7 @@ def _all_rows(footer: Footer) -> pa.Table:
     return read_rows(footer, [True] * len(footer.cells))
 
 
-def _broken(path: Path, read: Callable[[], object]) -> Damage | None:
+def _find_damage(path: Path, read: Callable[[], object]) -> Damage | None:
     try:
         read()
     except PermissionError as error:

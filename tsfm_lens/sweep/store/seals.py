@@ -34,7 +34,7 @@ class UnsealedError(DamagedFileError):
 
 
 def sealed_parquet(content: Any, name: str) -> bytes:
-    """A Parquet file with its digests.
+    """Seal a Parquet file with its digests.
 
     Args:
         content: the file's bytes; its footer holds ``PARQUET_SEAL``.
@@ -42,20 +42,20 @@ def sealed_parquet(content: Any, name: str) -> bytes:
     """
     body = bytes(content)
     start = len(body) - 8 - int.from_bytes(body[-8:-4], "little")
-    footer = _filled(body[start:-8], _ROWS, _digest(body[:start]))
+    footer = _fill_digest(body[start:-8], _ROWS, _digest(body[:start]))
     # the footer's own digest comes last, since it covers the other
-    footer = _filled(footer, _FOOTER, _digest(name.encode(), footer))
+    footer = _fill_digest(footer, _FOOTER, _digest(name.encode(), footer))
     return body[:start] + footer + body[-8:]
 
 
-def _filled(content: bytes, place: re.Pattern[bytes], digest: str) -> bytes:
+def _fill_digest(content: bytes, place: re.Pattern[bytes], digest: str) -> bytes:
     room = place.search(content)
     assert room is not None, "there is no room for the digest"
     return content[: room.start(1)] + digest.encode() + content[room.end(1) :]
 
 
 def parquet_tail(path: Path) -> bytes:
-    """The footer of a Parquet file with its length and mark, verified: what Parquet's own reader needs.
+    """Read and verify the footer of a Parquet file with its length and mark, which Parquet's own reader needs.
 
     Raises:
         DamagedFileError: it is no Parquet file, has no digests, or its digest is another.
@@ -65,15 +65,15 @@ def parquet_tail(path: Path) -> bytes:
         size = file.seek(0, 2)
         file.seek(max(0, size - _TAIL))
         tail = file.read()
-        needed = int.from_bytes(tail[-8:-4], "little") + 8
-        if len(tail) < needed <= size:
-            file.seek(size - needed)
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if len(tail) < length <= size:
+            file.seek(size - length)
             tail = file.read()
     return _tail_of(tail, path.name)
 
 
 def parquet_content(path: Path) -> bytes:
-    """The bytes of a whole Parquet file, verified.
+    """Read and verify the bytes of a whole Parquet file.
 
     Raises:
         DamagedFileError: as ``parquet_tail``, or what stands before the footer has another digest.
@@ -81,34 +81,34 @@ def parquet_content(path: Path) -> bytes:
     """
     content = path.read_bytes()
     tail = _tail_of(content, path.name)
-    expected = _ROWS.search(tail)
-    assert expected is not None
-    if _digest(memoryview(content)[: len(content) - len(tail)]).encode() != expected[1]:
+    seal = _ROWS.search(tail)
+    assert seal is not None
+    if _digest(memoryview(content)[: len(content) - len(tail)]).encode() != seal[1]:
         raise DamagedFileError(_CHANGED)
     return content
 
 
 def _tail_of(content: bytes, name: str) -> bytes:
-    needed = int.from_bytes(content[-8:-4], "little") + 8
-    if content[-4:] != _MAGIC or needed > len(content):
+    length = int.from_bytes(content[-8:-4], "little") + 8
+    if content[-4:] != _MAGIC or length > len(content):
         raise DamagedFileError("it is no Parquet file, or cut short")
-    tail = content[len(content) - needed :]
+    tail = content[len(content) - length :]
     footer, seal = tail[:-8], _FOOTER.search(tail)
     if seal is None or _ROWS.search(tail) is None:
         raise UnsealedError("it is no file of a sweep, or was changed")
-    if _digest(name.encode(), _filled(footer, _FOOTER, _NOTHING)).encode() != seal[1]:
+    if _digest(name.encode(), _fill_digest(footer, _FOOTER, _NOTHING)).encode() != seal[1]:
         raise DamagedFileError(_CHANGED)
     return tail
 
 
 def sealed_json(content: Mapping[str, Any], name: str) -> bytes:
-    """A JSON file with its digest, which is its first field."""
+    """Encode a JSON file with its digest, which is its first field."""
     text = json.dumps({"sha256": _NOTHING, **content}, indent=1).encode()
     return text.replace(_NOTHING.encode(), _digest(name.encode(), text).encode(), 1)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that ``sealed_json`` made.
+    """Read the content of a JSON file that ``sealed_json`` made.
 
     Raises:
         DamagedFileError: it is none, or its digest is another.
@@ -118,7 +118,7 @@ def read_json(path: Path) -> dict[str, Any]:
     seal = _JSON.match(text)
     if seal is None:
         raise UnsealedError("it is no file of a sweep, or was changed")
-    if _digest(path.name.encode(), _filled(text, _JSON, _NOTHING)).encode() != seal[1]:
+    if _digest(path.name.encode(), _fill_digest(text, _JSON, _NOTHING)).encode() != seal[1]:
         raise DamagedFileError(_CHANGED)
     content: dict[str, Any] = json.loads(text)
     del content["sha256"]

@@ -1,4 +1,4 @@
-"""What attention patterns are like: entropy, nuclear norm, diagonal mass and rank."""
+"""Measures of attention patterns: entropy, nuclear norm, diagonal mass and rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SOURCE = "SAMformer, figures 3, 6 and 7 (S1-AENT, S1-NUC, S1-DIAG)"
 
 
 def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON) -> dict[str, np.ndarray]:
-    """Entropy, nuclear norm, diagonal mass, numerical and stable rank of attention patterns.
+    """Compute entropy, nuclear norm, diagonal mass, numerical and stable rank of attention patterns.
 
     Args:
         pattern: (…, query, key), rows from 0 on.
@@ -72,7 +72,7 @@ def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
 
 
 def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
-    """The attention of every head on some series, in one forward pass.
+    """Return the attention of every head on some series, in one forward pass.
 
     Args:
         lens: the model, which may be in training.
@@ -89,17 +89,17 @@ def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
         'decoder.0.cross_attn'
     """
     with torch.no_grad():
-        _, kept = lens.run_with_cache(lens.encode(series), names_filter="**.hook_pattern")
-    return {_layer(name): kept[name] for name in kept}
+        _, cache = lens.run_with_cache(lens.encode(series), names_filter="**.hook_pattern")
+    return {_layer(name): cache[name] for name in cache}
 
 
 def _layer(point: str) -> str:
-    """The layer and the kind of attention of a hook point, such as "decoder.0.cross_attn" or "0.attn"."""
+    """Name the layer and the kind of attention of a hook point, such as "decoder.0.cross_attn" or "0.attn"."""
     return point.removesuffix(".hook_pattern").replace("_blocks.", ".").removeprefix("blocks.")
 
 
 def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Attention by layer as (row, head, query, key).
+    """Check attention by layer, and return it as (row, head, query, key).
 
     Raises:
         InputError: there is none, one is no tensor, or it has fewer than three axes.
@@ -108,15 +108,15 @@ def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise InputError("patterns gives no attention; expected (…, head, query, key) by the name of a layer")
     for name, pattern in patterns.items():
         if not isinstance(pattern, Tensor) or pattern.ndim < 3:
-            found = f"shape {tuple(pattern.shape)}" if isinstance(pattern, Tensor) else type(pattern).__name__
-            raise InputError(f"attention {name!r} has {found}; expected a tensor (…, head, query, key)")
+            got = f"shape {tuple(pattern.shape)}" if isinstance(pattern, Tensor) else type(pattern).__name__
+            raise InputError(f"attention {name!r} has {got}; expected a tensor (…, head, query, key)")
     return {str(name): pattern.detach().reshape(-1, *pattern.shape[-3:]) for name, pattern in patterns.items()}
 
 
 def attention_norms(
     patterns: Mapping[str, Tensor] | Patterns, *, name: str = "", epsilon: float = EPSILON
 ) -> xr.Dataset:
-    """The measures of attention for every input by itself: their distribution, where a watch keeps the mean.
+    """Measure attention for every input by itself: the distribution of which a watch keeps the mean.
 
     Args:
         patterns: (…, head, query, key) by layer, such as :func:`patterns_of` gives.
@@ -135,15 +135,15 @@ def attention_norms(
         >>> dict(found["nuclear_norm"].sizes)
         {'layer': 9, 'head': 4, 'input': 1}
     """
-    found = checked(patterns() if callable(patterns) else patterns)
-    measured = {layer: attention_measures(each, epsilon=epsilon) for layer, each in found.items()}
-    shape = [max(each.shape[axis] for each in found.values()) for axis in (1, 0)]
-    out = {measure: np.full((len(found), *shape), np.nan) for measure in ATTENTION_MEASURES}
-    for place, values in enumerate(measured.values()):
+    by_layer = checked(patterns() if callable(patterns) else patterns)
+    measures = {layer: attention_measures(each, epsilon=epsilon) for layer, each in by_layer.items()}
+    shape = [max(each.shape[axis] for each in by_layer.values()) for axis in (1, 0)]
+    out = {measure: np.full((len(by_layer), *shape), np.nan) for measure in ATTENTION_MEASURES}
+    for place, values in enumerate(measures.values()):
         for measure, one in values.items():
             out[measure][place, : one.shape[1], : one.shape[0]] = one.T
     data = xr.Dataset({measure: (("layer", "head", "input"), value) for measure, value in out.items()})
-    data = data.assign_coords(layer=list(found), head=range(shape[0]), **sizes_of(found))
+    data = data.assign_coords(layer=list(by_layer), head=range(shape[0]), **sizes_of(by_layer))
     data["entropy"].attrs["units"] = "nats"
     data.attrs = {"kind": "attention_norms", "title": "Attention input by input", "source": _SOURCE, "model": name}
     data.attrs["epsilon"] = epsilon
@@ -151,7 +151,7 @@ def attention_norms(
 
 
 def sizes_of(patterns: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Coordinates ``n_queries`` and ``n_keys`` of each layer."""
+    """Return the coordinates ``n_queries`` and ``n_keys`` of each layer."""
     # a coordinate named "keys" would make xarray take arrays for mappings
     return {
         axis: ("layer", [each.shape[place] for each in patterns.values()])

@@ -30,11 +30,11 @@ Steps = int | Collection[int]
 
 
 class Watch:
-    """Looks at a model while it is trained, by any loop.
+    """Watch on a model while it is trained, by any loop.
 
-    ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step does nothing but compare numbers until a
-    step is due. It then measures with weights, gradients, buffers, modes and random numbers left as they are, and
-    writes a line to the record, so that a training ends with the same bits with and without it.
+    Call ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step. It only compares numbers until a step
+    is due. It then measures, and writes a line to the record. Weights, gradients, buffers, modes and random numbers
+    stay as they are, so that a training ends with the same bits with and without it.
 
     Args:
         model: the module that is trained, or a lens on it.
@@ -104,12 +104,12 @@ class Watch:
             raise InputError("snapshots keep attention: give series to a lens, or patterns=…")
         self.epsilon, self.seed, self.training, self._inputs = epsilon, seed, training, inputs
         self._products, self._tolerance = products, tolerance
-        self.measures = self._chosen(measures)
-        known = model.model_id if isinstance(model, Lens) else type(model).__name__
+        self.measures = self._select_measures(measures)
+        model_name = model.model_id if isinstance(model, Lens) else type(model).__name__
         shapes = str([(key, tuple(weight.shape)) for key, weight in self.model.named_parameters()])
         # of a resumed run these must be the same
         settings = {
-            "model": name or known,
+            "model": name or model_name,
             "measures": [*self.measures],
             "weights": zlib.crc32(shapes.encode()),
             "products": products,
@@ -120,7 +120,7 @@ class Watch:
         }
         self.record = Record(None if out is None else Path(out), settings)
         self.record.begin(resume=resume is not False)
-        self._resumed = resume is True
+        self._resume_pending = resume is True
         self._last: int | None = None
         if resume is not True and resume is not False:
             self.record.drop_after(int(resume))
@@ -140,16 +140,16 @@ class Watch:
                 seen until then is kept.
         """
         at = step if isinstance(step, int) else int(getattr(step, "step", step))
-        if self._resumed:
-            self._resumed = False
+        if self._resume_pending:
+            self._resume_pending = False
             self.record.drop_after(at)
         if self._last is not None and at <= self._last:
             raise InputError(
                 f"step {at} after step {self._last}; steps grow, and a run that goes back is a resumed one"
             )
         self._last = at
-        due, kept = _is_due(self.every, at), self.snapshots is not None and _is_due(self.snapshots, at)
-        if not (due or kept) or (self.record.rows and self.record.rows[-1]["step"] >= at):
+        due, keep = _is_due(self.every, at), self.snapshots is not None and _is_due(self.snapshots, at)
+        if not (due or keep) or (self.record.rows and self.record.rows[-1]["step"] >= at):
             return None
         values: dict[str, float | None] = {} if loss is None or not due else {"loss": self._finite_loss(at, loss)}
         row: dict[str, Any] = {"step": at, "values": values, "attention": {}}
@@ -157,65 +157,65 @@ class Watch:
             for name, measure in self.measures.items() if due else ():
                 if name != "attention":
                     values |= _numbers(name, measure())
-            seen = self._look() if kept or (due and "attention" in self.measures) else {}
+            patterns = self._look() if keep or (due and "attention" in self.measures) else {}
         if due and "attention" in self.measures:
-            row["attention"] = {name: self._attention(pattern) for name, pattern in seen.items()}
-        snapshot = {name: one[: self._inputs].float().cpu().numpy() for name, one in seen.items()} if kept else None
+            row["attention"] = {name: self._attention(pattern) for name, pattern in patterns.items()}
+        snapshot = {name: one[: self._inputs].float().cpu().numpy() for name, one in patterns.items()} if keep else None
         self.record.add(row, snapshot)
         return row
 
     def dataset(self) -> xr.Dataset:
-        """All that was seen so far; see :func:`tsfm_lens.training.read_watch`."""
+        """Return all that was recorded so far; see :func:`tsfm_lens.training.read_watch`."""
         return self.record.dataset()
 
-    def _chosen(self, measures: Sequence[str | Measure] | None) -> dict[str, Measure]:
-        """Functions by name; "attention" is looked up by itself, since snapshots share its forward pass."""
+    def _select_measures(self, measures: Sequence[str | Measure] | None) -> dict[str, Measure]:
+        """Select functions by name; "attention" is looked up by itself, since snapshots share its forward pass."""
         have = {
             "sharpness": (bool(self._losses), "loss=…, a function that gives the loss of fixed data"),
             "gradient_noise": (len(self._losses) > 1, "loss=[…], functions that give the loss of a batch each"),
             "attention": (self._patterns is not None, "series=… of a lens, or patterns=…"),
         }
-        own: dict[str, Measure] = {
+        builtin: dict[str, Measure] = {
             "sharpness": self._sharpness,
             "gradient_noise": self._gradient_noise,
             "attention": dict,
         }
         if measures is None:
-            return {name: own[name] for name in MEASURES if have[name][0]}
+            return {name: builtin[name] for name in MEASURES if have[name][0]}
         if isinstance(measures, str):
             raise InputError(f"measures={measures!r}; expected several, as in measures=[{measures!r}]")
-        chosen: dict[str, Measure] = {}
+        selection: dict[str, Measure] = {}
         for place, each in enumerate(measures):
             if callable(each):
-                chosen[getattr(each, "__name__", f"measure_{place}")] = each
+                selection[getattr(each, "__name__", f"measure_{place}")] = each
                 continue
             if each not in MEASURES:
                 raise unknown_name("measure", each, MEASURES)
             if not have[each][0]:
                 raise InputError(f"the measure {each!r} needs {have[each][1]}")
-            chosen[each] = own[each]
-        return chosen
+            selection[each] = builtin[each]
+        return selection
 
     def _sharpness(self) -> dict[str, float]:
-        found = sharpness(
+        result = sharpness(
             self._losses, trainable(self.model), steps=self._products, tolerance=self._tolerance, seed=self.seed
         )
         return {
-            "sharpness": found.largest,
-            "sharpness_residual": found.largest_residual,
-            "lowest_curvature": found.smallest,
-            "lowest_curvature_residual": found.smallest_residual,
-            "watched_loss": found.loss,
-            "hessian_trace": found.trace,
-            "hessian_trace_error": found.trace_error,
+            "sharpness": result.largest,
+            "sharpness_residual": result.largest_residual,
+            "lowest_curvature": result.smallest,
+            "lowest_curvature_residual": result.smallest_residual,
+            "watched_loss": result.loss,
+            "hessian_trace": result.trace,
+            "hessian_trace_error": result.trace_error,
         }
 
     def _gradient_noise(self) -> dict[str, float]:
-        found = gradient_noise(self._losses, trainable(self.model))
+        result = gradient_noise(self._losses, trainable(self.model))
         return {
-            "gradient_variance": found.variance,
-            "gradient_squared_norm": found.squared_norm,
-            "noise_scale": found.scale,
+            "gradient_variance": result.variance,
+            "gradient_squared_norm": result.squared_norm,
+            "noise_scale": result.scale,
         }
 
     def _look(self) -> dict[str, Tensor]:
@@ -224,9 +224,9 @@ class Watch:
             return checked(self._patterns())
 
     def _attention(self, pattern: Tensor) -> dict[str, Any]:
-        found = attention_measures(pattern, epsilon=self.epsilon)
+        measures = attention_measures(pattern, epsilon=self.epsilon)
         # rows of one layer are all square or none is, so that a mean is missing or of all
-        means = {name: [plain(value) for value in values.mean(axis=0)] for name, values in found.items()}
+        means = {name: [plain(value) for value in values.mean(axis=0)] for name, values in measures.items()}
         return {"n_queries": pattern.shape[-2], "n_keys": pattern.shape[-1], **means}
 
     def _finite_loss(self, step: int, loss: Tensor | float) -> float:
@@ -241,7 +241,7 @@ class Watch:
 
 
 def _looking(model: nn.Module | Lens, series: Any, patterns: Patterns | None) -> Patterns | None:
-    """What gives the attention, None if nothing does."""
+    """Return the function that gives the attention, None if nothing does."""
     if series is not None and patterns is not None:
         raise InputError("got both series and patterns; attention is looked at in one way")
     if series is None:
@@ -256,19 +256,19 @@ def _steps(steps: Steps, what: str) -> int | frozenset[int]:
         raise InputError(f"{what}={steps}; expected a number of steps from 1 on, or the steps themselves")
     if isinstance(steps, int):
         return steps
-    listed_steps = frozenset(int(step) for step in steps)
-    if not listed_steps or min(listed_steps) < 0:
-        raise InputError(f"{what}={sorted(listed_steps)}; expected steps from 0 on")
-    return listed_steps
+    step_set = frozenset(int(step) for step in steps)
+    if not step_set or min(step_set) < 0:
+        raise InputError(f"{what}={sorted(step_set)}; expected steps from 0 on")
+    return step_set
 
 
 def _is_due(steps: int | frozenset[int], step: int) -> bool:
     return step % steps == 0 if isinstance(steps, int) else step in steps
 
 
-def _numbers(name: str, found: Mapping[str, float]) -> dict[str, float | None]:
-    """What a measure found, as JSON keeps it."""
+def _numbers(name: str, values: Mapping[str, float]) -> dict[str, float | None]:
+    """Convert the numbers of a measure to what JSON keeps."""
     try:
-        return {str(key): plain(float(value)) for key, value in found.items()}
+        return {str(key): plain(float(value)) for key, value in values.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"the measure {name!r} gave {found!r}; expected numbers by name") from error
+        raise InputError(f"the measure {name!r} gave {values!r}; expected numbers by name") from error

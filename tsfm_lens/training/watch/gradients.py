@@ -17,7 +17,7 @@ __all__ = ["GradientNoise", "gradient_noise"]
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """What single batches add to the gradient.
+    """Noise that single batches add to the gradient.
 
     Attributes:
         variance: trace of the covariance of the gradient of a batch.
@@ -37,7 +37,7 @@ class GradientNoise:
 def gradient_noise(
     losses: Sequence[Loss], parameters: nn.Module | Iterable[Tensor], *, batch_size: int = 1
 ) -> GradientNoise:
-    """Variance of the gradient from batch to batch, against its mean.
+    """Compute the variance of the gradient from batch to batch, against its mean.
 
     Args:
         losses: each gives the mean loss of another batch; batches of one size, drawn by themselves.
@@ -62,14 +62,14 @@ def gradient_noise(
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}; expected 1 or more")
     mean: Tensor | None = None
-    squares, reached = 0.0, False
+    squares, connected = 0.0, False
     with draws_kept() as again:
         for count, loss in enumerate(each, start=1):
             # a loss that draws its batch from a generator of its own draws another each time
             again(own=False)
             with torch.enable_grad():
                 value = finite(loss())
-                reached = reached or value.requires_grad
+                connected = connected or value.requires_grad
                 gradient = _gradient(value, weights)
             if mean is None:
                 mean = gradient
@@ -78,17 +78,17 @@ def gradient_noise(
             apart = gradient - mean
             mean = mean + apart / count
             squares += float(torch.dot(apart, gradient - mean))
-    if not reached or mean is None:
+    if not connected or mean is None:
         raise InputError("the losses depend on none of the parameters; give those of the model that they run")
     variance = squares / (len(each) - 1)
-    squared = float(torch.dot(mean, mean)) - variance / len(each)
-    scale = batch_size * variance / squared if squared > 0 else math.nan
-    return GradientNoise(variance, squared, scale, len(each))
+    squared_norm = float(torch.dot(mean, mean)) - variance / len(each)
+    scale = batch_size * variance / squared_norm if squared_norm > 0 else math.nan
+    return GradientNoise(variance, squared_norm, scale, len(each))
 
 
 def _gradient(value: Tensor, weights: list[Tensor]) -> Tensor:
-    """The gradient as one vector of float64, 0 where the loss does not depend on a weight."""
+    """Compute the gradient as one vector of float64, 0 where the loss does not depend on a weight."""
     if not value.requires_grad:
         return torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.float64, device=weights[0].device)
-    found = torch.autograd.grad(value, weights, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.reshape(-1).double() for part in found])
+    gradients = torch.autograd.grad(value, weights, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.reshape(-1).double() for part in gradients])

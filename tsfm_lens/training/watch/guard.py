@@ -1,4 +1,4 @@
-"""Looking at a model in the middle of its training without the training noticing."""
+"""Guards for measuring a model during its training without an effect on the training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Losses = Loss | Sequence[Loss]
 
 
 def listed(loss: Losses) -> list[Loss]:
-    """Losses as a list.
+    """Return losses as a list.
 
     Raises:
         InputError: there is none, or one cannot be called.
@@ -28,26 +28,26 @@ def listed(loss: Losses) -> list[Loss]:
     losses = [loss] if callable(loss) else list(loss)
     wrong = next((each for each in losses if not callable(each)), None)
     if wrong is not None or not losses:
-        found = "no loss" if not losses else f"a {type(wrong).__name__} as loss"
-        raise InputError(f"got {found}; expected a function without arguments that gives a scalar, or several")
+        got = "no loss" if not losses else f"a {type(wrong).__name__} as loss"
+        raise InputError(f"got {got}; expected a function without arguments that gives a scalar, or several")
     return losses
 
 
 def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
-    """The weights that are meant: those of a module that are trained, or all that are listed.
+    """Return the weights to differentiate by: those of a module that are trained, or all that are listed.
 
     Raises:
         InputError: there are none, one takes no gradient, or one is neither float32 nor float64.
     """
     if isinstance(parameters, nn.Module):
-        found: list[Tensor] = [weight for weight in parameters.parameters() if weight.requires_grad]
-        if not found:
+        weights: list[Tensor] = [weight for weight in parameters.parameters() if weight.requires_grad]
+        if not weights:
             raise InputError("no parameter of the model takes a gradient; call requires_grad_(True) on what is trained")
     else:
-        found = list(parameters)
-        if not found:
+        weights = list(parameters)
+        if not weights:
             raise InputError("no parameters; expected at least one, such as model.parameters()")
-    for place, weight in enumerate(found):
+    for place, weight in enumerate(weights):
         shape = tuple(weight.shape)
         if not weight.requires_grad:
             raise InputError(f"parameter {place} of shape {shape} takes no gradient; leave it out, or let it have one")
@@ -55,18 +55,18 @@ def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
             raise InputError(
                 f"parameter {place} of shape {shape} is {weight.dtype}; second derivatives need float32 or float64"
             )
-    return found
+    return weights
 
 
 def finite(value: Tensor, what: str = "the loss") -> Tensor:
-    """A loss that can be used.
+    """Return a loss that can be used, as a scalar.
 
     Raises:
         InputError: it is no tensor, no scalar, or not finite.
     """
     if not isinstance(value, Tensor) or value.numel() != 1:
-        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"{what} has {found}; expected a tensor with one number, such as its mean over the batch")
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"{what} has {got}; expected a tensor with one number, such as its mean over the batch")
     if not bool(torch.isfinite(value)):
         raise InputError(
             f"{what} is {float(value.detach())}; expected a finite number: look for missing values in the data"
@@ -95,11 +95,10 @@ class _OwnGenerators(TorchFunctionMode):
 
 @contextmanager
 def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
-    """Leave random numbers as they were; the function given starts them over.
+    """Leave random numbers as they were; the yielded function starts them over.
 
     These are the generators of torch, numpy and Python, and every `torch.Generator` that a function of torch is given;
-    those the function given leaves as they stand where it is called with ``own=False``. A generator of numpy's that a
-    caller holds is not seen.
+    with ``own=False`` the function leaves the latter as they stand. A numpy generator that a caller holds is not seen.
 
     Args:
         seed: what the block starts from; where the generators stand if None. Generators of callers are not seeded.
@@ -170,15 +169,15 @@ def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> I
         for module, mode in modes:
             module.training = mode
         for buffer, former in buffers:
-            _put_back(buffer, former)
+            _restore_buffer(buffer, former)
         for weight, gradient in gradients:
             weight.grad = gradient
-    changed = sum(weight._version != version for (weight, _), version in zip(gradients, versions, strict=True))
-    if changed:
-        raise InputError(f"{changed} parameters were changed while they were only to be looked at; change a copy")
+    n_changed = sum(weight._version != version for (weight, _), version in zip(gradients, versions, strict=True))
+    if n_changed:
+        raise InputError(f"{n_changed} parameters were changed while they were only to be looked at; change a copy")
 
 
-def _put_back(buffer: Tensor, former: Tensor) -> None:
+def _restore_buffer(buffer: Tensor, former: Tensor) -> None:
     """Undo a change, and touch nothing where there was none: the graph of a pending backward pass may hold it."""
     if not torch.equal(buffer, former):
         with torch.no_grad():

@@ -11,11 +11,11 @@ from tsfm_lens.errors import InputError
 
 __all__ = ["together"]
 
-_SORTED = ("step", "snapshot", "first", "second")
+_NUMERIC_AXES = ("step", "snapshot", "first", "second")
 
 
 def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Dataset:
-    """Datasets of one kind over a new axis ``run``, and ``seed`` where a run has several.
+    """Join datasets of one kind over a new axis ``run``, and ``seed`` where a run has several.
 
     Args:
         runs: a dataset by name, or one a seed; of kind "training_watch", "attention_norms" or "loss_landscape".
@@ -34,8 +34,8 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
         >>> dict(training.together({"Adam": watch.dataset(), "SAM": [watch.dataset()] * 2})["loss"].sizes)
         {'run': 2, 'seed': 2, 'step': 1}
     """
-    each = {name: [found] if isinstance(found, xr.Dataset) else list(found) for name, found in runs.items()}
-    every = [ds for found in each.values() for ds in found]
+    each = {name: [datasets] if isinstance(datasets, xr.Dataset) else list(datasets) for name, datasets in runs.items()}
+    every = [ds for datasets in each.values() for ds in datasets]
     if not every or not all(each.values()):
         raise InputError("no dataset of a run; expected at least one for each name")
     kinds = {str(ds.attrs.get("kind")) for ds in every}
@@ -47,13 +47,13 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     }
     seeds = max(map(len, each.values()))
     rows = []
-    for found in each.values():
-        wide = [_spread(ds.drop_vars(("n_queries", "n_keys"), errors="ignore"), labels) for ds in found]
+    for datasets in each.values():
+        wide = [_spread(ds.drop_vars(("n_queries", "n_keys"), errors="ignore"), labels) for ds in datasets]
         row = xr.concat(wide, "seed", data_vars="all", join="exact", combine_attrs="override")
-        rows.append(row.assign_coords(seed=range(len(found))).reindex(seed=range(seeds)))
+        rows.append(row.assign_coords(seed=range(len(datasets))).reindex(seed=range(seeds)))
     data = xr.concat(rows, "run", data_vars="all", join="exact", combine_attrs="override").assign_coords(run=list(each))
     data = data.assign_coords(
-        {name: ("layer", [known[layer] for layer in labels["layer"]]) for name, known in sizes.items()}
+        {name: ("layer", [by_layer[layer] for layer in labels["layer"]]) for name, by_layer in sizes.items()}
     )
     data = data.isel(seed=0, drop=True) if seeds == 1 else data
     data.attrs = {**every[0].attrs, "model": ", ".join(each)}
@@ -61,10 +61,10 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
 
 
 def _union(dim: str, every: Sequence[xr.Dataset]) -> list:
-    """All labels along an axis: numbers sorted, names in the order of the first dataset that has them."""
-    found = [ds[dim].values for ds in every if dim in ds.dims]
-    labels = list(dict.fromkeys(label for values in found for label in values.tolist()))
-    return sorted(labels) if dim in _SORTED or not isinstance(labels[0], str) else labels
+    """Unite the labels along an axis: numbers sorted, names in the order of the first dataset that has them."""
+    columns = [ds[dim].values for ds in every if dim in ds.dims]
+    labels = list(dict.fromkeys(label for values in columns for label in values.tolist()))
+    return sorted(labels) if dim in _NUMERIC_AXES or not isinstance(labels[0], str) else labels
 
 
 def _spread(ds: xr.Dataset, labels: Mapping) -> xr.Dataset:
@@ -73,9 +73,9 @@ def _spread(ds: xr.Dataset, labels: Mapping) -> xr.Dataset:
 
 
 def _of_layers(name: str, every: Sequence[xr.Dataset]) -> dict[str, int]:
-    """Queries or keys by layer."""
-    known: dict[str, int] = {}
+    """Return queries or keys by layer."""
+    sizes: dict[str, int] = {}
     for ds in every:
         if name in ds.coords:
-            known |= dict(zip(ds["layer"].values.tolist(), ds[name].values.tolist(), strict=True))
-    return known
+            sizes |= dict(zip(ds["layer"].values.tolist(), ds[name].values.tolist(), strict=True))
+    return sizes

@@ -30,7 +30,7 @@ def loss_landscape(
     seed: int = 0,
     name: str = "",
 ) -> xr.Dataset:
-    """The loss at w + a·d, or at w + a·d + b·e, on a grid around the weights w.
+    """Compute the loss at w + a·d, or at w + a·d + b·e, on a grid around the weights w.
 
     The weights are never written to: others stand in their place for the time of a loss. They are put back after an
     error or Ctrl-C as well.
@@ -64,7 +64,7 @@ def loss_landscape(
         2.0
     """
     losses, weights = listed(loss), trainable(parameters)
-    chosen = "given" if directions is not None else f"random, seed {seed}"
+    origin = "given" if directions is not None else f"random, seed {seed}"
     if directions is None:
         if axes not in (1, 2):
             raise InputError(f"axes={axes!r}; expected 1 or 2")
@@ -73,11 +73,11 @@ def loss_landscape(
         raise InputError(f"got {len(directions)} directions; expected 1 or 2")
     if points < 2 or not 0 < span < np.inf:
         raise InputError(f"points={points}, span={span}; expected 2 points or more and a span above 0")
-    scaled = [filter_normalised(direction, weights) for direction in directions]
+    unit_directions = [filter_normalised(direction, weights) for direction in directions]
     grid = np.linspace(-span, span, points)
     # the middle of a grid is the weights themselves, to the bit
     grid[np.abs(grid) < 1e-9 * span] = 0.0
-    values = np.empty([points] * len(scaled))
+    values = np.empty([points] * len(unit_directions))
     with draws_kept() as again, torch.no_grad():
 
         def height() -> Tensor:
@@ -88,11 +88,11 @@ def loss_landscape(
             return torch.stack(heights).mean()
 
         centre = float(finite(height()))
-        with _in_place_of(weights) as moved:
+        with _in_place_of(weights) as move:
             for place in np.ndindex(*values.shape):
-                moved(zip(grid[list(place)], scaled, strict=True))
+                move(zip(grid[list(place)], unit_directions, strict=True))
                 values[place] = float(height())
-    names = _AXES[: len(scaled)]
+    names = _AXES[: len(unit_directions)]
     data = xr.Dataset({"loss": (names, values)}, coords=dict.fromkeys(names, grid))
     data.attrs = {
         "kind": "loss_landscape",
@@ -100,13 +100,13 @@ def loss_landscape(
         "source": "Li et al. 2018, section 4",
         "model": name,
         "centre": centre,
-        "directions": chosen,
+        "directions": origin,
     }
     return data
 
 
 def filter_normalised(direction: Direction, weights: Sequence[Tensor]) -> list[Tensor]:
-    """A direction whose filters are as long as those of the weights.
+    """Scale the filters of a direction to the length of those of the weights.
 
     Args:
         direction: a tensor a weight.
@@ -144,25 +144,25 @@ def _random(weights: Sequence[Tensor], seed: int, axis: int) -> list[Tensor]:
 
 @contextmanager
 def _in_place_of(weights: Sequence[Tensor]) -> Iterator[Callable[[Iterable[tuple[float, Direction]]], None]]:
-    """Gives a function that moves the weights along directions, and in the end puts back the tensors that they were."""
-    held = [weight.data for weight in weights]
+    """Yield a function that moves the weights along directions, and in the end restore the weights."""
+    originals = [weight.data for weight in weights]
 
-    def moved(steps: Iterable[tuple[float, Direction]]) -> None:
-        parts = [held, *([float(much) * part for part in direction] for much, direction in steps if much)]
+    def move(steps: Iterable[tuple[float, Direction]]) -> None:
+        parts = [originals, *([float(much) * part for part in direction] for much, direction in steps if much)]
         for weight, *summands in zip(weights, *parts, strict=True):
             weight.data = sum(summands[1:], start=summands[0])
 
     try:
-        yield moved
+        yield move
     finally:
         try:
-            _put_back(weights, held)
+            _restore_weights(weights, originals)
         except KeyboardInterrupt:
             # a Ctrl-C that falls into this is let through afterwards
-            _put_back(weights, held)
+            _restore_weights(weights, originals)
             raise
 
 
-def _put_back(weights: Sequence[Tensor], held: Sequence[Tensor]) -> None:
-    for weight, former in zip(weights, held, strict=True):
+def _restore_weights(weights: Sequence[Tensor], originals: Sequence[Tensor]) -> None:
+    for weight, former in zip(weights, originals, strict=True):
         weight.data = former

@@ -1,4 +1,4 @@
-"""What a watch has seen: lines of JSON and files of patterns on disk, one labelled dataset in memory."""
+"""Record of a watch: lines of JSON and files of patterns on disk, one labelled dataset in memory."""
 
 from __future__ import annotations
 
@@ -57,29 +57,29 @@ class Record:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"{self.folder} is no folder to write to ({error}); give another") from error
-        kept = any((self.folder / PATTERNS).glob("*.npz"))
-        if self._file.exists() or kept:
+        has_patterns = any((self.folder / PATTERNS).glob("*.npz"))
+        if self._file.exists() or has_patterns:
             if not resume:
                 raise CheckpointError(
                     f"{self.folder} holds what another run was watched for; go on with resume=True, or give another "
                     "folder"
                 )
-            self._read()
+            self._load()
         if not self._file.exists():
             log.append(self._file, {"step": _HEAD, "settings": self.settings})
 
-    def _read(self) -> None:
+    def _load(self) -> None:
         assert self.folder is not None
-        found, rows = lines_of(self.folder)
-        if found is None:
+        settings, rows = lines_of(self.folder)
+        if settings is None:
             # stopped before the first line was whole
             (self.folder / RECORD).unlink(missing_ok=True)
             return
-        differ = [key for key in {**found, **self.settings} if found.get(key) != self.settings.get(key)]
+        differ = [key for key in {**settings, **self.settings} if settings.get(key) != self.settings.get(key)]
         if differ:
             key = differ[0]
             raise CheckpointError(
-                f"{self.folder / RECORD} was written with {key}={found.get(key)!r}, not {self.settings.get(key)!r}; "
+                f"{self.folder / RECORD} was written with {key}={settings.get(key)!r}, not {self.settings.get(key)!r}; "
                 "go on with that, or give another folder"
             )
         self.rows = rows
@@ -106,12 +106,12 @@ class Record:
         self.rows.append(row)
 
     def dataset(self) -> xr.Dataset:
-        """All of it, labelled; see :func:`read_watch`."""
+        """Return all of it, labelled; see :func:`read_watch`."""
         return as_dataset(self.settings, self.rows, self.patterns)
 
 
 def read_watch(folder: str | Path) -> xr.Dataset:
-    """What a :class:`Watch` has written into a folder so far, while it goes on as well.
+    """Read what a :class:`Watch` has written into a folder so far, also while it goes on.
 
     Args:
         folder: its ``out``.
@@ -143,7 +143,7 @@ def read_watch(folder: str | Path) -> xr.Dataset:
 
 
 def lines_of(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
-    """Settings and rows of a record; None where not even the first line is whole."""
+    """Read settings and rows of a record; None where not even the first line is whole."""
     lines = log.read_log(folder / RECORD) if (folder / RECORD).exists() else []
     if not lines:
         return None, []
@@ -163,23 +163,23 @@ def _write_patterns(path: Path, patterns: Mapping[str, np.ndarray]) -> None:
 
 
 def patterns_in(folder: Path) -> dict[int, dict[str, np.ndarray]]:
-    """Patterns by step and layer."""
-    found = {}
+    """Read patterns by step and layer."""
+    patterns = {}
     for path in sorted((folder / PATTERNS).glob("step-*.npz")):
-        with np.load(path) as stored:
-            found[int(path.stem.split("-")[1])] = {name: stored[name] for name in stored.files}
-    return found
+        with np.load(path) as arrays:
+            patterns[int(path.stem.split("-")[1])] = {name: arrays[name] for name in arrays.files}
+    return patterns
 
 
 def as_dataset(
     settings: Mapping[str, Any], rows: Iterable[Row], patterns: Mapping[int, Mapping[str, np.ndarray]]
 ) -> xr.Dataset:
-    """The dataset of a record; see :func:`read_watch`."""
-    known = [row for row in rows if row["values"] or row["attention"]]
-    data = xr.Dataset(coords={"step": [row["step"] for row in known]})
-    for name in dict.fromkeys(name for row in known for name in row["values"]):
-        data[name] = ("step", np.array([_number(row["values"].get(name)) for row in known]))
-    data = _with_attention(data, [row["attention"] for row in known])
+    """Build the dataset of a record; see :func:`read_watch`."""
+    entries = [row for row in rows if row["values"] or row["attention"]]
+    data = xr.Dataset(coords={"step": [row["step"] for row in entries]})
+    for name in dict.fromkeys(name for row in entries for name in row["values"]):
+        data[name] = ("step", np.array([_number(row["values"].get(name)) for row in entries]))
+    data = _with_attention(data, [row["attention"] for row in entries])
     if patterns:
         data = _with_patterns(data, patterns)
     facts = {key: value for key, value in settings.items() if isinstance(value, str | int | float) and value != ""}
@@ -188,19 +188,19 @@ def as_dataset(
     return data
 
 
-def _with_attention(data: xr.Dataset, seen: list[Mapping[str, Any]]) -> xr.Dataset:
-    """With measures of attention over (step, layer, head), where there are any."""
-    layers = {name: layer for one in seen for name, layer in one.items()}
+def _with_attention(data: xr.Dataset, attentions: list[Mapping[str, Any]]) -> xr.Dataset:
+    """Add measures of attention over (step, layer, head), where there are any."""
+    layers = {name: layer for one in attentions for name, layer in one.items()}
     if not layers:
         return data
     measures = dict.fromkeys(name for layer in layers.values() for name in layer if name not in ("n_queries", "n_keys"))
     heads = max(len(layer[name]) for layer in layers.values() for name in measures)
     for name in measures:
-        values = np.full((len(seen), len(layers), heads), np.nan)
-        for place, one in enumerate(seen):
+        values = np.full((len(attentions), len(layers), heads), np.nan)
+        for place, one in enumerate(attentions):
             for index, layer in enumerate(layers):
-                found = one.get(layer, {}).get(name, [])
-                values[place, index, : len(found)] = [_number(value) for value in found]
+                numbers = one.get(layer, {}).get(name, [])
+                values[place, index, : len(numbers)] = [_number(value) for value in numbers]
         data[name] = (("step", "layer", "head"), values, {"units": UNITS[name]} if name in UNITS else {})
     sizes: dict[str, Any] = {
         axis: ("layer", [layer[axis] for layer in layers.values()]) for axis in ("n_queries", "n_keys")
@@ -220,8 +220,8 @@ def _with_patterns(data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndar
     steps = list(patterns)
     data = data.reindex(layer=layers) if "layer" in data.dims and set(layers) > set(data["layer"].values) else data
     axes = ("snapshot", "layer", "input", "head", "query", "key")
-    named = {"snapshot": steps, "layer": layers, "input": range(most[0]), "head": range(most[1])}
-    pattern = xr.DataArray(values, dims=axes, coords=named)
+    coords = {"snapshot": steps, "layer": layers, "input": range(most[0]), "head": range(most[1])}
+    pattern = xr.DataArray(values, dims=axes, coords=coords)
     if "layer" in data.dims:
         pattern = pattern.reindex(layer=data["layer"].values, head=data["head"].values)
     data["pattern"] = pattern.transpose("snapshot", "input", "layer", "head", "query", "key")
@@ -229,10 +229,10 @@ def _with_patterns(data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndar
 
 
 def _number(value: float | None) -> float:
-    """A number as JSON keeps it: nothing stands for NaN."""
+    """Return a number as JSON keeps it: nothing stands for NaN."""
     return math.nan if value is None else float(value)
 
 
 def plain(value: float) -> float | None:
-    """A number that JSON can keep."""
+    """Return a number that JSON can keep."""
     return float(value) if math.isfinite(value) else None

@@ -56,7 +56,7 @@ class Sharpness:
 
     @property
     def converged(self) -> bool:
-        """Whether both ends are within the tolerance."""
+        """Convergence of both ends: within the tolerance."""
         return max(self.largest_residual, self.smallest_residual) <= self.tolerance * abs(self.dominant)
 
 
@@ -69,7 +69,7 @@ def sharpness(
     seed: int = 0,
     hold: bool | None = None,
 ) -> Sharpness:
-    """The most positive and the most negative eigenvalue of the Hessian of a loss.
+    """Compute the most positive and the most negative eigenvalue of the Hessian of a loss.
 
     Lanczos from a random vector, every new vector made orthogonal to all former ones. One pass forward and backward
     is kept, through which each product is a pass of about two gradients. ``steps`` vectors as long as all weights are
@@ -142,55 +142,55 @@ class Hessian:
         self.losses, self.weights, self._again = losses, weights, again
         self.size = sum(weight.numel() for weight in weights)
         self.dtype = max((weight.dtype for weight in weights), key=lambda dtype: torch.finfo(dtype).bits)
-        self.value, self._known = 0.0, False
+        self.value, self._is_twice_differentiable = 0.0, False
         self._graphs = [self._graph(loss) for loss in losses] if hold else None
         if hold:
             self._check(bool(gradients) for gradients in self._graphs or ())
 
-    def _check(self, reached: Iterable[bool]) -> None:
-        if not any(reached):
+    def _check(self, dependence: Iterable[bool]) -> None:
+        if not any(dependence):
             raise InputError("the loss depends on none of the parameters; give those of the model that it runs")
 
     def _graph(self, loss: Loss) -> list[tuple[int, Tensor]]:
-        """The gradient by each weight that the loss depends on, to be differentiated again."""
+        """Compute the gradient by each weight that the loss depends on, to be differentiated again."""
         self._again()
         with _twice_differentiable():
             value = finite(loss())
             self.value += float(value.detach()) / len(self.losses)
             if not value.requires_grad:
                 return []
-            found = torch.autograd.grad(value, self.weights, create_graph=True, allow_unused=True)
-        reached = [(place, gradient) for place, gradient in enumerate(found) if gradient is not None]
-        if not self._known:
-            _refuse_cut(gradient for _, gradient in reached)
-            self._known = True
-        return reached
+            all_gradients = torch.autograd.grad(value, self.weights, create_graph=True, allow_unused=True)
+        gradients = [(place, gradient) for place, gradient in enumerate(all_gradients) if gradient is not None]
+        if not self._is_twice_differentiable:
+            _refuse_cut(gradient for _, gradient in gradients)
+            self._is_twice_differentiable = True
+        return gradients
 
     def start(self, seed: int) -> Tensor:
-        """A random direction, the same on every device."""
+        """Draw a random direction, the same on every device."""
         numbers = torch.randn(self.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return (numbers / numbers.norm()).to(self.weights[0].device, self.dtype)
 
     def parted(self, vector: Tensor) -> list[Tensor]:
-        """A flat vector as tensors like the weights."""
+        """Split a flat vector into tensors like the weights."""
         parts = vector.split([weight.numel() for weight in self.weights])
         return [part.view_as(weight).to(weight.dtype) for part, weight in zip(parts, self.weights, strict=True)]
 
     def __call__(self, vector: Tensor) -> Tensor:
-        """The Hessian times a flat vector."""
+        """Multiply the Hessian by a flat vector."""
         parts = self.parted(vector)
         if self._graphs is not None:
             return self._sum(self._product(graph, parts, keep=True) for graph in self._graphs)
-        self.value, reached = 0.0, []
+        self.value, dependence = 0.0, []
 
         def products() -> Iterator[Tensor]:
             for loss in self.losses:
                 graph = self._graph(loss)
-                reached.append(bool(graph))
+                dependence.append(bool(graph))
                 yield self._product(graph, parts, keep=False)
 
         total = self._sum(products())
-        self._check(reached)
+        self._check(dependence)
         return total
 
     def _sum(self, products: Iterable[Tensor]) -> Tensor:
@@ -206,7 +206,7 @@ class Hessian:
         if not bent:
             return torch.zeros(self.size, dtype=self.dtype, device=self.weights[0].device)
         with _twice_differentiable():
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 [gradient for _, gradient in bent],
                 self.weights,
                 [parts[place] for place, _ in bent],
@@ -214,28 +214,28 @@ class Hessian:
                 allow_unused=True,
                 materialize_grads=True,
             )
-        return torch.cat([gradient.reshape(-1).to(self.dtype) for gradient in found])
+        return torch.cat([gradient.reshape(-1).to(self.dtype) for gradient in gradients])
 
 
 def _refuse_cut(gradients: Iterable[Tensor]) -> None:
     """Refuse what torch marks as differentiable once: a product would pass it by and be wrong without an error."""
-    seen, left = set(), [gradient.grad_fn for gradient in gradients]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
+    visited, stack = set(), [gradient.grad_fn for gradient in gradients]
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if node.name() == _ONCE:
             raise InputError(
                 "the loss cannot be differentiated twice: an operation of its own is marked @once_differentiable; use "
                 "plain operations"
             )
-        left += [following for following, _ in node.next_functions]
+        stack += [following for following, _ in node.next_functions]
 
 
 @contextmanager
 def _twice_differentiable() -> Iterator[None]:
-    """Kernels that have a second derivative, and words where there is none."""
+    """Select kernels that have a second derivative, and explain where there is none."""
     try:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
             yield
@@ -250,7 +250,7 @@ def _twice_differentiable() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Krylov:
-    """What Lanczos found: H V = V T + rest eᵀ, to rounding, so that images of mixtures need no further product.
+    """Result of Lanczos: H V = V T + rest eᵀ, to rounding, so that images of mixtures need no further product.
 
     Attributes:
         basis: V, orthonormal (step, n).
@@ -266,7 +266,7 @@ class _Krylov:
 
 
 def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _Krylov:
-    """Lanczos from a unit vector, every new vector made orthogonal to all former ones."""
+    """Iterate Lanczos from a unit vector, every new vector made orthogonal to all former ones."""
     steps = min(steps, len(start))
     basis = _room(steps, start)
     basis[0] = start
@@ -285,9 +285,9 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
         values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, beside))
         size = float(np.abs(values).max())
         # the two ends' residuals, had they been made now
-        left = length * np.abs(mixtures[-1, [int(values.argmax()), int(values.argmin())]]).max()
+        residual = length * np.abs(mixtures[-1, [int(values.argmax()), int(values.argmin())]]).max()
         exhausted = length <= torch.finfo(start.dtype).eps * len(start) ** 0.5 * size
-        if step + 1 == steps or exhausted or left <= 0.5 * tolerance * size:
+        if step + 1 == steps or exhausted or residual <= 0.5 * tolerance * size:
             break
         beside.append(length)
         torch.div(rest, length, out=basis[step + 1])
@@ -295,7 +295,7 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
 
 
 def _room(steps: int, like: Tensor) -> Tensor:
-    """Room for so many vectors; numpy asks for large pages, which are had several times as fast."""
+    """Allocate so many vectors; numpy asks for large pages, which are had several times as fast."""
     if like.device.type == "cpu":
         return torch.from_numpy(np.empty((steps, len(like)), dtype=like.numpy().dtype))
     return torch.empty(steps, len(like), dtype=like.dtype, device=like.device)
@@ -318,10 +318,10 @@ def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
     return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
 
 
-def _rayleigh(found: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tensor]:
-    """Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
-    vector, image = (_mixed(found.basis, weights) for weights in (mixture, found.tridiagonal @ mixture))
-    image.add_(found.rest, alpha=float(mixture[-1]))
+def _rayleigh(krylov: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tensor]:
+    """Compute Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
+    vector, image = (_mix(krylov.basis, weights) for weights in (mixture, krylov.tridiagonal @ mixture))
+    image.add_(krylov.rest, alpha=float(mixture[-1]))
     length = _length(vector)
     vector, image = vector.div_(length), image.div_(length)
     value = _dot(vector, image)
@@ -329,7 +329,7 @@ def _rayleigh(found: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tensor
     return value, _length(image), vector
 
 
-def _mixed(basis: Tensor, weights: np.ndarray) -> Tensor:
+def _mix(basis: Tensor, weights: np.ndarray) -> Tensor:
     return torch.from_numpy(weights).to(basis.device, basis.dtype) @ basis
 
 
