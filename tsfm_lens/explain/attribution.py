@@ -48,17 +48,17 @@ class Found:
 def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **how: Any) -> Found:
     players = len(masks.segments)
     if players > exact:
-        drawn = sampled_shapley(lambda keep: _with_mean(masks(keep)), players, seed=masks.run.seed, **how)
-        facts: dict[str, object] = {"exact": 0, "orders": drawn.orders, "settled": int(drawn.settled)}
-        found = Found(drawn.attribution[..., :-1], drawn.error[..., :-1], attrs=facts, source=SOURCES["shapley"])
-        found.more["mean_error"] = (("segment", "quantile"), drawn.error[..., -1])
-        return found
+        estimate = sampled_shapley(lambda keep: _with_mean(masks(keep)), players, seed=masks.run.seed, **how)
+        facts: dict[str, object] = {"exact": 0, "orders": estimate.orders, "settled": int(estimate.settled)}
+        result = Found(estimate.attribution[..., :-1], estimate.error[..., :-1], attrs=facts, source=SOURCES["shapley"])
+        result.more["mean_error"] = (("segment", "quantile"), estimate.error[..., -1])
+        return result
     values = masks(all_masks(players))
-    found = Found(exact_shapley(values, players), attrs={"exact": 1}, source=SOURCES["shapley"])
+    result = Found(exact_shapley(values, players), attrs={"exact": 1}, source=SOURCES["shapley"])
     if interactions and players > 1:
         dims = ("segment", "other_segment", "quantile", "step")
-        found.more["interaction"] = (dims, shapley_interactions(values, players))
-    return found
+        result.more["interaction"] = (dims, shapley_interactions(values, players))
+    return result
 
 
 def _with_mean(values: Array) -> Array:
@@ -82,7 +82,7 @@ def _slope(masks: Masks) -> Found:
     return Found(gradient_times_input(masks), source=SOURCES["gradient × input"])
 
 
-def _weighed(shares: Array, masks: Masks, name: str) -> Found:
+def _scaled_by_change(shares: Array, masks: Masks, name: str) -> Found:
     """Shares (segment, step) of the forecast less the reference forecast."""
     whole, nothing = _ends(masks)
     dims = ("segment", "step")
@@ -90,11 +90,11 @@ def _weighed(shares: Array, masks: Masks, name: str) -> Found:
 
 
 def _rollout(masks: Masks) -> Found:
-    return _weighed(rollout_shares(masks), masks, "attention roll-out")
+    return _scaled_by_change(rollout_shares(masks), masks, "attention roll-out")
 
 
 def _flow(masks: Masks) -> Found:
-    return _weighed(flow_shares(masks), masks, "attention flow")
+    return _scaled_by_change(flow_shares(masks), masks, "attention flow")
 
 
 SOURCES = {
@@ -190,15 +190,15 @@ def attribute_inputs(
     if not is_count(repeats):
         raise InputError(f"repeats is {repeats!r}, expected how many seeds sample paths are drawn under, 1 or more")
     masks = Masks(run, given_parts(run, item, target, parts), reference, item, target, seed, progress, repeats)
-    found = _over_seeds([METHODS[method](each, **how) for each in masks.redrawn])
-    data = described(masks, found.attribution, found.error)
-    for name, (dims, values) in found.more.items():
+    result = _over_seeds([METHODS[method](each, **how) for each in masks.redrawn])
+    data = described(masks, result.attribution, result.error)
+    for name, (dims, values) in result.more.items():
         data[name] = (dims, values)
     data = data.transpose(..., "step", "quantile")
     data.attrs = masks.run.describe(
         "input_attribution",
         "Input attribution",
-        found.source,
+        result.source,
         method=method,
         reference=reference_words(reference),
         missing_values=masks.mask,
@@ -208,7 +208,7 @@ def attribute_inputs(
         forecasts=sum(each.made for each in masks.redrawn),
         rounding=float(rounding(masks.run, masks.run.point)[masks.row]),
         reference_distance=_distance(masks),
-        **found.attrs,
+        **result.attrs,
     )
     return data
 
@@ -243,20 +243,20 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
     return whole, nothing
 
 
-def _over_seeds(found: Sequence[Found]) -> Found:
+def _over_seeds(results: Sequence[Found]) -> Found:
     """The mean of what was found under several seeds, with its standard errors."""
-    if len(found) < 2:
-        return found[0]
-    values = np.stack([each.attribution for each in found])
-    by_seed = 1 / np.sqrt(len(found))
+    if len(results) < 2:
+        return results[0]
+    values = np.stack([each.attribution for each in results])
+    by_seed = 1 / np.sqrt(len(results))
     more = {
-        name: (dims, np.mean([each.more[name][1] for each in found], axis=0))
-        for name, (dims, _) in found[0].more.items()
+        name: (dims, np.mean([each.more[name][1] for each in results], axis=0))
+        for name, (dims, _) in results[0].more.items()
     }
     # the spread over seeds has that over orders in it
     more["mean_error"] = (("segment", "quantile"), values.mean(-1).std(0, ddof=1) * by_seed)
     error = values.std(0, ddof=1) * by_seed
-    return Found(values.mean(0), error, more, {**found[0].attrs, "repeats": len(found)}, found[0].source)
+    return Found(values.mean(0), error, more, {**results[0].attrs, "repeats": len(results)}, results[0].source)
 
 
 def _distance(masks: Masks) -> float:

@@ -39,7 +39,7 @@ class Graph:
     updates: tuple[tuple[Part, ...], ...]
     tokens: int
     inputs: Array
-    asking: Array
+    readout: Array
 
 
 def rollout_shares(masks: Masks) -> Array:
@@ -59,11 +59,11 @@ def rollout_shares(masks: Masks) -> Array:
         InputError: one pass does not cover the horizon.
     """
     graph = graph_of(masks)
-    held = np.eye(graph.tokens)
+    mix = np.eye(graph.tokens)
     for attention in graph.updates:
-        for writes, reads, pattern in attention:
-            held[writes] = 0.5 * held[writes] + 0.5 * pattern @ held[reads]
-    return _shares((graph.asking @ held @ graph.inputs.T).T)
+        for targets, sources, pattern in attention:
+            mix[targets] = 0.5 * mix[targets] + 0.5 * pattern @ mix[sources]
+    return _shares((graph.readout @ mix @ graph.inputs.T).T)
 
 
 def flow_shares(masks: Masks) -> Array:
@@ -87,10 +87,10 @@ def flow_shares(masks: Masks) -> Array:
 def largest_flows(graph: Graph) -> Array:
     """(segment,) the most that can flow from each segment to the tokens that the forecast is read from."""
     layers = len(graph.updates) + 1
-    begins, ends, most = [], [], []
+    starts, ends, most = [], [], []
 
-    def join(begin: np.ndarray, end: np.ndarray, share: np.ndarray) -> None:
-        begins.append(begin.ravel())
+    def join(start: np.ndarray, end: np.ndarray, share: np.ndarray) -> None:
+        starts.append(start.ravel())
         ends.append(end.ravel())
         most.append(np.round(share.ravel() * _UNIT).astype(np.int32))
 
@@ -98,20 +98,20 @@ def largest_flows(graph: Graph) -> Array:
     for layer, attention in enumerate(graph.updates):
         here, after = layer * graph.tokens, (layer + 1) * graph.tokens
         own = np.ones(graph.tokens)
-        for writes, reads, pattern in attention:
-            own[writes] = 0.5
-            end, begin = np.meshgrid(writes + after, reads + here, indexing="ij")
-            join(begin, end, 0.5 * pattern)
+        for targets, sources, pattern in attention:
+            own[targets] = 0.5
+            end, start = np.meshgrid(targets + after, sources + here, indexing="ij")
+            join(start, end, 0.5 * pattern)
         join(every + here, every + after, own)
     source, sink = layers * graph.tokens, layers * graph.tokens + 1
-    asked = np.flatnonzero(graph.asking.sum(0))
-    join(asked + (layers - 1) * graph.tokens, np.full(len(asked), sink), np.ones(len(asked)))
+    outputs = np.flatnonzero(graph.readout.sum(0))
+    join(outputs + (layers - 1) * graph.tokens, np.full(len(outputs), sink), np.ones(len(outputs)))
     flows = []
-    for covered in graph.inputs:
-        tokens = np.flatnonzero(covered)
+    for coverage in graph.inputs:
+        tokens = np.flatnonzero(coverage)
         edges = (
-            np.concatenate([*most, np.round(covered[tokens] * _UNIT).astype(np.int32)]),
-            (np.concatenate([*begins, np.full(len(tokens), source)]), np.concatenate([*ends, tokens])),
+            np.concatenate([*most, np.round(coverage[tokens] * _UNIT).astype(np.int32)]),
+            (np.concatenate([*starts, np.full(len(tokens), source)]), np.concatenate([*ends, tokens])),
         )
         flows.append(maximum_flow(csr_array(edges, shape=(sink + 1, sink + 1)), source, sink).flow_value)
     return np.array(flows, dtype=float) / _UNIT
@@ -130,10 +130,10 @@ def graph_of(masks: Masks) -> Graph:
     spans = run.encoded.spans
     packed = run.encoded.packed
     rows = {stack.name: 1 if packed else series for stack in stacks}
-    first, begin = {}, 0
+    first, offset = {}, 0
     for stack in stacks:
-        first[stack.name] = begin
-        begin += rows[stack.name] * len(spans[stack.name])
+        first[stack.name] = offset
+        offset += rows[stack.name] * len(spans[stack.name])
     layers = [
         (stack, layer, row) for stack in stacks for layer in range(stack.n_layers) for row in stack.attentions(layer)
     ]
@@ -145,27 +145,27 @@ def graph_of(masks: Masks) -> Graph:
         own, keys = first[stack.name], first[row.keys_from or stack.name]
         sizes = (len(spans[stack.name]), len(spans[row.keys_from or stack.name]))
         updates.append(tuple(_parts(row, pattern, own, keys, sizes)))
-    inputs = _inputs(masks.segments, masks.batch.lengths, spans[stacks[0].name], first[stacks[0].name], begin, packed)
+    inputs = _inputs(masks.segments, masks.batch.lengths, spans[stacks[0].name], first[stacks[0].name], offset, packed)
     output = run.lens.wiring.output_stack.name
-    asking = _asking(run, spans[output], first[output], begin, masks.row, packed)
-    return Graph(tuple(updates), begin, inputs, asking)
+    readout = _readout_tokens(run, spans[output], first[output], offset, masks.row, packed)
+    return Graph(tuple(updates), offset, inputs, readout)
 
 
 def _parts(row: Attention, pattern: Array, own: int, keys: int, sizes: tuple[int, int]) -> list[Part]:
     """One attention: of each series by itself, or of each position over the series."""
-    found: list[Part] = []
+    parts: list[Part] = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
         # a token that may attend to nothing keeps to itself
         alone = np.eye(*rows.shape) if rows.shape[0] == rows.shape[1] else np.full(rows.shape, 1 / rows.shape[1])
         mean = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
         if row.over == "variate":
-            writes = reads = own + index + sizes[0] * np.arange(len(mean))
+            targets = sources = own + index + sizes[0] * np.arange(len(mean))
         else:
-            writes = own + index * sizes[0] + np.arange(sizes[0])
-            reads = keys + index * sizes[1] + np.arange(sizes[1])
-        found.append((writes, reads, mean))
-    return found
+            targets = own + index * sizes[0] + np.arange(sizes[0])
+            sources = keys + index * sizes[1] + np.arange(sizes[1])
+        parts.append((targets, sources, mean))
+    return parts
 
 
 def _places(spans: TokenSpans, series: int, packed: bool) -> np.ndarray:
@@ -191,14 +191,14 @@ def _inputs(
     return shares
 
 
-def _asking(run: Run, spans: TokenSpans, first: int, count: int, row: int, packed: bool) -> Array:
+def _readout_tokens(run: Run, spans: TokenSpans, first: int, count: int, row: int, packed: bool) -> Array:
     """(step, token): a step's forecast is read from the token that covers it, otherwise from the series' last one."""
     tokens = _places(spans, row, packed)
     if not len(tokens):
         raise InputError(f"no token of {run.lens.wiring.architecture} covers series {row}")
-    asking = np.zeros((run.horizon, count))
+    readout = np.zeros((run.horizon, count))
     offset = first if packed else first + row * len(spans)
     for step in range(run.horizon):
-        covering = [token for token in tokens if spans.start[token] <= step < spans.stop[token]]
-        asking[step, offset + np.array(covering or [tokens[-1]])] = 1 / max(len(covering), 1)
-    return asking
+        covering_tokens = [token for token in tokens if spans.start[token] <= step < spans.stop[token]]
+        readout[step, offset + np.array(covering_tokens or [tokens[-1]])] = 1 / max(len(covering_tokens), 1)
+    return readout

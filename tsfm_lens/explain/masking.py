@@ -73,7 +73,7 @@ def reference_values(
             raise unknown_name("role", role, ROLES)
         if name not in REFERENCES:
             raise unknown_name("reference", name, REFERENCES)
-    found = []
+    references = []
     for row, role in enumerate(batch.roles):
         if role not in by_role:
             raise InputError(f"the reference says nothing of {role} series, such as {batch.ids[row]!r}; give one")
@@ -83,12 +83,12 @@ def reference_values(
                 f"covariate {batch.ids[row]!r} is of categories, which have no zero; choose reference='missing', "
                 "'shuffled' or 'mean', its most frequent one"
             )
-        found.append(_reference(batch, row, values, by_role[role], seed))
-    return tuple(found)
+        references.append(_reference(batch, row, values, by_role[role], seed))
+    return tuple(references)
 
 
 def reference_rows(
-    batch: SeriesBatch, numbered: SeriesBatch, reference: Reference, horizon: int, seed: int
+    batch: SeriesBatch, numeric: SeriesBatch, reference: Reference, horizon: int, seed: int
 ) -> tuple[np.ndarray, ...]:
     """What stands for each step of each series, (time + horizon,), by name or as it is given.
 
@@ -101,10 +101,10 @@ def reference_rows(
         UnknownNameError, InputError: as there, or the reference is of no kind that there is.
     """
     if isinstance(reference, str | Mapping):
-        if numbered is not batch:
+        if numeric is not batch:
             # what is no reference of categories is none of their numbers either
             reference_values(batch, reference, horizon, seed)
-        return reference_values(numbered, reference, horizon, seed)
+        return reference_values(numeric, reference, horizon, seed)
     if not isinstance(reference, Sequence | np.ndarray):
         raise InputError(
             f"reference={reference!r} is of no kind that there is; expected one of {', '.join(map(repr, REFERENCES))}, "
@@ -143,12 +143,12 @@ def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
     lag = np.where(steps < length, season, season * (1 + (steps - length) // season))
     before = steps - lag
     source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
-    taken = values[source]
-    for gap in np.flatnonzero(np.isnan(taken)):
+    result = values[source]
+    for gap in np.flatnonzero(np.isnan(result)):
         phase = values[np.arange(source[gap] % season, length, season)]
-        known = phase[~np.isnan(phase)]
-        taken[gap] = known.mean() if len(known) else np.nanmean(values[:length])
-    return taken
+        finite = phase[~np.isnan(phase)]
+        result[gap] = finite.mean() if len(finite) else np.nanmean(values[:length])
+    return result
 
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
@@ -195,8 +195,8 @@ def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
 def _inputs(lens: Lens, batch: SeriesBatch, values: np.ndarray) -> list[Tensor]:
     """What enters the model when the first series has other values; NaN as numbers, so that they compare."""
     inputs = lens.encode(replace(batch, values=(values, *batch.values[1:]))).inputs
-    found = [value for value in inputs.values() if isinstance(value, Tensor)]
-    return [part for value in found for part in (torch.isnan(value), torch.nan_to_num(value))]
+    tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
+    return [part for value in tensors for part in (torch.isnan(value), torch.nan_to_num(value))]
 
 
 def masked(
@@ -236,7 +236,7 @@ def masked(
     if len(set(batch.groups)) > 1:
         raise InputError(f"masks are of one item, and this batch has {len(set(batch.groups))}; use run.select(…)")
     refuse_overlap(segments, batch, horizon)
-    kept = checked_keep(keep, len(segments))
+    visible = checked_keep(keep, len(segments))
     stands = reference_rows(batch, batch, reference, horizon, seed)
     rows = []
     for row in range(len(batch)):
@@ -246,14 +246,14 @@ def masked(
                 f"the reference of {batch.ids[row]!r} has shape {stands[row].shape}, expected {values.shape}: its "
                 "context and the horizon"
             )
-        copies = np.tile(values, (len(kept), 1))
+        copies = np.tile(values, (len(visible), 1))
         for column, part in enumerate(segments):
             if part.row == row:
                 place = slice(part.start + batch.lengths[row], part.stop + batch.lengths[row])
-                copies[~kept[:, column], place] = stands[row][place]
+                copies[~visible[:, column], place] = stands[row][place]
         copies.flags.writeable = False
         rows.append(copies)
-    return _batch_of(batch, rows, len(kept))
+    return _batch_of(batch, rows, len(visible))
 
 
 def checked_keep(keep: Any, count: int) -> np.ndarray:
@@ -262,24 +262,24 @@ def checked_keep(keep: Any, count: int) -> np.ndarray:
     Raises:
         InputError: another shape, or nothing in it.
     """
-    kept = np.atleast_2d(np.asarray(keep))
-    if kept.ndim != 2 or kept.shape[1] != count or not len(kept) or not np.isin(kept, (0, 1)).all():
+    visible = np.atleast_2d(np.asarray(keep))
+    if visible.ndim != 2 or visible.shape[1] != count or not len(visible) or not np.isin(visible, (0, 1)).all():
         raise InputError(f"keep has shape {np.shape(keep)}, expected bools (mask, segment) with {count} segments")
-    return kept.astype(bool)
+    return visible.astype(bool)
 
 
 def _batch_of(batch: SeriesBatch, rows: Sequence[np.ndarray], masks: int) -> MaskedBatch:
     columns: dict[str, Any] = {name: getattr(batch, name) * masks for name in COLUMNS}
     for name in ("ids", "groups"):
         columns[name] = tuple(f"{mask}/{each}" for mask in range(masks) for each in getattr(batch, name))
-    known = [future is not None for future in batch.futures]
+    has_future = [future is not None for future in batch.futures]
     columns["values"] = tuple(
         copies[mask, :length] for mask in range(masks) for copies, length in zip(rows, batch.lengths, strict=True)
     )
     columns["futures"] = tuple(
         copies[mask, length:] if ahead else None
         for mask in range(masks)
-        for copies, length, ahead in zip(rows, batch.lengths, known, strict=True)
+        for copies, length, ahead in zip(rows, batch.lengths, has_future, strict=True)
     )
     return MaskedBatch(freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns)
 

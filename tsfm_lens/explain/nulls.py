@@ -126,12 +126,12 @@ def held_against(
     dims = [str(dim) for dim in data[name].dims if dim != "series"]
     own = _shares(data, name, dims)
     labels = _groups(data, groups, dims, own.shape[:-1])
-    pooled = null == "random components" or (null == "untrained" and "segment" not in dims)
+    by_group = null == "random components" or (null == "untrained" and "segment" not in dims)
     if null == "random components":
         floor = _of_others(own, labels)
     else:
         others = [_shares(probe(other, **options), name, dims) for other in null_runs(run, null, draws, seed)]
-        floor = _of_group(np.stack(others), labels) if pooled else np.max(others, axis=0)
+        floor = _of_group(np.stack(others), labels) if by_group else np.max(others, axis=0)
     share = f"{name}_share"
     data[share] = ((*dims, "series"), own)
     floors = xr.DataArray(floor, dims=(*dims, "series"))
@@ -182,10 +182,10 @@ def null_runs(run: Run, null: Null, draws: int, seed: int) -> list[Run]:
     if null == "untrained":
         twins = [untrained_twin(run.lens, seed + draw) for draw in range(draws)]
         return [replace(run, lens=twin, _hooks=(), **base) for twin in twins]
-    return [replace(run, batch=_shuffled(run.batch, [seed, draw]), whole=None, **base) for draw in range(draws)]
+    return [replace(run, batch=_shuffle(run.batch, [seed, draw]), whole=None, **base) for draw in range(draws)]
 
 
-def _shuffled(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
+def _shuffle(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
     """Values in random order, gaps where they were; the series of an item in one order, so that they still agree."""
     values, futures = list(batch.values), list(batch.futures)
     for number, group in enumerate(dict.fromkeys(batch.groups)):
@@ -194,11 +194,11 @@ def _shuffled(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
         order = rng.permutation(batch.lengths[rows[0]])
         ahead = rng.permutation(max((len(f) for row in rows if (f := batch.futures[row]) is not None), default=0))
         for row in rows:
-            moved, gaps = batch.values[row][order], np.isnan(batch.values[row])
+            series, gaps = batch.values[row][order], np.isnan(batch.values[row])
             # observed values go where observed values were
-            filled = np.full(len(moved), np.nan)
-            filled[~gaps] = moved[~np.isnan(moved)]
-            values[row] = filled
+            result = np.full(len(series), np.nan)
+            result[~gaps] = series[~np.isnan(series)]
+            values[row] = result
             future = batch.futures[row]
             futures[row] = None if future is None else future[ahead[ahead < len(future)]]
     return replace(batch, values=tuple(values), futures=tuple(futures))
@@ -250,17 +250,17 @@ def route_effects(
         return held_against(route_effects, run, against, name="carried", **more, **how)
     groups = list(dict.fromkeys(run.batch.groups))
     rows = [run.batch.groups.index(group) for group in groups]
-    carried = []
+    shares = []
     for item in range(len(groups)):
         places, effect, total = all_effects(two_sides(run, item, 0, parts, reference, seed), components)
         sizes, whole = np.abs(effect).mean(-1).sum(0), np.abs(total).mean(-1).sum()
-        carried.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
+        shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
         if progress is not None:
             progress(item + 1, len(groups))
     data = run.dataset().isel(series=rows).assign_coords(component_coords(places))
-    data["carried"] = (("component", "series"), np.stack(carried, axis=1))
-    named = reference_words(reference)
+    data["carried"] = (("component", "series"), np.stack(shares, axis=1))
+    reference_name = reference_words(reference)
     source = "Wang et al. 2022; Adebayo et al. 2018, arXiv:1810.03292"
-    data.attrs = run.describe("route_effects", "Routes over many series", source, reference=named, units="")
+    data.attrs = run.describe("route_effects", "Routes over many series", source, reference=reference_name, units="")
     floor = own_rounding(run)[rows] / np.maximum(ranges(run, run.point)[rows], np.finfo(float).tiny)
     return judge(data, "carried", floor=floor, groups="component_kind", control=control)

@@ -104,37 +104,37 @@ def input_routes(
     if top is not None and not is_count(top):
         raise InputError(f"top is {top!r}, expected how many components are tried, 1 or more")
     sides = two_sides(run, item, target, parts, reference, seed)
-    tried = _Tried.of(sides, components, top, direct, seed)
+    search = _RouteSearch.of(sides, components, top, direct, seed)
     sums = _Sums(sides)
     for number in range(len(sides.segments)):
         without = sides.without([number])
-        tried.add(number, without)
+        search.add(number, without)
         sums.add(number, without)
         if progress is not None:
             progress(number + 1, len(sides.segments))
-    data = sides.dataset().assign_coords(component_coords(tried.places))
+    data = sides.dataset().assign_coords(component_coords(search.places))
     data = data.assign_coords(branch=[str(branch) for branch in sums.branches])
-    data = data.assign(tried.variables() | sums.variables())
-    named = reference_words(reference)
-    facts = {"reference": named, "target": sides.name, "rollout": int(sides.run.rollout), **tried.facts()}
+    data = data.assign(search.variables() | sums.variables())
+    reference_name = reference_words(reference)
+    facts = {"reference": reference_name, "target": sides.name, "rollout": int(sides.run.rollout), **search.facts()}
     units = sides.run.batch.units[sides.row]
     data.attrs = sides.run.describe("input_routes", "Routes of the input", _SOURCE, units=units, **facts)
-    return _judged(data, sides)
+    return _with_findings(data, sides)
 
 
 def all_effects(sides: Sides, components: Any = None) -> tuple[list[Place], np.ndarray, np.ndarray]:
     """Components, the effects of all segments through them (segment, component, step), and those in total."""
-    tried = _Tried.of(sides, components, None, False, 0)
-    tried.top, tried.estimate = len(tried.places), None
+    search = _RouteSearch.of(sides, components, None, False, 0)
+    search.top, search.estimate = len(search.places), None
     total = np.empty((len(sides.segments), sides.run.horizon))
     for number in range(len(sides.segments)):
         without = sides.without([number])
-        tried.add(number, without)
+        search.add(number, without)
         total[number] = sides.run.point[sides.row] - without.point[sides.row]
-    return tried.places, tried.effect, total
+    return search.places, search.effect, total
 
 
-def _judged(data: xr.Dataset, sides: Sides) -> xr.Dataset:
+def _with_findings(data: xr.Dataset, sides: Sides) -> xr.Dataset:
     """With sizes against their noise floor, and shares of what is more than noise."""
     run, row = sides.run, sides.row
     floor = noise_floor(run, lambda other, plain: np.abs(other - plain).mean(-1))[row]
@@ -142,13 +142,13 @@ def _judged(data: xr.Dataset, sides: Sides) -> xr.Dataset:
     length = np.square(total).sum(-1)
     way = np.zeros((len(total), *run.point.shape))
     way[:, row] = total
-    known = (np.abs(total).mean(-1) > floor) & (share_floor(run, way)[:, row] < 1)
+    significant = (np.abs(total).mean(-1) > floor) & (share_floor(run, way)[:, row] < 1)
 
     def share(values: np.ndarray) -> np.ndarray:
         """(segment, …) of values (segment, …, step)."""
         by = total.reshape(len(total), *[1] * (values.ndim - 2), -1)
         along = (values * by).sum(-1)
-        scale = np.where(known, length, np.nan).reshape(len(total), *[1] * (along.ndim - 1))
+        scale = np.where(significant, length, np.nan).reshape(len(total), *[1] * (along.ndim - 1))
         return np.asarray(along / scale)
 
     data["share"] = (("segment", "component"), share(data["effect"].values))
@@ -177,7 +177,7 @@ def all_writers(lens: Lens) -> list[Component]:
 
 
 @dataclass
-class _Tried:
+class _RouteSearch:
     """The effects of segments through components, as they are found.
 
     Attributes:
@@ -198,19 +198,19 @@ class _Tried:
     direct: np.ndarray | None
     estimate: np.ndarray | None
     spots: int = 0
-    missed: int = 0
+    misses: int = 0
 
     @classmethod
-    def of(cls, sides: Sides, components: Any, top: int | None, direct: bool, seed: int) -> _Tried:
+    def of(cls, sides: Sides, components: Any, top: int | None, direct: bool, seed: int) -> _RouteSearch:
         """Nothing tried yet."""
         lens = sides.run.lens
         places = places_of(lens, all_writers(lens) if components is None else listed(components, "components"))
         if any(isinstance(place.target, str) for place in places):
             raise InputError("routes go through heads and branches; name components, and no residual stream")
         count = len(places) if top is None and len(places) <= _ALL else min(top or _TOP, len(places))
-        estimated = sides.differentiable
+        has_gradients = sides.differentiable
         # without a gradient nothing says which to try
-        count = count if estimated else len(places)
+        count = count if has_gradients else len(places)
         shape = (len(sides.segments), len(places), sides.run.horizon)
         nothing = np.full(shape, np.nan)
         return cls(
@@ -220,7 +220,7 @@ class _Tried:
             seed,
             nothing,
             nothing.copy() if direct else None,
-            nothing.copy() if estimated else None,
+            nothing.copy() if has_gradients else None,
         )
 
     @property
@@ -230,54 +230,54 @@ class _Tried:
 
     def add(self, number: int, without: Run) -> None:
         """Find the effects of one segment, given the run without it."""
-        chosen = np.arange(len(self.places))
+        candidates = np.arange(len(self.places))
         if self.estimate is not None:
             self.estimate[number] = self.sides.estimated(without, self.places, self._slopes)
         if not self.full:
             assert self.estimate is not None
             order = by_size(self.estimate[number])
-            drawn = np.random.default_rng([self.seed, number]).permutation(order[self.top :])[:_SPOT]
-            chosen = np.concatenate([order[: self.top], drawn])
-        self._run(number, without, chosen)
+            sample = np.random.default_rng([self.seed, number]).permutation(order[self.top :])[:_SPOT]
+            candidates = np.concatenate([order[: self.top], sample])
+        self._run(number, without, candidates)
         if not self.full:
             sizes = np.abs(self.effect[number]).mean(-1)
-            least = np.sort(sizes[chosen[: self.top]])[::-1][:LARGEST][-1]
-            self.spots += len(chosen) - self.top
-            self.missed += int((sizes[chosen[self.top :]] > np.fmax(least, self.sides.floor)).sum())
+            least = np.sort(sizes[candidates[: self.top]])[::-1][:LARGEST][-1]
+            self.spots += len(candidates) - self.top
+            self.misses += int((sizes[candidates[self.top :]] > np.fmax(least, self.sides.floor)).sum())
 
     @cached_property
     def _slopes(self) -> Activations:
         return self.sides.slopes(self.places)
 
-    def _run(self, number: int, without: Run, chosen: np.ndarray) -> None:
-        places = [self.places[index] for index in chosen]
+    def _run(self, number: int, without: Run, candidates: np.ndarray) -> None:
+        places = [self.places[index] for index in candidates]
         acts = without.record(sorted({place.point for place in places}))
         through = [Variant(str(place.target), (PatchFrom(place.target, acts),)) for place in places]
-        held = self.sides.directly(acts, [place.target for place in places]) if self.direct is not None else []
-        change = self.sides.change([*through, *held])
-        self.effect[number, chosen] = change[: len(places)]
+        direct = self.sides.directly(acts, [place.target for place in places]) if self.direct is not None else []
+        change = self.sides.change([*through, *direct])
+        self.effect[number, candidates] = change[: len(places)]
         if self.direct is not None:
-            self.direct[number, chosen] = change[len(places) :]
+            self.direct[number, candidates] = change[len(places) :]
 
     def variables(self) -> dict[str, Any]:
         """As variables of the result."""
         axes = ("segment", "component", "step")
-        found: dict[str, Any] = {"effect": (axes, self.effect)}
+        arrays: dict[str, Any] = {"effect": (axes, self.effect)}
         if self.direct is not None:
-            found["direct"] = (axes, self.direct)
+            arrays["direct"] = (axes, self.direct)
         if self.estimate is not None:
-            found["estimate"] = (axes, self.estimate)
-        return found
+            arrays["estimate"] = (axes, self.estimate)
+        return arrays
 
     def facts(self) -> dict[str, object]:
         """As attributes of the result."""
         if self.full:
             return {"search": "full"}
-        rate = self.missed / self.spots if self.spots else 0.0
+        rate = self.misses / self.spots if self.spots else 0.0
         # Clopper and Pearson; one-sided where nothing was missed
-        high = beta.ppf(0.975, self.missed + 1, self.spots - self.missed) if self.missed < self.spots else 1.0
-        known = {"spot_checks": self.spots, "miss_rate": rate, "miss_rate_high": float(high)}
-        return {"search": "gradient", "top": self.top, **known}
+        high = beta.ppf(0.975, self.misses + 1, self.spots - self.misses) if self.misses < self.spots else 1.0
+        checks = {"spot_checks": self.spots, "miss_rate": rate, "miss_rate_high": float(high)}
+        return {"search": "gradient", "top": self.top, **checks}
 
 
 @dataclass
@@ -304,14 +304,14 @@ class _Sums:
         self.branch_direct[number] = sides.change(sides.directly(acts, self.branches))
         lens = sides.run.lens
         whole = sides.run.record([sides.written_at(each) for each in sides.branches])
-        looking = [each for each in sides.branches if isinstance(_row(lens, each), Attention)]
-        held = [
+        attentions = [each for each in sides.branches if isinstance(_row(lens, each), Attention)]
+        variants = [
             Variant("no component", tuple(PatchFrom(branch, whole) for branch in self.branches)),
-            Variant("no attention", tuple(PatchFrom(branch, whole) for branch in looking)),
+            Variant("no attention", tuple(PatchFrom(branch, whole) for branch in attentions)),
         ]
         plain = sides.run.point[sides.row]
         self.no_component[number], self.no_attention[number] = (
-            plain - point_forecasts(without, [each])[0, sides.row] for each in held
+            plain - point_forecasts(without, [each])[0, sides.row] for each in variants
         )
         self.total[number] = plain - without.point[sides.row]
 
@@ -319,8 +319,8 @@ class _Sums:
         """As variables of the result."""
         axes = ("segment", "step")
         rest = self.total - self.no_component - self.branch_direct.sum(1)
-        found = {"total": self.total, "no_component": self.no_component, "no_attention": self.no_attention}
-        variables: dict[str, Any] = {name: (axes, values) for name, values in {**found, "rest": rest}.items()}
+        sums = {"total": self.total, "no_component": self.no_component, "no_attention": self.no_attention}
+        variables: dict[str, Any] = {name: (axes, values) for name, values in {**sums, "rest": rest}.items()}
         return {**variables, "branch_direct": (("segment", "branch", "step"), self.branch_direct)}
 
 
@@ -351,11 +351,11 @@ def missed_by_search(routes: xr.Dataset, top: int, *, largest: int = LARGEST) ->
     """
     if routes.attrs.get("search") != "full" or "estimate" not in routes:
         raise InputError("misses are counted against a full search with estimates; give no top, and a run of one pass")
-    missed, wanted = 0, 0
+    misses, count = 0, 0
     for number in range(routes.sizes["segment"]):
         one = routes.isel(segment=number)
-        tried = set(by_size(one["estimate"].values)[:top])
+        candidates = set(by_size(one["estimate"].values)[:top])
         true = [place for place in by_size(one["effect"].values)[:largest] if one["size_stands_out"].values[place]]
-        wanted += len(true)
-        missed += len(set(true) - tried)
-    return missed / max(wanted, 1)
+        count += len(true)
+        misses += len(set(true) - candidates)
+    return misses / max(count, 1)

@@ -46,8 +46,8 @@ class Sides:
     row: int
     segments: tuple[Segment, ...]
     stands: tuple[np.ndarray, ...]
-    numbered: SeriesBatch
-    _known: dict[tuple[int, ...], Run] = field(default_factory=dict)
+    numeric: SeriesBatch
+    _cache: dict[tuple[int, ...], Run] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -61,15 +61,15 @@ class Sides:
             InputError: other tokens than with everything shown.
         """
         key = tuple(sorted(hidden))
-        if key not in self._known:
-            self._known.clear()
-            self._known[key] = self._without(key)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache.clear()
+            self._cache[key] = self._without(key)
+        return self._cache[key]
 
     def _without(self, hidden: tuple[int, ...]) -> Run:
         run = self.run
         keep = np.isin(np.arange(len(self.segments)), hidden, invert=True)[None]
-        batch = masked(self.numbered, self.segments, keep, self.stands, horizon=run.horizon)
+        batch = masked(self.numeric, self.segments, keep, self.stands, horizon=run.horizon)
         # one copy is the item itself
         batch = replace(batch, ids=run.batch.ids, groups=run.batch.groups)
         # what a decoder reads as its own past is the same on both sides
@@ -155,11 +155,11 @@ class Sides:
         along = self.run.in_one_pass().path if self.run.tokens_read else None
         once = without if not without.rollout else replace(without, rollout=False, along=along, _of=None)
         there = once.record(sorted({place.point for place in places}))
-        found = np.empty((len(places), self.run.horizon))
-        for values, place in zip(found, places, strict=True):
+        effects = np.empty((len(places), self.run.horizon))
+        for values, place in zip(effects, places, strict=True):
             for block, effect in zip(self._blocks, _products(place, slopes, there), strict=True):
                 values[block] = effect
-        return found
+        return effects
 
     def dataset(self) -> xr.Dataset:
         """Context, coordinates of segments, and the forecast with everything shown."""
@@ -197,9 +197,9 @@ def two_sides(
         UnknownNameError: no such item, target or reference.
     """
     alone = item_of(run, item)
-    chosen = given_parts(run, item, target, parts)
+    segments = given_parts(run, item, target, parts)
     renumber: Any = getattr(alone.lens.adapter, "numbered", None)
-    numbered = alone.batch if renumber is None else renumber(alone.batch)
-    refuse_overlap(chosen, numbered, alone.horizon)
-    stands = reference_rows(alone.batch, numbered, reference, alone.horizon, seed)
-    return Sides(alone, target_row(alone.batch, target), chosen, stands, numbered)
+    numeric = alone.batch if renumber is None else renumber(alone.batch)
+    refuse_overlap(segments, numeric, alone.horizon)
+    stands = reference_rows(alone.batch, numeric, reference, alone.horizon, seed)
+    return Sides(alone, target_row(alone.batch, target), segments, stands, numeric)

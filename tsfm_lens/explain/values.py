@@ -129,7 +129,7 @@ class Masks:
     progress: Progress | None = None
     repeats: int = 1
     row: int = field(init=False)
-    _known: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
+    _cache: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.run = item_of(self.run, self.item)
@@ -140,8 +140,8 @@ class Masks:
     @cached_property
     def batch(self) -> SeriesBatch:
         """The series of the item, categories as the numbers that the model is shown."""
-        numbered: Any = getattr(self.run.lens.adapter, "numbered", None)
-        return self.run.batch if numbered is None else numbered(self.run.batch)
+        renumber: Any = getattr(self.run.lens.adapter, "numbered", None)
+        return self.run.batch if renumber is None else renumber(self.run.batch)
 
     @cached_property
     def stands(self) -> tuple[np.ndarray, ...]:
@@ -167,7 +167,7 @@ class Masks:
     @property
     def made(self) -> int:
         """Forecasts made so far."""
-        return len(self._known)
+        return len(self._cache)
 
     def masked(self, keep: Any) -> MaskedBatch:
         """The masked series; see :func:`tsfm_lens.explain.masked`."""
@@ -176,43 +176,43 @@ class Masks:
     def __call__(self, keep: Any) -> np.ndarray:
         """(mask, quantile, step) of masks (mask, segment)."""
         self.run._refuse_other_hooks()
-        kept = checked_keep(keep, len(self.segments))
-        keys = [row.tobytes() for row in np.packbits(kept, axis=1)]
-        new = {key: index for index, key in enumerate(keys) if key not in self._known}
-        chosen = kept[list(new.values())]
+        visible = checked_keep(keep, len(self.segments))
+        keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
+        new = {key: index for index, key in enumerate(keys) if key not in self._cache}
+        pending = visible[list(new.values())]
         names = list(new)
         if self._shares:
             # masks that begin alike stand together
-            order = np.lexsort(chosen[:, np.argsort([part.start for part in self.segments])[::-1]].T)
-            chosen, names = chosen[order], [names[index] for index in order]
+            order = np.lexsort(pending[:, np.argsort([part.start for part in self.segments])[::-1]].T)
+            pending, names = pending[order], [names[index] for index in order]
         numbers = len(self.batch) * (max(self.batch.lengths) + self.run.horizon)
         size = max(1, _NUMBERS // numbers)
         # chunks of equal size waste the least
-        size = -(-len(chosen) // max(1, -(-len(chosen) // size)))
-        for first in range(0, len(chosen), max(size, 1)):
-            part = chosen[first : first + size]
+        size = -(-len(pending) // max(1, -(-len(pending) // size)))
+        for first in range(0, len(pending), max(size, 1)):
+            part = pending[first : first + size]
             for key, value in zip(names[first:], self._forecast(part), strict=False):
-                self._known[key] = value
+                self._cache[key] = value
             if self.progress is not None:
-                self.progress(first + len(part), len(chosen))
-        return np.stack([self._known[key] for key in keys])
+                self.progress(first + len(part), len(pending))
+        return np.stack([self._cache[key] for key in keys])
 
-    def _forecast(self, kept: np.ndarray) -> np.ndarray:
+    def _forecast(self, visible: np.ndarray) -> np.ndarray:
         """(mask, quantile, step), all of them run."""
         run = self.run
-        self._refuse_nothing(kept)
-        batch = self.masked(kept)
+        self._refuse_nothing(visible)
+        batch = self.masked(visible)
         if takes_draws(run):
-            made = _rollouts(run, batch, len(self.batch))
+            quantiles = _rollouts(run, batch, len(self.batch))
         elif run.lens.emits != "quantile":
-            made = _forwards(run, batch, len(kept))
+            quantiles = _forwards(run, batch, len(visible))
         elif self._shares:
-            made = _in_prefixes(run, batch, self._prefixes(kept))
+            quantiles = _in_prefixes(run, batch, self._prefixes(visible))
         else:
-            made = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
-        values = made.reshape(len(kept), len(self.batch), *made.shape[1:])[:, self.row]
+            quantiles = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
+        values = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])[:, self.row]
         if not np.isfinite(values).all():
-            raise InputError(self._no_number(kept[int(np.argmin(np.isfinite(values).all((1, 2))))]))
+            raise InputError(self._no_number(visible[int(np.argmin(np.isfinite(values).all((1, 2))))]))
         return values
 
     @cached_property
@@ -223,30 +223,30 @@ class Masks:
         alone = len(series) == 1 and not lens.registry.in_use
         return alone and hasattr(lens.adapter, "sharing") and not any(np.isnan(each).any() for each in whole)
 
-    def _prefixes(self, kept: np.ndarray) -> np.ndarray:
+    def _prefixes(self, visible: np.ndarray) -> np.ndarray:
         """(mask, token) a number for all that a mask shows up to the end of a token."""
-        found = []
+        columns = []
         for stop in token_edges(self.run)[1:]:
             before = [index for index, part in enumerate(self.segments) if part.start < stop]
-            packed = np.packbits(kept[:, before], axis=1) if before else np.zeros((len(kept), 1), np.uint8)
-            found.append(np.unique(packed, axis=0, return_inverse=True)[1].reshape(-1))
-        return np.stack(found, axis=1)
+            bits = np.packbits(visible[:, before], axis=1) if before else np.zeros((len(visible), 1), np.uint8)
+            columns.append(np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1))
+        return np.stack(columns, axis=1)
 
-    def _refuse_nothing(self, kept: np.ndarray) -> None:
+    def _refuse_nothing(self, visible: np.ndarray) -> None:
         """Refuse masks that leave nothing of a series where the library fills gaps from what is left."""
         for row, name in enumerate(self.batch.ids):
             if not np.isnan(self.stands[row]).all() or self.mask == OWN_MASK:
                 continue
             columns = [index for index, part in enumerate(self.segments) if part.row == row]
-            shown = sum(len(self.segments[index]) for index in columns) < self.batch.lengths[row]
-            if columns and not shown and not kept[:, columns].any(1).all():
+            rest_visible = sum(len(self.segments[index]) for index in columns) < self.batch.lengths[row]
+            if columns and not rest_visible and not visible[:, columns].any(1).all():
                 raise InputError(
                     f"{self.run.lens.wiring.architecture} has no mask: its library fills gaps by {self.mask}, and of "
                     f"{name!r} nothing would be left to fill from; choose reference='mean' or 'seasonal naive'"
                 )
 
-    def _no_number(self, kept: np.ndarray) -> str:
-        hidden = [part.name for part, shown in zip(self.segments, kept, strict=True) if not shown]
+    def _no_number(self, visible: np.ndarray) -> str:
+        hidden = [part.name for part, is_visible in zip(self.segments, visible, strict=True) if not is_visible]
         return (
             f"{self.run.lens.wiring.architecture} forecasts no number with {', '.join(hidden[:3])} masked; choose "
             "another reference, such as 'mean' or 'seasonal naive'"
@@ -265,12 +265,12 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
     fit = max(part.stop - part.start for part in plan(request))
     size = max(1, fit // rows) * rows
     alone = Piece(request.seed, rows, 0, rows)
-    found = []
+    parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))
         part = Part(first, stop, (alone,) * ((stop - first) // rows))
-        found.append(forecast_part(request, part).quantiles)
-    return np.concatenate(found)
+        parts.append(forecast_part(request, part).quantiles)
+    return np.concatenate(parts)
 
 
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
@@ -293,12 +293,12 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
     else:
         encoded = lens.encode(batch, horizon=run.horizon)
     parts, _ = forward_parts(lens, encoded, [()], len(encoded.rows), None, nullcontext)
-    found = []
+    outputs = []
     with torch.no_grad():
         for whole in parts:
             for part in _split(whole, math.ceil(len(whole.batch) / _ROWS)):
-                found.append(run.read(lens.forward(part), part).cpu().double().numpy())
-    return np.concatenate(found)[:, None]
+                outputs.append(run.read(lens.forward(part), part).cpu().double().numpy())
+    return np.concatenate(outputs)[:, None]
 
 
 def _split(encoded: Any, number: int) -> list[Any]:
