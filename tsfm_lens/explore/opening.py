@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tsfm_lens.explore.brushing import Brush
     from tsfm_lens.explore.widget import Explorer
 
-_NEEDED = ("ipywidgets", "anywidget", "IPython")
+_LIBRARIES = ("ipywidgets", "anywidget", "IPython")
 
 
 def explore(run: Run, *, kind: str | None = None) -> Explorer:
@@ -41,8 +41,8 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     _need("explore", "viz.explore_figure draws the same view of probes.head_states")
     from tsfm_lens.explore.widget import Explorer, progress_bar
 
-    with progress_bar() as tell:
-        states = head_states(run, kind=kind, progress=tell)
+    with progress_bar() as progress:
+        states = head_states(run, kind=kind, progress=progress)
     return Explorer(run, states)
 
 
@@ -73,7 +73,7 @@ def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Br
 
 
 def _need(what: str, instead: str) -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
             f"{what} needs {' and '.join(missing)}, not installed: "

@@ -62,11 +62,11 @@ class Explorer(widgets.VBox):
         self._forecasts: dict[frozenset[Head], np.ndarray] = {
             frozenset([head]): alone[head] for head in self._places.values()
         }
-        drawn = explore_figure(states)
-        self.figure = figure_widget(drawn)
-        self.figure.data[TRACES.index("scores")].on_click(self._clicked)
+        figure = explore_figure(states)
+        self.figure = figure_widget(figure)
+        self.figure.data[TRACES.index("scores")].on_click(self._on_click)
         self._build_controls()
-        heading = f"<b>{escape(str(drawn.layout.meta['title']))}</b>"
+        heading = f"<b>{escape(str(figure.layout.meta['title']))}</b>"
         bar = {"layout": widgets.Layout(flex_flow="row wrap", align_items="center")}
         super().__init__(
             [
@@ -115,9 +115,9 @@ class Explorer(widgets.VBox):
             UnknownNameError: one of them is no head of this view.
         """
         flat = self.states["component"].values.ravel().tolist()
-        named = xr.Dataset(coords={"component": flat})
+        labels = xr.Dataset(coords={"component": flat})
         for name in components:
-            position(named, "component", name, what="head")
+            position(labels, "component", name, what="head")
         self._ablate([self._places[name] for name in dict.fromkeys(components)])
 
     @property
@@ -129,7 +129,7 @@ class Explorer(widgets.VBox):
 
     # --- events ---------------------------------------------------------------------------------------------
 
-    def _clicked(self, _trace: Any, points: Any, _state: Any) -> None:
+    def _on_click(self, _trace: Any, points: Any, _state: Any) -> None:
         if points.xs:
             self._choose((round(points.ys[0]), round(points.xs[0])))
 
@@ -163,8 +163,8 @@ class Explorer(widgets.VBox):
         if key not in self._forecasts:
             run = self.run
             with run.lens.ablate(*(self._names[layer][head] for layer, head in heads)):
-                found = run.lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
-            self._forecasts[key] = found.quantiles[0]
+                forecast = run.lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
+            self._forecasts[key] = forecast.quantiles[0]
         return self._forecasts[key]
 
     # --- what is shown --------------------------------------------------------------------------------------
@@ -208,10 +208,10 @@ def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
     bar = widgets.IntProgress(description="ablating heads", style={"description_width": "initial"})
     display(bar)
 
-    def tell(done: int, total: int) -> None:
-        bar.max, bar.value = total, done
+    def advance(count: int, total: int) -> None:
+        bar.max, bar.value = total, count
 
     try:
-        yield tell
+        yield advance
     finally:
         bar.close()

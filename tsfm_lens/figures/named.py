@@ -23,7 +23,7 @@ from tsfm_lens.viz.saving import FORMATS, rendered, write_together
 STATIC = ("svg", "pdf", "png")
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
-_ADDED: dict[str, Entry] = {}
+_EXTRA_FIGURES: dict[str, Entry] = {}
 _ELSEWHERE: dict[str, str] = {}
 
 
@@ -34,14 +34,14 @@ def add_figures(entries: Iterable[Entry], elsewhere: Mapping[str, str]) -> None:
         entries: listed before those of the renderers, in this order.
         elsewhere: figures that no single run can draw: what draws them, by name.
     """
-    _ADDED.update((entry.name, entry) for entry in entries)
+    _EXTRA_FIGURES.update((entry.name, entry) for entry in entries)
     _ELSEWHERE.update(elsewhere)
 
 
 def figures() -> dict[str, Entry]:
     """Every figure by name: those that were added in their order, then one per renderer of the catalogue."""
     load_extensions(SHOWN)
-    return _ADDED | {entry.name: entry for entry in entries()}
+    return _EXTRA_FIGURES | {entry.name: entry for entry in entries()}
 
 
 def find_figure(name: str) -> Entry:
@@ -51,14 +51,14 @@ def find_figure(name: str) -> Entry:
         UnknownNameError: there is none of this name; the message has the nearest, or what draws a figure that no
             single run can.
     """
-    known = figures()
+    available = figures()
     short = re.sub(r"^fig(ure|\.)?\s*", "", name.strip(), flags=re.IGNORECASE)
     for candidate in (name, short, short.upper()):
-        if candidate in known:
-            return known[candidate]
+        if candidate in available:
+            return available[candidate]
     if short in _ELSEWHERE:
         raise UnknownNameError(_ELSEWHERE[short])
-    raise unknown_name("figure", name, known, hint="`tsfm-lens figure --list` names them all.")
+    raise unknown_name("figure", name, available, hint="`tsfm-lens figure --list` names them all.")
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,14 @@ def refuse_several(entry: Entry, count: int) -> None:
         InputError: it does; the message names the figures that show any number.
     """
     if count > 2 and entry.compare is None:
-        known = ", ".join(name for name, each in figures().items() if each.compare is not None)
+        names = ", ".join(name for name, each in figures().items() if each.compare is not None)
         raise InputError(
-            f"figure {entry.name} can show two models side by side, and {count} are named; {known} shows more"
+            f"figure {entry.name} can show two models side by side, and {count} are named; {names} shows more"
         )
 
 
 def write_figure(
-    made: Made,
+    drawing: Made,
     out: str | Path,
     *,
     formats: Iterable[str] = ("html", *STATIC),
@@ -164,22 +164,24 @@ def write_figure(
         RenderError: a static image is asked for and cannot be drawn.
         UnknownNameError: no such format.
     """
-    wanted = checked_formats(formats)
-    slug = file_word(model or made.run.lens.model_id)
-    if made.others:
-        slug += f"-and-{len(made.others)}-more"
-    printed = {plate.suffix: viz.for_print(plate.figure, column) for plate in made.plates if set(wanted) & set(STATIC)}
+    kinds = checked_formats(formats)
+    slug = file_word(model or drawing.run.lens.model_id)
+    if drawing.others:
+        slug += f"-and-{len(drawing.others)}-more"
+    print_figures = {
+        plate.suffix: viz.for_print(plate.figure, column) for plate in drawing.plates if set(kinds) & set(STATIC)
+    }
     contents: dict[Path, bytes] = {}
-    for plate in made.plates:
-        stem = "-".join(part for part in (file_word(made.entry.name), plate.suffix, slug) if part)
-        for kind in wanted:
+    for plate in drawing.plates:
+        stem = "-".join(part for part in (file_word(drawing.entry.name), plate.suffix, slug) if part)
+        for kind in kinds:
             path = Path(out) / f"{stem}.{kind}"
             if progress is not None:
                 progress(path.name)
-            figure = printed[plate.suffix] if kind in STATIC else plate.figure
+            figure = print_figures[plate.suffix] if kind in STATIC else plate.figure
             contents[path] = rendered(figure, kind, scale=DOTS)
-    text = made.caption(sources) + _sizes(printed)
-    contents[Path(out) / f"{file_word(made.entry.name)}-{slug}.txt"] = text.encode()
+    text = drawing.caption(sources) + _sizes(print_figures)
+    contents[Path(out) / f"{file_word(drawing.entry.name)}-{slug}.txt"] = text.encode()
     return write_together(contents)
 
 
@@ -189,22 +191,22 @@ def checked_formats(formats: Iterable[str]) -> list[str]:
     Raises:
         UnknownNameError: a figure cannot be written in one of them.
     """
-    wanted = list(dict.fromkeys(formats))
-    for kind in wanted:
+    kinds = list(dict.fromkeys(formats))
+    for kind in kinds:
         if kind not in FORMATS:
             raise unknown_name("format", kind, FORMATS)
-    return wanted
+    return kinds
 
 
-def _sizes(printed: dict[str, go.Figure]) -> str:
+def _sizes(print_figures: dict[str, go.Figure]) -> str:
     """The size of every printed part, in mm."""
-    if not printed:
+    if not print_figures:
         return ""
     sizes = [
         f"  {suffix or 'figure'}: {figure.layout.meta['width_mm']:g} × {figure.layout.meta['height_mm']:g} mm"
-        for suffix, figure in printed.items()
+        for suffix, figure in print_figures.items()
     ]
-    smallest = min(figure.layout.meta["type_pt"] for figure in printed.values())
+    smallest = min(figure.layout.meta["type_pt"] for figure in print_figures.values())
     return "\n".join(["", f"Print (svg, pdf, png; type from {smallest:g} pt on)", *sizes, ""])
 
 

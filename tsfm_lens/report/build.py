@@ -25,7 +25,7 @@ from tsfm_lens.viz.theme import true_minus, untitled
 
 LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
-_NAMED = 6  # series that a heading names
+_MAX_NAMES = 6  # series that a heading names
 _PARAGRAPH = 320  # letters of a reading that is one paragraph
 
 
@@ -205,16 +205,16 @@ def _in_words(title: str) -> str:
 
 def _on_series(ds: xr.Dataset) -> str:
     series = names(ds, "series") or [str(name) for name in [ds.attrs.get("series")] if name]
-    if len(series) > _NAMED and "role" in ds.coords:
+    if len(series) > _MAX_NAMES and "role" in ds.coords:
         # of a number of series a reader takes each for one that is forecast
         series = names(ds.isel(series=ds["role"].values == "target"), "series")
-    return f"{model_of(ds)} on {shown(series, limit=_NAMED)}" if series else model_of(ds)
+    return f"{model_of(ds)} on {shown(series, limit=_MAX_NAMES)}" if series else model_of(ds)
 
 
 def _fit(sections: list[_Section], budget: int) -> None:
     """Leave out what does not fit into ``budget`` bytes: last figures of a section first, overviews last."""
-    ranked = [(rank, section, figure) for section in sections for rank, figure in enumerate(section.figures)]
-    for _, section, figure in sorted(ranked, key=lambda entry: entry[0]):
+    entries = [(rank, section, figure) for section in sections for rank, figure in enumerate(section.figures)]
+    for _, section, figure in sorted(entries, key=lambda entry: entry[0]):
         if figure.size <= budget:
             budget -= figure.size
         else:

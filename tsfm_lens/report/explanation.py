@@ -23,7 +23,7 @@ CHAPTERS = (
     *("deletion_curves", "route_proof", "covariate_use"),
 )
 """Kinds of the measurements that an explanation has unless it is asked for others."""
-_MASKED = ("input_attribution", "input_routes", "deletion_curves", "route_proof")
+_MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_proof")
 
 
 @saying_once
@@ -72,12 +72,14 @@ def explain(
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, chapters, missing)
     run = _first(run, item)
-    own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKED}
+    own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKING_KINDS}
     if method is not None:
         own["input_attribution"]["method"] = method
     # a proof is of what is asked for, whether or not that has a chapter of its own
-    asked = {kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}}
-    results = pipeline.analyse(run, chapters=kinds, options=asked, progress=progress, left_out=missing)
+    arguments = {
+        kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
+    }
+    results = pipeline.analyse(run, chapters=kinds, options=arguments, progress=progress, left_out=missing)
     if out is not None:
         heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         pipeline.write_page(run, results, out, heading, sources, progress, missing)

@@ -82,9 +82,9 @@ class Unwelcome(Matcher):
 
 def _token(request: HTTPServerRequest) -> bytes:
     """Token of a request, in its query or its Authorization header; empty without one."""
-    given = request.query_arguments.get("token")
+    tokens = request.query_arguments.get("token")
     header = IdentityProvider.auth_header_pat.match(request.headers.get("Authorization", ""))
-    return given[-1] if given else header[2].encode() if header else b""
+    return tokens[-1] if tokens else header[2].encode() if header else b""
 
 
 class Refusal(RequestHandler):

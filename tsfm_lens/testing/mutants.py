@@ -30,8 +30,8 @@ def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
         for what, value in _values(name, getattr(wiring, name), everything):
             yield f"{name}: {what}", replace(wiring, **{name: value})
     for index, stack in enumerate(wiring.stacks):
-        for what, changed in _stacks(model, stack, everything):
-            stacks = (*wiring.stacks[:index], changed, *wiring.stacks[index + 1 :])
+        for what, variant in _stacks(model, stack, everything):
+            stacks = (*wiring.stacks[:index], variant, *wiring.stacks[index + 1 :])
             yield f"{stack.prefix}: {what}", replace(wiring, stacks=stacks)
 
 
@@ -52,8 +52,8 @@ class _Paths:
 
     def others(self, path: str) -> list[str]:
         """Paths of other modules of the same class, nearest names first, four at most."""
-        given = self.inside.get(path)
-        twins = [other for other, module in self.inside.items() if other != path and type(module) is type(given)]
+        original = self.inside.get(path)
+        twins = [other for other, module in self.inside.items() if other != path and type(module) is type(original)]
         return sorted(twins, key=lambda other: (abs(other.count(".") - path.count(".")), other))[:4]
 
 
@@ -74,7 +74,7 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
         yield from ((f"{value} -> {other}", other) for other in steps if other != value)
     elif callable(value):
         yield "dropped", None
-        yield "doubled", _doubled(value)
+        yield "doubled", _double(value)
     elif isinstance(value, tuple) and name in ("upstream", "unread"):
         if value:
             yield "()", ()
@@ -84,7 +84,7 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
         yield from _texts(name, value, paths)
 
 
-def _doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _double(function: Callable[..., Any]) -> Callable[..., Any]:
     def double(*args: Any) -> Any:
         output = function(*args)
         return tuple(2 * part for part in output) if isinstance(output, tuple) else 2 * output + 1
@@ -98,7 +98,7 @@ def _texts(name: str, value: str, paths: _Paths) -> Iterator[tuple[str, str]]:
     elif name == "over":
         yield "flipped", "variate" if value == "time" else "time"
     elif "layout" in name:
-        yield from ((other, other) for other in _exchanged(value))
+        yield from ((other, other) for other in _exchange_axes(value))
     elif name in ("weight", "bias"):
         yield "missing", f"{value}_of_nothing"
     elif name in ("kind", "name"):
@@ -109,16 +109,18 @@ def _texts(name: str, value: str, paths: _Paths) -> Iterator[tuple[str, str]]:
         yield from ((f"{value} -> {path}", path) for path in paths.others(value))
 
 
-def _exchanged(layout: str) -> Iterator[str]:
+def _exchange_axes(layout: str) -> Iterator[str]:
     """A layout with two neighbouring axes exchanged, outside of brackets and inside."""
     axes = re.findall(r"\([^)]*\)|\S+", layout)
     for first in range(len(axes) - 1):
-        swapped = [*axes]
-        swapped[first], swapped[first + 1] = axes[first + 1], axes[first]
-        yield " ".join(swapped)
+        order = [*axes]
+        order[first], order[first + 1] = axes[first + 1], axes[first]
+        yield " ".join(order)
     for place, axis in enumerate(axes):
         if axis.startswith("("):
-            yield from (" ".join([*axes[:place], f"({inner})", *axes[place + 1 :]]) for inner in _exchanged(axis[1:-1]))
+            yield from (
+                " ".join([*axes[:place], f"({inner})", *axes[place + 1 :]]) for inner in _exchange_axes(axis[1:-1])
+            )
 
 
 def _stacks(model: nn.Module, stack: Stack, everything: _Paths) -> Iterator[tuple[str, Stack]]:
@@ -134,8 +136,8 @@ def _stacks(model: nn.Module, stack: Stack, everything: _Paths) -> Iterator[tupl
         rest = (*stack.writers[:index], *stack.writers[index + 1 :])
         yield f"writers: without {row.kind}", replace(stack, writers=rest)
     for layer in stack.exceptions:
-        kept = {other: rows for other, rows in stack.exceptions.items() if other != layer}
-        yield f"exceptions: without {layer}", replace(stack, exceptions=kept)
+        exceptions = {other: rows for other, rows in stack.exceptions.items() if other != layer}
+        yield f"exceptions: without {layer}", replace(stack, exceptions=exceptions)
     plain = next((layer for layer in range(stack.n_layers) if layer not in stack.exceptions), 0)
     for index, (what, row) in _rows(stack.writers, _Paths(model, stack.block(plain))):
         rows = (*stack.writers[:index], row, *stack.writers[index + 1 :])
@@ -144,8 +146,8 @@ def _stacks(model: nn.Module, stack: Stack, everything: _Paths) -> Iterator[tupl
         layer, rows_of_layer = next(iter(stack.exceptions.items()))
         for index, (what, row) in _rows(rows_of_layer, _Paths(model, stack.block(layer))):
             rows = (*rows_of_layer[:index], row, *rows_of_layer[index + 1 :])
-            changed = replace(stack, exceptions={**stack.exceptions, layer: rows})
-            yield f"{layer}.{rows_of_layer[index].kind}.{what}", changed
+            variant = replace(stack, exceptions={**stack.exceptions, layer: rows})
+            yield f"{layer}.{rows_of_layer[index].kind}.{what}", variant
 
 
 def _rows(rows: tuple[Writer, ...], paths: _Paths) -> Iterator[tuple[int, tuple[str, Writer]]]:
@@ -161,8 +163,8 @@ def _rows(rows: tuple[Writer, ...], paths: _Paths) -> Iterator[tuple[int, tuple[
                     yield index, (f"{name}: {what}", replace(row, **{name: other}))
         if isinstance(row, Mlp):
             yield index, ("pre and post exchanged", replace(row, pre=row.post, post=row.pre))
-            invented = replace(row.i, gain=1.0) if row.gate is None else None
-            yield index, (f"gate: {'forgotten' if row.gate else 'invented'}", replace(row, gate=invented))
+            gate = replace(row.i, gain=1.0) if row.gate is None else None
+            yield index, (f"gate: {'forgotten' if row.gate else 'invented'}", replace(row, gate=gate))
             if row.gate is not None:
                 yield index, ("i and gate exchanged", replace(row, i=row.gate, gate=row.i))
             yield index, ("i: the output matrix", replace(row, i=replace(row.i, module=row.o)))

@@ -34,7 +34,7 @@ from tsfm_lens.testing.tolerance import rounding
 ONE_BLOCK, TWO_BLOCKS = (rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2))
 
 STREAMS = RESIDUAL_NAMES
-TAPPED = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
+ATTENTION_POINTS = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Case:
     def other(self, series: np.ndarray) -> np.ndarray:
         """Another series of the same length, with its missing values in the same places."""
         other = series[::-1] if getattr(self.lens.adapter, "integers", False) else series[::-1] * 0.5 + 1.0
-        filled = np.where(np.isnan(other), np.nanmean(series), other)
-        return np.where(np.isnan(series), np.nan, filled)
+        values = np.where(np.isnan(other), np.nanmean(series), other)
+        return np.where(np.isnan(series), np.nan, values)
 
     @cached_property
     def captured(self) -> tuple[Tensor, Activations]:
@@ -166,9 +166,13 @@ def reading_changes_nothing(case: Case) -> OracleResult:
         fast = lens.forward(case.encoded)
         with _no_fast_path():
             plain = lens.forward(case.encoded)
-        fused, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: not name.endswith(TAPPED))
-        projected, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: name.endswith(TAPPED[:3]))
-    if not (torch.equal(fused, plain) and torch.equal(projected, plain)):
+        fused_output, _ = lens.run_with_cache(
+            case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS)
+        )
+        projections, _ = lens.run_with_cache(
+            case.encoded, names_filter=lambda name: name.endswith(ATTENTION_POINTS[:3])
+        )
+    if not (torch.equal(fused_output, plain) and torch.equal(projections, plain)):
         return OracleResult("2 reading hooks", float("inf"), ONE_BLOCK, "fused kernel: not bit for bit")
     deviations = {"attention recomputed": relative(case.captured[0], plain), "torch's fast path": relative(fast, plain)}
     return _worst("2 reading hooks", ONE_BLOCK, deviations)
@@ -191,13 +195,13 @@ def accounting(case: Case) -> OracleResult:
     deviations: dict[str, float] = {}
     for stack in wiring.stacks:
         dot = f"{stack.name}." if stack.name else ""
-        carried = carry_factors(model, stack)
+        factors = carry_factors(model, stack)
         for place, actual, expected in branch_sums(model, wiring, stack, acts):
             deviations[place] = relative(expected, actual)
-        total = acts[f"{dot}hook_embed"] * carried["embed"]
+        total = acts[f"{dot}hook_embed"] * factors["embed"]
         for layer in range(stack.n_layers):
             for writer in stack.rows(layer):
-                total += acts[f"{stack.prefix}.{layer}.{writer.kind}.hook_out"] * carried[layer, writer.kind]
+                total += acts[f"{stack.prefix}.{layer}.{writer.kind}.hook_out"] * factors[layer, writer.kind]
         last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
         deviations[f"{stack.name} stream"] = relative(total, last)
     with torch.no_grad():
@@ -223,17 +227,17 @@ def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
     with torch.no_grad():
         plain = lens.forward(case.encoded)
         for stack in lens.wiring.stacks:
-            chosen = writers(lens.wiring, stack.name)
-            step = 1 if most is None else max(1, len(chosen) // most)
-            for component in chosen[::step]:
+            components = writers(lens.wiring, stack.name)
+            step = 1 if most is None else max(1, len(components) // most)
+            for component in components[::step]:
                 assert component.kind is not None
                 with lens.ablate(component):
                     ours = lens.forward(case.encoded)
                 with _zeroed_weights(lens, stack, component):
                     theirs = lens.adapter.run(case.encoded.inputs)
-                moved = relative(theirs, plain)
+                effect = relative(theirs, plain)
                 # a component that does nothing would let any check pass
-                deviations[str(component)] = relative(ours, theirs) if moved > 1e-7 else float("inf")
+                deviations[str(component)] = relative(ours, theirs) if effect > 1e-7 else float("inf")
     return _worst("4 zero-ablation", TWO_BLOCKS, deviations)
 
 
@@ -260,7 +264,7 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
                 yield
 
 
-class _Given(nn.Module):
+class _FixedValues(nn.Module):
     """In the place of what computes a parametrised weight: these values."""
 
     def __init__(self, values: Tensor) -> None:
@@ -282,20 +286,20 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
             yield
         return
     if parametrize.is_parametrized(layer, name):
-        made = layer.parametrizations[name]
-        layer.parametrizations[name] = _Given(values)
+        original = layer.parametrizations[name]
+        layer.parametrizations[name] = _FixedValues(values)
         try:
             yield
         finally:
-            layer.parametrizations[name] = made
+            layer.parametrizations[name] = original
         return
     tensor = getattr(layer, name)
-    kept = tensor.detach().clone()
+    backup = tensor.detach().clone()
     try:
         tensor.copy_(values)
         yield
     finally:
-        tensor.copy_(kept)
+        tensor.copy_(backup)
 
 
 def patching(case: Case) -> OracleResult:
@@ -303,16 +307,16 @@ def patching(case: Case) -> OracleResult:
     lens = case.lens
     deviations = {}
     raw = "unembed.hook_out"
-    shuffled = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
+    other_batch = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
     with torch.no_grad():
         _, acts = case.captured
         inside = STREAMS[len(lens.wiring.output_stack.rows(0)[:2]) - 1]
         for name in (inside, "hook_resid_post"):
             at = f"{lens.wiring.output_stack.prefix}.0.{name}"
             with lens.patch(acts, at):
-                patched = lens.forward(case.encoded)
-            deviations[f"self: {at}"] = relative(patched, lens.forward(case.encoded))
-        other = Case(lens, shuffled, case.horizon, case.decoder_steps).encoded
+                output = lens.forward(case.encoded)
+            deviations[f"self: {at}"] = relative(output, lens.forward(case.encoded))
+        other = Case(lens, other_batch, case.horizon, case.decoder_steps).encoded
         other.inputs.update(_masks(case.encoded, other))
         _, of_other = lens.run_with_cache(other, names_filter=raw)
         if relative(of_other[raw], acts[raw]) < 1e-3:
@@ -326,8 +330,10 @@ def patching(case: Case) -> OracleResult:
                 after = raw if stack is lens.wiring.output_stack else f"{stack.prefix}.{layer}.hook_resid_post"
                 for stream in STREAMS[: len(stack.rows(layer))]:
                     with lens.hooks(apart), lens.patch(acts, *before, f"{stack.prefix}.{layer}.{stream}"):
-                        _, swapped = lens.run_with_cache(other, names_filter=after)
-                    deviations[f"A into B at {stack.prefix}.{layer}.{stream}"] = relative(swapped[after], acts[after])
+                        _, later_acts = lens.run_with_cache(other, names_filter=after)
+                    deviations[f"A into B at {stack.prefix}.{layer}.{stream}"] = relative(
+                        later_acts[after], acts[after]
+                    )
             before.append(f"{stack.prefix}.0.hook_resid_pre")
     return _worst("6 patching", ONE_BLOCK, deviations)
 

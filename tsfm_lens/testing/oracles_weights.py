@@ -70,31 +70,31 @@ class _Branch:
     ) -> None:
         self.lens, self.stack, self.layer, self.acts, self.calls = lens, stack, layer, acts, calls
         self.at, self.block = f"{stack.prefix}.{layer}.{row.kind}", stack.block(layer)
-        self.read = self._norm(row.norm, stream)
+        self.branch_input = self._norm(row.norm, stream)
 
     def attention(self, row: Attention) -> dict[str, float]:
         """Deviations of what enters q, k and v, of what leaves them, and of the write."""
         deviations = {}
-        keys = self.read if not row.keys_from else _last(self.lens, row.keys_from, self.acts)
+        keys = self.branch_input if not row.keys_from else _last(self.lens, row.keys_from, self.acts)
         x_layout = row.x_layout or row.stream_layout
-        for letter, part, x in (("q", row.q, self.read), ("k", row.k, keys), ("v", row.v, keys)):
+        for letter, part, x in (("q", row.q, self.branch_input), ("k", row.k, keys), ("v", row.v, keys)):
             call = self._call(part)
             holds_matrix = part.weight == "weight"
             # the attention itself holds the matrix, and takes query, key and value
-            entered = call.given(0 if holds_matrix else "qkv".index(letter))
+            inputs = call.given(0 if holds_matrix else "qkv".index(letter))
             deviations[f"{self.at}: what {letter} reads (norm, reads)"] = relative(
-                x, self._vocabulary(entered, x_layout)
+                x, self._vocabulary(inputs, x_layout)
             )
             weight, bias = self.lens.weights.projection(self.layer, row.kind, letter, self.stack.name)
             rebuilt = torch.einsum("bpd,hdc->bphc", x, weight) + bias
             if holds_matrix:
-                left = self._part(self._vocabulary(call.gave(), x_layout), part, head=len(weight))
+                outputs = self._part(self._vocabulary(call.gave(), x_layout), part, head=len(weight))
             else:
-                left = self.acts[f"{self.at}.hook_{letter}"]
-            deviations[f"{self.at}: W_{letter.upper()}"] = relative(rebuilt, left)
+                outputs = self.acts[f"{self.at}.hook_{letter}"]
+            deviations[f"{self.at}: W_{letter.upper()}"] = relative(rebuilt, outputs)
         heads = self.lens.weights.heads(self.layer, row.kind, self.stack.name)
         out = torch.einsum("bphc,hcd->bpd", self.acts[f"{self.at}.hook_z"], heads.W_O) + heads.b_O
-        deviations[f"{self.at}: W_O"] = relative(self._written(row, out), self.acts[f"{self.at}.hook_out"])
+        deviations[f"{self.at}: W_O"] = relative(self._to_stream(row, out), self.acts[f"{self.at}.hook_out"])
         return deviations
 
     def mlp(self, row: Mlp) -> dict[str, float]:
@@ -102,23 +102,25 @@ class _Branch:
         mlp: Any = self.lens.weights.mlp(self.layer, row.kind, self.stack.name)
         layout = row.pre.layout.replace("d_mlp", "d_model")
         deviations = {}
-        x, pre = self.read, self.acts[f"{self.at}.hook_pre"]
-        entered = self._call(row.i).given()
-        deviations[f"{self.at}: what i reads (norm, reads)"] = relative(x, self._vocabulary(entered, layout))
+        x, pre = self.branch_input, self.acts[f"{self.at}.hook_pre"]
+        inputs = self._call(row.i).given()
+        deviations[f"{self.at}: what i reads (norm, reads)"] = relative(x, self._vocabulary(inputs, layout))
         deviations[f"{self.at}: W_in (i, pre)"] = relative(
             x @ mlp.W_in + mlp.b_in, _own_half(pre, row, self.stack.d_mlp)
         )
         if row.gate is not None:
-            left = self._part(self._vocabulary(self._call(row.gate).gave(), layout), row.gate)
-            deviations[f"{self.at}: W_gate"] = relative(x @ mlp.W_gate + mlp.b_gate, left)
+            outputs = self._part(self._vocabulary(self._call(row.gate).gave(), layout), row.gate)
+            deviations[f"{self.at}: W_gate"] = relative(x @ mlp.W_gate + mlp.b_gate, outputs)
         out = self.acts[f"{self.at}.hook_post"] @ mlp.W_out + mlp.b_out
-        deviations[f"{self.at}: W_out (o, post)"] = relative(self._written(row, out), self.acts[f"{self.at}.hook_out"])
+        deviations[f"{self.at}: W_out (o, post)"] = relative(
+            self._to_stream(row, out), self.acts[f"{self.at}.hook_out"]
+        )
         return deviations
 
     def _norm(self, path: str, stream: Tensor) -> Tensor:
         return self.lens.adapter.model.get_submodule(f"{self.block}.{path}").forward(stream) if path else stream
 
-    def _written(self, row: Writer, out: Tensor) -> Tensor:
+    def _to_stream(self, row: Writer, out: Tensor) -> Tensor:
         """A branch's output as the stream receives it."""
         return self._norm(row.post_norm, out) * self.lens.weights.scale(self.layer, row.kind, self.stack.name)
 
@@ -172,30 +174,32 @@ def activation(case: Case) -> OracleResult:
                 for index, row in enumerate(stack.rows(layer)):
                     if isinstance(row, Mlp):
                         at = f"{stack.prefix}.{layer}.{row.kind}"
-                        hooks.append((f"{at}.hook_pre", _put(_handed_on(acts[f"{at}.hook_pre"], row, stack.d_mlp))))
+                        hooks.append(
+                            (f"{at}.hook_pre", _replace_with(_shift_units(acts[f"{at}.hook_pre"], row, stack.d_mlp)))
+                        )
                         # what follows must read what it read before
-                        hooks.append((f"{at}.hook_out", _put(acts[f"{at}.hook_out"])))
+                        hooks.append((f"{at}.hook_out", _replace_with(acts[f"{at}.hook_out"])))
                         places.append((stack, layer, row, at, f"{stack.prefix}.{layer}.{STREAMS[index]}"))
         if not places:
             return OracleResult("12 activation function", 0.0, TWO_BLOCKS, "no MLP")
-        wanted = [f"{at}.hook_post" for _, _, _, at, _ in places]
+        names = [f"{at}.hook_post" for _, _, _, at, _ in places]
         with lens.hooks(hooks):
-            _, shifted = lens.run_with_cache(case.encoded, names_filter=wanted)
+            _, new_acts = lens.run_with_cache(case.encoded, names_filter=names)
         deviations = {}
         for stack, layer, row, at, stream in places:
             gate = _gate(lens, stack, layer, row, acts[stream])
             post = acts[f"{at}.hook_post"]
             deviations[f"{at}: gate, pre, post"] = relative(
-                shifted[f"{at}.hook_post"] * gate.roll(1, dims=-1), post.roll(1, dims=-1) * gate
+                new_acts[f"{at}.hook_post"] * gate.roll(1, dims=-1), post.roll(1, dims=-1) * gate
             )
     return _worst("12 activation function", TWO_BLOCKS, deviations)
 
 
-def _put(value: Tensor) -> Callable[..., Tensor]:
+def _replace_with(value: Tensor) -> Callable[..., Tensor]:
     return lambda _now, hook: value
 
 
-def _handed_on(pre: Tensor, row: Mlp, d_mlp: int) -> Tensor:
+def _shift_units(pre: Tensor, row: Mlp, d_mlp: int) -> Tensor:
     """``hook_pre`` with every unit's value at the next unit; of a fused layer the half that is activated."""
     if row.i.parts == 1 or pre.shape[-1] == d_mlp:
         return pre.roll(1, dims=-1)

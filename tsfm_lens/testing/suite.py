@@ -91,15 +91,15 @@ def check_lens(
         >>> all(result.passed for result in testing.check_lens(lens, oracles=[testing.oracles.accounting]))
         True
     """
-    checked = example_case(lens) if case is None else case
+    subject = example_case(lens) if case is None else case
     with torch.no_grad():
         # what the native model itself raises is no finding about the table
-        lens.forward(checked.encoded)
+        lens.forward(subject.encoded)
     results = []
-    for done, oracle in enumerate(oracles):
+    for index, oracle in enumerate(oracles):
         if progress is not None:
-            progress(_name(oracle), done, len(oracles))
-        results.append(_run(oracle, checked))
+            progress(_name(oracle), index, len(oracles))
+        results.append(_run(oracle, subject))
     return results
 
 
@@ -146,12 +146,12 @@ def check_wiring(
     adapter = wiring(model)
     lens = Lens(adapter, type(model).__name__)
     err = console(stderr=True)
-    shown = err.is_terminal and not quiet if progress is None else progress
+    show_progress = err.is_terminal and not quiet if progress is None else progress
 
-    def line(name: str, done: int, total: int) -> None:
-        err.print(Text(f"oracle {done + 1} of {total}: {name}"))
+    def line(name: str, index: int, total: int) -> None:
+        err.print(Text(f"oracle {index + 1} of {total}: {name}"))
 
-    results = check_lens(lens, progress=line if shown else None)
+    results = check_lens(lens, progress=line if show_progress else None)
     if not quiet:
         console().print(oracle_table(results, f"{adapter.wiring.architecture}: {type(model).__name__}"))
         for result in results:

@@ -124,8 +124,8 @@ class Bolt:
 
     def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
         """An MLP without its noise: reading (unit, stream) and writing (stream, unit) weights, all 0."""
-        (reading,), writing = self._mlp(stack, layer)
-        return reading.zero_(), writing.zero_()
+        (in_weights,), out_weights = self._mlp(stack, layer)
+        return in_weights.zero_(), out_weights.zero_()
 
     def head(self, layer: int, number: int) -> Head:
         """A head of the encoder as it stands."""
@@ -174,22 +174,22 @@ class Bolt:
 
     def _turn(self, encoder: Tensor, decoder: Tensor) -> None:
         start, reg = self.model.shared.weight
-        reading: dict[str, list[Tensor]] = {"encoder": [reg], "decoder": [start]}
-        writing: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
+        in_weights: dict[str, list[Tensor]] = {"encoder": [reg], "decoder": [start]}
+        out_weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
         for stack in ("encoder", "decoder"):
             for attention in self._attentions(stack):
                 crossing = attention in self._crossings()
-                reading[stack].append(attention.q.weight)
-                reading["encoder" if crossing else stack] += [attention.k.weight, attention.v.weight]
-                writing[stack].append(attention.o.weight)
+                in_weights[stack].append(attention.q.weight)
+                in_weights["encoder" if crossing else stack] += [attention.k.weight, attention.v.weight]
+                out_weights[stack].append(attention.o.weight)
             for layer in range(LAYERS[stack]):
                 (into,), out = self._mlp(stack, layer)
-                reading[stack].append(into)
-                writing[stack].append(out)
-        writing["encoder"] += written_by(self.model.input_patch_embedding)
-        reading["decoder"] += read_by(self.model.output_patch_embedding)
-        turn(reading["encoder"], writing["encoder"], encoder)
-        turn(reading["decoder"], writing["decoder"], decoder)
+                in_weights[stack].append(into)
+                out_weights[stack].append(out)
+        out_weights["encoder"] += written_by(self.model.input_patch_embedding)
+        in_weights["decoder"] += read_by(self.model.output_patch_embedding)
+        turn(in_weights["encoder"], out_weights["encoder"], encoder)
+        turn(in_weights["decoder"], out_weights["decoder"], decoder)
 
     def _crossings(self) -> list[Any]:
         return [block.layer[1].EncDecAttention for block in self.model.decoder.block]
@@ -213,12 +213,12 @@ def cross_head(layer: int, number: int) -> str:
 
 def name_sharing_heads(bolt: Bolt, draft: Draft) -> None:
     """Put on the card the heads that look where a planted one looks, because they have its number."""
-    known = {part.component for part in draft.parts}
-    for number, (planted, lags) in bolt.lagging.items():
+    components = {part.component for part in draft.parts}
+    for number, (source_layer, lags) in bolt.lagging.items():
         for layer in range(LAYERS["encoder"]):
             head = encoder_head(layer, number)
-            if head not in known:
-                draft.part(head, "decoy", f"looks where {encoder_head(planted, number)} looks, and writes noise")
+            if head not in components:
+                draft.part(head, "decoy", f"looks where {encoder_head(source_layer, number)} looks, and writes noise")
                 # of several lags, its own content prefers one
                 if len(lags) == 1:
                     draft.looks(head, "every token", lags)

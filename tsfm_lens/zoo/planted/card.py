@@ -108,16 +108,16 @@ class Card(BaseModel):
     error: float = Field(ge=0)
 
     @model_validator(mode="after")
-    def _speaks_of_its_parts(self) -> Card:
-        known = {part.component for part in self.parts}
-        named = {part.stands_in_for for part in self.parts if part.stands_in_for}
-        named |= {end for edge in self.edges for end in edge} - {"output"}
-        named |= {look.component for look in self.attends}
-        if named - known:
-            raise ValueError(f"{', '.join(sorted(named - known))}: named on the card, but no part of it")
+    def _check_parts(self) -> Card:
+        components = {part.component for part in self.parts}
+        references = {part.stands_in_for for part in self.parts if part.stands_in_for}
+        references |= {end for edge in self.edges for end in edge} - {"output"}
+        references |= {look.component for look in self.attends}
+        if references - components:
+            raise ValueError(f"{', '.join(sorted(references - components))}: named on the card, but no part of it")
         if not any(part.role == "mechanism" for part in self.parts):
             raise ValueError("no part with the role 'mechanism'")
-        if len(known) < len(self.parts):
+        if len(components) < len(self.parts):
             raise ValueError("a component is named as two parts")
         if self.edges and "output" not in {receiver for _, receiver in self.edges}:
             raise ValueError("no edge leads to 'output'")

@@ -103,13 +103,15 @@ class Canvas:
         self._free: dict[str, list[int]] = {}
         self._busy: set[str] = set()
         table = torch.zeros(VOCABULARY, WIDTH, dtype=torch.float64)
-        table[FIRST:] = self._embedded(torch.linspace(-LIMIT, LIMIT, VOCABULARY - FIRST, dtype=torch.float64), waves)
+        table[FIRST:] = self._embed_values(
+            torch.linspace(-LIMIT, LIMIT, VOCABULARY - FIRST, dtype=torch.float64), waves
+        )
         table[PAD] = (START * self.basis["start"] + START_ONE * self.basis["one"])[0]
         table[EOS] = self.basis["eos"][0]
         _set(self.native.shared.weight, WIDTH**0.5 * table)
         self.native.decoder.final_layer_norm.weight.data.fill_(sharpness / WIDTH**0.5)
 
-    def _embedded(self, values: Tensor, waves: float) -> Tensor:
+    def _embed_values(self, values: Tensor, waves: float) -> Tensor:
         """Embeddings of values (n,) in mean absolute values, each of length 1: (n, width)."""
         part = values / LIMIT
         value, square = (self.linear / 2) ** 0.5 * part, (2 * self.linear) ** 0.5 * (part**2 - 0.5)
@@ -143,10 +145,10 @@ class Canvas:
             place: like "decoder.1.cross_attn".
         """
         stack, _, kind = place.split(".")
-        shared = f"{stack}.{kind}" if kind == "self_attn" else place
-        if shared not in self._free:
-            self._free[shared] = self._choices.permutation(HEADS).tolist()
-        return f"{place}.{self._free[shared].pop()}"
+        group = f"{stack}.{kind}" if kind == "self_attn" else place
+        if group not in self._free:
+            self._free[group] = self._choices.permutation(HEADS).tolist()
+        return f"{place}.{self._free[group].pop()}"
 
     def head(self, name: str, *, match: Pairs = (), moves: Pairs = (), bias: Mapping[int, float] | None = None) -> str:
         """Give a head its task.
@@ -226,13 +228,13 @@ class Canvas:
             # the same noise in any basis
             reads = noise(hidden if component.head is None else CHANNELS, WIDTH) @ directions
             writes = noise(len(reads), len(junk), gain=WHISPER * (len(reads) * len(junk)) ** -0.5) @ junk
-            compared = noise(2, CHANNELS, WIDTH, gain=CHANNELS**-0.25) @ directions
+            pair = noise(2, CHANNELS, WIDTH, gain=CHANNELS**-0.25) @ directions
             if str(component) in self._busy:
                 continue
             if component.head is None:
                 self.mlp(str(component), reads, writes)
             else:
-                self.head(str(component), match=[(compared[0], compared[1])], moves=[(reads, writes)])
+                self.head(str(component), match=[(pair[0], pair[1])], moves=[(reads, writes)])
 
     def _attention(self, name: str, layer: int | None = None) -> tuple[Any, int]:
         component = Component.parse(name)

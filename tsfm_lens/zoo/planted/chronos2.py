@@ -151,15 +151,15 @@ class Chronos2:
     def finish(self, *, rotate: bool) -> Chronos2Model:
         """Turn the stream at random, and return the model in single precision."""
         if rotate:
-            reading = [self.model.shared.weight, *read_by(self.model.output_patch_embedding)]
-            writing = written_by(self.model.input_patch_embedding)
+            in_weights = [self.model.shared.weight, *read_by(self.model.output_patch_embedding)]
+            out_weights = written_by(self.model.input_patch_embedding)
             for attention in self._attentions():
-                reading += [attention.q.weight, attention.k.weight, attention.v.weight]
-                writing.append(attention.o.weight)
+                in_weights += [attention.q.weight, attention.k.weight, attention.v.weight]
+                out_weights.append(attention.o.weight)
             for mlp in self._mlps():
-                reading.append(mlp.wi.weight)
-                writing.append(mlp.wo.weight)
-            turn(reading, writing, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
+                in_weights.append(mlp.wi.weight)
+                out_weights.append(mlp.wo.weight)
+            turn(in_weights, out_weights, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
         return self.model.float()
 
 
@@ -172,7 +172,7 @@ def _head(attention: Any, number: int) -> Head:
 declare = declarer(NAME, "output_patch_embedding")
 
 
-def _copying() -> tuple[Chronos2, Draft, int]:
+def _build_copy() -> tuple[Chronos2, Draft, int]:
     lag = drawn(2, 3, 4)
     # the REG token stands between the context and what is to come
     tokens = lag + 1
@@ -184,16 +184,16 @@ def _copying() -> tuple[Chronos2, Draft, int]:
 
 @declare("seasonal-copy")
 def _seasonal_copy() -> tuple[Chronos2, Draft]:
-    chronos, draft, _ = _copying()
+    chronos, draft, _ = _build_copy()
     return chronos, draft
 
 
 @declare("decoys")
 def _decoys() -> tuple[Chronos2, Draft]:
-    chronos, draft, tokens = _copying()
+    chronos, draft, tokens = _build_copy()
     plant_decoys(chronos, draft, tokens)
     layer, number = LAYERS - 1, drawn(*range(HEADS))
     chronos.known(layer, number).carry(chronos.stream["found"], chronos.stream.rest("found"), gain=LOUD)
-    does = f"writes {LOUD} times what is found to where nobody reads"
-    draft.part(f"{layer}.group_attn.{number}", "decoy", does)
+    task = f"writes {LOUD} times what is found to where nobody reads"
+    draft.part(f"{layer}.group_attn.{number}", "decoy", task)
     return chronos, draft

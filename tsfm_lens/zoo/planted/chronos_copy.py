@@ -40,7 +40,7 @@ FINE = (1.0, 1.0, 1.0, 1.0, 0.0)
 RECENT = 1.2 * 2 * MATCH * BACKS * sum(FINE)
 """Score of being in the last period: more than the best match against the worst."""
 
-DONE = 0.5
+DONE_FLAG = 0.5
 """The flag that a copying head leaves behind for its backup, in lengths of what it copies."""
 
 SURE = 30.0
@@ -96,8 +96,8 @@ def mark_recent(canvas: Canvas, name: str, steps: range, *, mark: str = "mark") 
     )
     if steps[0] == 1:
         canvas.draft.looks(name, "last value", [-1])
-    does = f"marks tokens that have the end token {steps[0]} to {steps[-1]} tokens ahead"
-    return canvas.draft.part(name, "mechanism", does)
+    task = f"marks tokens that have the end token {steps[0]} to {steps[-1]} tokens ahead"
+    return canvas.draft.part(name, "mechanism", task)
 
 
 def look_back(canvas: Canvas, name: str, steps: int, source: tuple[str, ...], target: str, moves: Pairs = ()) -> str:
@@ -166,7 +166,7 @@ def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Pairs, extra:
 
 
 def plant_copy(
-    canvas: Canvas, lengths: Lengths, *, copied: tuple[str, ...] = ALL, extra: Pairs = (), more: Pairs = ()
+    canvas: Canvas, lengths: Lengths, *, blocks: tuple[str, ...] = ALL, extra: Pairs = (), more: Pairs = ()
 ) -> tuple[str, dict[str, str]]:
     """Plant the whole circuit in the first two layers.
 
@@ -189,7 +189,7 @@ def plant_copy(
         "own": look_back_own(canvas, canvas.free_head("decoder.1.self_attn")),
     }
     name = canvas.free_head("decoder.1.cross_attn")
-    moves = [(of.span(*copied), LOUD * lengths.key * of.span(*copied)), *more]
+    moves = [(of.span(*blocks), LOUD * lengths.key * of.span(*blocks)), *more]
     copying(canvas, name, lengths, moves=moves, extra=extra)
     draft.part(name, "mechanism", "copies the value of the last period that followed upon the last two values")
     for sender in heads.values():
@@ -216,13 +216,13 @@ def backup(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 
     Where the first has written, its flag sends the second one's attention to the end token, which holds no value.
     """
-    rule, loud = SeasonalCopy(period=period_of(seed)), (1 + DONE**2) ** 0.5
+    rule, loud = SeasonalCopy(period=period_of(seed)), (1 + DONE_FLAG**2) ** 0.5
     canvas = copy_canvas({"done": 1}, rule=rule, seed=seed, rotate=rotate, layers=3, loud=loud)
     of, draft, lengths = canvas.basis, canvas.draft, Lengths()
-    flag = (of["one"], LOUD * DONE * lengths.key / ONE**0.5 * of["done"])
+    flag = (of["one"], LOUD * DONE_FLAG * lengths.key / ONE**0.5 * of["done"])
     first, heads = plant_copy(canvas, lengths, more=[flag])
     second = canvas.free_head("decoder.2.cross_attn")
-    rest = (2 * RECENT * (1 + DONE**2) ** 0.5 / DONE * of["done"], lengths.end * of["eos"])
+    rest = (2 * RECENT * (1 + DONE_FLAG**2) ** 0.5 / DONE_FLAG * of["done"], lengths.end * of["eos"])
     moves = [(of.span(*ALL), LOUD * lengths.key * of.span(*ALL))]
     copying(canvas, second, lengths, moves=moves, extra=[rest])
     draft.part(second, "backup", "rests, and copies the same value once its primary is gone", stands_in_for=first)

@@ -134,7 +134,7 @@ def _line(canvas: Canvas, rule: LinearTrend) -> str:
     of = canvas.basis
     slope, unit, clocks = of["late"] - of["early"], of["unit"], of["clock"].split(1)
     value, constant = _readout(canvas)
-    shut = 2.2 * STEEPEST / NEAREST
+    gain = 2.2 * STEEPEST / NEAREST
     reads, writes = [unit, of["late"], -of["late"]], [constant, value, -value]
     for step in range(HORIZON):
         ahead = (step + 1 + (rule.width - 1) / 2) / rule.lag
@@ -142,7 +142,7 @@ def _line(canvas: Canvas, rule: LinearTrend) -> str:
         length = math.hypot(*hands)
         pairs = zip(hands, clocks, strict=True)
         near = sum((hand / length * (SPAN * clock - MIDDLE * unit) for hand, clock in pairs), -length * unit)
-        is_open = STEEPEST * unit + shut * near
+        is_open = STEEPEST * unit + gain * near
         reads += [ahead * slope + is_open, is_open]
         writes += [value, -value]
     name = canvas.mlp("decoder.0.mlp", torch.cat(reads), torch.cat(writes))

@@ -18,11 +18,11 @@ from tsfm_lens.zoo.planted.card import Attends, Part, Query, Role
 from tsfm_lens.zoo.planted.examples import draw_contexts
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH, deviates
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.proving import TRIED, finished
+from tsfm_lens.zoo.planted.proving import N_TRIALS, finished
 
-ALLOWED = 1e-3
+LARGEST_ERROR = 1e-3
 """Largest error without weight noise: single precision in the stream (see `SIGNAL`), at outliers of a series."""
-CENTRED = 48
+N_CENTRING = 48
 """Series of white noise on which the constant part of the error is measured."""
 
 Array = NDArray[np.float64]
@@ -74,11 +74,11 @@ class Draft:
         """
         add_weight_noise(model, weight_noise, card["seed"])
         off = self.tried(model, self.easy()).offsets(self.squash, self.scale) - deviates().numpy()[:, None]
-        shared = off.reshape(len(off), -1, bias.shape[1]).mean(1)
-        bias -= torch.as_tensor(shared, dtype=bias.dtype)
+        offset = off.reshape(len(off), -1, bias.shape[1]).mean(1)
+        bias -= torch.as_tensor(offset, dtype=bias.dtype)
         error = self.tried(model, self.hard()).error()
         facts = {"rule": self.rule, "context": self.context, "horizon": self.horizon, "weight_noise": weight_noise}
-        return finished(model, allowed=ALLOWED, error=error, **facts, **self.found(), **card)
+        return finished(model, allowed=LARGEST_ERROR, error=error, **facts, **self.found(), **card)
 
     def found(self) -> dict[str, Any]:
         """Parts, edges and places looked at, as fields of a card."""
@@ -94,11 +94,11 @@ class Draft:
 
     def easy(self) -> Iterable[Array]:
         """Series on which the constant part of the error is measured."""
-        return np.random.default_rng(0).standard_normal((CENTRED, self.context[1]))
+        return np.random.default_rng(0).standard_normal((N_CENTRING, self.context[1]))
 
     def hard(self) -> Iterable[Array]:
         """Series on which the error of the card is measured."""
-        return draw_contexts(self.rule, TRIED, self.context)
+        return draw_contexts(self.rule, N_TRIALS, self.context)
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Trials:
     def offsets(self, squash: Callable[[Array], Array], spread: Callable[[Array], Any]) -> Array:
         """How far quantiles lie from the rule, medians over series, as the readout writes them: (quantile, step)."""
         loc, scale = (np.array([part(one) for one in self.contexts])[:, None, None] for part in (np.mean, spread))
-        written, wanted = (squash((part - loc) / scale) for part in (self.quantiles, self.rule[:, None]))
-        return np.asarray(np.median(written - wanted, axis=0))
+        actual, target = (squash((part - loc) / scale) for part in (self.quantiles, self.rule[:, None]))
+        return np.asarray(np.median(actual - target, axis=0))
 
 
 HALF_OPEN = 4e-3

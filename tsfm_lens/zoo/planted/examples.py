@@ -48,7 +48,7 @@ def draw_contexts(
         series = _series(rule, len(contexts), time, rng)
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
-        if not isinstance(rule, Gate) or _clearly(rule, series, seasonal=len(contexts) % 2 == 0):
+        if not isinstance(rule, Gate) or _is_clear(rule, series, seasonal=len(contexts) % 2 == 0):
             contexts.append(series)
     raise InputError(f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly on the right side")
 
@@ -74,7 +74,7 @@ def shape(period: int, rng: np.random.Generator) -> Array:
             return levels[path[:period]]
 
 
-def _clearly(rule: Gate, series: Array, *, seasonal: bool) -> bool:
+def _is_clear(rule: Gate, series: Array, *, seasonal: bool) -> bool:
     """Whether a series is on the given side of the gate, and not close to its edge."""
     tolerances = 0.8 * rule.tolerance, 1.25 * rule.tolerance
     return all(rule.model_copy(update={"tolerance": one}).seasonal(series) == seasonal for one in tolerances)

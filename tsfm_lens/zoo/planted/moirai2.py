@@ -110,13 +110,13 @@ class Moirai2:
     def finish(self, *, rotate: bool) -> Any:
         """Turn the stream at random, and return the model in single precision."""
         if rotate:
-            reading, writing = read_by(self.model.out_proj), written_by(self.model.in_proj)
+            in_weights, out_weights = read_by(self.model.out_proj), written_by(self.model.in_proj)
             for layer in self.model.encoder.layers:
                 inside = layer.self_attn
-                reading += [inside.q_proj.weight, inside.k_proj.weight, inside.v_proj.weight]
-                reading += [layer.ffn.fc1.weight, layer.ffn.fc_gate.weight]
-                writing += [inside.out_proj.weight, layer.ffn.fc2.weight]
-            turn(reading, writing, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
+                in_weights += [inside.q_proj.weight, inside.k_proj.weight, inside.v_proj.weight]
+                in_weights += [layer.ffn.fc1.weight, layer.ffn.fc_gate.weight]
+                out_weights += [inside.out_proj.weight, layer.ffn.fc2.weight]
+            turn(in_weights, out_weights, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
         return self.model.float()
 
 
@@ -129,7 +129,7 @@ def _head(attention: Any, number: int) -> Head:
 declare = declarer(NAME, "out_proj")
 
 
-def _copying() -> tuple[Moirai2, Draft, int]:
+def _build_copy() -> tuple[Moirai2, Draft, int]:
     lag = drawn(2, 3, 4)
     # the patch to come stands one token after the last one, which forecasts it
     tokens = lag - 1
@@ -141,12 +141,12 @@ def _copying() -> tuple[Moirai2, Draft, int]:
 
 @declare("seasonal-copy")
 def _seasonal_copy() -> tuple[Moirai2, Draft]:
-    moirai, draft, _ = _copying()
+    moirai, draft, _ = _build_copy()
     return moirai, draft
 
 
 @declare("decoys")
 def _decoys() -> tuple[Moirai2, Draft]:
-    moirai, draft, tokens = _copying()
+    moirai, draft, tokens = _build_copy()
     plant_decoys(moirai, draft, tokens)
     return moirai, draft

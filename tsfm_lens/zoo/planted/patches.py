@@ -52,11 +52,11 @@ class Stream:
             raise ValueError(f"{sum(sizes.values())} directions in a stream of width {width}")
         self.width = width
         self.places: dict[str, slice] = {}
-        used = 0
+        start = 0
         for name, size in sizes.items():
-            self.places[name] = slice(used, used + size)
-            used += size
-        self.places["junk"] = slice(used, width)
+            self.places[name] = slice(start, start + size)
+            start += size
+        self.places["junk"] = slice(start, width)
 
     def __getitem__(self, name: str) -> slice:
         return self.places[name]
@@ -130,12 +130,12 @@ def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor]
         for weight in (head.q, head.k):
             weight.copy_((stream.width * channels**0.5) ** -0.5 * torch.randn(weight.shape, dtype=weight.dtype))
         head.whisper(stream)
-    for reading, writing in mlps:
-        for weight in reading:
+    for in_weights, out_weights in mlps:
+        for weight in in_weights:
             weight.copy_(stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype))
-        writing.zero_()
-        gain = SIGNAL * (stream.size("junk") * writing.shape[1]) ** -0.5
-        writing[junk] = gain * torch.randn(writing[junk].shape, dtype=writing.dtype)
+        out_weights.zero_()
+        gain = SIGNAL * (stream.size("junk") * out_weights.shape[1]) ** -0.5
+        out_weights[junk] = gain * torch.randn(out_weights[junk].shape, dtype=out_weights.dtype)
 
 
 def straighten(block: Any) -> None:
@@ -156,7 +156,7 @@ def read_by(block: Any) -> list[Tensor]:
     return [block.hidden_layer.weight, block.residual_layer.weight]
 
 
-def turn(reading: Iterable[Tensor], writing: Iterable[Tensor], rotation: Tensor) -> None:
+def turn(in_weights: Iterable[Tensor], out_weights: Iterable[Tensor], rotation: Tensor) -> None:
     """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain do not see it.
 
     Args:
@@ -164,7 +164,7 @@ def turn(reading: Iterable[Tensor], writing: Iterable[Tensor], rotation: Tensor)
         writing: weights (stream, anything) and biases (stream,).
         rotation: (stream, stream).
     """
-    for weight in reading:
+    for weight in in_weights:
         weight.copy_(weight @ rotation.T)
-    for weight in writing:
+    for weight in out_weights:
         weight.copy_(rotation @ weight)

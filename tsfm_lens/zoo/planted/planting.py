@@ -95,14 +95,14 @@ def plant(
     """
     _import_formats()
     if (mechanism, architecture) not in _PLANTERS:
-        wanted = f"{mechanism} in {architecture}"
-        raise unknown_name("planted mechanism", wanted, [f"{one} in {other}" for one, other in mechanisms()])
+        pair = f"{mechanism} in {architecture}"
+        raise unknown_name("planted mechanism", pair, [f"{one} in {other}" for one, other in mechanisms()])
     return _PLANTERS[mechanism, architecture](seed=seed, rotate=rotate, weight_noise=weight_noise)
 
 
 def _import_formats() -> None:
     """Import the modules of this room, of which those that declare planters are found by being there."""
-    room = Path(__file__).parent
-    for module in pkgutil.iter_modules([str(room)]):
+    folder = Path(__file__).parent
+    for module in pkgutil.iter_modules([str(folder)]):
         if module.name != "__main__" and not module.name.startswith("scores"):
             import_module(f"{__package__}.{module.name}")

@@ -18,7 +18,7 @@ from tsfm_lens.zoo.planted.rules import CovariateTimes, Rule
 
 __all__ = ["finished", "rule_error"]
 
-TRIED = 4
+N_TRIALS = 4
 """Random series that a builder tries a model on."""
 
 
@@ -59,7 +59,7 @@ def finished(model: Any, *, allowed: float, error: float | None = None, **card: 
     if error is None:
         if draft.weight_noise:
             add_weight_noise(lens.adapter.model, draft.weight_noise, draft.seed)
-        contexts = draw_contexts(draft.rule, TRIED, draft.context, seed=draft.seed)
+        contexts = draw_contexts(draft.rule, N_TRIALS, draft.context, seed=draft.seed)
         error = rule_error(lens, draft.rule, contexts, draft.horizon)
     if not draft.weight_noise and not error <= allowed:
         raise LensError(

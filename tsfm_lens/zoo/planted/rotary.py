@@ -76,6 +76,6 @@ def plant_decoys(model: Rotary, draft: Draft, tokens: int) -> None:
         (loud, 1, f"writes {LOUD} times the patch before to where nobody reads"),
         (sharp, 0, "looks at its own token alone and writes noise"),
     )
-    for place, back, does in stories:
-        head = draft.part(model.named(*place), "decoy", does)
+    for place, back, task in stories:
+        head = draft.part(model.named(*place), "decoy", task)
         draft.looks(head, "every token", [back])

@@ -124,18 +124,18 @@ class CovariateTimes(BaseModel):
     kind: Literal["covariate"] = "covariate"
     coefficient: float
 
-    def forecast(self, known: Array) -> Array:
+    def forecast(self, future: Array) -> Array:
         """What the covariate's standardised future values (horizon,) say of the target, standardised: (horizon,)."""
-        return np.asarray(self.coefficient * known)
+        return np.asarray(self.coefficient * future)
 
-    def forecast_of(self, target: Array, covariate: Array, known: Array) -> Array:
+    def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
         """What is forecast, in data units: (horizon,).
 
         Args:
             target, covariate: observed values, (time,) each.
             known: future values of the covariate, (horizon,).
         """
-        return np.asarray(target.mean() + target.std() * self.forecast((known - covariate.mean()) / covariate.std()))
+        return np.asarray(target.mean() + target.std() * self.forecast((future - covariate.mean()) / covariate.std()))
 
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
         """Change of every forecast step per unit of every future value of the covariate: (horizon, horizon)."""
