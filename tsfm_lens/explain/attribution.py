@@ -1,4 +1,4 @@
-"""Input attribution: what each segment of the input moves each step and quantile of a forecast, in data units."""
+"""Input attribution: effect of each input segment on each step and quantile of a forecast, in data units."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["METHODS", "attribute_inputs"]
 
 @dataclass
 class Found:
-    """What a method gives.
+    """Result of a method.
 
     Attributes:
         attribution: (segment, quantile, step).
@@ -62,7 +62,7 @@ def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **
 
 
 def _with_mean(values: Array) -> Array:
-    """The mean over steps as one step more: its error is not told by those of the steps."""
+    """Append the mean over steps as one step more, since its error does not follow from those of the steps."""
     return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
 
 
@@ -83,7 +83,7 @@ def _slope(masks: Masks) -> Found:
 
 
 def _scaled_by_change(shares: Array, masks: Masks, name: str) -> Found:
-    """Shares (segment, step) of the forecast less the reference forecast."""
+    """Scale shares (segment, step) by the forecast less the reference forecast."""
     whole, nothing = _ends(masks)
     dims = ("segment", "step")
     return Found(shares[:, None] * (whole - nothing), more={"share": (dims, shares)}, source=SOURCES[name])
@@ -131,7 +131,7 @@ def attribute_inputs(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """How much each segment of one item's input moves each step and quantile of one target's forecast.
+    """Attribute each step and quantile of one target's forecast to the segments of one item's input.
 
     The value of a mask is the forecast of what it leaves; see :func:`tsfm_lens.explain.forecasts`.
 
@@ -214,7 +214,7 @@ def attribute_inputs(
 
 
 def described(masks: Masks, attribution: Array, error: Array | None = None) -> xr.Dataset:
-    """The shape of every input attribution; see :func:`attribute_inputs`.
+    """Build the dataset that every input attribution shares; see :func:`attribute_inputs`.
 
     Args:
         masks: what is explained.
@@ -236,7 +236,7 @@ def described(masks: Masks, attribution: Array, error: Array | None = None) -> x
 
 
 def _ends(masks: Masks) -> tuple[Array, Array]:
-    """The forecast of everything, and of nothing but the reference, (quantile, step) each."""
+    """Compute the forecast of everything, and of nothing but the reference, (quantile, step) each."""
     players = len(masks.segments)
     ends = np.array([[True] * players, [False] * players])
     whole, nothing = np.mean([each(ends) for each in masks.redrawn], axis=0)
@@ -244,7 +244,7 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
 
 
 def _over_seeds(results: Sequence[Found]) -> Found:
-    """The mean of what was found under several seeds, with its standard errors."""
+    """Average results under several seeds, and add their standard errors."""
     if len(results) < 2:
         return results[0]
     values = np.stack([each.attribution for each in results])
@@ -260,7 +260,7 @@ def _over_seeds(results: Sequence[Found]) -> Found:
 
 
 def _distance(masks: Masks) -> float:
-    """Mean distance of the middle of the reference forecast from the context's mean, in standard deviations."""
+    """Compute the mean distance of the reference forecast's middle from the context's mean, in standard deviations."""
     context = masks.batch.values[masks.row]
     _, nothing = _ends(masks)
     middle = nothing[int(np.argmin(np.abs(np.array(quantiles_of(masks.run)) - 0.5)))]

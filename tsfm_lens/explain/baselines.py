@@ -1,4 +1,4 @@
-"""Attention taken for an explanation, as people do: roll-out and flow from input segments to the forecast's tokens."""
+"""Attention as an explanation: roll-out and flow from input segments to the forecast's tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Part = tuple[np.ndarray, np.ndarray, Array]
 
 @dataclass(frozen=True)
 class Graph:
-    """Tokens of all stacks, and who attends to whom in each attention, in order of execution.
+    """Tokens of all stacks, and the pattern of each attention between them, in order of execution.
 
     Attributes:
         updates: for each attention, in parts that touch no common token, the tokens that it writes, those that it
@@ -43,7 +43,7 @@ class Graph:
 
 
 def rollout_shares(masks: Masks) -> Array:
-    """Abnar and Zuidema's attention roll-out, as shares of the forecast: (segment, step).
+    """Compute Abnar and Zuidema's attention roll-out, as shares of the forecast: (segment, step).
 
     Half of a token stays its own, half goes to what it attends to, attention after attention: over time, between
     series, and from a decoder to its encoder. What ends at no segment is left out, and the shares of a step sum to 1.
@@ -67,7 +67,7 @@ def rollout_shares(masks: Masks) -> Array:
 
 
 def flow_shares(masks: Masks) -> Array:
-    """Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps.
+    """Compute Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps.
 
     The most that can flow from a segment's tokens to all tokens that the forecast is read from, where each connection
     carries at most half of its attention, and a token's own connection a half.
@@ -85,7 +85,7 @@ def flow_shares(masks: Masks) -> Array:
 
 
 def largest_flows(graph: Graph) -> Array:
-    """(segment,) the most that can flow from each segment to the tokens that the forecast is read from."""
+    """Compute the largest flow from each segment to the tokens that the forecast is read from, (segment,)."""
     layers = len(graph.updates) + 1
     starts, ends, most = [], [], []
 
@@ -118,13 +118,13 @@ def largest_flows(graph: Graph) -> Array:
 
 
 def _shares(mass: Array) -> Array:
-    """(segment, step) summing to 1 over segments; 0 where nothing comes from any."""
+    """Normalise (segment, step) to sum to 1 over segments; 0 where no segment contributes."""
     total = mass.sum(0)
     return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
 
 
 def graph_of(masks: Masks) -> Graph:
-    """The tokens of one item and their attention; errors as in :func:`rollout_shares`."""
+    """Build the graph of one item's tokens and their attention; errors as in :func:`rollout_shares`."""
     run = masks.run.in_one_pass()
     stacks, series = run.lens.wiring.stacks, len(masks.batch)
     spans = run.encoded.spans
@@ -152,7 +152,7 @@ def graph_of(masks: Masks) -> Graph:
 
 
 def _parts(row: Attention, pattern: Array, own: int, keys: int, sizes: tuple[int, int]) -> list[Part]:
-    """One attention: of each series by itself, or of each position over the series."""
+    """Split one attention into its independent parts: one for each series, or for each position over the series."""
     parts: list[Part] = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
@@ -169,7 +169,7 @@ def _parts(row: Attention, pattern: Array, own: int, keys: int, sizes: tuple[int
 
 
 def _places(spans: TokenSpans, series: int, packed: bool) -> np.ndarray:
-    """Positions of a series' tokens among those of its row."""
+    """Return positions of a series' tokens among those of its row."""
     special = np.array([bool(word) for word in spans.special])
     if packed and spans.variate:
         return np.flatnonzero((np.array(spans.variate) == series) & ~special)
@@ -179,7 +179,7 @@ def _places(spans: TokenSpans, series: int, packed: bool) -> np.ndarray:
 def _inputs(
     segments: Sequence[Segment], lengths: Sequence[int], spans: TokenSpans, first: int, count: int, packed: bool
 ) -> Array:
-    """(segment, token) the share of a token's steps that belong to a segment."""
+    """Compute the share of each token's steps that belong to a segment, (segment, token)."""
     shares = np.zeros((len(segments), count))
     for index, part in enumerate(segments):
         offset = first if packed else first + part.row * len(spans)
@@ -192,7 +192,7 @@ def _inputs(
 
 
 def _readout_tokens(run: Run, spans: TokenSpans, first: int, count: int, row: int, packed: bool) -> Array:
-    """(step, token): a step's forecast is read from the token that covers it, otherwise from the series' last one."""
+    """Return the tokens that each step is read from, (step, token): those that cover it, else the series' last one."""
     tokens = _places(spans, row, packed)
     if not len(tokens):
         raise InputError(f"no token of {run.lens.wiring.architecture} covers series {row}")

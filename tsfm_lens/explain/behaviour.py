@@ -1,4 +1,4 @@
-"""Does a model use the covariates that it is shown? What forecasts are without them."""
+"""Use of covariates: forecasts with them and without."""
 
 from __future__ import annotations
 
@@ -123,13 +123,13 @@ def _result(
 
 
 def covariate_names(batch: SeriesBatch) -> list[str]:
-    """Names of the covariates of a batch, in order of first appearance."""
+    """Return names of the covariates of a batch, in order of first appearance."""
     pairs = zip(batch.variates, batch.roles, strict=True)
     return list(dict.fromkeys(variate for variate, role in pairs if role != "target"))
 
 
 def telling_rows(batch: SeriesBatch) -> list[int]:
-    """Rows of the covariates that can tell something: that change, and are not the target themselves.
+    """Return rows of the informative covariates: those that change, and are not the target themselves.
 
     Raises:
         InputError: there are no covariates, or one tells nothing in any series.
@@ -148,7 +148,7 @@ def telling_rows(batch: SeriesBatch) -> list[int]:
 
 
 def _fault(batch: SeriesBatch, row: int) -> str:
-    """Why a covariate tells nothing in its item; "" if it does."""
+    """Return the reason for which a covariate is not informative in its item; "" if it is."""
     name, future = batch.ids[row], batch.futures[row]
     values = batch.values[row] if future is None else np.concatenate([batch.values[row], future])
     finite = values[np.isfinite(values)]
@@ -169,7 +169,7 @@ def _fault(batch: SeriesBatch, row: int) -> str:
 
 
 def _replace_covariate(batch: SeriesBatch, name: str, way: str, rng: np.random.Generator) -> SeriesBatch:
-    """The batch with one covariate removed or made to tell nothing."""
+    """Return the batch with one covariate removed, or replaced by values without information."""
     rows = [row for row, variate in enumerate(batch.variates) if variate == name and batch.roles[row] != "target"]
     if way == "removed":
         return batch.select([row for row in range(len(batch)) if row not in rows])
@@ -191,7 +191,7 @@ def _replace_covariate(batch: SeriesBatch, name: str, way: str, rng: np.random.G
 
 
 def _shuffle(past: np.ndarray, ahead: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Known values in random order; gaps stay where they are."""
+    """Put finite values in random order; gaps stay where they are."""
     both = np.concatenate([past, ahead])
     finite = np.isfinite(both)
     both[finite] = rng.permutation(both[finite])
@@ -199,13 +199,13 @@ def _shuffle(past: np.ndarray, ahead: np.ndarray, rng: np.random.Generator) -> n
 
 
 def _forecast(run: Run, batch: SeriesBatch) -> np.ndarray:
-    """(target, step), the median under the run's seed."""
+    """Compute the median under the run's seed, (target, step)."""
     how: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed}
     return run.lens.forecast(batch, run.horizon, **how).median[batch.is_target]
 
 
 def _mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Mean absolute error over known steps, (series,); NaN where nothing is known."""
+    """Compute the mean absolute error over finite steps, (series,); NaN where there are none."""
     finite = np.isfinite(truth)
     off = np.where(finite, np.abs(forecast - np.where(finite, truth, 0.0)), 0.0).sum(-1)
     count = finite.sum(-1)

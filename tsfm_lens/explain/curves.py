@@ -1,4 +1,4 @@
-"""Deletion and insertion: does the forecast move as an explanation says when segments go in its order?"""
+"""Deletion and insertion curves: changes of the forecast when segments are masked in an explanation's order."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _dataset(
 
 
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(order, masked) distances from the whole forecast without, and with only, the first segments of each order."""
+    """Compute distances (order, masked) from the whole forecast without, and with only, each order's first segments."""
     players = orders.shape[1]
     place = np.argsort(orders, axis=1)
     first = place[:, None, :] < np.arange(players + 1)[:, None]
@@ -156,7 +156,9 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scores_of(explanation: Any, players: int) -> np.ndarray:
-    """(segment,) importance: the mean size over steps of an attribution at its middle quantile, or scores as given.
+    """Compute the importance of each segment, (segment,).
+
+    Of an attribution it is the mean size over steps at the middle quantile; scores stay as they are.
 
     Raises:
         InputError: scores are no numbers, or not one for each segment.
@@ -175,7 +177,7 @@ def scores_of(explanation: Any, players: int) -> np.ndarray:
 
 
 def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
-    """The segments that a result is about."""
+    """Return the segments of a result."""
     kinds = data["kind"].values
     return tuple(
         Segment(str(name), int(row), int(start), int(stop), kind)

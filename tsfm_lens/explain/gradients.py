@@ -1,4 +1,4 @@
-"""Gradients as input attribution: integrated along the way from the reference, or taken at the input alone."""
+"""Gradients as input attribution: integrated from the reference to the input, or taken at the input alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS = 256
 
 
 def integrated_gradients(masks: Masks, steps: int = 32) -> Array:
-    """Slope of the forecast towards each segment, integrated along the straight line from the reference to the input.
+    """Integrate the forecast's slope towards each segment along the line from the reference to the input.
 
     Args:
         masks: what is explained; its reference must be numbers.
@@ -48,7 +48,7 @@ def integrated_gradients(masks: Masks, steps: int = 32) -> Array:
 
 
 def gradient_times_input(masks: Masks) -> Array:
-    """Slope of the forecast at the input towards each segment, times its distance from the reference.
+    """Multiply the forecast's slope towards each segment, at the input, by its distance from the reference.
 
     Args:
         masks: what is explained; its reference must be numbers, and is 0 in the classical form.
@@ -66,7 +66,7 @@ def gradient_times_input(masks: Masks) -> Array:
 
 
 def slopes(masks: Masks, places: Array, weights: Array) -> Array:
-    """Directional derivatives towards each segment's input, weighted over places between reference and input.
+    """Compute directional derivatives towards each segment's input, weighted over places from reference to input.
 
     One forward carries the derivative of all steps and quantiles along, so that the cost does not depend on them.
 
@@ -119,7 +119,7 @@ def slopes(masks: Masks, places: Array, weights: Array) -> Array:
 
 
 def _ends(masks: Masks) -> tuple[list[Array], list[Array]]:
-    """By series the input and the reference, (time + horizon,); equal where the reference would be no change."""
+    """Return input and reference of each series, (time + horizon,); equal where the reference would be no change."""
     batch, horizon = masks.batch, masks.run.horizon
     futures = batch.known_future(horizon)
     actual = [np.concatenate([values, ahead]) for values, ahead in zip(batch.values, futures, strict=True)]
@@ -146,7 +146,7 @@ def _inside(segments: Sequence[Segment], row: int, count: int, length: int) -> n
 
 @dataclass(frozen=True)
 class _Place:
-    """Where values of the series stand in one native input.
+    """Positions of the series' values in one native input.
 
     Attributes:
         name: of the input.
@@ -160,12 +160,12 @@ class _Place:
     step: np.ndarray
 
     def of(self, rows: list[Array]) -> Array:
-        """(value,) of series (time + horizon,)."""
+        """Select the values (value,) from series (time + horizon,)."""
         return np.array([rows[row][step] for row, step in zip(self.row, self.step, strict=True)])
 
 
 def _encode(masks: Masks, rows: list[Array]) -> Encoded:
-    """The item with other values, (time + horizon,) by series."""
+    """Encode the item with other values, (time + horizon,) by series."""
     batch, lengths = masks.batch, masks.batch.lengths
     plain = masks.masked(np.ones((1, len(masks.segments)), bool))
     ahead = [None if future is None else row[n:] for future, row, n in zip(batch.futures, rows, lengths, strict=True)]
@@ -176,7 +176,7 @@ def _encode(masks: Masks, rows: list[Array]) -> Encoded:
 
 
 def _places(masks: Masks) -> list[_Place]:
-    """Where each value of each segment enters the model, found by values that can be told from all others.
+    """Find the position of each value of each segment in the model's inputs, by values that no other one has.
 
     Raises:
         InputError: some enter in another form: the library normalises series before they enter the model.
@@ -211,7 +211,7 @@ def _places(masks: Masks) -> list[_Place]:
 
 
 def _changes_input(masks: Masks, rows: list[Array], part: Segment) -> bool:
-    """Whether the values of a segment change anything that enters the model."""
+    """Test if the values of a segment change any input of the model."""
     others = [row.copy() for row in rows]
     start = masks.batch.lengths[part.row]
     others[part.row][start + part.start : start + part.stop] *= 1.5
@@ -223,7 +223,7 @@ def _changes_input(masks: Masks, rows: list[Array], part: Segment) -> bool:
 def _tangents(
     masks: Masks, places: list[_Place], part: Segment, actual: list[Array], reference: list[Array], at: Array
 ) -> Array:
-    """(place, quantile, step): derivatives of the target's forecast towards one segment."""
+    """Compute derivatives of the target's forecast towards one segment, (place, quantile, step)."""
     run, copies = masks.run, len(at)
     lens, encoded = run.lens, _encode(masks, actual)
     inputs, length = encoded.repeated(copies), masks.batch.lengths[part.row]
@@ -249,7 +249,7 @@ def _tangents(
 
 
 def _dual(value: Tensor, index: Tensor, points: Array, ahead: Array) -> Tensor:
-    """The input of all copies with points (copy, value) on the way in it, and the direction (value,) as its tangent."""
+    """Build the input of all copies, with points (copy, value) on the way and the direction (value,) as tangent."""
     flat = value.reshape(len(points), -1).clone()
     tangent = torch.zeros_like(flat)
     # what is missing stands in the input as the library fills it

@@ -89,7 +89,7 @@ def refine_inputs(
 
 
 def _mass(result: xr.Dataset) -> np.ndarray:
-    """(segment,) mean size of what each does to the middle of the forecast."""
+    """Compute the mean size of each segment's effect on the middle of the forecast, (segment,)."""
     middle = result["attribution"].sel(quantile=0.5, method="nearest")
     return np.abs(middle.transpose("segment", "step").values).mean(1)
 
@@ -107,7 +107,7 @@ def _cut(
     share: float,
     most: int,
 ) -> tuple[tuple[Segment, ...], list[Segment]]:
-    """The heaviest segments cut, and which they were."""
+    """Cut the heaviest segments; return all segments, and those that were cut."""
     finer, cut, total = tuple(current), [], 0.0
     for index in np.argsort(-mass, kind="stable"):
         if total >= share * mass.sum():

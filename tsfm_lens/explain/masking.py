@@ -1,4 +1,4 @@
-"""Series with some of their segments masked: copies side by side, each of which shows the model something else."""
+"""Series with some of their segments masked: copies side by side, each with other segments visible."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ OWN_MASK = "the model's own mask"
 
 @dataclass(frozen=True, eq=False)
 class MaskedBatch(SeriesBatch):
-    """Series of which some may be nothing but missing values, and known futures with gaps.
+    """Series of which some may be all missing values, and known futures with gaps.
 
     Made of a batch that has been checked, with other values in it.
     """
 
     def __post_init__(self) -> None:
-        """All columns are given, and were checked before anything was masked."""
+        """Skip the checks of the base class: all columns were checked before anything was masked."""
 
 
 def reference_values(
     batch: SeriesBatch, reference: str | Mapping[str, str], horizon: int, seed: int = 0
 ) -> tuple[np.ndarray, ...]:
-    """What stands for each step when it is masked, whatever else is.
+    """Return the value that replaces each step when it is masked, whatever else is.
 
     - "missing": NaN, the model's own missing value; see :func:`mask_seen`. With all of a target masked the model does
       not know its level either, which is then a part of what is explained.
@@ -90,7 +90,7 @@ def reference_values(
 def reference_rows(
     batch: SeriesBatch, numeric: SeriesBatch, reference: Reference, horizon: int, seed: int
 ) -> tuple[np.ndarray, ...]:
-    """What stands for each step of each series, (time + horizon,), by name or as it is given.
+    """Return the values that replace each step of each series, (time + horizon,), by name or as they are.
 
     Args:
         batch: the series.
@@ -114,7 +114,7 @@ def reference_rows(
 
 
 def _whole(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
-    """A series with its known future behind, (time + horizon,), NaN where nothing is known."""
+    """Append its known future to a series, (time + horizon,), NaN where nothing is known."""
     return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
 
 
@@ -138,7 +138,7 @@ def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str,
 
 
 def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
-    """The value one season before each step, of what was known at the forecast start; gaps from the seasons near."""
+    """Return the value one season before each step, as of the forecast start; gaps come from nearby seasons."""
     steps = np.arange(len(values))
     lag = np.where(steps < length, season, season * (1 + (steps - length) // season))
     before = steps - lag
@@ -152,7 +152,7 @@ def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
 
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
-    """Whether a model is told that values are missing, or its library fills them first.
+    """Find out if a model sees that values are missing, or if its library fills them first.
 
     What enters the model of a series with a gap is held against that of the series with the gap filled.
 
@@ -193,7 +193,7 @@ def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
 
 
 def _inputs(lens: Lens, batch: SeriesBatch, values: np.ndarray) -> list[Tensor]:
-    """What enters the model when the first series has other values; NaN as numbers, so that they compare."""
+    """Return the model's inputs when the first series has other values; NaN as numbers, so that they compare."""
     inputs = lens.encode(replace(batch, values=(values, *batch.values[1:]))).inputs
     tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
     return [part for value in tensors for part in (torch.isnan(value), torch.nan_to_num(value))]
@@ -208,7 +208,7 @@ def masked(
     horizon: int = 0,
     seed: int = 0,
 ) -> MaskedBatch:
-    """Copies of one item, each with some of its segments masked.
+    """Copy one item, with some of its segments masked in each copy.
 
     Steps that belong to no segment are shown in every copy.
 
@@ -257,7 +257,7 @@ def masked(
 
 
 def checked_keep(keep: Any, count: int) -> np.ndarray:
-    """(mask, segment) of bools.
+    """Return ``keep`` as bools, (mask, segment).
 
     Raises:
         InputError: another shape, or nothing in it.
@@ -285,7 +285,7 @@ def _batch_of(batch: SeriesBatch, rows: Sequence[np.ndarray], masks: int) -> Mas
 
 
 def reference_words(reference: Reference) -> str:
-    """A reference as a result's attributes have it."""
+    """Return a reference in the words of a result's attributes."""
     if isinstance(reference, Mapping):
         return ", ".join(f"{name} ({role})" for role, name in reference.items())
     return reference if isinstance(reference, str) else "given"

@@ -1,4 +1,4 @@
-"""Nulls: what a claim would look like where there is nothing to find, and what is larger than that."""
+"""Nulls: the same measurement where there is no effect, as the threshold of a claim."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DRAWS = 3
 
 
 def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
-    """The same architecture without what was learned: the entries of each matrix and bias in random order.
+    """Copy a model without its learned structure: the entries of each matrix and bias in random order.
 
     Of what training did, only the sizes of the entries are left, and the gains of norms. That needs nothing but the
     weights, so that it is the same for every architecture, and for the same files whatever name they were opened by. It
@@ -79,7 +79,7 @@ def held_against(
     control: Control = "by",
     **options: Any,
 ) -> xr.Dataset:
-    """Hold what a probe finds against the same probe where there is nothing to find.
+    """Compare a probe's result with the same probe under a null.
 
     Effects of models and series differ in size, so that shares are compared: of each series, a member's part of the sum
     over all members.
@@ -140,14 +140,14 @@ def held_against(
 
 
 def _shares(data: xr.Dataset, name: str, dims: list[str]) -> np.ndarray:
-    """(member, …, series) parts of the sum over members."""
+    """Compute shares of the sum over members, (member, …, series)."""
     values = np.abs(data[name].transpose(*dims, "series").values.astype(float))
     whole = np.nansum(values, axis=tuple(range(values.ndim - 1)))
     return np.divide(values, whole, out=np.zeros_like(values), where=whole > 0)
 
 
 def _groups(data: xr.Dataset, groups: str | None, dims: list[str], shape: tuple[int, ...]) -> np.ndarray:
-    """One label a member, (member, …)."""
+    """Return one label for each member, (member, …)."""
     if groups is None:
         return np.zeros(shape, dtype=int)
     labels = data[groups].variable
@@ -157,7 +157,7 @@ def _groups(data: xr.Dataset, groups: str | None, dims: list[str], shape: tuple[
 
 
 def _of_group(others: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(member, …, series) the 95 % quantile over draws and members of the same group of others (draw, member, …)."""
+    """Compute the 95 % quantile of others (draw, member, …) over draws and the group's members: (member, …, series)."""
     floor = np.zeros(others.shape[1:])
     for label in np.unique(labels):
         # (draw, member, series) of one group
@@ -166,7 +166,7 @@ def _of_group(others: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _of_others(own: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(member, …, series) the 95 % quantile over all other members of the same group; infinity where there are none."""
+    """Compute the 95 % quantile over all other members of the group, (member, …, series); infinity without any."""
     floor = np.full(own.shape, np.inf)
     for place in np.ndindex(*labels.shape):
         others = labels == labels[place]
@@ -177,7 +177,7 @@ def _of_others(own: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def null_runs(run: Run, null: Null, draws: int, seed: int) -> list[Run]:
-    """Runs made as a run is, of untrained twins, or of its series in random order."""
+    """Repeat a run with untrained twins, or with its series in random order."""
     base: dict[str, Any] = {"along": None, "_of": None}
     if null == "untrained":
         twins = [untrained_twin(run.lens, seed + draw) for draw in range(draws)]
@@ -186,7 +186,7 @@ def null_runs(run: Run, null: Null, draws: int, seed: int) -> list[Run]:
 
 
 def _shuffle(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
-    """Values in random order, gaps where they were; the series of an item in one order, so that they still agree."""
+    """Put values in random order, gaps where they were; the series of an item share one order, so they still agree."""
     values, futures = list(batch.values), list(batch.futures)
     for number, group in enumerate(dict.fromkeys(batch.groups)):
         rows = [row for row, name in enumerate(batch.groups) if name == group]
@@ -217,7 +217,7 @@ def route_effects(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """How much of the input's influence on the forecasts of many items goes through each component.
+    """Measure the share of the input's influence that goes through each component, over many items.
 
     Args:
         run: the forecasts to explain.

@@ -1,4 +1,4 @@
-"""Input attribution of every item of a batch: which parts of the input matter over many series, and which way."""
+"""Input attribution of every item of a batch: sizes and directions of effects over many series."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def input_effects(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """What each segment of the input does to the forecasts of many items.
+    """Measure the effect of each segment of the input on the forecasts of many items.
 
     Every item's first target is explained by itself; segments of the same name are one over all items. Effects are in
     multiples of the context's mean absolute seasonal difference, as MASE counts, so that items can be compared.
@@ -99,7 +99,7 @@ def input_effects(
 
 
 def _places(results: list[xr.Dataset], names: list[str]) -> dict[str, tuple[str, list[Any]]]:
-    """Coordinates of all segments, of each as in the first item that has it."""
+    """Return coordinates of all segments, of each as in the first item that has it."""
     first = {name: one.sel(segment=name) for one in reversed(results) for name in one["segment"].values}
     return {
         what: ("segment", [first[name][what].item() for name in names]) for what in ("row", "start", "stop", "kind")
@@ -107,7 +107,7 @@ def _places(results: list[xr.Dataset], names: list[str]) -> dict[str, tuple[str,
 
 
 def _heights(one: xr.Dataset) -> np.ndarray:
-    """(segment,) mean of a segment's values, in standard deviations from the mean of their context."""
+    """Compute the mean of each segment's values, in standard deviations from their context's mean, (segment,)."""
     context = one["context"].values
     ahead = one["known_future"].values if "known_future" in one else np.full((len(context), 0), np.nan)
     length = context.shape[1]

@@ -1,4 +1,4 @@
-"""Proof of routes: cut what is named, predict what happens, measure it, and hold it against components at random."""
+"""Proof of routes: the effect of cutting and restoring named components, against random components."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ mean moves every activation with any of its values, and takes that back with the
 
 
 def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
-    """The components that carry most of each segment's influence, by segment.
+    """Return the components that carry most of each segment's influence, by segment.
 
     Args:
         routes: of kind "input_routes".
@@ -149,7 +149,7 @@ def prove_routes(
 
 @dataclass(frozen=True)
 class _SegmentProof:
-    """What was measured of one segment.
+    """Measurements of one segment.
 
     Attributes:
         names: of cuts; predicted, measured: (cut, step); total: (step,).
@@ -192,7 +192,7 @@ def _prove(
 def matched_sets(
     lens: Lens, components: Sequence[Component], count: int, rng: np.random.Generator
 ) -> list[list[Component]]:
-    """Sets of random components, as many of each stack and kind as there are among some, and other ones where possible.
+    """Draw sets of random components, as many of each stack and kind as among some, others where possible.
 
     Args:
         lens: the model.
@@ -251,7 +251,7 @@ def _dataset(sides: Sides, numbers: Sequence[int], proofs: Sequence[_SegmentProo
 
 
 def _relative_error(prediction: np.ndarray, measurement: np.ndarray) -> np.ndarray:
-    """(segment,) of (segment, cut, step); NaN where nothing is known."""
+    """Compute the relative error (segment,) of arrays (segment, cut, step); NaN where nothing is measured."""
     finite = np.isfinite(prediction) & np.isfinite(measurement)
     error = np.square(np.where(finite, prediction - measurement, 0.0)).sum((1, 2))
     size = np.square(np.where(finite, measurement, 0.0)).sum((1, 2))

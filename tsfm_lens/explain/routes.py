@@ -1,4 +1,4 @@
-"""Routes: through which components the influence of a segment of the input reaches the forecast."""
+"""Routes: the components through which a segment of the input reaches the forecast."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def input_routes(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """How much of what each segment moves the forecast goes through each component.
+    """Measure the part of each segment's effect on the forecast that goes through each component.
 
     The model sees the whole input and the input without the segment. The effect of the segment through a component is
     the change of the forecast when that component alone writes what it writes without the segment, and all that comes
@@ -123,7 +123,7 @@ def input_routes(
 
 
 def all_effects(sides: Sides, components: Any = None) -> tuple[list[Place], np.ndarray, np.ndarray]:
-    """Components, the effects of all segments through them (segment, component, step), and those in total."""
+    """Return components, the effects of all segments through them (segment, component, step), and the total effects."""
     search = _RouteSearch.of(sides, components, None, False, 0)
     search.top, search.estimate = len(search.places), None
     total = np.empty((len(sides.segments), sides.run.horizon))
@@ -135,7 +135,7 @@ def all_effects(sides: Sides, components: Any = None) -> tuple[list[Place], np.n
 
 
 def _with_findings(data: xr.Dataset, sides: Sides) -> xr.Dataset:
-    """With sizes against their noise floor, and shares of what is more than noise."""
+    """Add sizes against their noise floor, and shares of what is more than noise."""
     run, row = sides.run, sides.row
     floor = noise_floor(run, lambda other, plain: np.abs(other - plain).mean(-1))[row]
     total = data["total"].values
@@ -145,7 +145,7 @@ def _with_findings(data: xr.Dataset, sides: Sides) -> xr.Dataset:
     significant = (np.abs(total).mean(-1) > floor) & (share_floor(run, way)[:, row] < 1)
 
     def share(values: np.ndarray) -> np.ndarray:
-        """(segment, …) of values (segment, …, step)."""
+        """Project values (segment, …, step) on the total effect, (segment, …)."""
         by = total.reshape(len(total), *[1] * (values.ndim - 2), -1)
         along = (values * by).sum(-1)
         scale = np.where(significant, length, np.nan).reshape(len(total), *[1] * (along.ndim - 1))
@@ -161,7 +161,7 @@ def _with_findings(data: xr.Dataset, sides: Sides) -> xr.Dataset:
 
 
 def component_coords(places: Sequence[Place]) -> dict[str, Any]:
-    """Coordinates that name components beside segments, whose own coordinates have the plain names."""
+    """Return coordinates of components beside segments, whose own coordinates have the plain names."""
     return {
         "component": [str(place.target) for place in places],
         "stack": ("component", [place.stack for place in places]),
@@ -172,13 +172,13 @@ def component_coords(places: Sequence[Place]) -> dict[str, Any]:
 
 
 def all_writers(lens: Lens) -> list[Component]:
-    """The heads and MLPs of every stack."""
+    """Return the heads and MLPs of every stack."""
     return [each for stack in lens.wiring.stacks for each in writers(lens.wiring, stack.name)]
 
 
 @dataclass
 class _RouteSearch:
-    """The effects of segments through components, as they are found.
+    """Effects of segments through components, filled one segment at a time.
 
     Attributes:
         sides: what is explained.
@@ -202,7 +202,7 @@ class _RouteSearch:
 
     @classmethod
     def of(cls, sides: Sides, components: Any, top: int | None, direct: bool, seed: int) -> _RouteSearch:
-        """Nothing tried yet."""
+        """Start a search with no effect measured yet."""
         lens = sides.run.lens
         places = places_of(lens, all_writers(lens) if components is None else listed(components, "components"))
         if any(isinstance(place.target, str) for place in places):
@@ -225,7 +225,7 @@ class _RouteSearch:
 
     @property
     def full(self) -> bool:
-        """Whether every component is tried."""
+        """True if every component is measured."""
         return self.top == len(self.places)
 
     def add(self, number: int, without: Run) -> None:
@@ -260,7 +260,7 @@ class _RouteSearch:
             self.direct[number, candidates] = change[len(places) :]
 
     def variables(self) -> dict[str, Any]:
-        """As variables of the result."""
+        """Return the effects as variables of the result."""
         axes = ("segment", "component", "step")
         arrays: dict[str, Any] = {"effect": (axes, self.effect)}
         if self.direct is not None:
@@ -270,7 +270,7 @@ class _RouteSearch:
         return arrays
 
     def facts(self) -> dict[str, object]:
-        """As attributes of the result."""
+        """Return the search as attributes of the result."""
         if self.full:
             return {"search": "full"}
         rate = self.misses / self.spots if self.spots else 0.0
@@ -282,7 +282,7 @@ class _RouteSearch:
 
 @dataclass
 class _Sums:
-    """What the total effects of segments are the sum of, as it is found."""
+    """Terms of the total effects of segments, filled one segment at a time."""
 
     sides: Sides
 
@@ -293,7 +293,7 @@ class _Sums:
 
     @cached_property
     def branches(self) -> list[Component]:
-        """Of the stack that is read out, in order of writing."""
+        """Branches of the stack that is read out, in order of writing."""
         stack = self.sides.run.lens.wiring.output_stack
         return [Component(stack.name, layer, row.kind) for layer in range(stack.n_layers) for row in stack.rows(layer)]
 
@@ -316,7 +316,7 @@ class _Sums:
         self.total[number] = plain - without.point[sides.row]
 
     def variables(self) -> dict[str, Any]:
-        """As variables of the result."""
+        """Return the terms as variables of the result."""
         axes = ("segment", "step")
         rest = self.total - self.no_component - self.branch_direct.sum(1)
         sums = {"total": self.total, "no_component": self.no_component, "no_attention": self.no_attention}
@@ -329,12 +329,12 @@ def _row(lens: Lens, branch: Component) -> object:
 
 
 def by_size(effects: np.ndarray) -> np.ndarray:
-    """Places of (component, step) in order of their mean size, largest first; what is no number comes first."""
+    """Sort places of (component, step) by their mean size, largest first; NaN comes first."""
     return np.argsort(-np.nan_to_num(np.abs(effects).mean(-1), nan=np.inf), kind="stable")
 
 
 def missed_by_search(routes: xr.Dataset, top: int, *, largest: int = LARGEST) -> float:
-    """The share of the largest routes of all segments that a search among so many estimates would not have tried.
+    """Compute the share of the largest routes of all segments that a search of so many components would miss.
 
     Args:
         routes: of kind "input_routes", of a full search of a model with gradients.

@@ -1,4 +1,4 @@
-"""What a forecast is explained by: stretches of the target's past, other variates, past and known covariates."""
+"""Units of an explanation: stretches of the target's past, other variates, past and known covariates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PLACE = re.compile(r"(, past|, future| -?\d+ to -?\d+)$")
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of what a model is shown of one item.
+    """Stretch of one series of an item, as the model sees it.
 
     Attributes:
         name: the series and the steps, unique among the segments of an item.
@@ -54,7 +54,7 @@ class Segment:
 
 
 def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
-    """Positions of the series of one item of a batch.
+    """Return positions of the series of one item of a batch.
 
     Args:
         batch: the series.
@@ -81,7 +81,7 @@ def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
 
 
 def item_of(run: Run, item: int | str = 0) -> Run:
-    """The same run of one item of it; errors as in :func:`item_rows`.
+    """Select one item of a run; errors as in :func:`item_rows`.
 
     Example:
         >>> len(explain.item_of(driven).batch)
@@ -91,7 +91,7 @@ def item_of(run: Run, item: int | str = 0) -> Run:
 
 
 def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
-    """Position in an item of the target that is explained.
+    """Return the position in an item of the target that is explained.
 
     Args:
         batch: the series of one item.
@@ -113,7 +113,7 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
 
 
 def token_edges(run: Run) -> tuple[int, ...]:
-    """Steps at which a token of the stack that reads the series begins or ends, ascending; the context's alone.
+    """Return steps at which a token of the input stack begins or ends, ascending; those of the context alone.
 
     Example:
         >>> explain.token_edges(run)[-3:]
@@ -134,7 +134,7 @@ def segments(
     season: int | None = None,
     others: str = "past and future",
 ) -> tuple[Segment, ...]:
-    """Cut what a model is shown of one item, each step of each series into exactly one segment.
+    """Cut the visible input of one item, each step of each series into exactly one segment.
 
     The target's past is cut into stretches of equal length, counted back from the forecast start; the oldest may be
     shorter. A stretch as long as a season or more is a multiple of it, and all end where a token of the model does.
@@ -189,7 +189,7 @@ def segments(
 
 
 def _visible_range(run_or_batch: Run | SeriesBatch, rows: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Edges of tokens, and the first step that the model is shown."""
+    """Return edges of tokens, and the first step that the model sees."""
     if isinstance(run_or_batch, Run):
         one = run_or_batch.select(list(rows))
         first = -min(one.batch.lengths[0], run_or_batch.lens.context_length)
@@ -199,7 +199,7 @@ def _visible_range(run_or_batch: Run | SeriesBatch, rows: Sequence[int]) -> tupl
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
-    """Steps of a stretch, so that at most ``count`` make up the length: whole seasons and whole tokens, if it can."""
+    """Choose the steps of a stretch, at most ``count`` in the length: whole seasons and whole tokens where possible."""
     width = -(-length // count)
     token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0] if len(edges) > 1 else 1
     both = math.lcm(season, token)
@@ -211,7 +211,7 @@ def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
 
 
 def _cut(first: int, stop: int, width: int, edges: Sequence[int], way: str) -> list[tuple[int, int]]:
-    """Ranges from the oldest on."""
+    """Return ranges from the oldest on."""
     if way == "whole":
         return [(first, stop)]
     cuts = {first, 0, stop}
@@ -249,7 +249,7 @@ def refined(
     width: int | None = None,
     edges: Sequence[int] | None = None,
 ) -> tuple[Segment, ...]:
-    """Some segments cut further, the others as they are: years into weeks, the heaviest of those into days.
+    """Cut some segments further and keep the others: years into weeks, the heaviest of those into days.
 
     Args:
         parts: segments of one item.
@@ -279,7 +279,7 @@ def refined(
 
 
 def positions_of(parts: Sequence[Segment], where: Iterable[str | int | bool | Segment]) -> list[int]:
-    """Positions of segments that are given by name, position, as they are, or by one bool each.
+    """Return positions of segments by name, by position, as they are, or by one bool each.
 
     Raises:
         InputError: a position is out of range, or there are more or fewer bools than segments.
@@ -353,7 +353,7 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
 
 
 def given_parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
-    """The segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
+    """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
     if parts is None or isinstance(parts, int):
         return segments(run, item, target=target, parts=parts)
     if isinstance(parts, Mapping):

@@ -1,4 +1,4 @@
-"""Shapley values of a function of what is shown: exact over all masks, or by sampled orders."""
+"""Shapley values of a function of visible segments: exact over all masks, or by sampled orders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FEWEST = 4
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
-    """Every mask of so many players, (2 ** players, player): the first shows none, the last all.
+    """Return every mask of so many players, (2 ** players, player): the first shows none, the last all.
 
     Raises:
         InputError: there are more than 20.
@@ -44,7 +44,7 @@ def all_masks(players: int) -> NDArray[np.bool_]:
 
 
 def exact_shapley(values: Any, players: int) -> Array:
-    """Shapley values from the value of every mask.
+    """Compute Shapley values from the value of every mask.
 
     Args:
         values: (2 ** player, …) in the order of :func:`all_masks`.
@@ -74,7 +74,7 @@ def exact_shapley(values: Any, players: int) -> Array:
 
 
 def shapley_interactions(values: Any, players: int) -> Array:
-    """What every two players add together beyond what each adds alone, averaged over what else is shown.
+    """Compute the joint effect of every two players beyond the sum of both, averaged over the others.
 
     Args:
         values: (2 ** player, …) in the order of :func:`all_masks`.
@@ -124,7 +124,7 @@ class Sampled:
 def sampled_shapley(
     value: Value, players: int, *, orders: int = 400, tolerance: float = 0.02, seed: int = 0
 ) -> Sampled:
-    """Shapley values by orders in which players are shown one after the other.
+    """Estimate Shapley values by orders in which players are shown one after the other.
 
     Orders come in blocks of four antithetic pairs: an order and its reverse, and three rotations of it with their
     reverses, so that each player stands in each quarter of the order. Blocks are drawn independently of one another,
@@ -168,7 +168,7 @@ def sampled_shapley(
 
 
 def _contributions(value: Value, permutations: Sequence[NDArray[np.int64]]) -> Array:
-    """Mean of what each player adds over the orders of each block, (block, player, …)."""
+    """Average each player's contribution over the orders of each block, (block, player, …)."""
     players = len(permutations[0])
     turns = [np.roll(order, quarter * players // _QUARTERS) for order in permutations for quarter in range(_QUARTERS)]
     orders = np.array([each for turn in turns for each in (turn, turn[::-1])])

@@ -52,7 +52,7 @@ def forecasts(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """What a run's forecast of one target becomes under each mask.
+    """Compute a run's forecast of one target under each mask.
 
     Each is the library's own forecast of the masked series, in rollouts too, and equal to it up to rounding; as many
     run side by side as the memory takes. Of models that draw sample paths it is, in one pass, the value of a single
@@ -87,12 +87,12 @@ def forecasts(
 
 
 def quantiles_of(run: Run) -> tuple[float, ...]:
-    """Levels of the values of a run under masks; (0.5,) for the expected value of a model that draws, in one pass."""
+    """Return levels of a run's values under masks; (0.5,) for the expected value of a model that draws, in one pass."""
     return default_levels(run.lens.adapter) if run.lens.emits == "quantile" or run.rollout else (0.5,)
 
 
 def statistic_of(run: Run) -> str:
-    """What these values are: "quantiles", "quantiles of sample paths", "expected value" or "mean"."""
+    """Name these values: "quantiles", "quantiles of sample paths", "expected value" or "mean"."""
     if takes_draws(run):
         return "quantiles of sample paths"
     return {"quantile": "quantiles", "token": "expected value"}.get(run.lens.emits, "mean")
@@ -100,7 +100,7 @@ def statistic_of(run: Run) -> str:
 
 @dataclass(eq=False)
 class Masks:
-    """The forecast of one target as a function of what is shown; each mask is run once.
+    """Forecast of one target as a function of the visible segments; each mask is run once.
 
     Attributes:
         run, segments, reference, item, target, seed, progress: as in :func:`forecasts`; the run becomes that of the
@@ -139,23 +139,23 @@ class Masks:
 
     @cached_property
     def batch(self) -> SeriesBatch:
-        """The series of the item, categories as the numbers that the model is shown."""
+        """Series of the item, categories as the numbers that the model reads."""
         renumber: Any = getattr(self.run.lens.adapter, "numbered", None)
         return self.run.batch if renumber is None else renumber(self.run.batch)
 
     @cached_property
     def stands(self) -> tuple[np.ndarray, ...]:
-        """For each series (time + horizon,) what stands for it where it is masked."""
+        """Values (time + horizon,) for each series that replace it where it is masked."""
         return reference_rows(self.run.batch, self.batch, self.reference, self.run.horizon, self.seed)
 
     @cached_property
     def mask(self) -> str:
-        """How the model sees missing values; see :func:`tsfm_lens.explain.mask_seen`."""
+        """Treatment of missing values by the model; see :func:`tsfm_lens.explain.mask_seen`."""
         return mask_seen(self.run.lens, self.batch)
 
     @cached_property
     def redrawn(self) -> tuple[Masks, ...]:
-        """The same under this seed and the ones after it, so many as repeats; itself where none is drawn."""
+        """Copies under this seed and the ones after it, as many as repeats; itself where none is drawn."""
         if self.repeats < 2 or not takes_draws(self.run):
             return (self,)
         run, others = self.run, []
@@ -166,15 +166,15 @@ class Masks:
 
     @property
     def made(self) -> int:
-        """Forecasts made so far."""
+        """Number of forecasts so far."""
         return len(self._cache)
 
     def masked(self, keep: Any) -> MaskedBatch:
-        """The masked series; see :func:`tsfm_lens.explain.masked`."""
+        """Mask the series; see :func:`tsfm_lens.explain.masked`."""
         return masked(self.batch, self.segments, keep, self.stands, horizon=self.run.horizon)
 
     def __call__(self, keep: Any) -> np.ndarray:
-        """(mask, quantile, step) of masks (mask, segment)."""
+        """Compute forecasts (mask, quantile, step) of masks (mask, segment)."""
         self.run._refuse_other_hooks()
         visible = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
@@ -198,7 +198,7 @@ class Masks:
         return np.stack([self._cache[key] for key in keys])
 
     def _forecast(self, visible: np.ndarray) -> np.ndarray:
-        """(mask, quantile, step), all of them run."""
+        """Compute forecasts (mask, quantile, step), all of them run."""
         run = self.run
         self._refuse_nothing(visible)
         batch = self.masked(visible)
@@ -217,14 +217,14 @@ class Masks:
 
     @cached_property
     def _shares(self) -> bool:
-        """Whether masks that begin alike can share what the model makes of that: nothing may look ahead."""
+        """True if masks that begin alike can share the model's work on it: nothing may look ahead."""
         lens, series = self.run.lens, self.batch
         whole = [*series.values, *self.stands]
         alone = len(series) == 1 and not lens.registry.in_use
         return alone and hasattr(lens.adapter, "sharing") and not any(np.isnan(each).any() for each in whole)
 
     def _prefixes(self, visible: np.ndarray) -> np.ndarray:
-        """(mask, token) a number for all that a mask shows up to the end of a token."""
+        """Give one number to the visible part of each mask up to the end of each token, (mask, token)."""
         columns = []
         for stop in token_edges(self.run)[1:]:
             before = [index for index, part in enumerate(self.segments) if part.start < stop]
@@ -233,7 +233,7 @@ class Masks:
         return np.stack(columns, axis=1)
 
     def _refuse_nothing(self, visible: np.ndarray) -> None:
-        """Refuse masks that leave nothing of a series where the library fills gaps from what is left."""
+        """Refuse masks that leave nothing of a series whose gaps the library fills from the rest."""
         for row, name in enumerate(self.batch.ids):
             if not np.isnan(self.stands[row]).all() or self.mask == OWN_MASK:
                 continue
@@ -254,12 +254,12 @@ class Masks:
 
 
 def takes_draws(run: Run) -> bool:
-    """Whether the run's forecast is of sample paths, and not of one forward."""
+    """Test if the run's forecast comes from sample paths, and not from one forward."""
     return run.rollout and run.lens.emits != "quantile"
 
 
 def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
-    """(series, quantile, step) of sample paths: every copy, of so many series, draws what it draws by itself."""
+    """Roll out sample paths, (series, quantile, step): every copy draws the random numbers of the item alone."""
     request = request_of(run.lens, batch, run.horizon, quantiles_of(run), run.num_samples, run.seed)
     # as many as the memory takes
     fit = max(part.stop - part.start for part in plan(request))
@@ -274,7 +274,7 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
 
 
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
-    """(series, quantile, step) of the library's own forecast, common beginnings computed once."""
+    """Compute the library's own forecast, (series, quantile, step), common beginnings once."""
     lens = run.lens
     request = request_of(lens, batch, run.horizon, seed=run.seed)
     parts = []
@@ -286,7 +286,7 @@ def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarr
 
 
 def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
-    """(series, 1, step) of single forwards; token models follow the run's path."""
+    """Compute single forwards, (series, 1, step); token models follow the run's path."""
     lens = run.lens
     if run.tokens_read:
         encoded = lens.encode(batch, future=np.tile(run.path, (copies, 1)))
@@ -302,7 +302,7 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
 
 
 def _split(encoded: Any, number: int) -> list[Any]:
-    """An encoded batch in about so many parts of whole items."""
+    """Split an encoded batch into about so many parts of whole items."""
     if number < 2:
         return [encoded]
     return [encoded.part(*place) for place in cut(encoded.batch, -(-len(encoded.batch) // number))]

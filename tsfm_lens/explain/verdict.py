@@ -1,4 +1,4 @@
-"""What a proof comes to, in words: an explanation holds, holds in part, or fails, by stated rules."""
+"""Verdict on a proof, by stated rules: an explanation holds, holds in part, or fails."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _SHARES = {
 
 
 def rules_of(proof: xr.Dataset) -> tuple[str, ...]:
-    """The rules that a proof of this kind is judged by."""
+    """Return the rules that judge a proof of this kind."""
     return _RULES_OF[proof.attrs["kind"]]
 
 
 def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
-    """What proofs say together.
+    """Judge several proofs together.
 
     Args:
         proofs: of kind "deletion_curves" or "route_proof".

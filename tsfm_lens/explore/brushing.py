@@ -1,4 +1,4 @@
-"""Brush a stretch of the past, and see the forecast without it."""
+"""Forecast without a brushed stretch of the past."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT = "median without what is brushed"
 
 
 class Brush(widgets.VBox):
-    """A forecast that is made anew without what is brushed of its past; see :func:`tsfm_lens.explore.brush`.
+    """Forecast that is computed again without a brushed stretch of its past; see :func:`tsfm_lens.explore.brush`.
 
     Args:
         run, item, reference: as there.
@@ -67,7 +67,7 @@ class Brush(widgets.VBox):
         self._describe()
 
     def _add_brush(self, figure: go.Figure) -> None:
-        """Invisible points to select, and the line of the forecast without what is selected."""
+        """Add invisible points to select, and the line of the forecast without the selection."""
         forecast = next(trace for trace in figure.data if str(trace.name).startswith("median"))
         values = self.run.batch.values[0][-self._length :]
         points = {"x": self._past, "y": values, "mode": "markers", "marker": {"opacity": 0, "size": 8}}
@@ -109,7 +109,7 @@ class Brush(widgets.VBox):
         self._describe()
 
     def _forecast(self, row: int, start: int, stop: int) -> np.ndarray:
-        """(step,) the median without a stretch; made once for each."""
+        """Compute the median without a stretch, (step,); once for each."""
         if not 0 <= row < len(self.run.batch) or not -self._length <= start < stop <= 0:
             raise InputError(
                 f"steps {start} to {stop} of series {row}: expected steps from {-self._length} to 0 of one of "

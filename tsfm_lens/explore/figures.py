@@ -14,7 +14,7 @@ _COORDINATES = ("x", "y", "base")
 
 
 def figure_widget(figure: go.Figure) -> go.FigureWidget:
-    """A figure that answers, with all the traces that it will have; its title is left to the page around it.
+    """Turn a figure into a widget, with all traces that it will have; its title is left to the page around it.
 
     Its width is fixed, because the browser lays widgets out before it knows how wide the cell is, and no button uploads
     it.

@@ -1,4 +1,4 @@
-"""Opening the views of a notebook: what they need, computed once."""
+"""Opening of the notebook views, and the results that they need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARIES = ("ipywidgets", "anywidget", "IPython")
 
 
 def explore(run: Run, *, kind: str | None = None) -> Explorer:
-    """One linked view of a model's heads in a notebook: click a head, see what it does, ablate it.
+    """Open one linked view of a model's heads in a notebook: click a head, see what it does, ablate it.
 
     A map of all heads; of the one clicked, what it looks at, what it writes to the forecast, and its spectra; and the
     forecast with and without any set of heads, which the model makes anew at each change.

@@ -1,4 +1,4 @@
-"""The widget: a plotly figure that answers clicks, and the controls beside it."""
+"""Widget of the linked view: a plotly figure that answers clicks, and the controls beside it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Explorer(widgets.VBox):
 
     @property
     def forecast(self) -> np.ndarray:
-        """(quantile, step) without the ablated heads, the plain forecast if there are none; data units."""
+        """Forecast (quantile, step) without the ablated heads, the plain one if there are none; data units."""
         if self.ablated:
             return self._forecasts[frozenset(self.ablated)]
         return self.states["quantile_forecast"].isel(series=0).transpose("quantile", "step").values
@@ -158,7 +158,7 @@ class Explorer(widgets.VBox):
         self._describe()
 
     def _without(self, heads: Sequence[Head]) -> np.ndarray:
-        """The forecast without some heads, (quantile, step); made once a set."""
+        """Compute the forecast without some heads, (quantile, step); once for each set."""
         key = frozenset(heads)
         if key not in self._forecasts:
             run = self.run
@@ -175,14 +175,14 @@ class Explorer(widgets.VBox):
                 self.figure.data[TRACES.index(name)].update(properties)
 
     def _describe(self, error: str = "") -> None:
-        """Bring texts and controls in line with what is chosen and ablated."""
+        """Bring texts and controls in line with the selected and the ablated heads."""
         self.words.value = escape(head_words(self.states, *self.chosen))
         self.effect.value = escape(error or "; ".join(filter(None, [self._effect(), sampling_words(self.states)])))
         self.toggle.value = self.chosen in self.ablated
         self.tags.value = [self._names[layer][head] for layer, head in self.ablated]
 
     def _effect(self) -> str:
-        """How the forecast without the ablated heads differs from the plain one."""
+        """Describe the difference of the forecast without the ablated heads from the plain one."""
         if not self.ablated:
             return "no head is ablated"
         middle, unit = median_position(self.states["quantile"].values), unit_of(self.states, 0) or "data units"
@@ -201,7 +201,7 @@ class Explorer(widgets.VBox):
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar in the notebook while the states are computed; nothing outside of one."""
+    """Show a bar in the notebook while the states are computed; nothing outside of one."""
     if get_ipython() is None:
         yield None
         return

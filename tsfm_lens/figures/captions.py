@@ -1,4 +1,4 @@
-"""Captions: what a figure shows, with every parameter and where its numbers come from."""
+"""Captions: content of a figure, with every parameter and the origin of its numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHER_ATTRS = {"kind", "title", "source", *_PROVENANCE}
 def caption(
     entry: Entry, plates: Sequence[Plate], run: Run, sources: Sequence[str] = (), others: Sequence[Lens] = ()
 ) -> str:
-    """The text that stands beside a figure's files.
+    """Write the text that stands beside a figure's files.
 
     Args:
         entry: the figure.
@@ -61,7 +61,7 @@ def _words(plate: Plate, ids: Sequence[str]) -> str:
 
 
 def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
-    """One line per result: its kind, its sizes and the parameters of its probe."""
+    """Write one line per result: its kind, its sizes and the parameters of its probe."""
     lines = []
     for result in results:
         parameters = {
@@ -92,7 +92,7 @@ def _provenance(lens: Lens) -> list[str]:
 
 
 def _data(run: Run, sources: Sequence[str]) -> list[str]:
-    """The series as they were given, with source and licence of the bundled ones."""
+    """Describe the series, with source and licence of the bundled ones."""
     from tsfm_lens.data import bundled_info, bundled_names
 
     batch = run.batch if run.whole is None else run.whole

@@ -39,13 +39,13 @@ def add_figures(entries: Iterable[Entry], elsewhere: Mapping[str, str]) -> None:
 
 
 def figures() -> dict[str, Entry]:
-    """Every figure by name: those that were added in their order, then one per renderer of the catalogue."""
+    """Return every figure by name: those that were added in their order, then one per renderer of the catalogue."""
     load_extensions(SHOWN)
     return _EXTRA_FIGURES | {entry.name: entry for entry in entries()}
 
 
 def find_figure(name: str) -> Entry:
-    """A figure by its name; "fig. 6b" finds "6B".
+    """Find a figure by its name; "fig. 6b" finds "6B".
 
     Raises:
         UnknownNameError: there is none of this name; the message has the nearest, or what draws a figure that no
@@ -63,7 +63,7 @@ def find_figure(name: str) -> Entry:
 
 @dataclass(frozen=True)
 class Made:
-    """A figure that was computed.
+    """Figure that was computed.
 
     Attributes:
         entry: which one.
@@ -78,7 +78,7 @@ class Made:
     others: tuple[Lens, ...] = ()
 
     def caption(self, sources: Sequence[str] = ()) -> str:
-        """Title, what is shown, all parameters and provenance; ``sources`` is where the series come from."""
+        """Write title, content, all parameters and provenance; ``sources`` is where the series come from."""
         return caption(self.entry, self.plates, self.run, sources, self.others)
 
 
@@ -108,7 +108,7 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
 
 
 def _beside(entry: Entry, run: Run, other: Lens) -> Iterator[Plate]:
-    """The plates of two models side by side, of the same series and horizon."""
+    """Draw the plates of two models side by side, of the same series and horizon."""
     how: dict[str, Any] = {"holdout": True} if run.whole is not None else {"truth": run.truth}
     series = run.batch if run.whole is None else run.whole
     second = replace(other.run(series, run.horizon, seed=run.seed, **how), chosen=run.chosen)
@@ -186,7 +186,7 @@ def write_figure(
 
 
 def checked_formats(formats: Iterable[str]) -> list[str]:
-    """The formats asked for, each once.
+    """Return the requested formats, each once.
 
     Raises:
         UnknownNameError: a figure cannot be written in one of them.
@@ -199,7 +199,7 @@ def checked_formats(formats: Iterable[str]) -> list[str]:
 
 
 def _sizes(print_figures: dict[str, go.Figure]) -> str:
-    """The size of every printed part, in mm."""
+    """Describe the size of every printed part, in mm."""
     if not print_figures:
         return ""
     sizes = [
@@ -211,7 +211,7 @@ def _sizes(print_figures: dict[str, go.Figure]) -> str:
 
 
 def file_word(name: str) -> str:
-    """A name as a part of a file name: the end of a path, without what file systems or shells refuse."""
+    """Turn a name into a part of a file name: the end of a path, without what file systems or shells refuse."""
     last = name.rstrip("/").split("/")
     # a hub id keeps its owner, a folder only its own name
     short = "-".join(last[-2:]) if len(last) == 2 and not name.startswith((".", "~")) else last[-1]

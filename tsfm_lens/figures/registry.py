@@ -1,4 +1,4 @@
-"""What a figure is: what it computes, what draws it, and the runs that it takes."""
+"""Definition of a figure: its computation, its drawing, and the runs that it takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsfm_lens.models.run import Run
 
 
 def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
-    """The run over a long horizon: that which the caller chose, else the paper's as far as the series allow.
+    """Extend the run to a long horizon: the caller's choice, else the paper's as far as the series allow.
 
     Args:
         run: as a figure is asked for.
@@ -34,7 +34,7 @@ def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
 
 
 def within_pass(run: Run) -> Run:
-    """The run over at most one pass, for what is looked at beside a longer roll-out."""
+    """Shorten the run to at most one pass, for measurements beside a longer roll-out."""
     return run.at(min(run.horizon, run.lens.adapter.longest_pass))
 
 

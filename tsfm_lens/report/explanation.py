@@ -1,4 +1,4 @@
-"""One page on one's own forecast: what moved it, on which routes, and whether that can be believed."""
+"""Explanation of one forecast as a page: the inputs that moved it, their routes, and the proofs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def explain(
     progress: Callable[[str, int, int], None] | None = None,
     left_out: dict[str, str] | None = None,
 ) -> dict[str, xr.Dataset]:
-    """What moved a forecast, on which routes, whether that can be believed, and whether covariates are used.
+    """Explain a forecast: the inputs that moved it, their routes, the proofs, and the use of covariates.
 
     Chapters that the model or the series do not allow are left out.
 
@@ -87,7 +87,7 @@ def explain(
 
 
 def refuse_unknown(method: str | None, reference: Reference) -> None:
-    """Refuse names of methods and references that there are not, before anything runs.
+    """Refuse unknown names of methods and references, before anything runs.
 
     Raises:
         UnknownNameError: names the nearest.
@@ -99,6 +99,6 @@ def refuse_unknown(method: str | None, reference: Reference) -> None:
 
 
 def _first(run: Run, item: int | str) -> Run:
-    """The run with the item that is explained in front."""
+    """Move the explained item to the front of a run."""
     rows = item_rows(run.batch, item)
     return run.select([*rows, *(row for row in range(len(run.batch)) if row not in rows)])

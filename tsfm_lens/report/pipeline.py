@@ -1,4 +1,4 @@
-"""From a lens and series to everything a report shows: the road that ``tsfm-lens report`` takes."""
+"""Pipeline from a lens and series to a report, as ``tsfm-lens report`` runs it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def analyse(
     progress: Progress | None = None,
     left_out: dict[str, str] | None = None,
 ) -> dict[str, xr.Dataset]:
-    """The measurements of a report, each computed once.
+    """Compute the measurements of a report, each once.
 
     Args:
         run: what every chapter looks at; at most one pass of the model.
@@ -100,7 +100,7 @@ def analyse(
 
 
 def defined_for(lens: Lens, chapters: Sequence[str], left_out: dict[str, str]) -> list[str]:
-    """Those of some chapters whose definition allows a model.
+    """Select the chapters whose definition allows a model.
 
     Args:
         left_out: gets the headings of the others, with the reasons.
@@ -125,11 +125,11 @@ def defined_for(lens: Lens, chapters: Sequence[str], left_out: dict[str, str]) -
 
 
 def _ignore_progress(name: str, count: int, total: int) -> None:
-    """Nobody is told how far an analysis is."""
+    """Ignore progress, for a caller that wants no report of it."""
 
 
 def _results(lens: Lens, chapters: Sequence[str]) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
-    """Name of each result of a report, the measurement that gives it, and the options of its probe."""
+    """Return the name of each result of a report, its measurement, and the options of its probe."""
     measurements = checked_chapters(chapters)
     for measurement in measurements:
         measurement.check(lens)
@@ -137,7 +137,7 @@ def _results(lens: Lens, chapters: Sequence[str]) -> list[tuple[str, Measurement
 
 
 def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
-    """The measurements that a report of one run is asked for, each once.
+    """Return the measurements of a report of one run, each once.
 
     Raises:
         InputError: there is none, or one is made of many runs or of no model.
@@ -227,7 +227,7 @@ def write_page(
     progress: Progress | None,
     missing: Mapping[str, str],
 ) -> Path:
-    """Write the results of a run as one HTML file; what is missing is told with the provenance.
+    """Write the results of a run as one HTML file; missing chapters are listed with the provenance.
 
     Example:
         >>> pipeline.write_page(run, pipeline.analyse(run, chapters=("forecast",)), folder, "co2", (), None, {}).name
@@ -246,7 +246,7 @@ def write_page(
 
 
 def steps_of(lens: Lens, chapters: Sequence[str] = CHAPTERS) -> list[str]:
-    """Names of the steps of :func:`report`, in order.
+    """Return names of the steps of :func:`report`, in order.
 
     Example:
         >>> pipeline.steps_of(lens, ("forecast", "attention"))
@@ -256,7 +256,7 @@ def steps_of(lens: Lens, chapters: Sequence[str] = CHAPTERS) -> list[str]:
 
 
 def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
-    """What the head of a report says about where its numbers come from, in the order shown.
+    """Collect the origin of a report's numbers, in the order of its head.
 
     Example:
         >>> pipeline.provenance(run, ["bundled:co2"])["horizon"]
@@ -281,7 +281,7 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
 
 
 def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
-    """Series of files and of ``bundled:NAME[,NAME…]``, as one batch.
+    """Read series from files and from ``bundled:NAME[,NAME…]``, as one batch.
 
     Args:
         sources: paths and names.
@@ -313,7 +313,7 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
 
 
 def bundled_in(sources: Sequence[str]) -> list[str]:
-    """Names of the bundled series that ``bundled:NAME[,NAME…]`` asks for; none of what is no such word.
+    """Return the bundled series that ``bundled:NAME[,NAME…]`` names; none for any other word.
 
     Example:
         >>> pipeline.bundled_in(["bundled:co2,nile", "load.csv"])
@@ -327,7 +327,7 @@ def bundled_in(sources: Sequence[str]) -> list[str]:
 
 
 def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[int, ...]]]:
-    """Hook points that match a glob: name, axes, and the shape that a run on one short series gives.
+    """Return hook points that match a glob: name, axes, and the shape in a run on one short series.
 
     Raises:
         UnknownNameError: nothing matches; the message has the nearest names.
@@ -354,7 +354,7 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
 
 
 def as_plain(result: xr.Dataset) -> dict[str, Any]:
-    """A labelled result as JSON-able values: attributes, coordinates, variables; missing values are None.
+    """Convert a labelled result to JSON-able values: attributes, coordinates, variables; missing values are None.
 
     Example:
         >>> pipeline.as_plain(run.forecast.to_dataset())["dims"]["step"]
@@ -373,7 +373,7 @@ def as_plain(result: xr.Dataset) -> dict[str, Any]:
 
 
 def _plain(array: np.ndarray) -> Any:
-    """Nested lists; NaN, infinity and NaT become None."""
+    """Convert an array to nested lists; NaN, infinity and NaT become None."""
     if array.ndim:
         return [_plain(part) for part in array]
     item = array.item()

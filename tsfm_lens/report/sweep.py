@@ -1,4 +1,4 @@
-"""The report of a sweep: one page, and beside it every figure and table as files of their own."""
+"""Report of a sweep: one page, and beside it every figure and table as files of their own."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def build_sweep_report(
 
 
 def _missing(results: Mapping[str, pd.DataFrame], plates: Mapping[str, list[Plate]]) -> list[str]:
-    """What has no result yet, by name."""
+    """List the results that are missing, by name."""
     notes = []
     for name, table in results.items():
         n_missing = int(table["change"].isna().sum())
@@ -98,7 +98,7 @@ def _missing(results: Mapping[str, pd.DataFrame], plates: Mapping[str, list[Plat
 
 
 def _methods(results: Mapping[str, pd.DataFrame]) -> list[str]:
-    """How intervals and tests were made, each way once."""
+    """Describe the computation of intervals and tests, each way once."""
     tables = [table for table in results.values() if "replicates" in table and len(table)]
     return list(dict.fromkeys(sentence for table in tables for sentence in methods_of(table)))
 
@@ -122,7 +122,7 @@ def _tables(folder: Path, results: Mapping[str, pd.DataFrame]) -> dict[Path, byt
 
 
 def _stems(names: Iterable[str]) -> list[str]:
-    """Names of files, without what a file system or a shell could take amiss, no two alike."""
+    """Return names of files, distinct and without characters that a file system or a shell could misread."""
     stems: list[str] = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:80].strip("-.") or "result"
@@ -135,7 +135,7 @@ def _stems(names: Iterable[str]) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """A value of the provenance as lines of text: one a member of a list or mapping.
+    """Write a value of the provenance as lines of text: one for each member of a list or mapping.
 
     Deeper values stand in their line as JSON.
     """

@@ -1,4 +1,4 @@
-"""The results of sweeps as LaTeX with rules of booktabs; CSV files hold the tables as they are."""
+"""Results of sweeps as LaTeX with rules of booktabs; CSV files hold the tables as they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Cell = Callable[[dict[str, Any]], str]
 
 @dataclass(frozen=True)
 class _Sheet:
-    """How a table is printed.
+    """Layout of a printed table.
 
     Attributes:
         caption: plain text; ``{intervals}`` and ``{tolerance}`` are filled in.
@@ -37,7 +37,7 @@ class _Sheet:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """A result of a sweep as a LaTeX table with rules of booktabs; long ones run over pages (longtable).
+    """Write a result of a sweep as a LaTeX table with rules of booktabs; long ones run over pages (longtable).
 
     Changes that stand after Holm's correction are bold. Recipes come as in tables 1 and 4 of the tsfm-lens paper; a
     table by dataset has a row a dataset. Names are escaped.
@@ -64,7 +64,7 @@ def latex(table: pd.DataFrame) -> str:
 
 
 def _to_latex(cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption: str) -> str:
-    """Cells as LaTeX: ``words`` are columns of text, which is escaped, the others hold LaTeX already."""
+    """Write cells as LaTeX: ``words`` are columns of text, which is escaped, the others hold LaTeX already."""
     for name in words:
         # a line break or a tab in a name would break the row
         cells[name] = cells[name].astype(str).str.split().str.join(" ")
@@ -82,7 +82,7 @@ def _to_latex(cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption
 
 
 def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """Tables 1 and 4 of the paper: a row a recipe, a column a metric, resilient and improved datasets."""
+    """Build tables 1 and 4 of the paper: one row a recipe, one column a metric, resilient and improved datasets."""
     entries = recipe_rows(table)
     total, several = int(entries["n_datasets"].max()), entries["chosen"].nunique() > 1
     what = "model (zero-ablated % of heads + MLPs)"
@@ -105,7 +105,7 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
 
 
 def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """A row a dataset: for each layer the largest number within the tolerance with its MASE."""
+    """Build one row for each dataset: of each layer the largest number within the tolerance with its MASE."""
     names = sorted(set(table["dataset"]))
     cells = pd.DataFrame({"dataset": names})
     for (model, layer), rows in table.groupby(["model", "layer"], sort=False):

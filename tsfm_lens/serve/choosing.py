@@ -1,4 +1,4 @@
-"""The menus that say what the columns of a file are."""
+"""Menus for the roles of a file's columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MANY = {"targets": "forecast", "known": "known covariates", "past": "past covar
 
 
 class Columns(widgets.Accordion):
-    """Which columns are ids, times, targets and covariates; empty menus leave it to the rules of reading.
+    """Menus for ids, times, targets and covariates; empty menus leave the choice to the rules of reading.
 
     Args:
         changed: called when a menu has changed.

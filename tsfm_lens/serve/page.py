@@ -1,4 +1,4 @@
-"""The page: controls on top, then the forecast, its heads and ablations, and what moved it, one tab each."""
+"""Local page: controls on top, then the forecast, its heads and ablations, and its explanation, one tab each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BUNDLED = "bundled:"
 
 
 class Page(widgets.VBox):
-    """Everything that the local page shows; made by the notebook that :func:`tsfm_lens.serve.serve` opens.
+    """Local page as a widget; made by the notebook that :func:`tsfm_lens.serve.serve` opens.
 
     Args:
         model: as :func:`tsfm_lens.load` takes it.
@@ -116,7 +116,7 @@ class Page(widgets.VBox):
             self._read()
 
     def _read(self) -> None:
-        """Read what is chosen; what was read before stays if it cannot be."""
+        """Read the chosen files; the earlier series stay if that fails."""
         with self._task("reading …"):
             reading = self._reading | self.columns.chosen
             self.batch = read_sources(self._sources, **reading)
@@ -163,7 +163,7 @@ class Page(widgets.VBox):
         self._show()
 
     def _show(self) -> None:
-        """Fill the tab that is looked at, once for each forecast."""
+        """Fill the visible tab, once for each forecast."""
         tab = self.tabs.selected_index or 0
         if self.run is None or self.shown[tab]:
             return
@@ -201,7 +201,7 @@ class Page(widgets.VBox):
 
     @contextmanager
     def _task(self, description: str) -> Iterator[None]:
-        """Say what is being done; an error is told on the page and leaves it as it was."""
+        """Show a task while it runs; an error is shown on the page and leaves it as it was."""
         self._say(description)
         self.go.disabled = True
         try:
@@ -226,7 +226,7 @@ def _row() -> widgets.Layout:
 
 
 def _chapter(result: xr.Dataset) -> Iterator[widgets.Widget]:
-    """A measurement as the report shows it: heading, guide, figures and their reading."""
+    """Show a measurement as the report does: heading, guide, figures and their reading."""
     measurement = catalogue.find(str(result.attrs["kind"]))
     yield widgets.HTML(
         f"<h2 style='margin:12px 0 0'>{escape(measurement.heading)}</h2><p>{escape(measurement.guide)}</p>"

@@ -1,4 +1,4 @@
-"""The local server of the page: Voilà, bound to this machine, for one notebook that shows the page."""
+"""Local server of the page: Voilà, bound to this machine, for one notebook that shows the page."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _end_by_signals() -> None:
 
 
 def _free(port: int) -> int:
-    """The first free port from ``port`` on."""
+    """Return the first free port from ``port`` on."""
     for place in range(port, min(port + 100, 65536)):
         with socket.socket() as probe:
             try:

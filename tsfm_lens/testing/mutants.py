@@ -1,4 +1,4 @@
-"""Wrong tables, made by a program: every field of a wiring changed in the ways that its type allows."""
+"""Wrong tables by mutation: every field of a wiring changed in the ways that its type allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Mutant = tuple[str, Wiring]
 
 
 def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
-    """Every table that differs in one field from a given one.
+    """Yield every table that differs in one field from a given one.
 
     Paths become those of other modules of the same class (in the block, for a row) or empty; layouts have two axes
     exchanged; numbers are off by one or doubled; flags are flipped; what may be left out is left out.
@@ -36,7 +36,7 @@ def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
 
 
 def field_of(what: str) -> str:
-    """The field that a mutant changes, without the value that it takes."""
+    """Return the field that a mutant changes, without the value that it takes."""
     *place, value = what.split(": ")
     part = value.split(" ")[0]
     fields_of_parts = {field.name for field in (*fields(Site), *fields(Projection))}
@@ -51,14 +51,14 @@ class _Paths:
         self.inside = dict(model.get_submodule(root).named_modules())
 
     def others(self, path: str) -> list[str]:
-        """Paths of other modules of the same class, nearest names first, four at most."""
+        """Return paths of other modules of the same class, nearest names first, four at most."""
         original = self.inside.get(path)
         twins = [other for other, module in self.inside.items() if other != path and type(module) is type(original)]
         return sorted(twins, key=lambda other: (abs(other.count(".") - path.count(".")), other))[:4]
 
 
 def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
-    """Other values of one field."""
+    """Yield other values of one field."""
     if isinstance(value, Site):
         for field in ("module", "side", "arg", "layout"):
             for what, other in _values(field, getattr(value, field), paths):
@@ -110,7 +110,7 @@ def _texts(name: str, value: str, paths: _Paths) -> Iterator[tuple[str, str]]:
 
 
 def _exchange_axes(layout: str) -> Iterator[str]:
-    """A layout with two neighbouring axes exchanged, outside of brackets and inside."""
+    """Yield a layout with two neighbouring axes exchanged, outside of brackets and inside."""
     axes = re.findall(r"\([^)]*\)|\S+", layout)
     for first in range(len(axes) - 1):
         order = [*axes]

@@ -1,4 +1,4 @@
-"""The exactness oracles: independent ways to the same answer, run on any wired model.
+"""Exactness oracles: independent ways to the same answer, run on any wired model.
 
 Each oracle takes a :class:`Case` and returns an :class:`OracleResult`. ``quick_check`` runs the cheap
 ones whenever a model is loaded; the conformance suite runs all of them on every architecture.
@@ -39,7 +39,7 @@ ATTENTION_POINTS = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_patt
 
 @dataclass(frozen=True)
 class OracleResult:
-    """What one oracle found.
+    """Result of one oracle.
 
     Attributes:
         oracle: its number and name.
@@ -55,13 +55,13 @@ class OracleResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the deviation is within the bound; a NaN is not."""
+        """True if the deviation is within the bound; a NaN is not."""
         return bool(self.error <= self.bound)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the series on which it is checked.
+    """Model and the series on which it is checked.
 
     Attributes:
         lens: the model.
@@ -77,14 +77,14 @@ class Case:
 
     @cached_property
     def encoded(self) -> Encoded:
-        """The batch for a single forward, with a teacher-forced future where the decoder takes one."""
+        """Batch for a single forward, with a teacher-forced future where the decoder takes one."""
         if self.lens.adapter.readout != "token":
             return self.lens.encode(self.batch, horizon=self.horizon)
         last = np.stack([series[-self.decoder_steps :] for series in self.batch.values])
         return self.lens.encode(self.batch, future=np.nan_to_num(last, nan=float(np.nanmean(last))))
 
     def other(self, series: np.ndarray) -> np.ndarray:
-        """Another series of the same length, with its missing values in the same places."""
+        """Return another series of the same length, with its missing values in the same places."""
         other = series[::-1] if getattr(self.lens.adapter, "integers", False) else series[::-1] * 0.5 + 1.0
         values = np.where(np.isnan(other), np.nanmean(series), other)
         return np.where(np.isnan(series), np.nan, values)
@@ -97,7 +97,7 @@ class Case:
 
 
 def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
-    """A case with series of unequal length and missing values, the same for every model.
+    """Build a case with series of unequal length and missing values, the same for every model.
 
     Example:
         >>> len(testing.example_case(lens).batch)
@@ -124,14 +124,17 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
 
 
 def by_themselves(case: Case) -> SeriesBatch:
-    """The series each by itself; in their items, for a model that takes a fixed number of variates and no other."""
+    """Separate the series, each one an item.
+
+    They stay in their items for a model that takes a fixed number of variates and no other.
+    """
     if getattr(case.lens.adapter, "n_variates", None) is None:
         return as_series(list(case.batch.values))
     return case.batch
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """Largest deviation of a from b, relative to the largest value of b."""
+    """Compute the largest deviation of a from b, relative to the largest value of b."""
     if a.shape != b.shape:
         return float("inf")
     a, b = a.detach(), b.detach()
@@ -145,7 +148,7 @@ def _worst(oracle: str, bound: float, deviations: dict[str, float]) -> OracleRes
 
 
 def same_forecast(case: Case) -> OracleResult:
-    """1. Without hooks, the lens's forecast is the library's, to the last bit."""
+    """Check oracle 1: without hooks, the lens's forecast is the library's, to the last bit."""
     lens = case.lens
     ours = lens.forecast(case.batch, case.horizon, seed=3)
     with torch.random.fork_rng():
@@ -156,7 +159,9 @@ def same_forecast(case: Case) -> OracleResult:
 
 
 def reading_changes_nothing(case: Case) -> OracleResult:
-    """2. Hooks that only read leave every bit where the fused kernel still runs, and a block's roundings elsewhere.
+    """Check oracle 2: hooks that only read leave every bit where the fused kernel still runs.
+
+    Elsewhere they leave it up to a block's roundings.
 
     torch's own fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is set, so bits are compared
     without it.
@@ -189,7 +194,7 @@ def _no_fast_path() -> Iterator[None]:
 
 
 def accounting(case: Case) -> OracleResult:
-    """3. Embedding + all writes = last residual stream, and the native head on it = the output."""
+    """Check oracle 3: embedding + all writes = last residual stream, and the native head on it = the output."""
     output, acts = case.captured
     model, wiring = case.lens.adapter.model, case.lens.wiring
     deviations: dict[str, float] = {}
@@ -211,13 +216,13 @@ def accounting(case: Case) -> OracleResult:
 
 
 def layers_to_check(stack: Stack) -> list[int]:
-    """The first layer of every kind of row, the second, and the last: all that a table can get wrong differently."""
+    """Return the first layer of every kind of row, the second, and the last: all that can be wrong differently."""
     first = {id(stack.rows(layer)): layer for layer in reversed(range(stack.n_layers))}
     return sorted({*first.values(), min(1, stack.n_layers - 1), stack.n_layers - 1})
 
 
 def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
-    """4. Zeroing a head or MLP = zeroing its output weights in the native model; every one moves the output.
+    """Check oracle 4: zeroing a head or MLP = zeroing its output weights natively; every one moves the output.
 
     Args:
         most: check this many components, evenly spread; all if None.
@@ -265,7 +270,7 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
 
 
 class _FixedValues(nn.Module):
-    """In the place of what computes a parametrised weight: these values."""
+    """Module that returns these values, in place of the one that computes a parametrised weight."""
 
     def __init__(self, values: Tensor) -> None:
         super().__init__()
@@ -277,7 +282,7 @@ class _FixedValues(nn.Module):
 
 @contextmanager
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
-    """Other values in a layer's weight or bias while the block runs.
+    """Replace the values of a layer's weight or bias while the block runs.
 
     A layer of factors computes with the matrix, a parametrised one with the values in the place of what it makes.
     """
@@ -303,7 +308,7 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
 
 
 def patching(case: Case) -> OracleResult:
-    """6. Patching a run into itself changes nothing; A's stream put into B gives A's later streams and output."""
+    """Check oracle 6: a run patched into itself changes nothing; A's stream in B gives A's later streams and output."""
     lens = case.lens
     deviations = {}
     raw = "unembed.hook_out"
@@ -343,7 +348,7 @@ def _other_stream(value: Tensor, hook: object) -> Tensor:
 
 
 def _masks(source: Encoded, target: Encoded) -> dict[str, Tensor]:
-    """The source's attention mask, where masks are an input of their own."""
+    """Return the source's attention mask, where masks are an input of their own."""
     return {key: value for key, value in source.inputs.items() if "mask" in key and key in target.inputs}
 
 
@@ -351,7 +356,7 @@ QUICK: tuple[Callable[[Case], OracleResult], ...] = (accounting,)
 
 
 def quick_check(lens: Lens) -> list[OracleResult]:
-    """The cheap oracles on one short series, as run by :func:`tsfm_lens.load`.
+    """Run the cheap oracles on one short series, as :func:`tsfm_lens.load` does.
 
     Raises:
         WiringError: the model does not compute what its wiring says.

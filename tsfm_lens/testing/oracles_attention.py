@@ -1,4 +1,4 @@
-"""Oracles about what happens inside attention: patterns, masks, and the order of heads."""
+"""Oracles inside attention: patterns, masks, and the order of heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsfm_lens.testing.oracles import ONE_BLOCK, Case, OracleResult, _worst, lay
 
 
 def patterns(case: Case) -> OracleResult:
-    """5. Pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z.
+    """Check oracle 5: pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z.
 
     Holds of a model without attention, and says so.
     """
@@ -51,7 +51,7 @@ def patterns(case: Case) -> OracleResult:
 
 
 def _size_error(case: Case, row: Attention, stack: str, pattern: Tensor) -> float:
-    """Whether queries and keys count what ``over`` says: the tokens of a stream, or the series of an item or batch."""
+    """Compare the number of queries and keys with ``over``: tokens of a stream, or series of an item or batch."""
     _, acts = case.captured
 
     def tokens(name: str) -> int:
@@ -66,7 +66,7 @@ def _size_error(case: Case, row: Attention, stack: str, pattern: Tensor) -> floa
 
 
 def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
-    """pattern · v in the layout of the native attention call, as (batch, pos, head, d_head)."""
+    """Compute pattern · v in the layout of the native attention call, as (batch, pos, head, d_head)."""
     sizes = {**lens.registry.state.sizes, "head": v.shape[-2]}
     values = to_native(v, row.qkv_layout, HEADS, sizes)
     z = to_native(pattern, row.pattern_layout, PATTERN, sizes) @ values
@@ -74,7 +74,7 @@ def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
 
 
 def head_order(case: Case) -> OracleResult:
-    """10. A head rebuilt from its pattern and its W_V rows is its z; without W_Q, W_K or W_V it has no q, k or v.
+    """Check oracle 10: a head's pattern and W_V rows rebuild its z; without W_Q, W_K or W_V it has no q, k or v.
 
     Holds of a model without attention, and says so.
     """
@@ -99,7 +99,7 @@ def head_order(case: Case) -> OracleResult:
 
 
 def _owners(case: Case, stack: Stack, layer: int, row: Attention) -> dict[str, float]:
-    """With a head's rows of one input projection zeroed, that head's q, k or v is zero and nothing else changes.
+    """Check that zeroing a head's rows of one input projection zeroes that head's q, k or v and nothing else.
 
     Rotary embeddings, norms and scales between the projection and the dot product map zero to zero.
     """

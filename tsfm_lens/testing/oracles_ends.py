@@ -1,4 +1,4 @@
-"""Oracles about the ends of a model: embedding, readout, forecast steps, rows of samples, gradients."""
+"""Oracles at the ends of a model: embedding, readout, forecast steps, rows of samples, gradients."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SAME = 1e-4
 
 
 def ends(case: Case) -> OracleResult:
-    """13. The stream comes out of ``embed``, goes through ``ln_final`` into ``unembed``: the forecast."""
+    """Check oracle 13: the stream comes out of ``embed``, goes through ``ln_final`` into ``unembed``: the forecast."""
     with torch.no_grad():
         deviations = {**_embedding(case), **_unembedding(case), **_bottleneck(case), **_labels(case), **_steps(case)}
     return _worst("13 ends", 2e-5, deviations)
 
 
 def _embedding(case: Case) -> dict[str, float]:
-    """Between two series, ``hook_embed`` differs by what the output of ``embed`` differs by, token by token.
+    """Check that ``hook_embed`` differs between two series as the output of ``embed`` does, token by token.
 
     Differences, so that positions, start tokens and registers, which are added or put in, do not count.
     """
@@ -66,7 +66,7 @@ def _embedding(case: Case) -> dict[str, float]:
 
 
 def _tied_modules(model: nn.Module, path: str) -> list[str]:
-    """A module's path, and those of modules of its kind that hold the very same parameters (T5 ties embeddings)."""
+    """Return a module's path, and those of its kind that hold the very same parameters (T5 ties embeddings)."""
     embedding = model.get_submodule(path)
     pointers = [parameter.data_ptr() for parameter in embedding.parameters()]
     same = [
@@ -80,7 +80,7 @@ def _tied_modules(model: nn.Module, path: str) -> list[str]:
 
 
 def _rows(tensor: Tensor, d_model: int) -> Tensor:
-    """Vectors of the stream's width in a tensor that has an axis of that length, (row, d_model)."""
+    """Collect vectors of the stream's width from a tensor that has an axis of that length, (row, d_model)."""
     axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == d_model]
     if not axes:
         # a head may take all tokens at once
@@ -95,7 +95,7 @@ def _large_rows(rows: Tensor) -> Tensor:
 
 
 def _distance(rows: Tensor, source: Tensor) -> float:
-    """Largest distance of a row from the nearest row of the source, up to one factor common to all rows."""
+    """Compute the largest distance of a row from the source's nearest row, up to a factor common to all rows."""
     if len(rows) == 0:
         return 0.0
     source = _large_rows(source)
@@ -110,7 +110,7 @@ def _distance(rows: Tensor, source: Tensor) -> float:
 
 
 def _unembedding(case: Case) -> dict[str, float]:
-    """What enters ``unembed`` is the last stream through ``ln_final``, or the stream itself; T5 also scales it."""
+    """Check that ``unembed`` reads the last stream through ``ln_final``, or the stream itself; T5 also scales it."""
     lens = case.lens
     stack, path = lens.wiring.output_stack, lens.wiring.unembed.module
     _, acts = case.captured
@@ -134,7 +134,7 @@ def _first_tensor(call: NativeCall) -> Tensor:
 
 
 def _bottleneck(case: Case) -> dict[str, float]:
-    """With what ``unembed`` gave in a run without one component, the whole model gives that run's output."""
+    """Check that ``unembed``'s output of a run without one component gives that run's output."""
     lens, path = case.lens, case.lens.wiring.unembed.module
     plain = lens.forward(case.encoded)
     with lens.ablate(writers(lens.wiring)[0]), recorded_outputs(lens.adapter.model, [path]) as outputs:
@@ -147,7 +147,7 @@ def _bottleneck(case: Case) -> dict[str, float]:
 
 
 def _labels(case: Case) -> dict[str, float]:
-    """Another last stream in one row, or at one position, moves what ``unembed`` gives there and nowhere else."""
+    """Check that a new last stream in one row, or at one position, moves ``unembed``'s output there alone."""
     lens, stack = case.lens, case.lens.wiring.output_stack
     raw, last = "unembed.hook_out", f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
     axes = lens.registry.points[raw].axes
@@ -169,7 +169,7 @@ def _labels(case: Case) -> dict[str, float]:
 
 
 def _steps(case: Case) -> dict[str, float]:
-    """``steps_per_readout``: a rollout calls the head once for so many steps and twice for one more."""
+    """Check ``steps_per_readout``: a rollout calls the head once for so many steps and twice for one more."""
     lens, wiring = case.lens, case.lens.wiring
     steps = wiring.steps_per_readout
     if lens.adapter.rollout == "single":
@@ -201,7 +201,7 @@ def _draws(lens: Lens) -> dict[str, Any]:
 
 
 def rows_are_series(case: Case) -> OracleResult:
-    """14. An edit of one series moves that series' forecast, all of its sample paths, and no other's.
+    """Check oracle 14: an edit of one series moves that series' forecast, all its sample paths, and no other's.
 
     Of a model that takes a fixed number of variates, rows are items, whose variates move together.
     """
@@ -242,7 +242,7 @@ def rows_are_series(case: Case) -> OracleResult:
 
 
 def gradients(case: Case) -> OracleResult:
-    """15. ``true_gradients`` says whether autograd's derivative along the stream is that of small steps."""
+    """Check oracle 15: ``true_gradients`` tells if autograd's derivative along the stream is that of small steps."""
     lens, stack = case.lens, case.lens.wiring.output_stack
     name = f"{stack.prefix}.0.hook_resid_post"
     # one series without gaps: rows of padding, which attend to nothing, have no derivative

@@ -24,7 +24,7 @@ from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
 
 
 def rollout_equals_forward(case: Case) -> OracleResult:
-    """7. A rollout with its cache = the full forward without one, hook by hook."""
+    """Check oracle 7: a rollout with its cache = the full forward without one, hook by hook."""
     with torch.no_grad():
         deviations = _ROLLOUTS[case.lens.adapter.rollout](case)
     return _worst("7 rollout = forward", case.lens.wiring.rollout_tolerance, deviations)
@@ -59,7 +59,7 @@ def _token_rollout(case: Case, n_samples: int = 2) -> dict[str, float]:
 
 
 def _offsets(steps: Activations, names: list[str]) -> dict[str, float]:
-    """With a cache, the first position of a call follows the last one of the call before (``cached``)."""
+    """Check that a cached call's first position follows the last one of the call before (``cached``)."""
     deviations = {}
     for name in names:
         length = 0
@@ -70,7 +70,7 @@ def _offsets(steps: Activations, names: list[str]) -> dict[str, float]:
 
 
 def _replace_embeds(name: str, embeds: Tensor) -> Steer:
-    """Put stored embeddings in place of whatever is there, whatever it is."""
+    """Put stored embeddings in place of any value."""
 
     class _Replace(Steer):
         def change(self, point: object) -> Callable:
@@ -85,7 +85,7 @@ def _join_patterns(parts: list[Tensor]) -> Tensor:
 
 
 def _refeed_rollout(case: Case) -> dict[str, float]:
-    """Past the first readout, the passes are plain forwards on contexts extended by each quantile path."""
+    """Check that later passes are plain forwards on contexts extended by each quantile path."""
     lens = case.lens
     first = lens.adapter.prediction_length
     levels = tuple(getattr(lens.adapter, "unrolled", None) or lens.adapter.levels)  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ def _refeed_rollout(case: Case) -> dict[str, float]:
 
 
 def _cache_rollout(case: Case) -> dict[str, float]:
-    """All passes of a cached rollout, joined, are one forward without a cache on the joined input."""
+    """Check that all passes of a cached rollout, joined, are one forward without a cache on the joined input."""
     lens = case.lens
     names = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
     horizon = 2 * lens.adapter.prediction_length + 1
@@ -150,7 +150,7 @@ def _cache_rollout(case: Case) -> dict[str, float]:
 
 
 def _single_rollout(case: Case) -> dict[str, float]:
-    """A forecast is one pass, and hooks see in it what they see in a forward of the same horizon."""
+    """Check that a forecast is one pass, in which hooks see the values of a forward of the same horizon."""
     lens = case.lens
     names = [name for name in lens.registry.points if name.endswith(_STREAM) and name != "unembed.hook_out"]
     _, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=case.horizon)
@@ -180,7 +180,7 @@ def _even(pattern: Tensor) -> Tensor:
 
 
 def leaves_no_trace(case: Case) -> OracleResult:
-    """8. After any context ends, normally or not, the model has no hook, and oracle 1 holds again."""
+    """Check oracle 8: after any context ends, normally or not, the model has no hook, and oracle 1 holds again."""
     lens = case.lens
     with torch.no_grad():
         plain = lens.forward(case.encoded)
@@ -231,7 +231,7 @@ def _in_thread(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def native_traces(lens: Lens) -> int:
-    """Torch hooks and shadowed forwards on the native model, and hooks on the lens's own points.
+    """Count torch hooks and shadowed forwards on the native model, and hooks on the lens's own points.
 
     Example:
         >>> testing.native_traces(lens)
@@ -249,12 +249,12 @@ def _torch_hooks(module: nn.Module) -> int:
 
 
 def _last_write(stack: Stack) -> str:
-    """What the last branch of the first layer adds to the stream: its MLP's write, where it has one."""
+    """Return the hook point of the first layer's last write to the stream: its MLP's, where it has one."""
     return f"{stack.prefix}.0.{stack.rows(0)[-1].kind}.hook_out"
 
 
 def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
-    """9. A variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
+    """Check oracle 9: a variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
     lens = case.lens
     variants: list[Variant] = []
     for stack in lens.wiring.stacks:

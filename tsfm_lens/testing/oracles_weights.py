@@ -1,4 +1,4 @@
-"""Oracles about the weights: rebuilt from the table, they give what the model passes on, stream to stream."""
+"""Oracles of the weights: rebuilt from the table, they give the model's own activations, stream to stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsfm_lens.testing.oracles import STREAMS, TWO_BLOCKS, Case, OracleResult, _
 
 
 def weights(case: Case) -> OracleResult:
-    """11. The table's norms, matrices, gains and biases turn each recorded stream into the recorded activations.
+    """Check oracle 11: the table's norms, matrices, gains and biases turn each stream into the recorded activations.
 
     The stream through ``norm`` is what enters the layers; what enters, times the matrix, is what leaves; the heads
     (the hidden layer) times the output matrix, through ``post_norm`` or ``mix``, are the write; the last stream
@@ -50,7 +50,7 @@ def weights(case: Case) -> OracleResult:
 
 
 def _layers(stack: Stack, layer: int, row: Writer) -> list[str]:
-    """Paths of the input layers of one branch."""
+    """Return paths of the input layers of one branch."""
     parts = (row.q, row.k, row.v) if isinstance(row, Attention) else (row.i, *([row.gate] if row.gate else []))
     return [f"{stack.block(layer)}.{part.module}" for part in parts]
 
@@ -73,7 +73,7 @@ class _Branch:
         self.branch_input = self._norm(row.norm, stream)
 
     def attention(self, row: Attention) -> dict[str, float]:
-        """Deviations of what enters q, k and v, of what leaves them, and of the write."""
+        """Compute deviations of the inputs of q, k and v, of their outputs, and of the write."""
         deviations = {}
         keys = self.branch_input if not row.keys_from else _last(self.lens, row.keys_from, self.acts)
         x_layout = row.x_layout or row.stream_layout
@@ -98,7 +98,7 @@ class _Branch:
         return deviations
 
     def mlp(self, row: Mlp) -> dict[str, float]:
-        """Deviations of what enters the input matrices, of what leaves them, and of the write."""
+        """Compute deviations of the inputs of the input matrices, of their outputs, and of the write."""
         mlp: Any = self.lens.weights.mlp(self.layer, row.kind, self.stack.name)
         layout = row.pre.layout.replace("d_mlp", "d_model")
         deviations = {}
@@ -121,7 +121,7 @@ class _Branch:
         return self.lens.adapter.model.get_submodule(f"{self.block}.{path}").forward(stream) if path else stream
 
     def _to_stream(self, row: Writer, out: Tensor) -> Tensor:
-        """A branch's output as the stream receives it."""
+        """Scale a branch's output as the stream receives it."""
         return self._norm(row.post_norm, out) * self.lens.weights.scale(self.layer, row.kind, self.stack.name)
 
     def _call(self, part: Projection) -> NativeCall:
@@ -135,7 +135,7 @@ class _Branch:
         return to_vocabulary(fold_leading(native, layout), layout, RESIDUAL, sizes)
 
     def _part(self, wide: Tensor, part: Projection, **sizes: int) -> Tensor:
-        """(batch, pos, rows) of a layer's output as the heads, or the hidden units, of one part of it."""
+        """Split a layer's output (batch, pos, rows) into heads, or hidden units, of one part of it."""
         axes = "head d_head" if sizes else "d_mlp"
         if part.parts == 1:
             return rearrange(wide, f"batch pos {part.layout} -> batch pos {axes}", **sizes)
@@ -144,7 +144,7 @@ class _Branch:
 
 
 def _last(lens: Lens, name: str, acts: Activations) -> Tensor:
-    """What another stack hands on."""
+    """Return the output of another stack."""
     stack = lens.wiring.stack(name)
     if stack.ln_final:
         return acts[f"{name}.ln_final.hook_normalized" if name else "ln_final.hook_normalized"]
@@ -152,14 +152,14 @@ def _last(lens: Lens, name: str, acts: Activations) -> Tensor:
 
 
 def _own_half(pre: Tensor, row: Mlp, d_mlp: int) -> Tensor:
-    """``hook_pre`` of a fused gated layer holds both halves; the one that the activation function takes."""
+    """Select the half of ``hook_pre`` that the activation function takes, in a fused gated layer."""
     if row.i.parts == 1 or pre.shape[-1] == d_mlp:
         return pre
     return rearrange(pre, f"batch pos {row.i.layout} -> part batch pos d_mlp", part=row.i.parts)[row.i.part]
 
 
 def activation(case: Case) -> OracleResult:
-    """12. One function of every hidden unit alone leads from ``pre`` to ``post``, times the gate.
+    """Check oracle 12: one function of every hidden unit alone leads from ``pre`` to ``post``, times the gate.
 
     The function need not be known: with the units of ``pre`` handed on by one, those of ``post`` are handed on
     by one, but for the gate, which stays. Holds for every elementwise activation, and for a model without MLPs.
@@ -200,7 +200,7 @@ def _replace_with(value: Tensor) -> Callable[..., Tensor]:
 
 
 def _shift_units(pre: Tensor, row: Mlp, d_mlp: int) -> Tensor:
-    """``hook_pre`` with every unit's value at the next unit; of a fused layer the half that is activated."""
+    """Move every unit's value of ``hook_pre`` to the next unit; of a fused layer the half that is activated."""
     if row.i.parts == 1 or pre.shape[-1] == d_mlp:
         return pre.roll(1, dims=-1)
     halves = rearrange(pre, f"batch pos {row.i.layout} -> part batch pos d_mlp", part=row.i.parts).clone()

@@ -1,4 +1,4 @@
-"""All oracles together, on a lens or on a wiring of one's own."""
+"""Suite of all oracles, on a lens or on a wiring of one's own."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _run(oracle: Callable[[Case], OracleResult], case: Case) -> OracleResult:
 def check_wiring(
     wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = False, progress: bool | None = None
 ) -> list[OracleResult]:
-    """Run all oracles on a model through a wiring of one's own, and print what each found.
+    """Run all oracles on a model through a wiring of one's own, and print each result.
 
     Draw weights large enough that every head matters, or train the model: an oracle that zeroes a head cannot
     tell a right wiring from a wrong one if the head does nothing.
@@ -161,7 +161,7 @@ def check_wiring(
 
 
 def oracle_table(results: Iterable[OracleResult], title: str) -> Table:
-    """The oracles as a table: what each found, what it allows, and where the largest deviation was.
+    """Tabulate the oracles: result, bound, and place of the largest deviation.
 
     Example:
         >>> testing.oracle_table([], "Conformance").title

@@ -1,4 +1,4 @@
-"""How far two floating-point computations of one number may differ, from the arithmetic alone."""
+"""Bounds on the difference of two floating-point computations of one number, from the arithmetic alone."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ __all__ = ["checkpoint_names", "checkpoint_path", "has_training_record", "traini
 
 
 def has_training_record(name: str) -> bool:
-    """Whether a record of its training ships with an embedded checkpoint.
+    """Test if a record of its training ships with an embedded checkpoint.
 
     Example:
         >>> zoo.has_training_record("amazon/chronos-bolt-base")
@@ -28,7 +28,7 @@ def has_training_record(name: str) -> bool:
 
 
 def training_record(name: str) -> xr.Dataset:
-    """What heads did over the training of an embedded checkpoint.
+    """Read the record of the heads over the training of an embedded checkpoint.
 
     Returns:
         As :func:`tsfm_lens.probes.training_history` gives it, which was applied to the checkpoints kept in training.

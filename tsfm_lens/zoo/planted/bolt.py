@@ -73,7 +73,7 @@ def _blank() -> ChronosBoltModelForForecasting:
 
 
 class Bolt:
-    """A Chronos-Bolt whose every head and MLP writes noise that nobody reads, until it is given something to do.
+    """Chronos-Bolt whose every head and MLP writes noise that nobody reads, until it gets a task.
 
     Args:
         encoder, decoder: directions by name, besides "one" (constant), "mark" (positive at the REG token, negative at
@@ -123,16 +123,16 @@ class Bolt:
         return [inside.wi.weight], inside.wo.weight
 
     def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
-        """An MLP without its noise: reading (unit, stream) and writing (stream, unit) weights, all 0."""
+        """Return an MLP without its noise: reading (unit, stream) and writing (stream, unit) weights, all 0."""
         (in_weights,), out_weights = self._mlp(stack, layer)
         return in_weights.zero_(), out_weights.zero_()
 
     def head(self, layer: int, number: int) -> Head:
-        """A head of the encoder as it stands."""
+        """Return a head of the encoder as it stands."""
         return _head(self.model.encoder.block[layer].layer[0].SelfAttention, number)
 
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
-        """An encoder head that looks, from every token, at the tokens so many patches back, at all alike."""
+        """Return an encoder head that attends, from every token, to the tokens so many patches back, to all alike."""
         bias = self.model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
         bias[:, number] = 0.0
         bias[list(lags), number] = SHARP
@@ -145,7 +145,7 @@ class Bolt:
         return head
 
     def face(self, layer: int, number: int) -> Head:
-        """An encoder head that looks, from every token, at the REG token, by its mark."""
+        """Return an encoder head that attends, from every token, to the REG token, by its mark."""
         head = self.back(layer, number, [])
         head.q[-1] = head.k[-1] = 0.0
         head.q[-1, self.encoder["one"]] = 1.0
@@ -153,7 +153,7 @@ class Bolt:
         return head
 
     def fetch(self, layer: int, number: int) -> Head:
-        """A cross-attention head that looks at the REG token, by its mark."""
+        """Return a cross-attention head that attends to the REG token, by its mark."""
         head = _head(self.model.decoder.block[layer].layer[1].EncDecAttention, number).clear()
         head.q[-1, self.decoder["one"]] = 1.0
         head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * WIDTH**0.5)
@@ -202,12 +202,12 @@ def _head(attention: Any, number: int) -> Head:
 
 
 def encoder_head(layer: int, number: int) -> str:
-    """Its name as a component."""
+    """Name an encoder head as a component."""
     return f"encoder.{layer}.self_attn.{number}"
 
 
 def cross_head(layer: int, number: int) -> str:
-    """Its name as a component."""
+    """Name a cross-attention head as a component."""
     return f"decoder.{layer}.cross_attn.{number}"
 
 

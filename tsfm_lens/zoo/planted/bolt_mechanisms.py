@@ -1,4 +1,4 @@
-"""What is planted in Chronos-Bolt's format; `seed` draws lags, layers and head numbers."""
+"""Mechanisms in Chronos-Bolt's format; `seed` draws lags, layers and head numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _seasonal_copy() -> tuple[Bolt, Draft]:
 
 
 def _build_copy(lag: int) -> tuple[Bolt, Draft, str]:
-    """One encoder head copies the patch `lag` patches back, one cross-attention head fetches the copy."""
+    """Build a seasonal copy: an encoder head copies the patch `lag` patches back, a cross-attention head fetches it."""
     layer, late = drawn(0, 1, 2), drawn(0, 1)
     bolt = Bolt({"copy": PATCH}, {"copy": PATCH})
     draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
@@ -41,7 +41,7 @@ def _build_copy(lag: int) -> tuple[Bolt, Draft, str]:
 
 
 def _fetch(bolt: Bolt, draft: Draft, layer: int, **places: str) -> str:
-    """A cross-attention head that carries places of the REG token to places of the decoder."""
+    """Add a cross-attention head that carries places of the REG token to places of the decoder."""
     number = bolt.cross_numbers[0]
     head, channel = bolt.fetch(layer, number), 0
     for source, target in places.items():
@@ -98,7 +98,7 @@ def _local_mean() -> tuple[Bolt, Draft]:
 
 
 def _level(bolt: Bolt, draft: Draft, layer: int, which: int, lags: range, name: str) -> str:
-    """A head that attends to some patches alike and writes the mean of their values."""
+    """Add a head that attends to some patches alike and writes the mean of their values."""
     number = bolt.numbers[which]
     bolt.back(layer, number, lags).carry(bolt.encoder["values"], bolt.encoder[name])
     head = encoder_head(layer, number)
@@ -160,7 +160,7 @@ def _gate() -> tuple[Bolt, Draft]:
 
 
 def _compare(bolt: Bolt, draft: Draft, layer: int) -> str:
-    """An MLP that writes the mean absolute difference of the last two patches."""
+    """Add an MLP that writes the mean absolute difference of the last two patches."""
     in_weights, out_weights = bolt.mlp("encoder", layer)
     same = torch.eye(PATCH, dtype=in_weights.dtype)
     in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
@@ -170,7 +170,7 @@ def _compare(bolt: Bolt, draft: Draft, layer: int) -> str:
 
 
 def _decide(bolt: Bolt, draft: Draft, layer: int) -> str:
-    """An MLP that writes a flag if the difference is within the tolerance."""
+    """Add an MLP that writes a flag if the difference is within the tolerance."""
     in_weights, out_weights = bolt.mlp("encoder", layer)
     gain = (FLAG / (HALF_OPEN * SIGNAL)) ** 0.5
     for unit, (side, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
@@ -181,7 +181,7 @@ def _decide(bolt: Bolt, draft: Draft, layer: int) -> str:
 
 
 def _let_through(bolt: Bolt, draft: Draft, layer: int) -> str:
-    """An MLP that writes how far the copy is from the last value if the flag is set, else nothing."""
+    """Add an MLP that writes the copy's distance from the last value if the flag is set, else nothing."""
     in_weights, out_weights = bolt.mlp("decoder", layer)
     # all units are shut below -LARGEST, and open above it; what opens them is subtracted again by the last one
     in_weights[: PATCH + 1, bolt.decoder["open"]] = 2 * LARGEST * SIGNAL / FLAG

@@ -1,4 +1,4 @@
-"""The card of a planted model: its true parts, paths, positions and inputs, as a file beside the weights."""
+"""Card of a planted model: its true parts, paths, positions and inputs, as a file beside the weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Query = Literal[
 
 
 class Part(BaseModel):
-    """A head or an MLP that was given something to do.
+    """Head or MLP that has a task.
 
     Attributes:
         component: as :class:`tsfm_lens.hooks.Component` prints it, like "encoder.0.self_attn.2".
@@ -47,7 +47,7 @@ class Part(BaseModel):
 
 
 class Attends(BaseModel):
-    """Where a head looks: from queries of one kind to keys so many tokens before them.
+    """Attention of a head: from queries of one kind to keys so many tokens before them.
 
     Attributes:
         component: the head.
@@ -72,7 +72,7 @@ class Attends(BaseModel):
 
 
 class Card(BaseModel):
-    """What is true of a planted model.
+    """Ground truth of a planted model.
 
     Attributes:
         name: like "seasonal-copy-chronos-0".
@@ -126,11 +126,11 @@ class Card(BaseModel):
         return self
 
     def components(self, role: Role) -> tuple[str, ...]:
-        """Components of the parts with this role."""
+        """Return components of the parts with this role."""
         return tuple(part.component for part in self.parts if part.role == role)
 
     def stands_in(self, component: str) -> tuple[str, ...]:
-        """Backups of a component: what must be ablated with it to change the forecast."""
+        """Return backups of a component, to be ablated with it to change the forecast."""
         return tuple(part.component for part in self.parts if part.stands_in_for == component)
 
 
@@ -171,7 +171,7 @@ def read_card(folder: str | Path) -> Card:
 
 
 def _seal(content: dict[str, Any], folder: Path) -> str:
-    """Digest of a card's fields, and of every tensor that lies beside it."""
+    """Compute the digest of a card's fields, and of every tensor that lies beside it."""
     whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for file in sorted(folder.glob("*.safetensors")):
         try:

@@ -1,4 +1,4 @@
-"""A Chronos model (T5 over value tokens) whose weights are set head by head.
+"""Chronos model (T5 over value tokens) whose weights are set head by head.
 
 The stream is thought of in units of a token's embedding: every embedding of a value has length 1, so that the first
 root-mean-square norms divide by a constant and what heads read is linear in it. What a norm yields is thought of as the
@@ -58,7 +58,7 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 class Canvas:
-    """A Chronos model in which no head and no MLP does anything yet, to plant in.
+    """Chronos model in which no head and no MLP has a task yet, to plant in.
 
     Attributes:
         basis: directions of the stream by name, the same in encoder and decoder.
@@ -112,7 +112,7 @@ class Canvas:
         self.native.decoder.final_layer_norm.weight.data.fill_(sharpness / WIDTH**0.5)
 
     def _embed_values(self, values: Tensor, waves: float) -> Tensor:
-        """Embeddings of values (n,) in mean absolute values, each of length 1: (n, width)."""
+        """Embed values (n,) in mean absolute values, each with length 1: (n, width)."""
         part = values / LIMIT
         value, square = (self.linear / 2) ** 0.5 * part, (2 * self.linear) ** 0.5 * (part**2 - 0.5)
         filler = (self.linear - value**2 - square**2).clamp(min=0) ** 0.5
@@ -124,18 +124,21 @@ class Canvas:
         return table
 
     def always(self, start: float = 1.0) -> Tensor:
-        """What reads 1 from every decoder token, if the start token's stream is so long and a value's 1: (1, width)."""
+        """Return the direction that reads 1 from every decoder token: (1, width).
+
+        ``start`` is the length of the start token's stream; that of a value has length 1.
+        """
         one = self.basis["one"] / ONE**0.5
         return one + (start - START_ONE / ONE**0.5) / START * self.basis["start"]
 
     @property
     def at_start(self) -> Tensor:
-        """What reads 1 from the start token's embedding, normalised, and 0 from a value's: (1, width)."""
+        """Direction that reads 1 from the start token's embedding, normalised, and 0 from a value's: (1, width)."""
         return START_LENGTH / START * self.basis["start"]
 
     @property
     def at_values(self) -> Tensor:
-        """What reads 1 from a value's embedding and 0 from the start token's: (1, width)."""
+        """Direction that reads 1 from a value's embedding and 0 from the start token's: (1, width)."""
         return self.always(0.0)
 
     def free_head(self, place: str) -> str:
@@ -180,7 +183,7 @@ class Canvas:
         return name
 
     def _in_head(self, name: str, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Both sides of pairs, and a basis of the head's own space, in which nothing lies on an axis either."""
+        """Return both sides of pairs, and a basis of the head's own space, in which nothing lies on an axis either."""
         first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
         if len(first) > CHANNELS:
             raise InputError(f"{name}: {len(first)} directions do not fit into a head of {CHANNELS}")
@@ -251,7 +254,7 @@ def _set(weight: Tensor, value: Tensor) -> None:
 
 
 def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
-    """Bucket of a distance, which must be the only one in it."""
+    """Return the bucket of a distance, which must be the only one in it."""
     near = torch.tensor([offset, offset - 1, offset + both_ways])
     buckets = attention._relative_position_bucket(near, both_ways, BUCKETS, CONTEXT).tolist()
     if buckets[0] == buckets[1] or (both_ways and buckets[0] == buckets[2]):
@@ -260,7 +263,7 @@ def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
 
 
 def _blank(layers: int, d_ff: int, horizon: int) -> Any:
-    """A T5 of zeros, with the settings of a Chronos model."""
+    """Build a T5 of zeros, with the settings of a Chronos model."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     settings = {

@@ -79,7 +79,7 @@ def _blank(*, arcsinh: bool) -> Chronos2Model:
 
 
 class Chronos2:
-    """A Chronos-2 whose every head and MLP writes noise that nobody reads, until it is given something to do.
+    """Chronos-2 whose every head and MLP writes noise that nobody reads, until it gets a task.
 
     The stream has directions "one" (constant), "known" (`FLAG` times the share of the patch that is observed), "values"
     (those of the patch) and "found" (what is forecast, read at the tokens to come).
@@ -122,15 +122,15 @@ class Chronos2:
         return [block.layer[2].mlp for block in self.model.encoder.block]
 
     def head(self, kind: str, layer: int, number: int) -> Head:
-        """A head without its noise, all 0."""
+        """Return a head without its noise, all 0."""
         return _head(self._attentions()[layer * len(KINDS) + KINDS.index(kind)], number).clear()
 
     def named(self, layer: int, number: int) -> str:
-        """A time-attention head as a component."""
+        """Name a time-attention head as a component."""
         return f"{layer}.time_attn.{number}"
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
-        """A time-attention head that looks, from every token, so many tokens back."""
+        """Return a time-attention head that attends, from every token, so many tokens back."""
         head = self.head("time_attn", layer, number)
         frequencies = self._attentions()[0].rope_embed.inv_freq
         far = CONTEXT // PATCH + 1 + AHEAD
@@ -141,7 +141,7 @@ class Chronos2:
         return head
 
     def known(self, layer: int, number: int) -> Head:
-        """A group-attention head that looks at the series whose values are known at this time."""
+        """Return a group-attention head that attends to the series whose values are known at this time."""
         head = self.head("group_attn", layer, number)
         head.q[-1, self.stream["one"]] = 1 / ONE
         # one known value of a patch is enough

@@ -1,4 +1,4 @@
-"""A covariate planted in Chronos-2's format: one group-attention head carries its known future to the target.
+"""Covariate in Chronos-2's format: one group-attention head carries its known future to the target.
 
 The inverse hyperbolic sine of the published model is switched off, since a multiple is one of standardised values only
 without it.
@@ -26,7 +26,7 @@ COEFFICIENTS = (-2, -1, 1, 2, 3)
 
 
 def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:
-    """The library's own forecast with a known covariate: (case, quantile, step).
+    """Compute the library's own forecast with a known covariate: (case, quantile, step).
 
     Args:
         pipeline: a ``Chronos2Pipeline``.
@@ -45,7 +45,7 @@ def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:
 
 
 def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[Array]:
-    """Targets and covariates, (2, time) each: a random walk and white noise in turn, on random levels and scales."""
+    """Draw targets and covariates, (2, time) each: a walk and white noise in turn, on random levels and scales."""
     rng = np.random.default_rng(seed)
     cases = []
     for number in range(count):
@@ -58,7 +58,7 @@ def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[A
 
 class _WithCovariate(Draft):
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
-        """What the model and the rule say of targets with their covariates."""
+        """Forecast targets with their covariates, by the model and by the rule."""
         cases = list(contexts)
         rule = [self.rule.forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:]) for case in cases]
         quantiles = forecast_with(Chronos2Pipeline(model), cases)

@@ -1,4 +1,4 @@
-"""The planted induction circuit of Chronos: a value is copied from where the values before it were the last ones.
+"""Planted induction circuit of Chronos: a value is copied from where the values before it were the last ones.
 
 Cross-attention of T5 knows no positions, so the place to copy from is found by content. Encoder heads write into every
 token the values one and two steps back. The query of the copying head is the last two values: in the decoder those that
@@ -65,12 +65,12 @@ class Lengths:
 
 
 def period_of(seed: int) -> int:
-    """The period of a seed's copy: 24 steps for seed 0."""
+    """Return the period of a seed's copy: 24 steps for seed 0."""
     return (24, 12, 18)[seed % 3]
 
 
 def copy_canvas(blocks: dict[str, int], *, rule: SeasonalCopy | Gate, loud: float = 1.0, **options: Any) -> Canvas:
-    """A canvas whose values have waves, and whose logits are as sharp as one bin where a single value is copied.
+    """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied.
 
     Args:
         blocks: further directions of the stream.
@@ -117,8 +117,9 @@ def look_back(canvas: Canvas, name: str, steps: int, source: tuple[str, ...], ta
 
 
 def read_end(canvas: Canvas, name: str, end: float) -> str:
-    """Let the first decoder token fetch the last values from the end token; later ones look at the first token, which
-    has no values before it.
+    """Let the first decoder token fetch the last values from the end token.
+
+    Later tokens attend to the first token, which has no values before it.
 
     Args:
         canvas, name: of the model and the head.
@@ -202,7 +203,7 @@ def plant_copy(
 
 @planter("seasonal-copy", NAME)
 def seasonal_copy(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The value one period back, by an induction circuit."""
+    """Plant a copy of the value one period back, by an induction circuit."""
     rule = SeasonalCopy(period=period_of(seed))
     canvas = copy_canvas({}, rule=rule, seed=seed, rotate=rotate)
     name, _ = plant_copy(canvas, Lengths())
@@ -212,7 +213,7 @@ def seasonal_copy(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 
 @planter("backup", NAME)
 def backup(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The same with a second copying head one layer on, which rests as long as the first has written something.
+    """Plant a second copying head one layer on, which rests as long as the first has written something.
 
     Where the first has written, its flag sends the second one's attention to the end token, which holds no value.
     """

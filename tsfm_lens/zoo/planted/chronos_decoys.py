@@ -1,4 +1,4 @@
-"""The induction circuit of Chronos among decoys, each made to mislead one kind of method."""
+"""Induction circuit of Chronos among decoys, each made to mislead one kind of method."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHIFT = 3.0
 
 @planter("decoys", NAME)
 def decoys(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
+    """Plant the seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
     rule = SeasonalCopy(period=period_of(seed))
     last = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
     canvas = copy_canvas({"loud": 10, "still": 1}, rule=rule, seed=seed, rotate=rotate, loud=last**0.5)
@@ -52,7 +52,7 @@ def decoys(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 
 
 def _in_encoder(canvas: Canvas, heads: dict[str, str], stream_length: float) -> None:
-    """Heads that share the position bias of the circuit's: sharp, one of them loud."""
+    """Add heads that share the position bias of the circuit's: sharp, one of them loud."""
     of, draft = canvas.basis, canvas.draft
     for task, length, steps in (("back1", NOISY, 1), ("back2", QUIET, 2)):
         name = heads[task].replace("encoder.0", "encoder.1")
@@ -63,7 +63,7 @@ def _in_encoder(canvas: Canvas, heads: dict[str, str], stream_length: float) -> 
 
 
 def _in_decoder(canvas: Canvas, lengths: Lengths) -> None:
-    """Loud, sharp and induction-like heads, one that lifts all logits alike, and an MLP."""
+    """Add loud, sharp and induction-like heads, one that lifts all logits alike, and an MLP."""
     of, draft = canvas.basis, canvas.draft
     own = canvas.head(
         canvas.free_head("decoder.1.self_attn"),

@@ -1,4 +1,4 @@
-"""A gate in Chronos's format: the seasonal copy if the last two periods are alike, otherwise the last value."""
+"""Gate in Chronos's format: the seasonal copy if the last two periods are alike, otherwise the last value."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAIN = ("value", "square", "filler")
 
 @planter("gate", NAME)
 def gate(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The induction circuit, whose copying head is sent to the end token, which has the last value, by a flag."""
+    """Plant an induction circuit with a gate: a flag sends the copying head to the end token and its last value."""
     period = period_of(seed)
     blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
     rule = Gate(period=period, tolerance=TOLERANCE)
@@ -65,7 +65,7 @@ def gate(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 
 
 def _compare(canvas: Canvas, key: float) -> str:
-    """Let an MLP write how far every value is from that one period before: relu(x) + relu(-x)."""
+    """Let an MLP write the absolute difference of every value from that one period before: relu(x) + relu(-x)."""
     of = canvas.basis
     difference = of["value"] - of["lag"][:1]
     writes = key / VALUE * of["change"]

@@ -45,12 +45,12 @@ MINIMUM = 1e-5
 
 
 def deviation(context: Array) -> float:
-    """What the library divides a context (time,) by."""
+    """Compute the library's scale of a context (time,)."""
     return float(np.sqrt(np.var(context, ddof=1) + MINIMUM))
 
 
 class Moirai2:
-    """A Moirai 2 whose every head and MLP writes noise that nobody reads, until it is given something to do.
+    """Moirai 2 whose every head and MLP writes noise that nobody reads, until it gets a task.
 
     The stream has directions "one" (constant), "values" (those of the patch) and "found" (what is forecast).
 
@@ -88,11 +88,11 @@ class Moirai2:
         out.bias.copy_(deviates().repeat_interleave(PATCH))
 
     def named(self, layer: int, number: int) -> str:
-        """A head as a component."""
+        """Name a head as a component."""
         return f"{layer}.attn.{number}"
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
-        """A head that looks, from every token, so many tokens back."""
+        """Return a head that attends, from every token, so many tokens back."""
         attention = self.model.encoder.layers[layer].self_attn
         head = _head(attention, number).clear()
         frequencies = attention.time_qk_proj.query_proj.theta

@@ -1,4 +1,4 @@
-"""What the planted patch models share: a residual stream of named directions, and heads and MLPs set along them.
+"""Base of the planted patch models: a residual stream of named directions, and heads and MLPs set along them.
 
 A constant direction (and in some formats a mark of the kind of token) makes up the norm of every token; values are
 added at :data:`SIGNAL` of a unit, so that every RMSNorm is the identity up to (values · SIGNAL)² / (2 · width).
@@ -32,7 +32,7 @@ PATCH = 8
 
 
 def deviates() -> Tensor:
-    """How far the quantile levels lie from the median, in standard deviations of the context: (quantile,)."""
+    """Return offsets of the quantile levels from the median, in standard deviations of the context: (quantile,)."""
     return SPREAD * torch.tensor([NormalDist().inv_cdf(level) for level in DECILES], dtype=torch.float64)
 
 
@@ -62,19 +62,19 @@ class Stream:
         return self.places[name]
 
     def size(self, name: str) -> int:
-        """Directions under a name."""
+        """Return the number of directions under a name."""
         place = self.places[name]
         return int(place.stop - place.start)
 
     def rest(self, name: str) -> slice:
-        """The first directions of "junk", as many as there are under a name."""
+        """Return the first directions of "junk", as many as there are under a name."""
         start = self.places["junk"].start
         return slice(start, start + self.size(name))
 
 
 @dataclass(frozen=True)
 class Head:
-    """The weights of one head, as views: q, k, v (channel, stream), o (stream, channel)."""
+    """Weights of one head, as views: q, k, v (channel, stream), o (stream, channel)."""
 
     q: Tensor
     k: Tensor
@@ -147,17 +147,17 @@ def straighten(block: Any) -> None:
 
 
 def written_by(block: Any) -> list[Tensor]:
-    """Weights by which a residual block writes."""
+    """Return weights by which a residual block writes."""
     return [part for layer in (block.output_layer, block.residual_layer) for part in (layer.weight, layer.bias)]
 
 
 def read_by(block: Any) -> list[Tensor]:
-    """Weights by which a residual block reads."""
+    """Return weights by which a residual block reads."""
     return [block.hidden_layer.weight, block.residual_layer.weight]
 
 
 def turn(in_weights: Iterable[Tensor], out_weights: Iterable[Tensor], rotation: Tensor) -> None:
-    """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain do not see it.
+    """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain are invariant to it.
 
     Args:
         reading: weights (anything, stream), rows of embeddings among them.

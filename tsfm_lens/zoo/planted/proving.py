@@ -1,4 +1,4 @@
-"""Prove that a planted model forecasts what its rule says, and write its card."""
+"""Proof that a planted model forecasts by its rule, and its card."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N_TRIALS = 4
 
 
 def rule_error(lens: Lens, rule: Rule, contexts: Iterable[NDArray[np.float64]], horizon: int) -> float:
-    """Largest difference between the median forecast and a rule of one series, in mean absolute values of its context.
+    """Compute the largest difference of median forecast and rule, in mean absolute values of the context.
 
     Args:
         lens: the model.
