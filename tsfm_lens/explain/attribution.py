@@ -133,24 +133,24 @@ def attribute_inputs(
 ) -> xr.Dataset:
     """Attribute each step and quantile of one target's forecast to the segments of one item's input.
 
-    The value of a mask is the forecast of what it leaves; see :func:`tsfm_lens.explain.forecasts`.
+    The value of a mask is the forecast from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
-    - "shapley": what a segment adds on average over all orders in which segments may be shown. Of up to ``exact``
-      segments all masks are run, beyond it sampled orders, with standard errors; ``orders`` and ``tolerance`` say when
-      they end. ``interactions=True`` adds what every two segments add together beyond what each does.
+    - "shapley": mean contribution of a segment over all orders in which segments may be shown. Of up to ``exact``
+      segments all masks are run; of more, sampled orders with standard errors, which end by ``orders`` and
+      ``tolerance``. ``interactions=True`` adds the joint effect of every two segments beyond the sum of both.
     - "occlusion": the forecast less that without the segment.
     - "inclusion": the forecast of the segment alone less the reference forecast.
     - "integrated gradients": the slope towards the segment, integrated from the reference to the input; "gradient ×
       input": the slope at the input alone. The reference must be numbers. From a constant reference, such as "mean",
       both are the same in models that normalise each series: the way between only rescales it.
-    - "attention roll-out", "attention flow": not what a segment does, but how much of the attention goes to it, as a
-      share of the forecast less the reference forecast. They are what people use, and are here to be compared with.
+    - "attention roll-out", "attention flow": the share of attention on a segment, times the forecast less the reference
+      forecast. It measures no effect; it is here for comparison, because it is common.
 
     Args:
         run: the forecast to explain.
         item: of the run's batch: a position or a name.
         method: one of the above.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         target: of the item's targets, by position or name.
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         seed: of a shuffled reference.
@@ -161,8 +161,8 @@ def attribute_inputs(
     Returns:
         Dataset of kind "input_attribution": ``attribution`` (segment, step, quantile) in data units; ``forecast`` with
         everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
-        quantile), what of their difference the segments do not sum to: 0 up to rounding for Shapley values, the error
-        of completeness for gradients, and what segments do together for occlusion and inclusion;
+        quantile), their difference less the sum over segments: 0 up to rounding for Shapley values, the error of
+        completeness for gradients, and the interaction of segments for occlusion and inclusion;
         ``attribution_error`` (segment, step, quantile) standard errors, where orders or sample paths are drawn, and
         ``mean_error`` (segment, quantile) that of the mean over steps; ``share`` (segment, step) of attention. In
         rollouts of models that draw, all masks draw the same random numbers, and everything is the mean over so many
@@ -217,7 +217,7 @@ def described(masks: Masks, attribution: Array, error: Array | None = None) -> x
     """Build the dataset that every input attribution shares; see :func:`attribute_inputs`.
 
     Args:
-        masks: what is explained.
+        masks: the forecast to explain, by masks.
         attribution: (segment, quantile, step).
         error: standard errors of it, if any.
     """

@@ -33,7 +33,7 @@ class Graph:
             reads, and its mean pattern over heads between them, whose rows sum to 1.
         tokens: how many there are.
         inputs: (segment, token) the share of each token's steps that a segment covers.
-        asking: (step, token) the tokens from which a step of the target's forecast is read, summing to 1.
+        readout: (step, token) weights of the tokens from which a step of the target's forecast is read; they sum to 1.
     """
 
     updates: tuple[tuple[Part, ...], ...]
@@ -45,11 +45,12 @@ class Graph:
 def rollout_shares(masks: Masks) -> Array:
     """Compute Abnar and Zuidema's attention roll-out, as shares of the forecast: (segment, step).
 
-    Half of a token stays its own, half goes to what it attends to, attention after attention: over time, between
-    series, and from a decoder to its encoder. What ends at no segment is left out, and the shares of a step sum to 1.
+    In each attention a token keeps half of its own mass; the other half goes to the tokens that it attends to: over
+    time, between series, and from a decoder to its encoder. Mass that ends at no segment is dropped, and the shares of
+    a step sum to 1.
 
     Args:
-        masks: what is explained.
+        masks: the forecast to explain, by masks.
 
     Source:
         Abnar and Zuidema 2020, arXiv:2005.00928, section 3; over several stacks as in Chefer et al. 2021,
@@ -73,7 +74,7 @@ def flow_shares(masks: Masks) -> Array:
     carries at most half of its attention, and a token's own connection a half.
 
     Args:
-        masks: what is explained.
+        masks: the forecast to explain, by masks.
 
     Source:
         Abnar and Zuidema 2020, arXiv:2005.00928, section 3.

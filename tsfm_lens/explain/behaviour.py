@@ -31,11 +31,11 @@ def covariate_use(
     """Forecast every item again without each of its covariates, and see what moves and what is lost.
 
     A covariate is "removed" with its row, "constant" at the mean of its context, or "shuffled": its values, past and
-    known future together, stand in random order, several times over. The first says what the model makes of the
-    covariate being there; the last two keep it there without what it tells.
+    known future together, stand in random order, several times over. "removed" measures the effect of its presence;
+    the other two keep its presence and remove its information.
 
     Args:
-        run: with covariates; with a truth also what they are worth is measured.
+        run: with covariates; with a truth their worth is measured, too.
         shuffles: orders that are drawn.
         seed: of the orders; the run's own if None.
         progress: called with (done, of) forecasts.

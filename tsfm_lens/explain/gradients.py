@@ -28,7 +28,7 @@ def integrated_gradients(masks: Masks, steps: int = 32) -> Array:
     """Integrate the forecast's slope towards each segment along the line from the reference to the input.
 
     Args:
-        masks: what is explained; its reference must be numbers.
+        masks: the forecast to explain, by masks; its reference must be numbers.
         steps: places on the line, of a Gauss-Legendre rule.
 
     Returns:
@@ -51,7 +51,7 @@ def gradient_times_input(masks: Masks) -> Array:
     """Multiply the forecast's slope towards each segment, at the input, by its distance from the reference.
 
     Args:
-        masks: what is explained; its reference must be numbers, and is 0 in the classical form.
+        masks: the forecast to explain, by masks; its reference must be numbers, and is 0 in the classical form.
 
     Returns:
         (segment, quantile, step), the change to first order.
@@ -71,7 +71,7 @@ def slopes(masks: Masks, places: Array, weights: Array) -> Array:
     One forward carries the derivative of all steps and quantiles along, so that the cost does not depend on them.
 
     Args:
-        masks: what is explained.
+        masks: the forecast to explain, by masks.
         places: 0 is the reference, 1 the input.
         weights: of each place.
 
@@ -252,7 +252,7 @@ def _dual(value: Tensor, index: Tensor, points: Array, ahead: Array) -> Tensor:
     """Build the input of all copies, with points (copy, value) on the way and the direction (value,) as tangent."""
     flat = value.reshape(len(points), -1).clone()
     tangent = torch.zeros_like(flat)
-    # what is missing stands in the input as the library fills it
+    # missing values stand in the input as the library fills them
     finite = ~np.isnan(points).any(0)
     at = index[torch.as_tensor(finite)].to(flat.device)
     flat[:, at] = torch.as_tensor(points[:, finite]).to(flat)

@@ -20,7 +20,7 @@ from tsfm_lens.models.lens import Lens
 __all__ = ["REFERENCES", "MaskedBatch", "mask_seen", "masked", "reference_values"]
 
 REFERENCES = ("missing", "seasonal naive", "mean", "shuffled", "zero")
-"""What stands for a masked step; see :func:`reference_values`."""
+"""Names of the values of masked steps; see :func:`reference_values`."""
 Reference = str | Mapping[str, str] | Sequence[np.ndarray]
 """A reference by name, one for each role, or the values themselves, (time + horizon,) for each series."""
 OWN_MASK = "the model's own mask"
@@ -94,7 +94,7 @@ def reference_rows(
 
     Args:
         batch: the series.
-        numbered: the same, categories as the numbers that the model is shown.
+        numeric: the same, categories as the numbers that the model reads.
         reference, horizon, seed: as in :func:`reference_values`.
 
     Raises:
@@ -102,7 +102,7 @@ def reference_rows(
     """
     if isinstance(reference, str | Mapping):
         if numeric is not batch:
-            # what is no reference of categories is none of their numbers either
+            # a reference that categories refuse is refused for their numbers too
             reference_values(batch, reference, horizon, seed)
         return reference_values(numeric, reference, horizon, seed)
     if not isinstance(reference, Sequence | np.ndarray):
@@ -154,7 +154,7 @@ def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
     """Find out if a model sees that values are missing, or if its library fills them first.
 
-    What enters the model of a series with a gap is held against that of the series with the gap filled.
+    The model's inputs for a series with a gap are compared with those for the series with the gap filled.
 
     Args:
         lens: the model.
@@ -216,8 +216,8 @@ def masked(
         batch: the series of one item.
         segments: of that item.
         keep: (mask, segment) whether a copy shows a segment.
-        reference: what stands for a masked step, see :func:`reference_values`; or the values themselves, for each
-            series (time + horizon,).
+        reference: values of masked steps, see :func:`reference_values`; or the values themselves, for each series
+            (time + horizon,).
         horizon: steps of known futures.
         seed: of a shuffled reference.
 

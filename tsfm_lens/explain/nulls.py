@@ -37,16 +37,16 @@ _DRAWS = 3
 def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
     """Copy a model without its learned structure: the entries of each matrix and bias in random order.
 
-    Of what training did, only the sizes of the entries are left, and the gains of norms. That needs nothing but the
-    weights, so that it is the same for every architecture, and for the same files whatever name they were opened by. It
-    is not the model before its training; the recipes of the embedded checkpoints build that one.
+    Only the sizes of the entries and the gains of norms remain of the training. The twin depends on the weights alone:
+    it is defined for every architecture, and is the same for the same files under any name. It is not the model before
+    its training; the recipes of the embedded checkpoints build that one.
 
     Args:
         lens: the model; it stays as it is.
         seed: of the order.
 
     Returns:
-        The twin, on the same device; its ``model_id`` says what it is.
+        The twin, on the same device; its ``model_id`` names the order.
 
     Source:
         Adebayo et al. 2018, arXiv:1810.03292, model parameter randomisation.
@@ -60,7 +60,7 @@ def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in twin.adapter.model.named_parameters():
-            # gains of norms say how large streams are, and nothing of what is in them
+            # gains of norms set the size of streams, and hold no direction in them
             if weight.ndim > 1 or "bias" in name:
                 order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
                 weight.copy_(weight.reshape(-1)[order].reshape(weight.shape))
@@ -84,14 +84,14 @@ def held_against(
     Effects of models and series differ in size, so that shares are compared: of each series, a member's part of the sum
     over all members.
 
-    - "untrained": the same series through twins without what was learned. A component must be larger than 95 % of the
+    - "untrained": the same series through twins without learned structure. A component must be larger than 95 % of the
       components of its group in the twins; a segment than itself in each of them.
     - "random components": the same result. A component must be larger than 95 % of the others of its group.
     - "shuffled series": the same model on the same values in random order. A member must be larger than itself there.
 
     Args:
         probe: of a run, such as ``probes.ablation_effects`` or ``explain.route_effects``.
-        run: the forecasts that are spoken of.
+        run: the forecasts of the claim.
         null: one of :data:`NULLS`.
         name: the variable that is claimed, over (member, …, series), at least 0.
         groups: coordinate over members, within which they are compared; all are alike if None.
@@ -102,7 +102,7 @@ def held_against(
 
     Returns:
         What the probe gives, with ``NAME_share``, and what ``judge`` adds to it: ``NAME_share_floor`` is what the null
-        reaches, ``NAME_share_stands_out`` what is larger. Attributes ``against`` and ``null_draws``.
+        reaches, ``NAME_share_stands_out`` the larger shares. Attributes ``against`` and ``null_draws``.
 
     Source:
         Adebayo et al. 2018, arXiv:1810.03292 (sanity checks); Benjamini and Yekutieli 2001.

@@ -81,9 +81,9 @@ def prove_routes(
 ) -> xr.Dataset:
     """Cut the named routes of each segment, restore them, and do the same to random components of the same kinds.
 
-    A component is cut when it writes what it writes without the segment; it is restored when, without the segment, it
-    writes what it writes with it. Routes are necessary if cutting them together takes the segment's effect away, and
-    sufficient if restoring them together brings it back.
+    A cut component writes its activation of the run without the segment. A restored component writes its activation of
+    the whole run, while the segment is masked. Routes are necessary if cutting them together removes the segment's
+    effect. They are sufficient if restoring them together brings it back.
 
     Args:
         run: the forecast that is explained.
@@ -152,8 +152,8 @@ class _SegmentProof:
     """Measurements of one segment.
 
     Attributes:
-        names: of cuts; predicted, measured: (cut, step); total: (step,).
-        kept: (2, 1 + controls) shares lost without, and brought back by, the named components and random ones.
+        names: of cuts; prediction, measurement: (cut, step); total: (step,).
+        shares: (2, 1 + controls) of the effect, lost without and restored by the named components and random ones.
     """
 
     names: list[str]

@@ -54,15 +54,15 @@ def input_routes(
 ) -> xr.Dataset:
     """Measure the part of each segment's effect on the forecast that goes through each component.
 
-    The model sees the whole input and the input without the segment. The effect of the segment through a component is
-    the change of the forecast when that component alone writes what it writes without the segment, and all that comes
-    after it is free to respond. A chain of components carries one effect, which each of them has in full; so these
-    effects overlap. What each branch hands to the readout itself does not: the total effect of a segment is the sum of
-    these direct effects, of what needs no component (the tokens themselves, and the scale that the model takes from
-    the series), and of a ``rest`` that the readout makes of them together.
+    The model reads the whole input and the input without the segment. For the effect of the segment through a
+    component, that component alone writes its activation of the run without the segment. All later components respond
+    freely; the effect is the change of the forecast. A chain of components carries one effect, and each of them has it
+    in full; so these effects overlap. Direct effects of branches on the readout do not overlap. The total effect of a
+    segment is the sum of three terms: these direct effects; the effect without any component (the tokens themselves,
+    and the scale that the model takes from the series); and a ``rest``, the readout's interaction of them.
 
-    Where there are many components, gradients say which are tried: change of the activation times gradient. The effects
-    of those are exact, and components drawn at random beside them tell how often the search misses one.
+    Of many components, only the largest by gradient are tried: change of the activation times gradient. Their effects
+    are exact. Components drawn at random beside them measure how often the search misses one.
 
     Args:
         run: the forecast to explain; in rollouts, components write in every pass what they write in the same pass of
@@ -70,11 +70,11 @@ def input_routes(
         item: of the run's batch: a position or a name.
         target: of the item's targets, by position or name.
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
         direct: also the effect of each component on the readout alone, all later branches held.
         top: components that are tried for each segment; if None all of up to 96, and 32 of more.
-        seed: of a shuffled reference, and of what is tried at random.
+        seed: of a shuffled reference, and of the components tried at random.
         progress: called with (segments done, of).
 
     Returns:
@@ -181,13 +181,13 @@ class _RouteSearch:
     """Effects of segments through components, filled one segment at a time.
 
     Attributes:
-        sides: what is explained.
+        sides: runs with and without segments.
         places: candidates.
         top: how many are tried for each segment.
-        seed: of what is tried at random beside them.
+        seed: of the components tried at random beside them.
         effect, direct: (segment, component, step); NaN where not tried, ``direct`` None if not asked for.
         estimate: (segment, component, step), None without gradients.
-        spots, missed: components tried at random, and how many of them the search should have found.
+        spots, misses: number of components tried at random, and of those that the search should have found.
     """
 
     sides: Sides

@@ -38,8 +38,8 @@ class Sides:
         run: of the item alone, everything shown.
         row: of the target in the item.
         segments: of the item.
-        stands: for each series (time + horizon,) what stands for a masked step.
-        numbered: the item, categories as the numbers that the model is shown.
+        stands: values of masked steps, (time + horizon,) for each series.
+        numeric: the item, categories as the numbers that the model reads.
     """
 
     run: Run
@@ -106,7 +106,7 @@ class Sides:
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
         """Build variants in which one component alone writes ``acts``, and every later branch its own write.
 
-        A component of an earlier stack then reaches the readout through nothing.
+        A component of an earlier stack then has no way to the readout.
         """
         whole = self.run.record([self.written_at(branch) for branch in self.branches])
         wiring = self.run.lens.wiring

@@ -58,14 +58,14 @@ def forecasts(
     run side by side as the memory takes. Of models that draw sample paths it is, in one pass, the value of a single
     forward, which takes no draw: of token models the expected value at each step, given the context and the run's own
     path so far, whatever is masked; of a distribution its mean. In a rollout it is the quantiles of the sample paths,
-    and every mask draws the same random numbers, those of the item alone under the run's seed; what is left of the
-    draws is told by further seeds.
+    and every mask draws the same random numbers, those of the item alone under the run's seed. Further seeds measure
+    the remaining noise of the draws.
 
     Args:
         run: the forecast to explain.
         segments: of the item, see :func:`tsfm_lens.explain.segments`.
         keep: (mask, segment) whether a segment is shown.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         item: of the run's batch.
         target: of the item's targets.
         seed: of a shuffled reference.
@@ -106,7 +106,7 @@ class Masks:
         run, segments, reference, item, target, seed, progress: as in :func:`forecasts`; the run becomes that of the
             item alone.
         row: of the target in the item.
-        made: forecasts made so far.
+        made: number of forecasts so far.
         repeats: seeds under which a rollout of a model that draws is looked at; see ``redrawn``.
 
     In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share what the model makes of their

@@ -84,7 +84,7 @@ class Brush(widgets.VBox):
     def mark(self, start: int, stop: int, *, series: int | None = None) -> None:
         """Leave out the steps ``[start, stop)`` of a series, counted from the forecast start; none if they are equal.
 
-        What cannot be left out is said under the figure, and the forecast stays as it was.
+        A refused stretch is explained under the figure, and the forecast stays as it was.
 
         Args:
             start, stop: from minus the length of the context to 0.

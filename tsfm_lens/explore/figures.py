@@ -20,7 +20,7 @@ def figure_widget(figure: go.Figure) -> go.FigureWidget:
     it.
     """
     bare = untitled(figure).update_layout(width=WIDTH)
-    # before the widget is made: what it holds then is what a browser gets, whatever changes are made to its traces
+    # before the widget is made: a browser gets its first state, whatever changes its traces see later
     for trace in bare.data:
         for name in _COORDINATES:
             values = getattr(trace, name, None)

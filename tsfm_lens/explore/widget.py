@@ -46,7 +46,7 @@ class Explorer(widgets.VBox):
         states: of kind "explore", of that run.
 
     Attributes:
-        run, states: what was computed before the view opened.
+        run, states: the results that the view opened with.
         figure: the plotly FigureWidget.
         chosen: position (layer, head) of the head that the panels show.
         ablated: positions of the heads that the second forecast is made without, in the order of ablation.
@@ -167,7 +167,7 @@ class Explorer(widgets.VBox):
             self._forecasts[key] = forecast.quantiles[0]
         return self._forecasts[key]
 
-    # --- what is shown --------------------------------------------------------------------------------------
+    # --- display --------------------------------------------------------------------------------------------
 
     def _draw(self, update: Update) -> None:
         with self.figure.batch_update():

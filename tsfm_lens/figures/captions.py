@@ -25,12 +25,12 @@ def caption(
     Args:
         entry: the figure.
         plates: its files.
-        run: what they were made of.
+        run: the run that they show.
         sources: where the series come from, as the caller named them.
         others: models beside that of the run.
 
     Returns:
-        Plain text: title, what each file shows, what the paper drew, parameters, sources, provenance and data.
+        Plain text: title, content of each file, the paper's version, parameters, sources, provenance and data.
     """
     lines = [f"Figure {entry.name}. {entry.title}", ""]
     for plate in plates:

@@ -68,7 +68,7 @@ class Made:
     Attributes:
         entry: which one.
         plates: its parts, one file each.
-        run: what it was made of.
+        run: the run that it shows.
         others: models beside that of the run.
     """
 
@@ -87,7 +87,7 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
 
     Args:
         name: as in :func:`figures`.
-        run: what it shows; figures of a single series take the first. Unless its horizon was chosen, those that roll
+        run: the run to show; figures of a single series take the first. Unless its horizon was chosen, those that roll
             out take the paper's, as far as model and series allow, and all others at most one pass.
         others: models beside the run's: one more, which forecasts the same series and stands at the right, or any
             number for a figure that compares.
@@ -148,7 +148,7 @@ def write_figure(
     """Write a figure's files and its caption, all of them or none.
 
     Args:
-        made: the figure.
+        drawing: the figure.
         out: folder.
         formats: of "html", "json" (as on a screen), "svg", "pdf" and "png" (in the print theme).
         column: width of the print theme; see :func:`tsfm_lens.viz.for_print`.

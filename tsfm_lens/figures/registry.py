@@ -45,7 +45,7 @@ class Plate:
     Attributes:
         suffix: "A", "B" … where a figure has several, else "".
         figure: as it is shown on a screen.
-        results: what it is drawn from.
+        results: the datasets that it is drawn from.
         note: what the caption adds.
     """
 
@@ -61,13 +61,13 @@ class Entry:
 
     Attributes:
         name: as the command takes it.
-        title: what it shows.
+        title: its content.
         computes: the probes it calls, in words.
         renderers: names in ``tsfm_lens.viz``.
         draw: makes its plates.
-        paper: with what the paper drew it, "" for a figure that is not the paper's.
+        paper: the paper's own settings, "" for a figure that is not the paper's.
         compare: makes its plates of several models, for a figure that shows such beside each other.
-        needs: what it asks of a model.
+        needs: conditions on a model.
         instead: what to say to a model that does not have it.
     """
 

@@ -50,7 +50,7 @@ def explain(
         out: folder for index.html; nothing is written if None.
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         chapters: see :func:`tsfm_lens.report.pipeline.analyse`.
         options: of the probes, by kind of measurement.
         title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
@@ -75,7 +75,7 @@ def explain(
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKING_KINDS}
     if method is not None:
         own["input_attribution"]["method"] = method
-    # a proof is of what is asked for, whether or not that has a chapter of its own
+    # a proof takes the options of its explanation, even if that has no chapter of its own
     arguments = {
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }

@@ -20,7 +20,7 @@ class Columns(widgets.Accordion):
     """Menus for ids, times, targets and covariates; empty menus leave the choice to the rules of reading.
 
     Args:
-        changed: called when a menu has changed.
+        on_change: called when a menu has changed.
 
     Attributes:
         menus: by the name of the argument of :func:`tsfm_lens.data.read_series`.

@@ -98,7 +98,7 @@ class Page(widgets.VBox):
         self.go.on_click(lambda _button: self._forecast())
         self.tabs.observe(lambda _change: self._show(), "selected_index")
 
-    # --- what is chosen -------------------------------------------------------------------------------------
+    # --- choice of series -----------------------------------------------------------------------------------
 
     def _take_file(self) -> None:
         with self._task("the file could not be read"):
@@ -128,7 +128,7 @@ class Page(widgets.VBox):
             notes = [f"{len(items)} series read", *self.batch.notes]
             self._say(". ".join(notes) + ". Press Forecast.")
 
-    # --- what is shown --------------------------------------------------------------------------------------
+    # --- tabs -----------------------------------------------------------------------------------------------
 
     def _forecast(self) -> None:
         if self.batch is None:
@@ -151,7 +151,7 @@ class Page(widgets.VBox):
                 num_samples=self._options.get("num_samples"),
                 seed=self._options.get("seed", 0),
             )
-            # an error of the forecast itself is told before anything of the page changes
+            # an error of the forecast itself is shown before anything of the page changes
             view = brush(run)
             self.run, self.shown = run, [False] * len(_TABS)
             for tab in self.tabs.children:
@@ -197,7 +197,7 @@ class Page(widgets.VBox):
     def _progress(self, step: str, count: int, total: int) -> None:
         self._say(f"explaining: {step.replace('_', ' ')} {count} of {total}")
 
-    # --- what is said ---------------------------------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def _task(self, description: str) -> Iterator[None]:

@@ -44,8 +44,8 @@ class OracleResult:
     Attributes:
         oracle: its number and name.
         error: the largest deviation found.
-        bound: what is allowed.
-        detail: where the largest deviation was, or what was compared.
+        bound: the largest deviation allowed.
+        detail: place of the largest deviation, or the comparison.
     """
 
     oracle: str
@@ -284,7 +284,7 @@ class _FixedValues(nn.Module):
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
     """Replace the values of a layer's weight or bias while the block runs.
 
-    A layer of factors computes with the matrix, a parametrised one with the values in the place of what it makes.
+    A layer of factors computes with the matrix; a parametrised one takes the values in place of its own weight.
     """
     if name == "weight" and hasattr(layer, "as_matrix"):
         with layer.as_matrix(values):

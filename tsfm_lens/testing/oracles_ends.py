@@ -34,7 +34,7 @@ def ends(case: Case) -> OracleResult:
 def _embedding(case: Case) -> dict[str, float]:
     """Check that ``hook_embed`` differs between two series as the output of ``embed`` does, token by token.
 
-    Differences, so that positions, start tokens and registers, which are added or put in, do not count.
+    Differences cancel positions, start tokens and registers, which are added or inserted.
     """
     lens, path = case.lens, case.lens.wiring.embed
     twins = _tied_modules(lens.adapter.model, path)

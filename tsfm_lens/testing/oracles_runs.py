@@ -98,7 +98,7 @@ def _refeed_rollout(case: Case) -> dict[str, float]:
     # paths outermost, so that the variates of a group stay together
     for path in range(len(levels)):
         for series, quantiles, future in zip(case.batch.values, paths, case.batch.futures, strict=True):
-            # what is known takes the place of what was forecast
+            # a known future takes the place of the forecast
             ahead = quantiles[path] if future is None else future[:first]
             contexts.append(np.concatenate([series, ahead])[-lens.adapter.context_length :])
     labels = [f"path-{path}-" for path in range(len(levels))]

@@ -22,9 +22,9 @@ from tsfm_lens.testing.oracles import STREAMS, TWO_BLOCKS, Case, OracleResult, _
 def weights(case: Case) -> OracleResult:
     """Check oracle 11: the table's norms, matrices, gains and biases turn each stream into the recorded activations.
 
-    The stream through ``norm`` is what enters the layers; what enters, times the matrix, is what leaves; the heads
-    (the hidden layer) times the output matrix, through ``post_norm`` or ``mix``, are the write; the last stream
-    through ``ln_final`` is ``hook_normalized``.
+    The stream through ``norm`` is the layers' input, and that times the matrix their output. The heads (the hidden
+    layer) times the output matrix, through ``post_norm`` or ``mix``, are the write. The last stream through
+    ``ln_final`` is ``hook_normalized``.
     """
     lens = case.lens
     _, acts = case.captured
@@ -161,8 +161,8 @@ def _own_half(pre: Tensor, row: Mlp, d_mlp: int) -> Tensor:
 def activation(case: Case) -> OracleResult:
     """Check oracle 12: one function of every hidden unit alone leads from ``pre`` to ``post``, times the gate.
 
-    The function need not be known: with the units of ``pre`` handed on by one, those of ``post`` are handed on
-    by one, but for the gate, which stays. Holds for every elementwise activation, and for a model without MLPs.
+    The function need not be known: if the units of ``pre`` move on by one, so do those of ``post``, but for the
+    gate, which stays. Holds for every elementwise activation, and for a model without MLPs.
     """
     lens = case.lens
     _, acts = case.captured
@@ -177,7 +177,7 @@ def activation(case: Case) -> OracleResult:
                         hooks.append(
                             (f"{at}.hook_pre", _replace_with(_shift_units(acts[f"{at}.hook_pre"], row, stack.d_mlp)))
                         )
-                        # what follows must read what it read before
+                        # later layers must read the same stream as before
                         hooks.append((f"{at}.hook_out", _replace_with(acts[f"{at}.hook_out"])))
                         places.append((stack, layer, row, at, f"{stack.prefix}.{layer}.{STREAMS[index]}"))
         if not places:

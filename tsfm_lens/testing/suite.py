@@ -67,7 +67,7 @@ LOOK_AT = {
     "14": "`sample_major`, `sizes_from`, inputs whose first axis is not the batch",
     "15": "`true_gradients`; a custom backward pass",
 }
-"""What to read again in a table, by the number of the oracle that rejects it."""
+"""Fields of a table to check, by the number of the oracle that rejects it."""
 
 
 def check_lens(

@@ -11,7 +11,7 @@ _WORST_FIRST = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, depth: int) -> float:
-    """Bound on the difference of two orders of summation: ``depth`` roundings of the largest intermediate value.
+    """Bound the difference of two orders of summation: ``depth`` roundings of the largest intermediate value.
 
     Args:
         dtype: the precision that the numbers were computed in, of torch or numpy.
@@ -36,7 +36,7 @@ def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, de
 
 
 def last_digit(decimals: int) -> float:
-    """Bound on the difference of a number and its print: 0.6 of the last digit, half of it for the rounding.
+    """Bound the difference of a number and its print: 0.6 of the last digit, half of it for the rounding.
 
     Args:
         decimals: digits after the point; negative for numbers printed in tens or hundreds.

@@ -22,7 +22,7 @@ class Basis:
 
     Attributes:
         directions: (width, width), a direction a row, in double precision.
-        blocks: rows of each name; what is left over is "junk".
+        blocks: rows of each name; the remaining ones are "junk".
     """
 
     directions: Tensor

@@ -81,10 +81,10 @@ class Card(BaseModel):
         seed: of everything drawn: the basis of the stream, noise of the weights, decoys.
         rotated: whether the residual basis was turned at random, so that nothing lies on an axis.
         weight_noise: standard deviation of the noise that was added to every weight, relative to the weight's own.
-        rule: what is computed, in closed form.
+        rule: the computation, in closed form.
         parts: every head and MLP with a task; every other component writes nothing, or noise.
-        edges: (sender, receiver) of what is passed on; the last receiver is "output".
-        attends: where heads look.
+        edges: (sender, receiver) of each connection; the last receiver is "output".
+        attends: attention of the heads.
         context: observed values that the mechanism needs and takes, at least and at most.
         horizon: steps that it forecasts.
         error: largest difference between the model's median forecast and the rule, in mean absolute values of the

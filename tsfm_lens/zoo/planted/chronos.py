@@ -63,7 +63,7 @@ class Canvas:
     Attributes:
         basis: directions of the stream by name, the same in encoder and decoder.
         native: the transformers model.
-        draft: what its card will say.
+        draft: the contents of its card.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Canvas:
         """Lay out the stream and the embeddings.
 
         Args:
-            rule: what is to be computed.
+            rule: the computation to plant.
             blocks: directions of the stream by name, besides those of the embeddings.
             seed, rotate: of the basis, and of which of a layer's heads get tasks.
             needs: observed values that the mechanism needs.
@@ -158,8 +158,8 @@ class Canvas:
 
         Args:
             name: the head.
-            match: what queries read and what keys read; the score is the sum of the products.
-            moves: what is read from the attended token, and what is written with it.
+            match: directions that queries read and that keys read; the score is the sum of the products.
+            moves: directions read from the attended token, and those written with them.
             bias: by key minus query in tokens, the logit of T5's relative position bias, the same in all layers.
 
         Raises:
@@ -191,7 +191,7 @@ class Canvas:
         return first, second, (turn if self._origin["rotated"] else torch.eye(CHANNELS).double())[:, : len(first)]
 
     def mlp(self, name: str, reads: Tensor, writes: Tensor) -> str:
-        """Give an MLP hidden units: what each reads (n, width), and what it writes (n, width) with its positive part.
+        """Give an MLP hidden units, by the directions (n, width) that each reads, and writes with its positive part.
 
         Raises:
             InputError: more hidden units than the MLP has.

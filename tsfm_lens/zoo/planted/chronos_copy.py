@@ -74,7 +74,7 @@ def copy_canvas(blocks: dict[str, int], *, rule: SeasonalCopy | Gate, loud: floa
 
     Args:
         blocks: further directions of the stream.
-        rule: what is to be computed.
+        rule: the computation to plant.
         loud: length of the last stream, in that of the copied value.
         options: of the canvas.
     """
@@ -107,7 +107,7 @@ def look_back(canvas: Canvas, name: str, steps: int, source: tuple[str, ...], ta
         canvas, name: of the model and the head.
         steps: back.
         source, target: blocks that are read and written.
-        moves: what it moves besides.
+        moves: further moves of the head.
     """
     of = canvas.basis
     no_value = (SURE / ONE**0.5 * of["one"], of["eos"])
@@ -154,7 +154,7 @@ def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Pairs, extra:
     Args:
         canvas, name: of the model and the head.
         lengths: of the streams that are read.
-        moves: what is copied.
+        moves: the copy, by directions.
         extra: a further comparison.
     """
     of = canvas.basis
@@ -174,12 +174,12 @@ def plant_copy(
     Args:
         canvas: of the model.
         lengths: of streams.
-        copied: blocks of the stream that are copied.
+        blocks: blocks of the stream that are copied.
         extra: a further comparison of the copying head.
-        more: what it moves besides.
+        more: further moves of that head.
 
     Returns:
-        The copying head, and the heads that feed it by what they do.
+        The copying head, and the heads that feed it, by task.
     """
     of, draft, place = canvas.basis, canvas.draft, "encoder.0.self_attn"
     heads = {

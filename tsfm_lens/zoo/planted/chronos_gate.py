@@ -49,7 +49,7 @@ def gate(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     key_square = 1 + BACKS * WAVE + MARK**2 + LINEAR
     lengths = Lengths(key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5)
     to_end = (2 * RECENT * (lengths.query**2 + 1) ** 0.5 * of["walk"], lengths.end * of["eos"])
-    # without the last value in the end token, what is written there drowns all others
+    # without the last value in the end token, its write exceeds all others
     sink = (of["eos"], LOUD * lengths.end * of["sink"])
     copy, heads = plant_copy(canvas, lengths, blocks=COPY_BLOCKS, extra=[to_end], more=[sink])
     draft.looks(copy, "forecast token", [period], moves=1, weight=SHARE)

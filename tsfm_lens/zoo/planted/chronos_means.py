@@ -1,4 +1,4 @@
-"""Means and lines in Chronos's format: what is forecast is a number that no token holds, so it is read out linearly.
+"""Means and lines in Chronos's format: no token holds the forecast value, so it is read out linearly.
 
 The logit of a bin at b is made b·v - b²/2 for a forecast v, whose largest value is at v: embeddings hold b and b², and
 the last stream v and a constant.

@@ -33,11 +33,11 @@ class Draft:
     """Ground truth of a model while its weights are set.
 
     Attributes:
-        rule: what it is to compute.
+        rule: the computation to plant.
         context: observed values that it needs and takes.
         horizon: steps of one forecast.
-        squash: what the model does to standardised values.
-        scale: what the model divides a context by.
+        squash: the model's transform of standardised values.
+        scale: the model's divisor of a context.
     """
 
     rule: Any
@@ -156,7 +156,7 @@ def declarer(
     Args:
         architecture: of the models.
         readout: attribute of the native model: the residual block that makes quantiles of patches.
-        complete: writes down what is true of every model of this format.
+        complete: adds the facts of every model of this format.
     """
 
     def declare(mechanism: str) -> Callable[[Build], Build]:

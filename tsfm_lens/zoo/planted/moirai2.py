@@ -41,7 +41,7 @@ LAYERS = 2
 ONE = WIDTH**0.5
 """Length of the constant direction, which gives every token a root mean square of 1."""
 MINIMUM = 1e-5
-"""What the library adds to the variance of a context."""
+"""Addend of the library to the variance of a context."""
 
 
 def deviation(context: Array) -> float:
@@ -52,7 +52,7 @@ def deviation(context: Array) -> float:
 class Moirai2:
     """Moirai 2 whose every head and MLP writes noise that nobody reads, until it gets a task.
 
-    The stream has directions "one" (constant), "values" (those of the patch) and "found" (what is forecast).
+    The stream has directions "one" (constant), "values" (those of the patch) and "found" (the forecast).
 
     Attributes:
         numbers: head numbers in random order.

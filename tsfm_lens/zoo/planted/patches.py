@@ -37,7 +37,7 @@ def deviates() -> Tensor:
 
 
 class Stream:
-    """Named, orthogonal directions of a residual stream; what is left over is called "junk" and read by nobody.
+    """Named, orthogonal directions of a residual stream; the remaining ones are called "junk" and read by nobody.
 
     Args:
         width: of the stream.
@@ -94,7 +94,7 @@ class Head:
 
         Args:
             source, target: places of the stream.
-            gain: what is written per unit read.
+            gain: amount written per unit read.
             channel: first channel of the head that carries it.
         """
         n_source, n_target = (place.stop - place.start for place in (source, target))
@@ -120,7 +120,7 @@ def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor]
 
     Args:
         heads: of all layers.
-        mlps: reading weights and writing weight of all layers.
+        mlps: input weights and output weight of all layers.
         stream: of the heads.
     """
     junk = stream["junk"]
@@ -160,8 +160,8 @@ def turn(in_weights: Iterable[Tensor], out_weights: Iterable[Tensor], rotation: 
     """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain are invariant to it.
 
     Args:
-        reading: weights (anything, stream), rows of embeddings among them.
-        writing: weights (stream, anything) and biases (stream,).
+        in_weights: weights (anything, stream), rows of embeddings among them.
+        out_weights: weights (stream, anything) and biases (stream,).
         rotation: (stream, stream).
     """
     for weight in in_weights:

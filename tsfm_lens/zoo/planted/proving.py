@@ -27,7 +27,7 @@ def rule_error(lens: Lens, rule: Rule, contexts: Iterable[NDArray[np.float64]], 
 
     Args:
         lens: the model.
-        rule: what it should forecast.
+        rule: the expected forecast.
         contexts: (time,) each.
         horizon: forecast steps.
     """

@@ -15,7 +15,7 @@ class Rotary(Protocol):
     """Model under construction.
 
     Attributes:
-        stream: with directions "values" (of the patch) and "found" (what is forecast).
+        stream: with directions "values" (of the patch) and "found" (the forecast).
         numbers: head numbers in random order, four of them.
         layers: how many.
     """

@@ -1,7 +1,7 @@
 """Rules of planted models in closed form: the oracles of their weights.
 
-A rule knows no model. It says what is forecast (`forecast`) and how much every observed value moves every forecast
-step (`inputs`, the Jacobian); both in data units.
+A rule knows no model. It gives the forecast (`forecast`) and its Jacobian, the change of every forecast step per unit
+of every observed value (`inputs`); both in data units.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class CovariateTimes(BaseModel):
 
         Args:
             target, covariate: observed values, (time,) each.
-            known: future values of the covariate, (horizon,).
+            future: values of the covariate, (horizon,).
         """
         return np.asarray(target.mean() + target.std() * self.forecast((future - covariate.mean()) / covariate.std()))
 
