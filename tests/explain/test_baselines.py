@@ -58,7 +58,7 @@ def by_programme(graph: Graph, covered: np.ndarray) -> float:
         edges += [(layer * count + token, (layer + 1) * count + token, own[token]) for token in range(count)]
     inner = last + count
     edges += [(inner, token, share) for token, share in enumerate(covered) if share]
-    edges += [(last + token, inner + 1, 1.0) for token in np.flatnonzero(graph.asking.sum(0))]
+    edges += [(last + token, inner + 1, 1.0) for token in np.flatnonzero(graph.readout.sum(0))]
     balance = np.zeros((inner, len(edges)))
     for column, (begin, end, _) in enumerate(edges):
         for node, sign in ((begin, 1.0), (end, -1.0)):

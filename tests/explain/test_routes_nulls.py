@@ -12,7 +12,7 @@ import xarray as xr
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain import NULLS, held_against, input_effects, route_effects, untrained_twin
-from tsfm_lens.explain.nulls import _of_others, _shuffled, null_runs
+from tsfm_lens.explain.nulls import _of_others, _shuffle, null_runs
 from tsfm_lens.models import Run, load
 from tsfm_lens.probes import ablation_effects
 from tsfm_lens.zoo import checkpoint_names, checkpoint_path
@@ -135,7 +135,7 @@ def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
     gappy = values.copy()
     gappy[3] = np.nan
     batch = SeriesBatch((values, values * 2, gappy), groups=("a", "a", "b"), variates=("x", "y", "z"))
-    found = _shuffled(batch, [0, 0])
+    found = _shuffle(batch, [0, 0])
     assert sorted(found.values[0]) == sorted(values)
     np.testing.assert_array_equal(found.values[1], 2 * found.values[0])
     assert np.isnan(found.values[2][3])
@@ -145,7 +145,7 @@ def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
     assert not np.array_equal(found.values[2][~np.isnan(gappy)], found.values[0][found.values[0] != values[3]])
     roles = {"groups": ("a",) * 3, "variates": ("x", "y", "z"), "roles": ("target", "known", "known")}
     ahead = SeriesBatch((values,) * 3, futures=(None, values, 2 * values), **roles)  # type: ignore[arg-type]
-    futures = _shuffled(ahead, [0, 0]).futures
+    futures = _shuffle(ahead, [0, 0]).futures
     np.testing.assert_array_equal(futures[2], 2 * np.asarray(futures[1]))
     assert sorted(np.asarray(futures[1])) == sorted(values)
     assert not np.array_equal(futures[1], values)  # type: ignore[arg-type]

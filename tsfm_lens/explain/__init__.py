@@ -1,4 +1,4 @@
-"""Why a forecast is what it is: which inputs moved it, on which routes, and whether that can be believed."""
+"""Explanations of a forecast: the inputs that moved it, the routes they took, and proofs of both."""
 
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs
 from tsfm_lens.explain.behaviour import covariate_use

@@ -1,4 +1,4 @@
-"""Input attribution: what each segment of the input moves each step and quantile of a forecast, in data units."""
+"""Input attribution: effect of each input segment on each step and quantile of a forecast, in data units."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["METHODS", "attribute_inputs"]
 
 @dataclass
 class Found:
-    """What a method gives.
+    """Result of a method.
 
     Attributes:
         attribution: (segment, quantile, step).
@@ -48,21 +48,21 @@ class Found:
 def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **how: Any) -> Found:
     players = len(masks.segments)
     if players > exact:
-        drawn = sampled_shapley(lambda keep: _with_mean(masks(keep)), players, seed=masks.run.seed, **how)
-        facts: dict[str, object] = {"exact": 0, "orders": drawn.orders, "settled": int(drawn.settled)}
-        found = Found(drawn.attribution[..., :-1], drawn.error[..., :-1], attrs=facts, source=SOURCES["shapley"])
-        found.more["mean_error"] = (("segment", "quantile"), drawn.error[..., -1])
-        return found
+        estimate = sampled_shapley(lambda keep: _with_mean(masks(keep)), players, seed=masks.run.seed, **how)
+        facts: dict[str, object] = {"exact": 0, "orders": estimate.orders, "settled": int(estimate.settled)}
+        result = Found(estimate.attribution[..., :-1], estimate.error[..., :-1], attrs=facts, source=SOURCES["shapley"])
+        result.more["mean_error"] = (("segment", "quantile"), estimate.error[..., -1])
+        return result
     values = masks(all_masks(players))
-    found = Found(exact_shapley(values, players), attrs={"exact": 1}, source=SOURCES["shapley"])
+    result = Found(exact_shapley(values, players), attrs={"exact": 1}, source=SOURCES["shapley"])
     if interactions and players > 1:
         dims = ("segment", "other_segment", "quantile", "step")
-        found.more["interaction"] = (dims, shapley_interactions(values, players))
-    return found
+        result.more["interaction"] = (dims, shapley_interactions(values, players))
+    return result
 
 
 def _with_mean(values: Array) -> Array:
-    """The mean over steps as one step more: its error is not told by those of the steps."""
+    """Append the mean over steps as one step more, since its error does not follow from those of the steps."""
     return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
 
 
@@ -82,19 +82,19 @@ def _slope(masks: Masks) -> Found:
     return Found(gradient_times_input(masks), source=SOURCES["gradient × input"])
 
 
-def _weighed(shares: Array, masks: Masks, name: str) -> Found:
-    """Shares (segment, step) of the forecast less the reference forecast."""
+def _scaled_by_change(shares: Array, masks: Masks, name: str) -> Found:
+    """Scale shares (segment, step) by the forecast less the reference forecast."""
     whole, nothing = _ends(masks)
     dims = ("segment", "step")
     return Found(shares[:, None] * (whole - nothing), more={"share": (dims, shares)}, source=SOURCES[name])
 
 
 def _rollout(masks: Masks) -> Found:
-    return _weighed(rollout_shares(masks), masks, "attention roll-out")
+    return _scaled_by_change(rollout_shares(masks), masks, "attention roll-out")
 
 
 def _flow(masks: Masks) -> Found:
-    return _weighed(flow_shares(masks), masks, "attention flow")
+    return _scaled_by_change(flow_shares(masks), masks, "attention flow")
 
 
 SOURCES = {
@@ -131,26 +131,26 @@ def attribute_inputs(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """How much each segment of one item's input moves each step and quantile of one target's forecast.
+    """Attribute each step and quantile of one target's forecast to the segments of one item's input.
 
-    The value of a mask is the forecast of what it leaves; see :func:`tsfm_lens.explain.forecasts`.
+    The value of a mask is the forecast from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
-    - "shapley": what a segment adds on average over all orders in which segments may be shown. Of up to ``exact``
-      segments all masks are run, beyond it sampled orders, with standard errors; ``orders`` and ``tolerance`` say when
-      they end. ``interactions=True`` adds what every two segments add together beyond what each does.
+    - "shapley": mean contribution of a segment over all orders in which segments may be shown. Of up to ``exact``
+      segments all masks are run; of more, sampled orders with standard errors, which end by ``orders`` and
+      ``tolerance``. ``interactions=True`` adds the joint effect of every two segments beyond the sum of both.
     - "occlusion": the forecast less that without the segment.
     - "inclusion": the forecast of the segment alone less the reference forecast.
     - "integrated gradients": the slope towards the segment, integrated from the reference to the input; "gradient ×
       input": the slope at the input alone. The reference must be numbers. From a constant reference, such as "mean",
       both are the same in models that normalise each series: the way between only rescales it.
-    - "attention roll-out", "attention flow": not what a segment does, but how much of the attention goes to it, as a
-      share of the forecast less the reference forecast. They are what people use, and are here to be compared with.
+    - "attention roll-out", "attention flow": the share of attention on a segment, times the forecast less the reference
+      forecast. It measures no effect; it is here for comparison, because it is common.
 
     Args:
         run: the forecast to explain.
         item: of the run's batch: a position or a name.
         method: one of the above.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         target: of the item's targets, by position or name.
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         seed: of a shuffled reference.
@@ -161,8 +161,8 @@ def attribute_inputs(
     Returns:
         Dataset of kind "input_attribution": ``attribution`` (segment, step, quantile) in data units; ``forecast`` with
         everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
-        quantile), what of their difference the segments do not sum to: 0 up to rounding for Shapley values, the error
-        of completeness for gradients, and what segments do together for occlusion and inclusion;
+        quantile), their difference less the sum over segments: 0 up to rounding for Shapley values, the error of
+        completeness for gradients, and the interaction of segments for occlusion and inclusion;
         ``attribution_error`` (segment, step, quantile) standard errors, where orders or sample paths are drawn, and
         ``mean_error`` (segment, quantile) that of the mean over steps; ``share`` (segment, step) of attention. In
         rollouts of models that draw, all masks draw the same random numbers, and everything is the mean over so many
@@ -190,15 +190,15 @@ def attribute_inputs(
     if not is_count(repeats):
         raise InputError(f"repeats is {repeats!r}, expected how many seeds sample paths are drawn under, 1 or more")
     masks = Masks(run, given_parts(run, item, target, parts), reference, item, target, seed, progress, repeats)
-    found = _over_seeds([METHODS[method](each, **how) for each in masks.redrawn])
-    data = described(masks, found.attribution, found.error)
-    for name, (dims, values) in found.more.items():
+    result = _over_seeds([METHODS[method](each, **how) for each in masks.redrawn])
+    data = described(masks, result.attribution, result.error)
+    for name, (dims, values) in result.more.items():
         data[name] = (dims, values)
     data = data.transpose(..., "step", "quantile")
     data.attrs = masks.run.describe(
         "input_attribution",
         "Input attribution",
-        found.source,
+        result.source,
         method=method,
         reference=reference_words(reference),
         missing_values=masks.mask,
@@ -208,16 +208,16 @@ def attribute_inputs(
         forecasts=sum(each.made for each in masks.redrawn),
         rounding=float(rounding(masks.run, masks.run.point)[masks.row]),
         reference_distance=_distance(masks),
-        **found.attrs,
+        **result.attrs,
     )
     return data
 
 
 def described(masks: Masks, attribution: Array, error: Array | None = None) -> xr.Dataset:
-    """The shape of every input attribution; see :func:`attribute_inputs`.
+    """Build the dataset that every input attribution shares; see :func:`attribute_inputs`.
 
     Args:
-        masks: what is explained.
+        masks: the forecast to explain, by masks.
         attribution: (segment, quantile, step).
         error: standard errors of it, if any.
     """
@@ -236,31 +236,31 @@ def described(masks: Masks, attribution: Array, error: Array | None = None) -> x
 
 
 def _ends(masks: Masks) -> tuple[Array, Array]:
-    """The forecast of everything, and of nothing but the reference, (quantile, step) each."""
+    """Compute the forecast of everything, and of nothing but the reference, (quantile, step) each."""
     players = len(masks.segments)
     ends = np.array([[True] * players, [False] * players])
     whole, nothing = np.mean([each(ends) for each in masks.redrawn], axis=0)
     return whole, nothing
 
 
-def _over_seeds(found: Sequence[Found]) -> Found:
-    """The mean of what was found under several seeds, with its standard errors."""
-    if len(found) < 2:
-        return found[0]
-    values = np.stack([each.attribution for each in found])
-    by_seed = 1 / np.sqrt(len(found))
+def _over_seeds(results: Sequence[Found]) -> Found:
+    """Average results under several seeds, and add their standard errors."""
+    if len(results) < 2:
+        return results[0]
+    values = np.stack([each.attribution for each in results])
+    by_seed = 1 / np.sqrt(len(results))
     more = {
-        name: (dims, np.mean([each.more[name][1] for each in found], axis=0))
-        for name, (dims, _) in found[0].more.items()
+        name: (dims, np.mean([each.more[name][1] for each in results], axis=0))
+        for name, (dims, _) in results[0].more.items()
     }
     # the spread over seeds has that over orders in it
     more["mean_error"] = (("segment", "quantile"), values.mean(-1).std(0, ddof=1) * by_seed)
     error = values.std(0, ddof=1) * by_seed
-    return Found(values.mean(0), error, more, {**found[0].attrs, "repeats": len(found)}, found[0].source)
+    return Found(values.mean(0), error, more, {**results[0].attrs, "repeats": len(results)}, results[0].source)
 
 
 def _distance(masks: Masks) -> float:
-    """Mean distance of the middle of the reference forecast from the context's mean, in standard deviations."""
+    """Compute the mean distance of the reference forecast's middle from the context's mean, in standard deviations."""
     context = masks.batch.values[masks.row]
     _, nothing = _ends(masks)
     middle = nothing[int(np.argmin(np.abs(np.array(quantiles_of(masks.run)) - 0.5)))]

@@ -1,4 +1,4 @@
-"""Attention taken for an explanation, as people do: roll-out and flow from input segments to the forecast's tokens."""
+"""Attention as an explanation: roll-out and flow from input segments to the forecast's tokens."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ Part = tuple[np.ndarray, np.ndarray, Array]
 
 @dataclass(frozen=True)
 class Graph:
-    """Tokens of all stacks, and who attends to whom in each attention, in order of execution.
+    """Tokens of all stacks, and the pattern of each attention between them, in order of execution.
 
     Attributes:
         updates: for each attention, in parts that touch no common token, the tokens that it writes, those that it
             reads, and its mean pattern over heads between them, whose rows sum to 1.
         tokens: how many there are.
         inputs: (segment, token) the share of each token's steps that a segment covers.
-        asking: (step, token) the tokens from which a step of the target's forecast is read, summing to 1.
+        readout: (step, token) weights of the tokens from which a step of the target's forecast is read; they sum to 1.
     """
 
     updates: tuple[tuple[Part, ...], ...]
     tokens: int
     inputs: Array
-    asking: Array
+    readout: Array
 
 
 def rollout_shares(masks: Masks) -> Array:
-    """Abnar and Zuidema's attention roll-out, as shares of the forecast: (segment, step).
+    """Compute Abnar and Zuidema's attention roll-out, as shares of the forecast: (segment, step).
 
-    Half of a token stays its own, half goes to what it attends to, attention after attention: over time, between
-    series, and from a decoder to its encoder. What ends at no segment is left out, and the shares of a step sum to 1.
+    In each attention a token keeps half of its own mass; the other half goes to the tokens that it attends to: over
+    time, between series, and from a decoder to its encoder. Mass that ends at no segment is dropped, and the shares of
+    a step sum to 1.
 
     Args:
-        masks: what is explained.
+        masks: the forecast to explain, by masks.
 
     Source:
         Abnar and Zuidema 2020, arXiv:2005.00928, section 3; over several stacks as in Chefer et al. 2021,
@@ -59,21 +60,21 @@ def rollout_shares(masks: Masks) -> Array:
         InputError: one pass does not cover the horizon.
     """
     graph = graph_of(masks)
-    held = np.eye(graph.tokens)
+    mix = np.eye(graph.tokens)
     for attention in graph.updates:
-        for writes, reads, pattern in attention:
-            held[writes] = 0.5 * held[writes] + 0.5 * pattern @ held[reads]
-    return _shares((graph.asking @ held @ graph.inputs.T).T)
+        for targets, sources, pattern in attention:
+            mix[targets] = 0.5 * mix[targets] + 0.5 * pattern @ mix[sources]
+    return _shares((graph.readout @ mix @ graph.inputs.T).T)
 
 
 def flow_shares(masks: Masks) -> Array:
-    """Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps.
+    """Compute Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps.
 
     The most that can flow from a segment's tokens to all tokens that the forecast is read from, where each connection
     carries at most half of its attention, and a token's own connection a half.
 
     Args:
-        masks: what is explained.
+        masks: the forecast to explain, by masks.
 
     Source:
         Abnar and Zuidema 2020, arXiv:2005.00928, section 3.
@@ -85,12 +86,12 @@ def flow_shares(masks: Masks) -> Array:
 
 
 def largest_flows(graph: Graph) -> Array:
-    """(segment,) the most that can flow from each segment to the tokens that the forecast is read from."""
+    """Compute the largest flow from each segment to the tokens that the forecast is read from, (segment,)."""
     layers = len(graph.updates) + 1
-    begins, ends, most = [], [], []
+    starts, ends, most = [], [], []
 
-    def join(begin: np.ndarray, end: np.ndarray, share: np.ndarray) -> None:
-        begins.append(begin.ravel())
+    def join(start: np.ndarray, end: np.ndarray, share: np.ndarray) -> None:
+        starts.append(start.ravel())
         ends.append(end.ravel())
         most.append(np.round(share.ravel() * _UNIT).astype(np.int32))
 
@@ -98,42 +99,42 @@ def largest_flows(graph: Graph) -> Array:
     for layer, attention in enumerate(graph.updates):
         here, after = layer * graph.tokens, (layer + 1) * graph.tokens
         own = np.ones(graph.tokens)
-        for writes, reads, pattern in attention:
-            own[writes] = 0.5
-            end, begin = np.meshgrid(writes + after, reads + here, indexing="ij")
-            join(begin, end, 0.5 * pattern)
+        for targets, sources, pattern in attention:
+            own[targets] = 0.5
+            end, start = np.meshgrid(targets + after, sources + here, indexing="ij")
+            join(start, end, 0.5 * pattern)
         join(every + here, every + after, own)
     source, sink = layers * graph.tokens, layers * graph.tokens + 1
-    asked = np.flatnonzero(graph.asking.sum(0))
-    join(asked + (layers - 1) * graph.tokens, np.full(len(asked), sink), np.ones(len(asked)))
+    outputs = np.flatnonzero(graph.readout.sum(0))
+    join(outputs + (layers - 1) * graph.tokens, np.full(len(outputs), sink), np.ones(len(outputs)))
     flows = []
-    for covered in graph.inputs:
-        tokens = np.flatnonzero(covered)
+    for coverage in graph.inputs:
+        tokens = np.flatnonzero(coverage)
         edges = (
-            np.concatenate([*most, np.round(covered[tokens] * _UNIT).astype(np.int32)]),
-            (np.concatenate([*begins, np.full(len(tokens), source)]), np.concatenate([*ends, tokens])),
+            np.concatenate([*most, np.round(coverage[tokens] * _UNIT).astype(np.int32)]),
+            (np.concatenate([*starts, np.full(len(tokens), source)]), np.concatenate([*ends, tokens])),
         )
         flows.append(maximum_flow(csr_array(edges, shape=(sink + 1, sink + 1)), source, sink).flow_value)
     return np.array(flows, dtype=float) / _UNIT
 
 
 def _shares(mass: Array) -> Array:
-    """(segment, step) summing to 1 over segments; 0 where nothing comes from any."""
+    """Normalise (segment, step) to sum to 1 over segments; 0 where no segment contributes."""
     total = mass.sum(0)
     return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
 
 
 def graph_of(masks: Masks) -> Graph:
-    """The tokens of one item and their attention; errors as in :func:`rollout_shares`."""
+    """Build the graph of one item's tokens and their attention; errors as in :func:`rollout_shares`."""
     run = masks.run.in_one_pass()
     stacks, series = run.lens.wiring.stacks, len(masks.batch)
     spans = run.encoded.spans
     packed = run.encoded.packed
     rows = {stack.name: 1 if packed else series for stack in stacks}
-    first, begin = {}, 0
+    first, offset = {}, 0
     for stack in stacks:
-        first[stack.name] = begin
-        begin += rows[stack.name] * len(spans[stack.name])
+        first[stack.name] = offset
+        offset += rows[stack.name] * len(spans[stack.name])
     layers = [
         (stack, layer, row) for stack in stacks for layer in range(stack.n_layers) for row in stack.attentions(layer)
     ]
@@ -145,31 +146,31 @@ def graph_of(masks: Masks) -> Graph:
         own, keys = first[stack.name], first[row.keys_from or stack.name]
         sizes = (len(spans[stack.name]), len(spans[row.keys_from or stack.name]))
         updates.append(tuple(_parts(row, pattern, own, keys, sizes)))
-    inputs = _inputs(masks.segments, masks.batch.lengths, spans[stacks[0].name], first[stacks[0].name], begin, packed)
+    inputs = _inputs(masks.segments, masks.batch.lengths, spans[stacks[0].name], first[stacks[0].name], offset, packed)
     output = run.lens.wiring.output_stack.name
-    asking = _asking(run, spans[output], first[output], begin, masks.row, packed)
-    return Graph(tuple(updates), begin, inputs, asking)
+    readout = _readout_tokens(run, spans[output], first[output], offset, masks.row, packed)
+    return Graph(tuple(updates), offset, inputs, readout)
 
 
 def _parts(row: Attention, pattern: Array, own: int, keys: int, sizes: tuple[int, int]) -> list[Part]:
-    """One attention: of each series by itself, or of each position over the series."""
-    found: list[Part] = []
+    """Split one attention into its independent parts: one for each series, or for each position over the series."""
+    parts: list[Part] = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
         # a token that may attend to nothing keeps to itself
         alone = np.eye(*rows.shape) if rows.shape[0] == rows.shape[1] else np.full(rows.shape, 1 / rows.shape[1])
         mean = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
         if row.over == "variate":
-            writes = reads = own + index + sizes[0] * np.arange(len(mean))
+            targets = sources = own + index + sizes[0] * np.arange(len(mean))
         else:
-            writes = own + index * sizes[0] + np.arange(sizes[0])
-            reads = keys + index * sizes[1] + np.arange(sizes[1])
-        found.append((writes, reads, mean))
-    return found
+            targets = own + index * sizes[0] + np.arange(sizes[0])
+            sources = keys + index * sizes[1] + np.arange(sizes[1])
+        parts.append((targets, sources, mean))
+    return parts
 
 
 def _places(spans: TokenSpans, series: int, packed: bool) -> np.ndarray:
-    """Positions of a series' tokens among those of its row."""
+    """Return positions of a series' tokens among those of its row."""
     special = np.array([bool(word) for word in spans.special])
     if packed and spans.variate:
         return np.flatnonzero((np.array(spans.variate) == series) & ~special)
@@ -179,7 +180,7 @@ def _places(spans: TokenSpans, series: int, packed: bool) -> np.ndarray:
 def _inputs(
     segments: Sequence[Segment], lengths: Sequence[int], spans: TokenSpans, first: int, count: int, packed: bool
 ) -> Array:
-    """(segment, token) the share of a token's steps that belong to a segment."""
+    """Compute the share of each token's steps that belong to a segment, (segment, token)."""
     shares = np.zeros((len(segments), count))
     for index, part in enumerate(segments):
         offset = first if packed else first + part.row * len(spans)
@@ -191,14 +192,14 @@ def _inputs(
     return shares
 
 
-def _asking(run: Run, spans: TokenSpans, first: int, count: int, row: int, packed: bool) -> Array:
-    """(step, token): a step's forecast is read from the token that covers it, otherwise from the series' last one."""
+def _readout_tokens(run: Run, spans: TokenSpans, first: int, count: int, row: int, packed: bool) -> Array:
+    """Return the tokens that each step is read from, (step, token): those that cover it, else the series' last one."""
     tokens = _places(spans, row, packed)
     if not len(tokens):
         raise InputError(f"no token of {run.lens.wiring.architecture} covers series {row}")
-    asking = np.zeros((run.horizon, count))
+    readout = np.zeros((run.horizon, count))
     offset = first if packed else first + row * len(spans)
     for step in range(run.horizon):
-        covering = [token for token in tokens if spans.start[token] <= step < spans.stop[token]]
-        asking[step, offset + np.array(covering or [tokens[-1]])] = 1 / max(len(covering), 1)
-    return asking
+        covering_tokens = [token for token in tokens if spans.start[token] <= step < spans.stop[token]]
+        readout[step, offset + np.array(covering_tokens or [tokens[-1]])] = 1 / max(len(covering_tokens), 1)
+    return readout

@@ -1,4 +1,4 @@
-"""Does a model use the covariates that it is shown? What forecasts are without them."""
+"""Use of covariates: forecasts with them and without."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def covariate_use(
     """Forecast every item again without each of its covariates, and see what moves and what is lost.
 
     A covariate is "removed" with its row, "constant" at the mean of its context, or "shuffled": its values, past and
-    known future together, stand in random order, several times over. The first says what the model makes of the
-    covariate being there; the last two keep it there without what it tells.
+    known future together, stand in random order, several times over. "removed" measures the effect of its presence;
+    the other two keep its presence and remove its information.
 
     Args:
-        run: with covariates; with a truth also what they are worth is measured.
+        run: with covariates; with a truth their worth is measured, too.
         shuffles: orders that are drawn.
         seed: of the orders; the run's own if None.
         progress: called with (done, of) forecasts.
@@ -61,7 +61,7 @@ def covariate_use(
         ('covariate', 'way', 'series')
     """
     batch = run.batch
-    telling = telling_rows(batch)
+    informative = telling_rows(batch)
     if isinstance(shuffles, bool) or not isinstance(shuffles, int) or shuffles < 1:
         raise InputError(f"shuffles is {shuffles!r}, expected how often values are put in random order, 1 or more")
     names = covariate_names(batch)
@@ -74,37 +74,37 @@ def covariate_use(
         )
     rng = np.random.default_rng(run.seed if seed is None else seed)
     plain = run.forecast.median[rows]
-    moved = np.full((len(names), len(WAYS), len(rows)), np.nan)
-    lost = np.full_like(moved, np.nan)
+    shift = np.full((len(names), len(WAYS), len(rows)), np.nan)
+    error_without = np.full_like(shift, np.nan)
     truth = None if run.truth is None else run.truth[rows]
-    done, total = 0, len(names) * (2 + shuffles)
+    count, total = 0, len(names) * (2 + shuffles)
     for place, name in enumerate(names):
-        having = [batch.groups[row] for row in telling if batch.variates[row] == name]
-        shown = np.isin([batch.groups[row] for row in rows], having)
-        made: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
+        groups = [batch.groups[row] for row in informative if batch.variates[row] == name]
+        has_covariate = np.isin([batch.groups[row] for row in rows], groups)
+        forecasts: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
         for way in ("removed", "constant", *["shuffled"] * shuffles):
-            other = _forecast(run, _changed(batch, name, way, rng))
-            made[way].append(other)
-            done += 1
+            other = _forecast(run, _replace_covariate(batch, name, way, rng))
+            forecasts[way].append(other)
+            count += 1
             if progress is not None:
-                progress(done, total)
+                progress(count, total)
         for column, way in enumerate(WAYS):
-            change = np.mean([np.abs(other - plain).mean(-1) for other in made[way]], axis=0)
-            moved[place, column] = np.where(shown, change / unit, np.nan)
+            change = np.mean([np.abs(other - plain).mean(-1) for other in forecasts[way]], axis=0)
+            shift[place, column] = np.where(has_covariate, change / unit, np.nan)
             if truth is not None:
-                errors = np.mean([_mae(other, truth) for other in made[way]], axis=0)
-                lost[place, column] = np.where(shown, errors / unit, np.nan)
-    return _result(run, rows, names, unit, moved, lost)
+                errors = np.mean([_mae(other, truth) for other in forecasts[way]], axis=0)
+                error_without[place, column] = np.where(has_covariate, errors / unit, np.nan)
+    return _result(run, rows, names, unit, shift, error_without)
 
 
 def _result(
-    run: Run, rows: np.ndarray, names: list[str], unit: np.ndarray, moved: np.ndarray, lost: np.ndarray
+    run: Run, rows: np.ndarray, names: list[str], unit: np.ndarray, shift: np.ndarray, error_without: np.ndarray
 ) -> xr.Dataset:
     axes = ("covariate", "way", "series")
     roles = {name: role for name, role in zip(run.batch.variates, run.batch.roles, strict=True) if role != "target"}
     data = run.dataset().isel(series=rows)
     data = data.assign_coords(covariate=names, way=list(WAYS), role_of=("covariate", [roles[name] for name in names]))
-    data["moved"] = (axes, moved)
+    data["moved"] = (axes, shift)
     data["unit"] = (("series",), unit)
     data.attrs = run.describe("covariate_use", "Use of covariates", _SOURCE)
 
@@ -116,20 +116,20 @@ def _result(
     if run.truth is not None:
         error = _mae(run.forecast.median[rows], run.truth[rows]) / unit
         data["error"] = (("series",), error)
-        data["error_without"] = (axes, lost)
-        data["worth"] = (axes, lost - error)
+        data["error_without"] = (axes, error_without)
+        data["worth"] = (axes, error_without - error)
         data = judge(data, "worth", floor=change, signed=True, groups="way")
     return data
 
 
 def covariate_names(batch: SeriesBatch) -> list[str]:
-    """Names of the covariates of a batch, in order of first appearance."""
+    """Return names of the covariates of a batch, in order of first appearance."""
     pairs = zip(batch.variates, batch.roles, strict=True)
     return list(dict.fromkeys(variate for variate, role in pairs if role != "target"))
 
 
 def telling_rows(batch: SeriesBatch) -> list[int]:
-    """Rows of the covariates that can tell something: that change, and are not the target themselves.
+    """Return rows of the informative covariates: those that change, and are not the target themselves.
 
     Raises:
         InputError: there are no covariates, or one tells nothing in any series.
@@ -141,22 +141,22 @@ def telling_rows(batch: SeriesBatch) -> list[int]:
         )
     faults = {row: _fault(batch, row) for row, role in enumerate(batch.roles) if role != "target"}
     for name in covariate_names(batch):
-        found = [fault for row, fault in faults.items() if batch.variates[row] == name]
-        if all(found):
-            raise InputError(f"{found[0]}; leave it out")
+        reasons = [fault for row, fault in faults.items() if batch.variates[row] == name]
+        if all(reasons):
+            raise InputError(f"{reasons[0]}; leave it out")
     return [row for row, fault in faults.items() if not fault]
 
 
 def _fault(batch: SeriesBatch, row: int) -> str:
-    """Why a covariate tells nothing in its item; "" if it does."""
+    """Return the reason for which a covariate is not informative in its item; "" if it is."""
     name, future = batch.ids[row], batch.futures[row]
     values = batch.values[row] if future is None else np.concatenate([batch.values[row], future])
-    known = values[np.isfinite(values)]
-    if not len(known):
+    finite = values[np.isfinite(values)]
+    if not len(finite):
         return f"covariate {name!r} has no value"
-    if (known == known[0]).all():
+    if (finite == finite[0]).all():
         categories = batch.categories[row]
-        level = f"{known[0]:g}" if categories is None else repr(categories[int(known[0])])
+        level = f"{finite[0]:g}" if categories is None else repr(categories[int(finite[0])])
         return f"covariate {name!r} is {level} throughout, so that it cannot tell anything"
     for other, target in enumerate(batch.values):
         alike = batch.roles[other] == "target" and batch.groups[other] == batch.groups[row]
@@ -168,45 +168,45 @@ def _fault(batch: SeriesBatch, row: int) -> str:
     return ""
 
 
-def _changed(batch: SeriesBatch, name: str, way: str, rng: np.random.Generator) -> SeriesBatch:
-    """The batch with one covariate removed or made to tell nothing."""
-    changed = [row for row, variate in enumerate(batch.variates) if variate == name and batch.roles[row] != "target"]
+def _replace_covariate(batch: SeriesBatch, name: str, way: str, rng: np.random.Generator) -> SeriesBatch:
+    """Return the batch with one covariate removed, or replaced by values without information."""
+    rows = [row for row, variate in enumerate(batch.variates) if variate == name and batch.roles[row] != "target"]
     if way == "removed":
-        return batch.select([row for row in range(len(batch)) if row not in changed])
+        return batch.select([row for row in range(len(batch)) if row not in rows])
     values, futures = list(batch.values), list(batch.futures)
     categories = list(batch.categories)
-    for row in changed:
+    for row in rows:
         past, future = batch.values[row], batch.futures[row]
         ahead = np.empty(0) if future is None else future
         if way == "constant":
             # of categories the most frequent one, since a mean of their numbers is none
-            known = past[np.isfinite(past)]
-            level = np.nanmean(past) if categories[row] is None else np.bincount(known.astype(int)).argmax()
+            finite = past[np.isfinite(past)]
+            level = np.nanmean(past) if categories[row] is None else np.bincount(finite.astype(int)).argmax()
             both = np.full(len(past) + len(ahead), float(level))
         else:
-            both = _shuffled(past, ahead, rng)
+            both = _shuffle(past, ahead, rng)
         values[row] = both[: len(past)]
         futures[row] = None if future is None else both[len(past) :]
     return replace(batch, values=tuple(values), futures=tuple(futures))
 
 
-def _shuffled(past: np.ndarray, ahead: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Known values in random order; gaps stay where they are."""
+def _shuffle(past: np.ndarray, ahead: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Put finite values in random order; gaps stay where they are."""
     both = np.concatenate([past, ahead])
-    known = np.isfinite(both)
-    both[known] = rng.permutation(both[known])
+    finite = np.isfinite(both)
+    both[finite] = rng.permutation(both[finite])
     return both
 
 
 def _forecast(run: Run, batch: SeriesBatch) -> np.ndarray:
-    """(target, step), the median under the run's seed."""
+    """Compute the median under the run's seed, (target, step)."""
     how: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed}
     return run.lens.forecast(batch, run.horizon, **how).median[batch.is_target]
 
 
 def _mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Mean absolute error over known steps, (series,); NaN where nothing is known."""
-    known = np.isfinite(truth)
-    off = np.where(known, np.abs(forecast - np.where(known, truth, 0.0)), 0.0).sum(-1)
-    count = known.sum(-1)
+    """Compute the mean absolute error over finite steps, (series,); NaN where there are none."""
+    finite = np.isfinite(truth)
+    off = np.where(finite, np.abs(forecast - np.where(finite, truth, 0.0)), 0.0).sum(-1)
+    count = finite.sum(-1)
     return np.divide(off, count, out=np.full(len(off), np.nan), where=count > 0)

@@ -1,4 +1,4 @@
-"""Deletion and insertion: does the forecast move as an explanation says when segments go in its order?"""
+"""Deletion and insertion curves: changes of the forecast when segments are masked in an explanation's order."""
 
 from __future__ import annotations
 
@@ -85,17 +85,17 @@ def deletion_curves(
         explanations = {str(explanations.attrs.get("method", "explanation")): explanations}
     if not explanations:
         raise InputError("there is no explanation to try: give results or scores by name")
-    chosen = _segments(explanations) if parts is None else None
-    chosen = given_parts(run, item, target, parts) if chosen is None else chosen
-    masks = Masks(run, chosen, reference, item, target, seed, progress)
+    segments = _segments(explanations) if parts is None else None
+    segments = given_parts(run, item, target, parts) if segments is None else segments
+    masks = Masks(run, segments, reference, item, target, seed, progress)
     players = len(masks.segments)
     if players < 2:
         raise InputError("there is one segment, which has no order; cut the input into more parts")
     scores = {name: scores_of(each, players) for name, each in explanations.items()}
-    ranked = np.stack([np.argsort(-each, kind="stable") for each in scores.values()])
+    rankings = np.stack([np.argsort(-each, kind="stable") for each in scores.values()])
     rng = np.random.default_rng(seed)
-    drawn = np.stack([rng.permutation(players) for _ in range(orders)])
-    deletion, insertion = _curves(masks, np.concatenate([ranked, drawn]))
+    permutations = np.stack([rng.permutation(players) for _ in range(orders)])
+    deletion, insertion = _curves(masks, np.concatenate([rankings, permutations]))
     plain = masks.run
     floor = noise_floor(plain, lambda other, same: np.abs(other - same).mean(-1))[masks.row]
     everything = deletion[0, -1]
@@ -105,17 +105,17 @@ def deletion_curves(
             "masked, so that no order is better than another; choose another reference"
         )
     area = (deletion - insertion).mean(-1) / everything
-    data = _dataset(masks, list(scores), ranked, deletion, insertion, area)
+    data = _dataset(masks, list(scores), rankings, deletion, insertion, area)
     data["everything_masked"] = ((), float(everything))
-    named = reference_words(reference)
-    facts = {"reference": named, "target": masks.batch.ids[masks.row], "orders": orders}
+    reference_name = reference_words(reference)
+    facts = {"reference": reference_name, "target": masks.batch.ids[masks.row], "orders": orders}
     units = masks.batch.units[masks.row]
     data.attrs = plain.describe("deletion_curves", "Deletion and insertion", _SOURCE, units=units, **facts)
     return data
 
 
 def _dataset(
-    masks: Masks, names: list[str], ranked: np.ndarray, deletion: np.ndarray, insertion: np.ndarray, area: np.ndarray
+    masks: Masks, names: list[str], rankings: np.ndarray, deletion: np.ndarray, insertion: np.ndarray, area: np.ndarray
 ) -> xr.Dataset:
     count, axes = len(names), ("explanation", "masked")
     tail = (1 - CONFIDENCE) / 2
@@ -138,25 +138,27 @@ def _dataset(
         area=(axes[:1], area[:count]),
         random_area=(("draw",), area[count:]),
         p=(axes[:1], p),
-        order=(("explanation", "rank"), ranked),
+        order=(("explanation", "rank"), rankings),
     )
 
 
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(order, masked) distances from the whole forecast without, and with only, the first segments of each order."""
+    """Compute distances (order, masked) from the whole forecast without, and with only, each order's first segments."""
     players = orders.shape[1]
     place = np.argsort(orders, axis=1)
     first = place[:, None, :] < np.arange(players + 1)[:, None]
     keep = np.stack([~first, first]).reshape(-1, players)
     middle = int(np.argmin(np.abs(np.array(quantiles_of(masks.run)) - 0.5)))
     forecasts = masks(np.concatenate([np.ones((1, players), dtype=bool), keep]))[:, middle]
-    away = np.abs(forecasts[1:] - forecasts[0]).mean(-1)
-    deletion, insertion = away.reshape(2, len(orders), players + 1)
+    distances = np.abs(forecasts[1:] - forecasts[0]).mean(-1)
+    deletion, insertion = distances.reshape(2, len(orders), players + 1)
     return deletion, insertion
 
 
 def scores_of(explanation: Any, players: int) -> np.ndarray:
-    """(segment,) importance: the mean size over steps of an attribution at its middle quantile, or scores as given.
+    """Compute the importance of each segment, (segment,).
+
+    Of an attribution it is the mean size over steps at the middle quantile; scores stay as they are.
 
     Raises:
         InputError: scores are no numbers, or not one for each segment.
@@ -175,7 +177,7 @@ def scores_of(explanation: Any, players: int) -> np.ndarray:
 
 
 def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
-    """The segments that a result is about."""
+    """Return the segments of a result."""
     kinds = data["kind"].values
     return tuple(
         Segment(str(name), int(row), int(start), int(stop), kind)
@@ -186,5 +188,5 @@ def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
 
 
 def _segments(explanations: Explanations) -> tuple[Segment, ...] | None:
-    known = [each for each in explanations.values() if isinstance(each, xr.Dataset)]
-    return segments_in(known[0]) if known else None
+    results = [each for each in explanations.values() if isinstance(each, xr.Dataset)]
+    return segments_in(results[0]) if results else None

@@ -1,4 +1,4 @@
-"""Gradients as input attribution: integrated along the way from the reference, or taken at the input alone."""
+"""Gradients as input attribution: integrated from the reference to the input, or taken at the input alone."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ROWS = 256
 
 
 def integrated_gradients(masks: Masks, steps: int = 32) -> Array:
-    """Slope of the forecast towards each segment, integrated along the straight line from the reference to the input.
+    """Integrate the forecast's slope towards each segment along the line from the reference to the input.
 
     Args:
-        masks: what is explained; its reference must be numbers.
+        masks: the forecast to explain, by masks; its reference must be numbers.
         steps: places on the line, of a Gauss-Legendre rule.
 
     Returns:
@@ -48,10 +48,10 @@ def integrated_gradients(masks: Masks, steps: int = 32) -> Array:
 
 
 def gradient_times_input(masks: Masks) -> Array:
-    """Slope of the forecast at the input towards each segment, times its distance from the reference.
+    """Multiply the forecast's slope towards each segment, at the input, by its distance from the reference.
 
     Args:
-        masks: what is explained; its reference must be numbers, and is 0 in the classical form.
+        masks: the forecast to explain, by masks; its reference must be numbers, and is 0 in the classical form.
 
     Returns:
         (segment, quantile, step), the change to first order.
@@ -66,12 +66,12 @@ def gradient_times_input(masks: Masks) -> Array:
 
 
 def slopes(masks: Masks, places: Array, weights: Array) -> Array:
-    """Directional derivatives towards each segment's input, weighted over places between reference and input.
+    """Compute directional derivatives towards each segment's input, weighted over places from reference to input.
 
     One forward carries the derivative of all steps and quantiles along, so that the cost does not depend on them.
 
     Args:
-        masks: what is explained.
+        masks: the forecast to explain, by masks.
         places: 0 is the reference, 1 the input.
         weights: of each place.
 
@@ -94,7 +94,7 @@ def slopes(masks: Masks, places: Array, weights: Array) -> Array:
             f"{lens.wiring.architecture} reads values as tokens, so that its forecast has no slope towards them; "
             "choose method='shapley' or 'occlusion'"
         )
-    own, away = _ends(masks)
+    actual, reference = _ends(masks)
     parts = []
     if takes_draws(run):
         raise InputError(
@@ -112,19 +112,19 @@ def slopes(masks: Masks, places: Array, weights: Array) -> Array:
         total: Array | float = 0.0
         for first in range(0, len(places), per):
             at, weight = places[first : first + per], weights[first : first + per]
-            tangents = _tangents(masks, places_of, part, own, away, at)
+            tangents = _tangents(masks, places_of, part, actual, reference, at)
             total = total + np.tensordot(weight, tangents, 1)
         parts.append(total)
     return np.stack(parts)
 
 
 def _ends(masks: Masks) -> tuple[list[Array], list[Array]]:
-    """By series the input and the reference, (time + horizon,); equal where the reference would be no change."""
+    """Return input and reference of each series, (time + horizon,); equal where the reference would be no change."""
     batch, horizon = masks.batch, masks.run.horizon
-    known = batch.known_future(horizon)
-    own = [np.concatenate([values, ahead]) for values, ahead in zip(batch.values, known, strict=True)]
-    away = []
-    for row, (values, other) in enumerate(zip(own, masks.stands, strict=True)):
+    futures = batch.known_future(horizon)
+    actual = [np.concatenate([values, ahead]) for values, ahead in zip(batch.values, futures, strict=True)]
+    reference = []
+    for row, (values, other) in enumerate(zip(actual, masks.stands, strict=True)):
         inside = _inside(masks.segments, row, len(values), batch.lengths[row])
         if (inside & np.isnan(other) & ~np.isnan(values)).any():
             raise InputError(
@@ -132,8 +132,8 @@ def _ends(masks: Masks) -> tuple[list[Array], list[Array]]:
                 "reference='mean', 'seasonal naive', 'shuffled' or 'zero'"
             )
         # a gap stays one on the whole way
-        away.append(np.where(inside & ~np.isnan(values), other, values))
-    return own, away
+        reference.append(np.where(inside & ~np.isnan(values), other, values))
+    return actual, reference
 
 
 def _inside(segments: Sequence[Segment], row: int, count: int, length: int) -> np.ndarray:
@@ -146,7 +146,7 @@ def _inside(segments: Sequence[Segment], row: int, count: int, length: int) -> n
 
 @dataclass(frozen=True)
 class _Place:
-    """Where values of the series stand in one native input.
+    """Positions of the series' values in one native input.
 
     Attributes:
         name: of the input.
@@ -160,23 +160,23 @@ class _Place:
     step: np.ndarray
 
     def of(self, rows: list[Array]) -> Array:
-        """(value,) of series (time + horizon,)."""
+        """Select the values (value,) from series (time + horizon,)."""
         return np.array([rows[row][step] for row, step in zip(self.row, self.step, strict=True)])
 
 
 def _encode(masks: Masks, rows: list[Array]) -> Encoded:
-    """The item with other values, (time + horizon,) by series."""
+    """Encode the item with other values, (time + horizon,) by series."""
     batch, lengths = masks.batch, masks.batch.lengths
     plain = masks.masked(np.ones((1, len(masks.segments)), bool))
     ahead = [None if future is None else row[n:] for future, row, n in zip(batch.futures, rows, lengths, strict=True)]
     columns = {each.name: getattr(plain, each.name) for each in fields(plain)}
     values = tuple(row[:n] for row, n in zip(rows, lengths, strict=True))
-    made = MaskedBatch(**{**columns, "values": values, "futures": tuple(ahead)})
-    return masks.run.lens.encode(made, horizon=masks.run.horizon)
+    variant = MaskedBatch(**{**columns, "values": values, "futures": tuple(ahead)})
+    return masks.run.lens.encode(variant, horizon=masks.run.horizon)
 
 
 def _places(masks: Masks) -> list[_Place]:
-    """Where each value of each segment enters the model, found by values that can be told from all others.
+    """Find the position of each value of each segment in the model's inputs, by values that no other one has.
 
     Raises:
         InputError: some enter in another form: the library normalises series before they enter the model.
@@ -186,7 +186,7 @@ def _places(masks: Masks) -> list[_Place]:
     first = np.concatenate([[0], np.cumsum(widths)])
     # whole numbers below 2 ** 24 are exact in single precision
     marks = [2.0**16 + np.arange(a, b) for a, b in pairwise(first)]
-    found, seen = [], np.zeros(first[-1], dtype=bool)
+    places, visible = [], np.zeros(first[-1], dtype=bool)
     for name, value in _encode(masks, marks).inputs.items():
         if not isinstance(value, Tensor) or not value.is_floating_point():
             continue
@@ -194,46 +194,48 @@ def _places(masks: Masks) -> list[_Place]:
         at = np.flatnonzero((number >= 0) & (number < first[-1]) & (number == np.round(number)))
         which = number[at].astype(int)
         row = np.searchsorted(first, which, side="right") - 1
-        seen[which] = True
+        visible[which] = True
         if len(at):
-            found.append(_Place(name, torch.as_tensor(at), row, which - first[row]))
+            places.append(_Place(name, torch.as_tensor(at), row, which - first[row]))
     for part in masks.segments:
-        begin = first[part.row] + batch.lengths[part.row]
-        values = slice(begin + part.start, begin + part.stop)
+        start = first[part.row] + batch.lengths[part.row]
+        values = slice(start + part.start, start + part.stop)
         # what enters in no form moves nothing
-        if not seen[values].all() and _enters(masks, marks, part):
+        if not visible[values].all() and _changes_input(masks, marks, part):
             raise InputError(
                 f"{masks.run.lens.wiring.architecture} is not shown the values of {batch.ids[part.row]!r}: its library "
                 "normalises series before they enter the model, which gradients do not pass; choose method='shapley' "
                 "or 'occlusion'"
             )
-    return found
+    return places
 
 
-def _enters(masks: Masks, rows: list[Array], part: Segment) -> bool:
-    """Whether the values of a segment change anything that enters the model."""
+def _changes_input(masks: Masks, rows: list[Array], part: Segment) -> bool:
+    """Test if the values of a segment change any input of the model."""
     others = [row.copy() for row in rows]
-    begin = masks.batch.lengths[part.row]
-    others[part.row][begin + part.start : begin + part.stop] *= 1.5
+    start = masks.batch.lengths[part.row]
+    others[part.row][start + part.start : start + part.stop] *= 1.5
     before, after = (_encode(masks, each).inputs for each in (rows, others))
     tensors = [name for name, value in before.items() if isinstance(value, Tensor)]
     return not all(torch.equal(before[name], after[name]) for name in tensors)
 
 
 def _tangents(
-    masks: Masks, places: list[_Place], part: Segment, own: list[Array], away: list[Array], at: Array
+    masks: Masks, places: list[_Place], part: Segment, actual: list[Array], reference: list[Array], at: Array
 ) -> Array:
-    """(place, quantile, step): derivatives of the target's forecast towards one segment."""
+    """Compute derivatives of the target's forecast towards one segment, (place, quantile, step)."""
     run, copies = masks.run, len(at)
-    lens, encoded = run.lens, _encode(masks, own)
+    lens, encoded = run.lens, _encode(masks, actual)
     inputs, length = encoded.repeated(copies), masks.batch.lengths[part.row]
     with forward_ad.dual_level(), torch.no_grad():
         for place in places:
             value = inputs[place.name]
-            here, there = place.of(own), place.of(away)
-            chosen = (place.row == part.row) & (place.step >= part.start + length) & (place.step < part.stop + length)
+            here, there = place.of(actual), place.of(reference)
+            selection = (
+                (place.row == part.row) & (place.step >= part.start + length) & (place.step < part.stop + length)
+            )
             # a gap has no direction
-            ahead = np.where(chosen, np.nan_to_num(here - there), 0.0)
+            ahead = np.where(selection, np.nan_to_num(here - there), 0.0)
             inputs[place.name] = _dual(value, place.index, there + at[:, None] * (here - there), ahead)
         rows = len(encoded.rows) * copies
         with sdpa_kernel(SDPBackend.MATH), lens.running(rows), lens.registry.attach():
@@ -242,17 +244,17 @@ def _tangents(
         raise InputError(f"no gradient comes through {lens.wiring.architecture}; choose method='shapley'")
     output = output[..., : run.horizon].cpu().double()
     levels = tuple(lens.levels)
-    made = at_levels(output.transpose(-1, -2), levels, quantiles_of(run)).transpose(-1, -2).numpy()
-    return np.asarray(made.reshape(copies, len(masks.batch), *made.shape[1:])[:, masks.row])
+    derivatives = at_levels(output.transpose(-1, -2), levels, quantiles_of(run)).transpose(-1, -2).numpy()
+    return np.asarray(derivatives.reshape(copies, len(masks.batch), *derivatives.shape[1:])[:, masks.row])
 
 
 def _dual(value: Tensor, index: Tensor, points: Array, ahead: Array) -> Tensor:
-    """The input of all copies with points (copy, value) on the way in it, and the direction (value,) as its tangent."""
+    """Build the input of all copies, with points (copy, value) on the way and the direction (value,) as tangent."""
     flat = value.reshape(len(points), -1).clone()
     tangent = torch.zeros_like(flat)
-    # what is missing stands in the input as the library fills it
-    known = ~np.isnan(points).any(0)
-    at = index[torch.as_tensor(known)].to(flat.device)
-    flat[:, at] = torch.as_tensor(points[:, known]).to(flat)
-    tangent[:, at] = torch.as_tensor(ahead[known]).to(flat)
+    # missing values stand in the input as the library fills them
+    finite = ~np.isnan(points).any(0)
+    at = index[torch.as_tensor(finite)].to(flat.device)
+    flat[:, at] = torch.as_tensor(points[:, finite]).to(flat)
+    tangent[:, at] = torch.as_tensor(ahead[finite]).to(flat)
     return forward_ad.make_dual(flat.reshape(value.shape), tangent.reshape(value.shape))

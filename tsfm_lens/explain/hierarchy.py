@@ -63,32 +63,34 @@ def refine_inputs(
         >>> found.sizes["segment"] > 4
         True
     """
-    given = () if widths is None else tuple(widths)
-    if not all(map(is_count, (rounds, into, most, *given))) or not 0 < share <= 1:
+    piece_widths = () if widths is None else tuple(widths)
+    if not all(map(is_count, (rounds, into, most, *piece_widths))) or not 0 < share <= 1:
         raise InputError(
             f"rounds={rounds!r}, into={into!r}, widths={widths!r}, share={share!r}, most={most!r}; expected numbers of "
             "1 or more, and a share of the mass above 0 and up to 1"
         )
-    steps: list[int | None] = [*given] or [None] * rounds
+    steps: list[int | None] = [*piece_widths] or [None] * rounds
     edges = token_edges(item_of(run, item))
-    present = given_parts(run, item, target, parts)
-    origin = {part: part.name for part in present}
-    told: list[str] = []
-    found = attribute_inputs(run, item, method, reference, target=target, parts=present, **how)
+    current = given_parts(run, item, target, parts)
+    origin = {part: part.name for part in current}
+    cuts: list[str] = []
+    result = attribute_inputs(run, item, method, reference, target=target, parts=current, **how)
     for width in steps:
-        finer, cut = _cut(present, _mass(found), width, into, edges, share, most)
+        finer, cut = _cut(current, _mass(result), width, into, edges, share, most)
         if not cut:
             break
-        told.append(", ".join(part.name for part in cut))
+        cuts.append(", ".join(part.name for part in cut))
         origin |= {piece: origin[part] for part in cut for piece in finer if _inside(piece, part)}
-        present = finer
-        found = attribute_inputs(run, item, method, reference, target=target, parts=present, **how)
-    return found.assign_coords(first=("segment", [origin[part] for part in present])).assign_attrs(cuts="; ".join(told))
+        current = finer
+        result = attribute_inputs(run, item, method, reference, target=target, parts=current, **how)
+    return result.assign_coords(first=("segment", [origin[part] for part in current])).assign_attrs(
+        cuts="; ".join(cuts)
+    )
 
 
-def _mass(found: xr.Dataset) -> np.ndarray:
-    """(segment,) mean size of what each does to the middle of the forecast."""
-    middle = found["attribution"].sel(quantile=0.5, method="nearest")
+def _mass(result: xr.Dataset) -> np.ndarray:
+    """Compute the mean size of each segment's effect on the middle of the forecast, (segment,)."""
+    middle = result["attribution"].sel(quantile=0.5, method="nearest")
     return np.abs(middle.transpose("segment", "step").values).mean(1)
 
 
@@ -97,7 +99,7 @@ def _inside(piece: Segment, part: Segment) -> bool:
 
 
 def _cut(
-    present: Sequence[Segment],
+    current: Sequence[Segment],
     mass: np.ndarray,
     width: int | None,
     into: int,
@@ -105,14 +107,14 @@ def _cut(
     share: float,
     most: int,
 ) -> tuple[tuple[Segment, ...], list[Segment]]:
-    """The heaviest segments cut, and which they were."""
-    finer, cut, covered = tuple(present), [], 0.0
+    """Cut the heaviest segments; return all segments, and those that were cut."""
+    finer, cut, total = tuple(current), [], 0.0
     for index in np.argsort(-mass, kind="stable"):
-        if covered >= share * mass.sum():
+        if total >= share * mass.sum():
             break
-        part = present[index]
+        part = current[index]
         trial = refined(finer, [part], into=into, width=width, edges=edges)
-        covered += float(mass[index])
+        total += float(mass[index])
         if len(finer) < len(trial) <= most:
             finer = trial
             cut.append(part)

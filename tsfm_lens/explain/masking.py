@@ -1,4 +1,4 @@
-"""Series with some of their segments masked: copies side by side, each of which shows the model something else."""
+"""Series with some of their segments masked: copies side by side, each with other segments visible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsfm_lens.models.lens import Lens
 __all__ = ["REFERENCES", "MaskedBatch", "mask_seen", "masked", "reference_values"]
 
 REFERENCES = ("missing", "seasonal naive", "mean", "shuffled", "zero")
-"""What stands for a masked step; see :func:`reference_values`."""
+"""Names of the values of masked steps; see :func:`reference_values`."""
 Reference = str | Mapping[str, str] | Sequence[np.ndarray]
 """A reference by name, one for each role, or the values themselves, (time + horizon,) for each series."""
 OWN_MASK = "the model's own mask"
@@ -28,19 +28,19 @@ OWN_MASK = "the model's own mask"
 
 @dataclass(frozen=True, eq=False)
 class MaskedBatch(SeriesBatch):
-    """Series of which some may be nothing but missing values, and known futures with gaps.
+    """Series of which some may be all missing values, and known futures with gaps.
 
     Made of a batch that has been checked, with other values in it.
     """
 
     def __post_init__(self) -> None:
-        """All columns are given, and were checked before anything was masked."""
+        """Skip the checks of the base class: all columns were checked before anything was masked."""
 
 
 def reference_values(
     batch: SeriesBatch, reference: str | Mapping[str, str], horizon: int, seed: int = 0
 ) -> tuple[np.ndarray, ...]:
-    """What stands for each step when it is masked, whatever else is.
+    """Return the value that replaces each step when it is masked, whatever else is.
 
     - "missing": NaN, the model's own missing value; see :func:`mask_seen`. With all of a target masked the model does
       not know its level either, which is then a part of what is explained.
@@ -73,7 +73,7 @@ def reference_values(
             raise unknown_name("role", role, ROLES)
         if name not in REFERENCES:
             raise unknown_name("reference", name, REFERENCES)
-    found = []
+    references = []
     for row, role in enumerate(batch.roles):
         if role not in by_role:
             raise InputError(f"the reference says nothing of {role} series, such as {batch.ids[row]!r}; give one")
@@ -83,28 +83,28 @@ def reference_values(
                 f"covariate {batch.ids[row]!r} is of categories, which have no zero; choose reference='missing', "
                 "'shuffled' or 'mean', its most frequent one"
             )
-        found.append(_reference(batch, row, values, by_role[role], seed))
-    return tuple(found)
+        references.append(_reference(batch, row, values, by_role[role], seed))
+    return tuple(references)
 
 
 def reference_rows(
-    batch: SeriesBatch, numbered: SeriesBatch, reference: Reference, horizon: int, seed: int
+    batch: SeriesBatch, numeric: SeriesBatch, reference: Reference, horizon: int, seed: int
 ) -> tuple[np.ndarray, ...]:
-    """What stands for each step of each series, (time + horizon,), by name or as it is given.
+    """Return the values that replace each step of each series, (time + horizon,), by name or as they are.
 
     Args:
         batch: the series.
-        numbered: the same, categories as the numbers that the model is shown.
+        numeric: the same, categories as the numbers that the model reads.
         reference, horizon, seed: as in :func:`reference_values`.
 
     Raises:
         UnknownNameError, InputError: as there, or the reference is of no kind that there is.
     """
     if isinstance(reference, str | Mapping):
-        if numbered is not batch:
-            # what is no reference of categories is none of their numbers either
+        if numeric is not batch:
+            # a reference that categories refuse is refused for their numbers too
             reference_values(batch, reference, horizon, seed)
-        return reference_values(numbered, reference, horizon, seed)
+        return reference_values(numeric, reference, horizon, seed)
     if not isinstance(reference, Sequence | np.ndarray):
         raise InputError(
             f"reference={reference!r} is of no kind that there is; expected one of {', '.join(map(repr, REFERENCES))}, "
@@ -114,7 +114,7 @@ def reference_rows(
 
 
 def _whole(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
-    """A series with its known future behind, (time + horizon,), NaN where nothing is known."""
+    """Append its known future to a series, (time + horizon,), NaN where nothing is known."""
     return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
 
 
@@ -138,23 +138,23 @@ def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str,
 
 
 def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
-    """The value one season before each step, of what was known at the forecast start; gaps from the seasons near."""
+    """Return the value one season before each step, as of the forecast start; gaps come from nearby seasons."""
     steps = np.arange(len(values))
     lag = np.where(steps < length, season, season * (1 + (steps - length) // season))
     before = steps - lag
     source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
-    taken = values[source]
-    for gap in np.flatnonzero(np.isnan(taken)):
+    result = values[source]
+    for gap in np.flatnonzero(np.isnan(result)):
         phase = values[np.arange(source[gap] % season, length, season)]
-        known = phase[~np.isnan(phase)]
-        taken[gap] = known.mean() if len(known) else np.nanmean(values[:length])
-    return taken
+        finite = phase[~np.isnan(phase)]
+        result[gap] = finite.mean() if len(finite) else np.nanmean(values[:length])
+    return result
 
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
-    """Whether a model is told that values are missing, or its library fills them first.
+    """Find out if a model sees that values are missing, or if its library fills them first.
 
-    What enters the model of a series with a gap is held against that of the series with the gap filled.
+    The model's inputs for a series with a gap are compared with those for the series with the gap filled.
 
     Args:
         lens: the model.
@@ -193,10 +193,10 @@ def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
 
 
 def _inputs(lens: Lens, batch: SeriesBatch, values: np.ndarray) -> list[Tensor]:
-    """What enters the model when the first series has other values; NaN as numbers, so that they compare."""
+    """Return the model's inputs when the first series has other values; NaN as numbers, so that they compare."""
     inputs = lens.encode(replace(batch, values=(values, *batch.values[1:]))).inputs
-    found = [value for value in inputs.values() if isinstance(value, Tensor)]
-    return [part for value in found for part in (torch.isnan(value), torch.nan_to_num(value))]
+    tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
+    return [part for value in tensors for part in (torch.isnan(value), torch.nan_to_num(value))]
 
 
 def masked(
@@ -208,7 +208,7 @@ def masked(
     horizon: int = 0,
     seed: int = 0,
 ) -> MaskedBatch:
-    """Copies of one item, each with some of its segments masked.
+    """Copy one item, with some of its segments masked in each copy.
 
     Steps that belong to no segment are shown in every copy.
 
@@ -216,8 +216,8 @@ def masked(
         batch: the series of one item.
         segments: of that item.
         keep: (mask, segment) whether a copy shows a segment.
-        reference: what stands for a masked step, see :func:`reference_values`; or the values themselves, for each
-            series (time + horizon,).
+        reference: values of masked steps, see :func:`reference_values`; or the values themselves, for each series
+            (time + horizon,).
         horizon: steps of known futures.
         seed: of a shuffled reference.
 
@@ -236,7 +236,7 @@ def masked(
     if len(set(batch.groups)) > 1:
         raise InputError(f"masks are of one item, and this batch has {len(set(batch.groups))}; use run.select(…)")
     refuse_overlap(segments, batch, horizon)
-    kept = checked_keep(keep, len(segments))
+    visible = checked_keep(keep, len(segments))
     stands = reference_rows(batch, batch, reference, horizon, seed)
     rows = []
     for row in range(len(batch)):
@@ -246,46 +246,46 @@ def masked(
                 f"the reference of {batch.ids[row]!r} has shape {stands[row].shape}, expected {values.shape}: its "
                 "context and the horizon"
             )
-        copies = np.tile(values, (len(kept), 1))
+        copies = np.tile(values, (len(visible), 1))
         for column, part in enumerate(segments):
             if part.row == row:
                 place = slice(part.start + batch.lengths[row], part.stop + batch.lengths[row])
-                copies[~kept[:, column], place] = stands[row][place]
+                copies[~visible[:, column], place] = stands[row][place]
         copies.flags.writeable = False
         rows.append(copies)
-    return _batch_of(batch, rows, len(kept))
+    return _batch_of(batch, rows, len(visible))
 
 
 def checked_keep(keep: Any, count: int) -> np.ndarray:
-    """(mask, segment) of bools.
+    """Return ``keep`` as bools, (mask, segment).
 
     Raises:
         InputError: another shape, or nothing in it.
     """
-    kept = np.atleast_2d(np.asarray(keep))
-    if kept.ndim != 2 or kept.shape[1] != count or not len(kept) or not np.isin(kept, (0, 1)).all():
+    visible = np.atleast_2d(np.asarray(keep))
+    if visible.ndim != 2 or visible.shape[1] != count or not len(visible) or not np.isin(visible, (0, 1)).all():
         raise InputError(f"keep has shape {np.shape(keep)}, expected bools (mask, segment) with {count} segments")
-    return kept.astype(bool)
+    return visible.astype(bool)
 
 
 def _batch_of(batch: SeriesBatch, rows: Sequence[np.ndarray], masks: int) -> MaskedBatch:
     columns: dict[str, Any] = {name: getattr(batch, name) * masks for name in COLUMNS}
     for name in ("ids", "groups"):
         columns[name] = tuple(f"{mask}/{each}" for mask in range(masks) for each in getattr(batch, name))
-    known = [future is not None for future in batch.futures]
+    has_future = [future is not None for future in batch.futures]
     columns["values"] = tuple(
         copies[mask, :length] for mask in range(masks) for copies, length in zip(rows, batch.lengths, strict=True)
     )
     columns["futures"] = tuple(
         copies[mask, length:] if ahead else None
         for mask in range(masks)
-        for copies, length, ahead in zip(rows, batch.lengths, known, strict=True)
+        for copies, length, ahead in zip(rows, batch.lengths, has_future, strict=True)
     )
     return MaskedBatch(freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns)
 
 
 def reference_words(reference: Reference) -> str:
-    """A reference as a result's attributes have it."""
+    """Return a reference in the words of a result's attributes."""
     if isinstance(reference, Mapping):
         return ", ".join(f"{name} ({role})" for role, name in reference.items())
     return reference if isinstance(reference, str) else "given"

@@ -1,4 +1,4 @@
-"""Nulls: what a claim would look like where there is nothing to find, and what is larger than that."""
+"""Nulls: the same measurement where there is no effect, as the threshold of a claim."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _DRAWS = 3
 
 
 def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
-    """The same architecture without what was learned: the entries of each matrix and bias in random order.
+    """Copy a model without its learned structure: the entries of each matrix and bias in random order.
 
-    Of what training did, only the sizes of the entries are left, and the gains of norms. That needs nothing but the
-    weights, so that it is the same for every architecture, and for the same files whatever name they were opened by. It
-    is not the model before its training; the recipes of the embedded checkpoints build that one.
+    Only the sizes of the entries and the gains of norms remain of the training. The twin depends on the weights alone:
+    it is defined for every architecture, and is the same for the same files under any name. It is not the model before
+    its training; the recipes of the embedded checkpoints build that one.
 
     Args:
         lens: the model; it stays as it is.
         seed: of the order.
 
     Returns:
-        The twin, on the same device; its ``model_id`` says what it is.
+        The twin, on the same device; its ``model_id`` names the order.
 
     Source:
         Adebayo et al. 2018, arXiv:1810.03292, model parameter randomisation.
@@ -60,7 +60,7 @@ def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in twin.adapter.model.named_parameters():
-            # gains of norms say how large streams are, and nothing of what is in them
+            # gains of norms set the size of streams, and hold no direction in them
             if weight.ndim > 1 or "bias" in name:
                 order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
                 weight.copy_(weight.reshape(-1)[order].reshape(weight.shape))
@@ -79,19 +79,19 @@ def held_against(
     control: Control = "by",
     **options: Any,
 ) -> xr.Dataset:
-    """Hold what a probe finds against the same probe where there is nothing to find.
+    """Compare a probe's result with the same probe under a null.
 
     Effects of models and series differ in size, so that shares are compared: of each series, a member's part of the sum
     over all members.
 
-    - "untrained": the same series through twins without what was learned. A component must be larger than 95 % of the
+    - "untrained": the same series through twins without learned structure. A component must be larger than 95 % of the
       components of its group in the twins; a segment than itself in each of them.
     - "random components": the same result. A component must be larger than 95 % of the others of its group.
     - "shuffled series": the same model on the same values in random order. A member must be larger than itself there.
 
     Args:
         probe: of a run, such as ``probes.ablation_effects`` or ``explain.route_effects``.
-        run: the forecasts that are spoken of.
+        run: the forecasts of the claim.
         null: one of :data:`NULLS`.
         name: the variable that is claimed, over (member, …, series), at least 0.
         groups: coordinate over members, within which they are compared; all are alike if None.
@@ -102,7 +102,7 @@ def held_against(
 
     Returns:
         What the probe gives, with ``NAME_share``, and what ``judge`` adds to it: ``NAME_share_floor`` is what the null
-        reaches, ``NAME_share_stands_out`` what is larger. Attributes ``against`` and ``null_draws``.
+        reaches, ``NAME_share_stands_out`` the larger shares. Attributes ``against`` and ``null_draws``.
 
     Source:
         Adebayo et al. 2018, arXiv:1810.03292 (sanity checks); Benjamini and Yekutieli 2001.
@@ -126,12 +126,12 @@ def held_against(
     dims = [str(dim) for dim in data[name].dims if dim != "series"]
     own = _shares(data, name, dims)
     labels = _groups(data, groups, dims, own.shape[:-1])
-    pooled = null == "random components" or (null == "untrained" and "segment" not in dims)
+    by_group = null == "random components" or (null == "untrained" and "segment" not in dims)
     if null == "random components":
         floor = _of_others(own, labels)
     else:
         others = [_shares(probe(other, **options), name, dims) for other in null_runs(run, null, draws, seed)]
-        floor = _of_group(np.stack(others), labels) if pooled else np.max(others, axis=0)
+        floor = _of_group(np.stack(others), labels) if by_group else np.max(others, axis=0)
     share = f"{name}_share"
     data[share] = ((*dims, "series"), own)
     floors = xr.DataArray(floor, dims=(*dims, "series"))
@@ -140,14 +140,14 @@ def held_against(
 
 
 def _shares(data: xr.Dataset, name: str, dims: list[str]) -> np.ndarray:
-    """(member, …, series) parts of the sum over members."""
+    """Compute shares of the sum over members, (member, …, series)."""
     values = np.abs(data[name].transpose(*dims, "series").values.astype(float))
     whole = np.nansum(values, axis=tuple(range(values.ndim - 1)))
     return np.divide(values, whole, out=np.zeros_like(values), where=whole > 0)
 
 
 def _groups(data: xr.Dataset, groups: str | None, dims: list[str], shape: tuple[int, ...]) -> np.ndarray:
-    """One label a member, (member, …)."""
+    """Return one label for each member, (member, …)."""
     if groups is None:
         return np.zeros(shape, dtype=int)
     labels = data[groups].variable
@@ -157,7 +157,7 @@ def _groups(data: xr.Dataset, groups: str | None, dims: list[str], shape: tuple[
 
 
 def _of_group(others: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(member, …, series) the 95 % quantile over draws and members of the same group of others (draw, member, …)."""
+    """Compute the 95 % quantile of others (draw, member, …) over draws and the group's members: (member, …, series)."""
     floor = np.zeros(others.shape[1:])
     for label in np.unique(labels):
         # (draw, member, series) of one group
@@ -166,7 +166,7 @@ def _of_group(others: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _of_others(own: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(member, …, series) the 95 % quantile over all other members of the same group; infinity where there are none."""
+    """Compute the 95 % quantile over all other members of the group, (member, …, series); infinity without any."""
     floor = np.full(own.shape, np.inf)
     for place in np.ndindex(*labels.shape):
         others = labels == labels[place]
@@ -177,16 +177,16 @@ def _of_others(own: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def null_runs(run: Run, null: Null, draws: int, seed: int) -> list[Run]:
-    """Runs made as a run is, of untrained twins, or of its series in random order."""
+    """Repeat a run with untrained twins, or with its series in random order."""
     base: dict[str, Any] = {"along": None, "_of": None}
     if null == "untrained":
         twins = [untrained_twin(run.lens, seed + draw) for draw in range(draws)]
         return [replace(run, lens=twin, _hooks=(), **base) for twin in twins]
-    return [replace(run, batch=_shuffled(run.batch, [seed, draw]), whole=None, **base) for draw in range(draws)]
+    return [replace(run, batch=_shuffle(run.batch, [seed, draw]), whole=None, **base) for draw in range(draws)]
 
 
-def _shuffled(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
-    """Values in random order, gaps where they were; the series of an item in one order, so that they still agree."""
+def _shuffle(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
+    """Put values in random order, gaps where they were; the series of an item share one order, so they still agree."""
     values, futures = list(batch.values), list(batch.futures)
     for number, group in enumerate(dict.fromkeys(batch.groups)):
         rows = [row for row, name in enumerate(batch.groups) if name == group]
@@ -194,11 +194,11 @@ def _shuffled(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
         order = rng.permutation(batch.lengths[rows[0]])
         ahead = rng.permutation(max((len(f) for row in rows if (f := batch.futures[row]) is not None), default=0))
         for row in rows:
-            moved, gaps = batch.values[row][order], np.isnan(batch.values[row])
+            series, gaps = batch.values[row][order], np.isnan(batch.values[row])
             # observed values go where observed values were
-            filled = np.full(len(moved), np.nan)
-            filled[~gaps] = moved[~np.isnan(moved)]
-            values[row] = filled
+            result = np.full(len(series), np.nan)
+            result[~gaps] = series[~np.isnan(series)]
+            values[row] = result
             future = batch.futures[row]
             futures[row] = None if future is None else future[ahead[ahead < len(future)]]
     return replace(batch, values=tuple(values), futures=tuple(futures))
@@ -217,7 +217,7 @@ def route_effects(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """How much of the input's influence on the forecasts of many items goes through each component.
+    """Measure the share of the input's influence that goes through each component, over many items.
 
     Args:
         run: the forecasts to explain.
@@ -250,17 +250,17 @@ def route_effects(
         return held_against(route_effects, run, against, name="carried", **more, **how)
     groups = list(dict.fromkeys(run.batch.groups))
     rows = [run.batch.groups.index(group) for group in groups]
-    carried = []
+    shares = []
     for item in range(len(groups)):
         places, effect, total = all_effects(two_sides(run, item, 0, parts, reference, seed), components)
         sizes, whole = np.abs(effect).mean(-1).sum(0), np.abs(total).mean(-1).sum()
-        carried.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
+        shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
         if progress is not None:
             progress(item + 1, len(groups))
     data = run.dataset().isel(series=rows).assign_coords(component_coords(places))
-    data["carried"] = (("component", "series"), np.stack(carried, axis=1))
-    named = reference_words(reference)
+    data["carried"] = (("component", "series"), np.stack(shares, axis=1))
+    reference_name = reference_words(reference)
     source = "Wang et al. 2022; Adebayo et al. 2018, arXiv:1810.03292"
-    data.attrs = run.describe("route_effects", "Routes over many series", source, reference=named, units="")
+    data.attrs = run.describe("route_effects", "Routes over many series", source, reference=reference_name, units="")
     floor = own_rounding(run)[rows] / np.maximum(ranges(run, run.point)[rows], np.finfo(float).tiny)
     return judge(data, "carried", floor=floor, groups="component_kind", control=control)

@@ -1,4 +1,4 @@
-"""Input attribution of every item of a batch: which parts of the input matter over many series, and which way."""
+"""Input attribution of every item of a batch: sizes and directions of effects over many series."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def input_effects(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """What each segment of the input does to the forecasts of many items.
+    """Measure the effect of each segment of the input on the forecasts of many items.
 
     Every item's first target is explained by itself; segments of the same name are one over all items. Effects are in
     multiples of the context's mean absolute seasonal difference, as MASE counts, so that items can be compared.
@@ -73,50 +73,52 @@ def input_effects(
     groups = list(dict.fromkeys(batch.groups))
     rows = [batch.groups.index(group) for group in groups]
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
-    found: list[xr.Dataset] = []
+    results: list[xr.Dataset] = []
     for item in range(len(groups)):
-        found.append(attribute_inputs(run, item, method, reference, parts=parts, seed=seed, **how))
+        results.append(attribute_inputs(run, item, method, reference, parts=parts, seed=seed, **how))
         if progress is not None:
             progress(item + 1, len(groups))
-    names = list(dict.fromkeys(name for one in found for name in one["segment"].values))
+    names = list(dict.fromkeys(name for one in results for name in one["segment"].values))
     shape = (len(names), len(rows))
     effect, size, value = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape, np.nan)
-    for column, one in enumerate(found):
+    for column, one in enumerate(results):
         places = [names.index(name) for name in one["segment"].values]
         middle = one["attribution"].sel(quantile=0.5, method="nearest")
         effect[places, column] = middle.mean("step").values / unit[column]
         size[places, column] = np.abs(middle.values).mean(middle.dims.index("step")) / unit[column]
         value[places, column] = _heights(one)
-    data = run.dataset().isel(series=rows).assign_coords({"segment": names, **_places(found, names)})
+    data = run.dataset().isel(series=rows).assign_coords({"segment": names, **_places(results, names)})
     axes = ("segment", "series")
     data = data.assign(effect=(axes, effect), size=(axes, size), value=(axes, value), unit=(("series",), unit))
-    about = {name: found[0].attrs[name] for name in ("method", "reference", "statistic", "missing_values")}
-    total = sum(int(one.attrs["forecasts"]) for one in found)
-    data.attrs = run.describe("input_effects", "Effects of inputs", found[0].attrs["source"], **about, forecasts=total)
+    about = {name: results[0].attrs[name] for name in ("method", "reference", "statistic", "missing_values")}
+    total = sum(int(one.attrs["forecasts"]) for one in results)
+    data.attrs = run.describe(
+        "input_effects", "Effects of inputs", results[0].attrs["source"], **about, forecasts=total
+    )
     return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
 
 
-def _places(found: list[xr.Dataset], names: list[str]) -> dict[str, tuple[str, list[Any]]]:
-    """Coordinates of all segments, of each as in the first item that has it."""
-    first = {name: one.sel(segment=name) for one in reversed(found) for name in one["segment"].values}
+def _places(results: list[xr.Dataset], names: list[str]) -> dict[str, tuple[str, list[Any]]]:
+    """Return coordinates of all segments, of each as in the first item that has it."""
+    first = {name: one.sel(segment=name) for one in reversed(results) for name in one["segment"].values}
     return {
         what: ("segment", [first[name][what].item() for name in names]) for what in ("row", "start", "stop", "kind")
     }
 
 
 def _heights(one: xr.Dataset) -> np.ndarray:
-    """(segment,) mean of a segment's values, in standard deviations from the mean of their context."""
+    """Compute the mean of each segment's values, in standard deviations from their context's mean, (segment,)."""
     context = one["context"].values
     ahead = one["known_future"].values if "known_future" in one else np.full((len(context), 0), np.nan)
     length = context.shape[1]
     heights = []
     for row, start, stop in zip(one["row"].values, one["start"].values, one["stop"].values, strict=True):
         whole = np.concatenate([context[row], ahead[row]])
-        seen = context[row][np.isfinite(context[row])]
+        past = context[row][np.isfinite(context[row])]
         part = whole[start + length : stop + length]
         part = part[np.isfinite(part)]
         # the mean of a whole context is its mean
-        part = part if len(part) < len(seen) or start >= 0 else part[:0]
-        spread = float(seen.std())
-        heights.append(float(part.mean() - seen.mean()) / spread if len(part) and spread > 0 else np.nan)
+        part = part if len(part) < len(past) or start >= 0 else part[:0]
+        spread = float(past.std())
+        heights.append(float(part.mean() - past.mean()) / spread if len(part) and spread > 0 else np.nan)
     return np.array(heights)

@@ -1,4 +1,4 @@
-"""Proof of routes: cut what is named, predict what happens, measure it, and hold it against components at random."""
+"""Proof of routes: the effect of cutting and restoring named components, against random components."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ mean moves every activation with any of its values, and takes that back with the
 
 
 def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
-    """The components that carry most of each segment's influence, by segment.
+    """Return the components that carry most of each segment's influence, by segment.
 
     Args:
         routes: of kind "input_routes".
@@ -55,14 +55,14 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     """
     names = [str(name) for name in routes["component"].values]
     totals = np.abs(routes["total"].values).mean(-1)
-    moved = totals > max(float(routes["total_floor"]), MATTERS * totals.max(initial=0.0))
-    found = {}
+    above_floor = totals > max(float(routes["total_floor"]), MATTERS * totals.max(initial=0.0))
+    selection = {}
     for number, segment in enumerate(routes["segment"].values):
         sizes = np.nan_to_num(routes["size"].values[number], nan=0.0)
-        stands = routes["size_stands_out"].values[number] & (sizes >= WORTH_NAMING * sizes.max(initial=0.0))
-        order = [place for place in np.argsort(-sizes, kind="stable") if stands[place]][:most]
-        found[str(segment)] = [names[place] for place in order] if moved[number] else []
-    return found
+        significant = routes["size_stands_out"].values[number] & (sizes >= WORTH_NAMING * sizes.max(initial=0.0))
+        order = [place for place in np.argsort(-sizes, kind="stable") if significant[place]][:most]
+        selection[str(segment)] = [names[place] for place in order] if above_floor[number] else []
+    return selection
 
 
 @saying_once
@@ -81,9 +81,9 @@ def prove_routes(
 ) -> xr.Dataset:
     """Cut the named routes of each segment, restore them, and do the same to random components of the same kinds.
 
-    A component is cut when it writes what it writes without the segment; it is restored when, without the segment, it
-    writes what it writes with it. Routes are necessary if cutting them together takes the segment's effect away, and
-    sufficient if restoring them together brings it back.
+    A cut component writes its activation of the run without the segment. A restored component writes its activation of
+    the whole run, while the segment is masked. Routes are necessary if cutting them together removes the segment's
+    effect. They are sufficient if restoring them together brings it back.
 
     Args:
         run: the forecast that is explained.
@@ -123,47 +123,49 @@ def prove_routes(
         if not is_count(value):
             raise InputError(f"{what} is {value!r}, expected a number of 1 or more")
     sides = two_sides(run, item, target, segments_in(routes), reference, seed)
-    chosen = named_routes(routes) if named is None else {name: list(map(str, each)) for name, each in named.items()}
-    unknown = set(chosen) - {part.name for part in sides.segments}
+    route_names = (
+        named_routes(routes) if named is None else {name: list(map(str, each)) for name, each in named.items()}
+    )
+    unknown = set(route_names) - {part.name for part in sides.segments}
     if unknown:
         raise InputError(f"{sorted(unknown)[0]!r} is no segment of these routes")
     totals = np.abs(routes["total"].values).mean(-1)
-    numbers = [int(n) for n in np.argsort(-totals, kind="stable") if chosen.get(sides.segments[n].name)][:most]
+    numbers = [int(n) for n in np.argsort(-totals, kind="stable") if route_names.get(sides.segments[n].name)][:most]
     if not numbers:
         raise InputError("no segment has a named route to prove: none stands out of the noise")
-    proved = []
-    for done, number in enumerate(numbers):
-        names = chosen[sides.segments[number].name]
-        proved.append(_prove(sides, routes, number, names, controls, np.random.default_rng([seed, number])))
+    proofs = []
+    for index, number in enumerate(numbers):
+        names = route_names[sides.segments[number].name]
+        proofs.append(_prove(sides, routes, number, names, controls, np.random.default_rng([seed, number])))
         if progress is not None:
-            progress(done + 1, len(numbers))
-    data = _dataset(sides, numbers, proved)
+            progress(index + 1, len(numbers))
+    data = _dataset(sides, numbers, proofs)
     facts = {"target": sides.name, "controls": controls, "rollout": int(sides.run.rollout)}
-    named_reference = reference_words(reference)
+    reference_name = reference_words(reference)
     units = sides.run.batch.units[sides.row]
-    data.attrs = sides.run.describe("route_proof", "Proof of routes", _SOURCE, units=units, reference=named_reference)
+    data.attrs = sides.run.describe("route_proof", "Proof of routes", _SOURCE, units=units, reference=reference_name)
     return data.assign_attrs(facts)
 
 
 @dataclass(frozen=True)
-class _Proved:
-    """What was measured of one segment.
+class _SegmentProof:
+    """Measurements of one segment.
 
     Attributes:
-        names: of cuts; predicted, measured: (cut, step); total: (step,).
-        kept: (2, 1 + controls) shares lost without, and brought back by, the named components and random ones.
+        names: of cuts; prediction, measurement: (cut, step); total: (step,).
+        shares: (2, 1 + controls) of the effect, lost without and restored by the named components and random ones.
     """
 
     names: list[str]
-    predicted: np.ndarray
-    measured: np.ndarray
+    prediction: np.ndarray
+    measurement: np.ndarray
     total: np.ndarray
-    kept: np.ndarray
+    shares: np.ndarray
 
 
 def _prove(
     sides: Sides, routes: xr.Dataset, number: int, names: Sequence[str], controls: int, rng: np.random.Generator
-) -> _Proved:
+) -> _SegmentProof:
     lens = sides.run.lens
     components = [each for name in names for each in lens.components(name)]
     sets = [components, *matched_sets(lens, components, controls, rng)]
@@ -172,25 +174,25 @@ def _prove(
     points = sorted({place.point for each in sets for place in places_of(lens, list(each))})
     there, whole = without.record(points), sides.run.record(points)
     cuts = [[component] for component in components] + sets
-    lost = sides.change([Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts])
-    restored = [Variant("restored", tuple(PatchFrom(each, whole) for each in each_set)) for each_set in sets]
-    back = point_forecasts(without, restored)[:, sides.row] - without.point[sides.row]
+    change = sides.change([Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts])
+    restorations = [Variant("restored", tuple(PatchFrom(each, whole) for each in each_set)) for each_set in sets]
+    back = point_forecasts(without, restorations)[:, sides.row] - without.point[sides.row]
     count = len(components)
     scale = np.square(total).sum()
-    kept = np.stack([lost[count:], back]) @ total / (scale if scale > 0 else np.nan)
-    known = [str(name) for name in routes["component"].values]
-    predicted = np.full((count + 1, sides.run.horizon), np.nan)
-    predicted[-1] = total
+    shares = np.stack([change[count:], back]) @ total / (scale if scale > 0 else np.nan)
+    candidates = [str(name) for name in routes["component"].values]
+    prediction = np.full((count + 1, sides.run.horizon), np.nan)
+    prediction[-1] = total
     for place, name in enumerate(map(str, components)):
-        if "estimate" in routes and name in known:
-            predicted[place] = routes["estimate"].values[number, known.index(name)]
-    return _Proved([*map(str, components), "all together"], predicted, lost[: count + 1], total, kept)
+        if "estimate" in routes and name in candidates:
+            prediction[place] = routes["estimate"].values[number, candidates.index(name)]
+    return _SegmentProof([*map(str, components), "all together"], prediction, change[: count + 1], total, shares)
 
 
 def matched_sets(
     lens: Lens, components: Sequence[Component], count: int, rng: np.random.Generator
 ) -> list[list[Component]]:
-    """Sets of random components, as many of each stack and kind as there are among some, and other ones where possible.
+    """Draw sets of random components, as many of each stack and kind as among some, others where possible.
 
     Args:
         lens: the model.
@@ -205,13 +207,13 @@ def matched_sets(
             pools[_kind(each)].append(each)
     sets = []
     for _ in range(count):
-        drawn: list[Component] = []
+        sample: list[Component] = []
         for kind in dict.fromkeys(map(_kind, components)):
-            needed = [each for each in components if _kind(each) == kind]
-            others = [each for each in pools[kind] if each not in needed]
-            pool = others if len(others) >= len(needed) else pools[kind]
-            drawn += [pool[index] for index in rng.choice(len(pool), len(needed), replace=False)]
-        sets.append(drawn)
+            same_kind = [each for each in components if _kind(each) == kind]
+            others = [each for each in pools[kind] if each not in same_kind]
+            pool = others if len(others) >= len(same_kind) else pools[kind]
+            sample += [pool[index] for index in rng.choice(len(pool), len(same_kind), replace=False)]
+        sets.append(sample)
     return sets
 
 
@@ -219,38 +221,38 @@ def _kind(component: Component) -> tuple[object, ...]:
     return component.stack, component.kind, component.head is None
 
 
-def _dataset(sides: Sides, numbers: Sequence[int], proved: Sequence[_Proved]) -> xr.Dataset:
-    steps, cuts = sides.run.horizon, max(len(each.names) for each in proved)
+def _dataset(sides: Sides, numbers: Sequence[int], proofs: Sequence[_SegmentProof]) -> xr.Dataset:
+    steps, cuts = sides.run.horizon, max(len(each.names) for each in proofs)
     names = np.full((len(numbers), cuts), "", dtype=object)
-    predicted, measured = (np.full((len(numbers), cuts, steps), np.nan) for _ in range(2))
-    for place, each in enumerate(proved):
+    prediction, measurement = (np.full((len(numbers), cuts, steps), np.nan) for _ in range(2))
+    for place, each in enumerate(proofs):
         # all together always stand last
         where = [*range(len(each.names) - 1), cuts - 1]
         names[place, where] = each.names
-        predicted[place, where], measured[place, where] = each.predicted, each.measured
-    kept = np.stack([each.kept for each in proved], axis=1)
-    single = np.stack([(each.measured[:-1] @ each.total).sum() / np.square(each.total).sum() for each in proved])
+        prediction[place, where], measurement[place, where] = each.prediction, each.measurement
+    shares = np.stack([each.shares for each in proofs], axis=1)
+    single = np.stack([(each.measurement[:-1] @ each.total).sum() / np.square(each.total).sum() for each in proofs])
     data = sides.dataset().isel(segment=list(numbers)).assign_coords(cut=np.arange(cuts))
     of = ("segment",)
     data = data.assign(
         cut_name=(("segment", "cut"), names.astype(str)),
-        predicted=(("segment", "cut", "step"), predicted),
-        measured=(("segment", "cut", "step"), measured),
-        total=(("segment", "step"), np.stack([each.total for each in proved])),
-        prediction_error=(of, _relative_error(predicted[:, -1:], measured[:, -1:])),
-        single_error=(of, _relative_error(predicted[:, :-1], measured[:, :-1])),
-        overlap=(of, single / kept[0, :, 0]),
+        predicted=(("segment", "cut", "step"), prediction),
+        measured=(("segment", "cut", "step"), measurement),
+        total=(("segment", "step"), np.stack([each.total for each in proofs])),
+        prediction_error=(of, _relative_error(prediction[:, -1:], measurement[:, -1:])),
+        single_error=(of, _relative_error(prediction[:, :-1], measurement[:, :-1])),
+        overlap=(of, single / shares[0, :, 0]),
     )
-    for name, values in zip(("necessity", "sufficiency"), kept, strict=True):
+    for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
         data[name], data[f"random_{name}"] = (of, values[:, 0]), (("segment", "draw"), values[:, 1:])
         as_good = (values[:, 1:] >= values[:, :1]).sum(-1)
         data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
     return data
 
 
-def _relative_error(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """(segment,) of (segment, cut, step); NaN where nothing is known."""
-    known = np.isfinite(predicted) & np.isfinite(measured)
-    error = np.square(np.where(known, predicted - measured, 0.0)).sum((1, 2))
-    size = np.square(np.where(known, measured, 0.0)).sum((1, 2))
+def _relative_error(prediction: np.ndarray, measurement: np.ndarray) -> np.ndarray:
+    """Compute the relative error (segment,) of arrays (segment, cut, step); NaN where nothing is measured."""
+    finite = np.isfinite(prediction) & np.isfinite(measurement)
+    error = np.square(np.where(finite, prediction - measurement, 0.0)).sum((1, 2))
+    size = np.square(np.where(finite, measurement, 0.0)).sum((1, 2))
     return np.sqrt(np.divide(error, size, out=np.full(len(size), np.nan), where=size > 0))

@@ -1,4 +1,4 @@
-"""Routes: through which components the influence of a segment of the input reaches the forecast."""
+"""Routes: the components through which a segment of the input reaches the forecast."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def input_routes(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """How much of what each segment moves the forecast goes through each component.
+    """Measure the part of each segment's effect on the forecast that goes through each component.
 
-    The model sees the whole input and the input without the segment. The effect of the segment through a component is
-    the change of the forecast when that component alone writes what it writes without the segment, and all that comes
-    after it is free to respond. A chain of components carries one effect, which each of them has in full; so these
-    effects overlap. What each branch hands to the readout itself does not: the total effect of a segment is the sum of
-    these direct effects, of what needs no component (the tokens themselves, and the scale that the model takes from
-    the series), and of a ``rest`` that the readout makes of them together.
+    The model reads the whole input and the input without the segment. For the effect of the segment through a
+    component, that component alone writes its activation of the run without the segment. All later components respond
+    freely; the effect is the change of the forecast. A chain of components carries one effect, and each of them has it
+    in full; so these effects overlap. Direct effects of branches on the readout do not overlap. The total effect of a
+    segment is the sum of three terms: these direct effects; the effect without any component (the tokens themselves,
+    and the scale that the model takes from the series); and a ``rest``, the readout's interaction of them.
 
-    Where there are many components, gradients say which are tried: change of the activation times gradient. The effects
-    of those are exact, and components drawn at random beside them tell how often the search misses one.
+    Of many components, only the largest by gradient are tried: change of the activation times gradient. Their effects
+    are exact. Components drawn at random beside them measure how often the search misses one.
 
     Args:
         run: the forecast to explain; in rollouts, components write in every pass what they write in the same pass of
@@ -70,11 +70,11 @@ def input_routes(
         item: of the run's batch: a position or a name.
         target: of the item's targets, by position or name.
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
         direct: also the effect of each component on the readout alone, all later branches held.
         top: components that are tried for each segment; if None all of up to 96, and 32 of more.
-        seed: of a shuffled reference, and of what is tried at random.
+        seed: of a shuffled reference, and of the components tried at random.
         progress: called with (segments done, of).
 
     Returns:
@@ -104,51 +104,51 @@ def input_routes(
     if top is not None and not is_count(top):
         raise InputError(f"top is {top!r}, expected how many components are tried, 1 or more")
     sides = two_sides(run, item, target, parts, reference, seed)
-    tried = _Tried.of(sides, components, top, direct, seed)
+    search = _RouteSearch.of(sides, components, top, direct, seed)
     sums = _Sums(sides)
     for number in range(len(sides.segments)):
         without = sides.without([number])
-        tried.add(number, without)
+        search.add(number, without)
         sums.add(number, without)
         if progress is not None:
             progress(number + 1, len(sides.segments))
-    data = sides.dataset().assign_coords(component_coords(tried.places))
+    data = sides.dataset().assign_coords(component_coords(search.places))
     data = data.assign_coords(branch=[str(branch) for branch in sums.branches])
-    data = data.assign(tried.variables() | sums.variables())
-    named = reference_words(reference)
-    facts = {"reference": named, "target": sides.name, "rollout": int(sides.run.rollout), **tried.facts()}
+    data = data.assign(search.variables() | sums.variables())
+    reference_name = reference_words(reference)
+    facts = {"reference": reference_name, "target": sides.name, "rollout": int(sides.run.rollout), **search.facts()}
     units = sides.run.batch.units[sides.row]
     data.attrs = sides.run.describe("input_routes", "Routes of the input", _SOURCE, units=units, **facts)
-    return _judged(data, sides)
+    return _with_findings(data, sides)
 
 
 def all_effects(sides: Sides, components: Any = None) -> tuple[list[Place], np.ndarray, np.ndarray]:
-    """Components, the effects of all segments through them (segment, component, step), and those in total."""
-    tried = _Tried.of(sides, components, None, False, 0)
-    tried.top, tried.estimate = len(tried.places), None
+    """Return components, the effects of all segments through them (segment, component, step), and the total effects."""
+    search = _RouteSearch.of(sides, components, None, False, 0)
+    search.top, search.estimate = len(search.places), None
     total = np.empty((len(sides.segments), sides.run.horizon))
     for number in range(len(sides.segments)):
         without = sides.without([number])
-        tried.add(number, without)
+        search.add(number, without)
         total[number] = sides.run.point[sides.row] - without.point[sides.row]
-    return tried.places, tried.effect, total
+    return search.places, search.effect, total
 
 
-def _judged(data: xr.Dataset, sides: Sides) -> xr.Dataset:
-    """With sizes against their noise floor, and shares of what is more than noise."""
+def _with_findings(data: xr.Dataset, sides: Sides) -> xr.Dataset:
+    """Add sizes against their noise floor, and shares of what is more than noise."""
     run, row = sides.run, sides.row
     floor = noise_floor(run, lambda other, plain: np.abs(other - plain).mean(-1))[row]
     total = data["total"].values
     length = np.square(total).sum(-1)
     way = np.zeros((len(total), *run.point.shape))
     way[:, row] = total
-    known = (np.abs(total).mean(-1) > floor) & (share_floor(run, way)[:, row] < 1)
+    significant = (np.abs(total).mean(-1) > floor) & (share_floor(run, way)[:, row] < 1)
 
     def share(values: np.ndarray) -> np.ndarray:
-        """(segment, …) of values (segment, …, step)."""
+        """Project values (segment, …, step) on the total effect, (segment, …)."""
         by = total.reshape(len(total), *[1] * (values.ndim - 2), -1)
         along = (values * by).sum(-1)
-        scale = np.where(known, length, np.nan).reshape(len(total), *[1] * (along.ndim - 1))
+        scale = np.where(significant, length, np.nan).reshape(len(total), *[1] * (along.ndim - 1))
         return np.asarray(along / scale)
 
     data["share"] = (("segment", "component"), share(data["effect"].values))
@@ -161,7 +161,7 @@ def _judged(data: xr.Dataset, sides: Sides) -> xr.Dataset:
 
 
 def component_coords(places: Sequence[Place]) -> dict[str, Any]:
-    """Coordinates that name components beside segments, whose own coordinates have the plain names."""
+    """Return coordinates of components beside segments, whose own coordinates have the plain names."""
     return {
         "component": [str(place.target) for place in places],
         "stack": ("component", [place.stack for place in places]),
@@ -172,22 +172,22 @@ def component_coords(places: Sequence[Place]) -> dict[str, Any]:
 
 
 def all_writers(lens: Lens) -> list[Component]:
-    """The heads and MLPs of every stack."""
+    """Return the heads and MLPs of every stack."""
     return [each for stack in lens.wiring.stacks for each in writers(lens.wiring, stack.name)]
 
 
 @dataclass
-class _Tried:
-    """The effects of segments through components, as they are found.
+class _RouteSearch:
+    """Effects of segments through components, filled one segment at a time.
 
     Attributes:
-        sides: what is explained.
+        sides: runs with and without segments.
         places: candidates.
         top: how many are tried for each segment.
-        seed: of what is tried at random beside them.
+        seed: of the components tried at random beside them.
         effect, direct: (segment, component, step); NaN where not tried, ``direct`` None if not asked for.
         estimate: (segment, component, step), None without gradients.
-        spots, missed: components tried at random, and how many of them the search should have found.
+        spots, misses: number of components tried at random, and of those that the search should have found.
     """
 
     sides: Sides
@@ -198,19 +198,19 @@ class _Tried:
     direct: np.ndarray | None
     estimate: np.ndarray | None
     spots: int = 0
-    missed: int = 0
+    misses: int = 0
 
     @classmethod
-    def of(cls, sides: Sides, components: Any, top: int | None, direct: bool, seed: int) -> _Tried:
-        """Nothing tried yet."""
+    def of(cls, sides: Sides, components: Any, top: int | None, direct: bool, seed: int) -> _RouteSearch:
+        """Start a search with no effect measured yet."""
         lens = sides.run.lens
         places = places_of(lens, all_writers(lens) if components is None else listed(components, "components"))
         if any(isinstance(place.target, str) for place in places):
             raise InputError("routes go through heads and branches; name components, and no residual stream")
         count = len(places) if top is None and len(places) <= _ALL else min(top or _TOP, len(places))
-        estimated = sides.differentiable
+        has_gradients = sides.differentiable
         # without a gradient nothing says which to try
-        count = count if estimated else len(places)
+        count = count if has_gradients else len(places)
         shape = (len(sides.segments), len(places), sides.run.horizon)
         nothing = np.full(shape, np.nan)
         return cls(
@@ -220,69 +220,69 @@ class _Tried:
             seed,
             nothing,
             nothing.copy() if direct else None,
-            nothing.copy() if estimated else None,
+            nothing.copy() if has_gradients else None,
         )
 
     @property
     def full(self) -> bool:
-        """Whether every component is tried."""
+        """True if every component is measured."""
         return self.top == len(self.places)
 
     def add(self, number: int, without: Run) -> None:
         """Find the effects of one segment, given the run without it."""
-        chosen = np.arange(len(self.places))
+        candidates = np.arange(len(self.places))
         if self.estimate is not None:
             self.estimate[number] = self.sides.estimated(without, self.places, self._slopes)
         if not self.full:
             assert self.estimate is not None
             order = by_size(self.estimate[number])
-            drawn = np.random.default_rng([self.seed, number]).permutation(order[self.top :])[:_SPOT]
-            chosen = np.concatenate([order[: self.top], drawn])
-        self._run(number, without, chosen)
+            sample = np.random.default_rng([self.seed, number]).permutation(order[self.top :])[:_SPOT]
+            candidates = np.concatenate([order[: self.top], sample])
+        self._run(number, without, candidates)
         if not self.full:
             sizes = np.abs(self.effect[number]).mean(-1)
-            least = np.sort(sizes[chosen[: self.top]])[::-1][:LARGEST][-1]
-            self.spots += len(chosen) - self.top
-            self.missed += int((sizes[chosen[self.top :]] > np.fmax(least, self.sides.floor)).sum())
+            least = np.sort(sizes[candidates[: self.top]])[::-1][:LARGEST][-1]
+            self.spots += len(candidates) - self.top
+            self.misses += int((sizes[candidates[self.top :]] > np.fmax(least, self.sides.floor)).sum())
 
     @cached_property
     def _slopes(self) -> Activations:
         return self.sides.slopes(self.places)
 
-    def _run(self, number: int, without: Run, chosen: np.ndarray) -> None:
-        places = [self.places[index] for index in chosen]
+    def _run(self, number: int, without: Run, candidates: np.ndarray) -> None:
+        places = [self.places[index] for index in candidates]
         acts = without.record(sorted({place.point for place in places}))
         through = [Variant(str(place.target), (PatchFrom(place.target, acts),)) for place in places]
-        held = self.sides.directly(acts, [place.target for place in places]) if self.direct is not None else []
-        change = self.sides.change([*through, *held])
-        self.effect[number, chosen] = change[: len(places)]
+        direct = self.sides.directly(acts, [place.target for place in places]) if self.direct is not None else []
+        change = self.sides.change([*through, *direct])
+        self.effect[number, candidates] = change[: len(places)]
         if self.direct is not None:
-            self.direct[number, chosen] = change[len(places) :]
+            self.direct[number, candidates] = change[len(places) :]
 
     def variables(self) -> dict[str, Any]:
-        """As variables of the result."""
+        """Return the effects as variables of the result."""
         axes = ("segment", "component", "step")
-        found: dict[str, Any] = {"effect": (axes, self.effect)}
+        arrays: dict[str, Any] = {"effect": (axes, self.effect)}
         if self.direct is not None:
-            found["direct"] = (axes, self.direct)
+            arrays["direct"] = (axes, self.direct)
         if self.estimate is not None:
-            found["estimate"] = (axes, self.estimate)
-        return found
+            arrays["estimate"] = (axes, self.estimate)
+        return arrays
 
     def facts(self) -> dict[str, object]:
-        """As attributes of the result."""
+        """Return the search as attributes of the result."""
         if self.full:
             return {"search": "full"}
-        rate = self.missed / self.spots if self.spots else 0.0
+        rate = self.misses / self.spots if self.spots else 0.0
         # Clopper and Pearson; one-sided where nothing was missed
-        high = beta.ppf(0.975, self.missed + 1, self.spots - self.missed) if self.missed < self.spots else 1.0
-        known = {"spot_checks": self.spots, "miss_rate": rate, "miss_rate_high": float(high)}
-        return {"search": "gradient", "top": self.top, **known}
+        high = beta.ppf(0.975, self.misses + 1, self.spots - self.misses) if self.misses < self.spots else 1.0
+        checks = {"spot_checks": self.spots, "miss_rate": rate, "miss_rate_high": float(high)}
+        return {"search": "gradient", "top": self.top, **checks}
 
 
 @dataclass
 class _Sums:
-    """What the total effects of segments are the sum of, as it is found."""
+    """Terms of the total effects of segments, filled one segment at a time."""
 
     sides: Sides
 
@@ -293,7 +293,7 @@ class _Sums:
 
     @cached_property
     def branches(self) -> list[Component]:
-        """Of the stack that is read out, in order of writing."""
+        """Branches of the stack that is read out, in order of writing."""
         stack = self.sides.run.lens.wiring.output_stack
         return [Component(stack.name, layer, row.kind) for layer in range(stack.n_layers) for row in stack.rows(layer)]
 
@@ -304,23 +304,23 @@ class _Sums:
         self.branch_direct[number] = sides.change(sides.directly(acts, self.branches))
         lens = sides.run.lens
         whole = sides.run.record([sides.written_at(each) for each in sides.branches])
-        looking = [each for each in sides.branches if isinstance(_row(lens, each), Attention)]
-        held = [
+        attentions = [each for each in sides.branches if isinstance(_row(lens, each), Attention)]
+        variants = [
             Variant("no component", tuple(PatchFrom(branch, whole) for branch in self.branches)),
-            Variant("no attention", tuple(PatchFrom(branch, whole) for branch in looking)),
+            Variant("no attention", tuple(PatchFrom(branch, whole) for branch in attentions)),
         ]
         plain = sides.run.point[sides.row]
         self.no_component[number], self.no_attention[number] = (
-            plain - point_forecasts(without, [each])[0, sides.row] for each in held
+            plain - point_forecasts(without, [each])[0, sides.row] for each in variants
         )
         self.total[number] = plain - without.point[sides.row]
 
     def variables(self) -> dict[str, Any]:
-        """As variables of the result."""
+        """Return the terms as variables of the result."""
         axes = ("segment", "step")
         rest = self.total - self.no_component - self.branch_direct.sum(1)
-        found = {"total": self.total, "no_component": self.no_component, "no_attention": self.no_attention}
-        variables: dict[str, Any] = {name: (axes, values) for name, values in {**found, "rest": rest}.items()}
+        sums = {"total": self.total, "no_component": self.no_component, "no_attention": self.no_attention}
+        variables: dict[str, Any] = {name: (axes, values) for name, values in {**sums, "rest": rest}.items()}
         return {**variables, "branch_direct": (("segment", "branch", "step"), self.branch_direct)}
 
 
@@ -329,12 +329,12 @@ def _row(lens: Lens, branch: Component) -> object:
 
 
 def by_size(effects: np.ndarray) -> np.ndarray:
-    """Places of (component, step) in order of their mean size, largest first; what is no number comes first."""
+    """Sort places of (component, step) by their mean size, largest first; NaN comes first."""
     return np.argsort(-np.nan_to_num(np.abs(effects).mean(-1), nan=np.inf), kind="stable")
 
 
 def missed_by_search(routes: xr.Dataset, top: int, *, largest: int = LARGEST) -> float:
-    """The share of the largest routes of all segments that a search among so many estimates would not have tried.
+    """Compute the share of the largest routes of all segments that a search of so many components would miss.
 
     Args:
         routes: of kind "input_routes", of a full search of a model with gradients.
@@ -351,11 +351,11 @@ def missed_by_search(routes: xr.Dataset, top: int, *, largest: int = LARGEST) ->
     """
     if routes.attrs.get("search") != "full" or "estimate" not in routes:
         raise InputError("misses are counted against a full search with estimates; give no top, and a run of one pass")
-    missed, wanted = 0, 0
+    misses, count = 0, 0
     for number in range(routes.sizes["segment"]):
         one = routes.isel(segment=number)
-        tried = set(by_size(one["estimate"].values)[:top])
+        candidates = set(by_size(one["estimate"].values)[:top])
         true = [place for place in by_size(one["effect"].values)[:largest] if one["size_stands_out"].values[place]]
-        wanted += len(true)
-        missed += len(set(true) - tried)
-    return missed / max(wanted, 1)
+        count += len(true)
+        misses += len(set(true) - candidates)
+    return misses / max(count, 1)

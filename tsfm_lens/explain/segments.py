@@ -1,4 +1,4 @@
-"""What a forecast is explained by: stretches of the target's past, other variates, past and known covariates."""
+"""Units of an explanation: stretches of the target's past, other variates, past and known covariates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PLACE = re.compile(r"(, past|, future| -?\d+ to -?\d+)$")
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of what a model is shown of one item.
+    """Stretch of one series of an item, as the model sees it.
 
     Attributes:
         name: the series and the steps, unique among the segments of an item.
@@ -54,7 +54,7 @@ class Segment:
 
 
 def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
-    """Positions of the series of one item of a batch.
+    """Return positions of the series of one item of a batch.
 
     Args:
         batch: the series.
@@ -81,7 +81,7 @@ def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
 
 
 def item_of(run: Run, item: int | str = 0) -> Run:
-    """The same run of one item of it; errors as in :func:`item_rows`.
+    """Select one item of a run; errors as in :func:`item_rows`.
 
     Example:
         >>> len(explain.item_of(driven).batch)
@@ -91,7 +91,7 @@ def item_of(run: Run, item: int | str = 0) -> Run:
 
 
 def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
-    """Position in an item of the target that is explained.
+    """Return the position in an item of the target that is explained.
 
     Args:
         batch: the series of one item.
@@ -103,17 +103,17 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
     """
     rows = [row for row, role in enumerate(batch.roles) if role == "target"]
     if isinstance(target, str):
-        named = {batch.ids[row]: row for row in rows} | {batch.variates[row]: row for row in rows}
-        if target not in named:
-            raise unknown_name("target", target, named)
-        return named[target]
+        by_name = {batch.ids[row]: row for row in rows} | {batch.variates[row]: row for row in rows}
+        if target not in by_name:
+            raise unknown_name("target", target, by_name)
+        return by_name[target]
     if isinstance(target, bool) or not isinstance(target, int | np.integer) or not 0 <= target < len(rows):
         raise InputError(f"target {target!r} of an item with {len(rows)}; expected a position from 0, or a name")
     return rows[int(target)]
 
 
 def token_edges(run: Run) -> tuple[int, ...]:
-    """Steps at which a token of the stack that reads the series begins or ends, ascending; the context's alone.
+    """Return steps at which a token of the input stack begins or ends, ascending; those of the context alone.
 
     Example:
         >>> explain.token_edges(run)[-3:]
@@ -134,7 +134,7 @@ def segments(
     season: int | None = None,
     others: str = "past and future",
 ) -> tuple[Segment, ...]:
-    """Cut what a model is shown of one item, each step of each series into exactly one segment.
+    """Cut the visible input of one item, each step of each series into exactly one segment.
 
     The target's past is cut into stretches of equal length, counted back from the forecast start; the oldest may be
     shorter. A stretch as long as a season or more is a multiple of it, and all end where a token of the model does.
@@ -170,36 +170,36 @@ def segments(
         raise InputError("series with known covariates are cut up to the horizon; give horizon=…, or a run")
     ahead = 0 if steps is None else steps
     batch.known_future(ahead)
-    edges, first = _shown(run_or_batch, rows)
-    explained = target_row(batch, target)
-    period = batch.seasonalities[explained] if season is None else season
+    edges, first = _visible_range(run_or_batch, rows)
+    target_position = target_row(batch, target)
+    period = batch.seasonalities[target_position] if season is None else season
     beside = len(batch) - 1 + ("known" in batch.roles and others == "past and future") * batch.roles.count("known")
     count = max(EXACT - beside, _FEWEST) if parts is None else parts
     for value, what in ((count, "parts"), (period, "season")):
         if not is_count(value):
             raise InputError(f"{what}={value!r} is no number; expected an integer of 1 or more")
     width = _width(-first, count, period, edges)
-    found = []
-    for row in [explained, *(row for row in range(len(batch)) if row != explained)]:
+    result = []
+    for row in [target_position, *(row for row in range(len(batch)) if row != target_position)]:
         stop = ahead if batch.roles[row] == "known" else 0
-        way = "stretches" if row == explained else others
+        way = "stretches" if row == target_position else others
         for start, end in _cut(first, stop, width, edges, way):
-            found.append(_segment(batch, row, explained, start, end, (first, stop)))
-    return tuple(found)
+            result.append(_segment(batch, row, target_position, start, end, (first, stop)))
+    return tuple(result)
 
 
-def _shown(given: Run | SeriesBatch, rows: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Edges of tokens, and the first step that the model is shown."""
-    if isinstance(given, Run):
-        one = given.select(list(rows))
-        first = -min(one.batch.lengths[0], given.lens.context_length)
+def _visible_range(run_or_batch: Run | SeriesBatch, rows: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Return edges of tokens, and the first step that the model sees."""
+    if isinstance(run_or_batch, Run):
+        one = run_or_batch.select(list(rows))
+        first = -min(one.batch.lengths[0], run_or_batch.lens.context_length)
         return token_edges(one), first
-    first = -given.lengths[rows[0]]
+    first = -run_or_batch.lengths[rows[0]]
     return tuple(range(first, 1)), first
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
-    """Steps of a stretch, so that at most ``count`` make up the length: whole seasons and whole tokens, if it can."""
+    """Choose the steps of a stretch, at most ``count`` in the length: whole seasons and whole tokens where possible."""
     width = -(-length // count)
     token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0] if len(edges) > 1 else 1
     both = math.lcm(season, token)
@@ -211,21 +211,23 @@ def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
 
 
 def _cut(first: int, stop: int, width: int, edges: Sequence[int], way: str) -> list[tuple[int, int]]:
-    """Ranges from the oldest on."""
+    """Return ranges from the oldest on."""
     if way == "whole":
         return [(first, stop)]
     cuts = {first, 0, stop}
     if way == "stretches":
-        known = np.array([edge for edge in edges if first < edge < 0] or [first])
+        inner = np.array([edge for edge in edges if first < edge < 0] or [first])
         aims = range(-width, first, -width)
-        cuts |= {int(known[np.abs(known - aim).argmin()]) for aim in aims}
+        cuts |= {int(inner[np.abs(inner - aim).argmin()]) for aim in aims}
         cuts |= set(range(width, stop, width))
     return list(pairwise(sorted(cuts)))
 
 
-def _segment(batch: SeriesBatch, row: int, explained: int, start: int, stop: int, whole: tuple[int, int]) -> Segment:
+def _segment(
+    batch: SeriesBatch, row: int, target_position: int, start: int, stop: int, whole: tuple[int, int]
+) -> Segment:
     role, series = batch.roles[row], batch.variates[row] or batch.ids[row]
-    kind: Kind = "past" if row == explained else "variate"
+    kind: Kind = "past" if row == target_position else "variate"
     if role != "target":
         kind = "past covariate" if role == "past" else "known covariate"
     if len(batch) == 1:
@@ -247,7 +249,7 @@ def refined(
     width: int | None = None,
     edges: Sequence[int] | None = None,
 ) -> tuple[Segment, ...]:
-    """Some segments cut further, the others as they are: years into weeks, the heaviest of those into days.
+    """Cut some segments further and keep the others: years into weeks, the heaviest of those into days.
 
     Args:
         parts: segments of one item.
@@ -269,48 +271,48 @@ def refined(
     for value, what in ((into, "into"), (1 if width is None else width, "width")):
         if not is_count(value):
             raise InputError(f"{what}={value!r} is no number; expected an integer of 1 or more")
-    chosen = set(positions_of(parts, where))
-    found: list[Segment] = []
+    positions = set(positions_of(parts, where))
+    result: list[Segment] = []
     for index, part in enumerate(parts):
-        found += _pieces(part, into, width, edges) if index in chosen else [part]
-    return tuple(found)
+        result += _pieces(part, into, width, edges) if index in positions else [part]
+    return tuple(result)
 
 
 def positions_of(parts: Sequence[Segment], where: Iterable[str | int | bool | Segment]) -> list[int]:
-    """Positions of segments that are given by name, position, as they are, or by one bool each.
+    """Return positions of segments by name, by position, as they are, or by one bool each.
 
     Raises:
         InputError: a position is out of range, or there are more or fewer bools than segments.
         UnknownNameError: no segment is called so.
     """
-    wanted: list[Any] = [where] if isinstance(where, str | Segment) else list(where)
-    if wanted and all(isinstance(each, bool | np.bool_) for each in wanted):
-        if len(wanted) != len(parts):
-            raise InputError(f"{len(wanted)} bools choose among {len(parts)} segments; expected one each")
-        return [index for index, each in enumerate(wanted) if each]
+    selection: list[Any] = [where] if isinstance(where, str | Segment) else list(where)
+    if selection and all(isinstance(each, bool | np.bool_) for each in selection):
+        if len(selection) != len(parts):
+            raise InputError(f"{len(selection)} bools choose among {len(parts)} segments; expected one each")
+        return [index for index, each in enumerate(selection) if each]
     names = [part.name for part in parts]
-    found = []
-    for each in wanted:
+    positions = []
+    for each in selection:
         if isinstance(each, int | np.integer) and not isinstance(each, bool):
             if not 0 <= each < len(parts):
                 raise InputError(f"segment {each} of {len(parts)}; expected a position from 0")
-            found.append(int(each))
+            positions.append(int(each))
             continue
         name = each.name if isinstance(each, Segment) else str(each)
         if name not in names:
             raise unknown_name("segment", name, names)
-        found.append(names.index(name))
-    return found
+        positions.append(names.index(name))
+    return positions
 
 
 def _pieces(part: Segment, into: int, width: int | None, edges: Sequence[int] | None) -> list[Segment]:
     step = -(-len(part) // into) if width is None else width
     aims = range(part.stop - step, part.start, -step)
     free = edges is None or part.start >= 0
-    known = np.array([edge for edge in edges or () if part.start < edge < part.stop])
-    if not free and not len(known):
+    inner = np.array([edge for edge in edges or () if part.start < edge < part.stop])
+    if not free and not len(inner):
         return [part]
-    cuts = {aim if free else int(known[np.abs(known - aim).argmin()]) for aim in aims}
+    cuts = {aim if free else int(inner[np.abs(inner - aim).argmin()]) for aim in aims}
     if not cuts:
         return [part]
     series = _PLACE.sub("", part.name)
@@ -331,10 +333,10 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
     """
     if not parts:
         raise InputError("there are no segments to explain by; tsfm_lens.explain.segments(run) cuts an item")
-    repeated = [name for name, times in Counter(part.name for part in parts).items() if times > 1]
-    if repeated:
-        raise InputError(f"two segments are called {repeated[0]!r}; give each its own name")
-    taken: dict[int, list[Segment]] = {}
+    duplicates = [name for name, times in Counter(part.name for part in parts).items() if times > 1]
+    if duplicates:
+        raise InputError(f"two segments are called {duplicates[0]!r}; give each its own name")
+    by_row: dict[int, list[Segment]] = {}
     for part in parts:
         if not 0 <= part.row < len(batch):
             raise InputError(f"segment {part.name!r} is of series {part.row} of an item with {len(batch)}")
@@ -344,14 +346,14 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
                 f"segment {part.name!r} covers steps {part.start} to {part.stop - 1}, and {batch.ids[part.row]!r} is "
                 f"shown from {first} to {last - 1}"
             )
-        for other in taken.setdefault(part.row, []):
+        for other in by_row.setdefault(part.row, []):
             if part.start < other.stop and other.start < part.stop:
                 raise InputError(f"segments {other.name!r} and {part.name!r} overlap; each step belongs to one")
-        taken[part.row].append(part)
+        by_row[part.row].append(part)
 
 
 def given_parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
-    """The segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
+    """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
     if parts is None or isinstance(parts, int):
         return segments(run, item, target=target, parts=parts)
     if isinstance(parts, Mapping):

@@ -1,4 +1,4 @@
-"""Shapley values of a function of what is shown: exact over all masks, or by sampled orders."""
+"""Shapley values of a function of visible segments: exact over all masks, or by sampled orders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FEWEST = 4
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
-    """Every mask of so many players, (2 ** players, player): the first shows none, the last all.
+    """Return every mask of so many players, (2 ** players, player): the first shows none, the last all.
 
     Raises:
         InputError: there are more than 20.
@@ -44,7 +44,7 @@ def all_masks(players: int) -> NDArray[np.bool_]:
 
 
 def exact_shapley(values: Any, players: int) -> Array:
-    """Shapley values from the value of every mask.
+    """Compute Shapley values from the value of every mask.
 
     Args:
         values: (2 ** player, …) in the order of :func:`all_masks`.
@@ -63,18 +63,18 @@ def exact_shapley(values: Any, players: int) -> Array:
         >>> explain.exact_shapley([0.0, 1.0, 2.0, 5.0], 2).tolist()
         [2.0, 3.0]
     """
-    known = np.asarray(values, dtype=float)
+    table = np.asarray(values, dtype=float)
     masks = all_masks(players)
-    if known.shape[:1] != (len(masks),):
-        raise InputError(f"values have shape {known.shape}, expected one for each of {len(masks)} masks")
+    if table.shape[:1] != (len(masks),):
+        raise InputError(f"values have shape {table.shape}, expected one for each of {len(masks)} masks")
     size = masks.sum(1)
     share = np.array([factorial(k) * factorial(players - k - 1) / factorial(players) for k in range(players)])
     weights = np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)])
-    return np.tensordot(weights, known, 1)
+    return np.tensordot(weights, table, 1)
 
 
 def shapley_interactions(values: Any, players: int) -> Array:
-    """What every two players add together beyond what each adds alone, averaged over what else is shown.
+    """Compute the joint effect of every two players beyond the sum of both, averaged over the others.
 
     Args:
         values: (2 ** player, …) in the order of :func:`all_masks`.
@@ -90,18 +90,18 @@ def shapley_interactions(values: Any, players: int) -> Array:
         >>> float(explain.shapley_interactions([0.0, 1.0, 2.0, 5.0], 2)[0, 1])
         2.0
     """
-    known = np.asarray(values, dtype=float)
+    table = np.asarray(values, dtype=float)
     masks, number = all_masks(players), np.arange(2**players)
     size = masks.sum(1)
     share = np.array([factorial(k) * factorial(players - k - 2) for k in range(players - 1)]) / factorial(players - 1)
-    found = np.full((players, players, *known.shape[1:]), np.nan)
+    interactions = np.full((players, players, *table.shape[1:]), np.nan)
     for i in range(players):
         for j in range(i):
             without = number[~masks[:, i] & ~masks[:, j]]
             first, second = 1 << i, 1 << j
-            both = known[without | first | second] - known[without | first] - known[without | second] + known[without]
-            found[i, j] = found[j, i] = np.tensordot(share[size[without]], both, 1)
-    return found
+            both = table[without | first | second] - table[without | first] - table[without | second] + table[without]
+            interactions[i, j] = interactions[j, i] = np.tensordot(share[size[without]], both, 1)
+    return interactions
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Sampled:
 def sampled_shapley(
     value: Value, players: int, *, orders: int = 400, tolerance: float = 0.02, seed: int = 0
 ) -> Sampled:
-    """Shapley values by orders in which players are shown one after the other.
+    """Estimate Shapley values by orders in which players are shown one after the other.
 
     Orders come in blocks of four antithetic pairs: an order and its reverse, and three rotations of it with their
     reverses, so that each player stands in each quarter of the order. Blocks are drawn independently of one another,
@@ -157,20 +157,20 @@ def sampled_shapley(
     rng = np.random.default_rng(seed)
     most = max(-(-orders // (2 * _QUARTERS)), _FEWEST)
     ends = value(np.array([[False] * players, [True] * players]))
-    size, settled = float(np.abs(ends[1] - ends[0]).mean()), False
+    size, converged = float(np.abs(ends[1] - ends[0]).mean()), False
     blocks = np.empty((0, players, *ends.shape[1:]))
-    while len(blocks) < most and not settled:
-        drawn = [rng.permutation(players) for _ in range(min(_FEWEST, most - len(blocks)))]
-        blocks = np.concatenate([blocks, _added(value, drawn)])
+    while len(blocks) < most and not converged:
+        permutations = [rng.permutation(players) for _ in range(min(_FEWEST, most - len(blocks)))]
+        blocks = np.concatenate([blocks, _contributions(value, permutations)])
         error = blocks.std(0, ddof=1) / np.sqrt(len(blocks))
-        settled = bool(error.reshape(players, -1).mean(1).max() <= tolerance * size)
-    return Sampled(blocks.mean(0), error, 2 * _QUARTERS * len(blocks), settled)
+        converged = bool(error.reshape(players, -1).mean(1).max() <= tolerance * size)
+    return Sampled(blocks.mean(0), error, 2 * _QUARTERS * len(blocks), converged)
 
 
-def _added(value: Value, drawn: Sequence[NDArray[np.int64]]) -> Array:
-    """Mean of what each player adds over the orders of each block, (block, player, …)."""
-    players = len(drawn[0])
-    turns = [np.roll(order, quarter * players // _QUARTERS) for order in drawn for quarter in range(_QUARTERS)]
+def _contributions(value: Value, permutations: Sequence[NDArray[np.int64]]) -> Array:
+    """Average each player's contribution over the orders of each block, (block, player, …)."""
+    players = len(permutations[0])
+    turns = [np.roll(order, quarter * players // _QUARTERS) for order in permutations for quarter in range(_QUARTERS)]
     orders = np.array([each for turn in turns for each in (turn, turn[::-1])])
     masks = np.zeros((len(orders), players + 1, players), dtype=bool)
     for row, each in enumerate(orders):
@@ -178,7 +178,7 @@ def _added(value: Value, drawn: Sequence[NDArray[np.int64]]) -> Array:
             masks[row, place + 1 :, player] = True
     values = value(masks.reshape(-1, players))
     values = values.reshape(len(orders), players + 1, *values.shape[1:])
-    added = np.zeros((len(orders), players, *values.shape[2:]))
+    contributions = np.zeros((len(orders), players, *values.shape[2:]))
     for row, each in enumerate(orders):
-        added[row, each] = np.diff(values[row], axis=0)
-    return np.asarray(added.reshape(len(drawn), 2 * _QUARTERS, *added.shape[1:]).mean(1))
+        contributions[row, each] = np.diff(values[row], axis=0)
+    return np.asarray(contributions.reshape(len(permutations), 2 * _QUARTERS, *contributions.shape[1:]).mean(1))

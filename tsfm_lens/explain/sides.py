@@ -1,4 +1,4 @@
-"""One item seen whole and with segments masked: two runs made alike, whose activations fit into each other."""
+"""One item whole and with segments masked: two runs under the same settings, with activations that fit."""
 
 from __future__ import annotations
 
@@ -38,38 +38,38 @@ class Sides:
         run: of the item alone, everything shown.
         row: of the target in the item.
         segments: of the item.
-        stands: for each series (time + horizon,) what stands for a masked step.
-        numbered: the item, categories as the numbers that the model is shown.
+        stands: values of masked steps, (time + horizon,) for each series.
+        numeric: the item, categories as the numbers that the model reads.
     """
 
     run: Run
     row: int
     segments: tuple[Segment, ...]
     stands: tuple[np.ndarray, ...]
-    numbered: SeriesBatch
-    _known: dict[tuple[int, ...], Run] = field(default_factory=dict)
+    numeric: SeriesBatch
+    _cache: dict[tuple[int, ...], Run] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Of the target."""
+        """Name of the target."""
         return self.run.batch.ids[self.row]
 
     def without(self, hidden: Sequence[int]) -> Run:
-        """The run with some segments masked, made as the whole one is; the last one asked for is kept.
+        """Run the item with some segments masked, as the whole one is run; the last such run is cached.
 
         Raises:
             InputError: other tokens than with everything shown.
         """
         key = tuple(sorted(hidden))
-        if key not in self._known:
-            self._known.clear()
-            self._known[key] = self._without(key)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache.clear()
+            self._cache[key] = self._without(key)
+        return self._cache[key]
 
     def _without(self, hidden: tuple[int, ...]) -> Run:
         run = self.run
         keep = np.isin(np.arange(len(self.segments)), hidden, invert=True)[None]
-        batch = masked(self.numbered, self.segments, keep, self.stands, horizon=run.horizon)
+        batch = masked(self.numeric, self.segments, keep, self.stands, horizon=run.horizon)
         # one copy is the item itself
         batch = replace(batch, ids=run.batch.ids, groups=run.batch.groups)
         # what a decoder reads as its own past is the same on both sides
@@ -84,18 +84,18 @@ class Sides:
         return other
 
     def change(self, variants: Sequence[Variant], of: Run | None = None) -> np.ndarray:
-        """What variants of the run take away from the target's forecast, (variant, step), in data units."""
+        """Compute the loss of the target's forecast under variants of the run, (variant, step), in data units."""
         if not variants:
             return np.empty((0, self.run.horizon))
         return self.run.point[self.row] - point_forecasts(of or self.run, variants)[:, self.row]
 
     def written_at(self, branch: Component) -> str:
-        """The hook point of what a branch writes."""
+        """Return the hook point of a branch's write."""
         return f"{self.run.lens.wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
 
     @cached_property
     def branches(self) -> list[Component]:
-        """Of all stacks, in order."""
+        """Branches of all stacks, in order."""
         return [
             Component(stack.name, layer, row.kind)
             for stack in self.run.lens.wiring.stacks
@@ -104,9 +104,9 @@ class Sides:
         ]
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
-        """Variants in which a component alone writes what ``acts`` have, and every later branch what it writes anyway.
+        """Build variants in which one component alone writes ``acts``, and every later branch its own write.
 
-        A component of an earlier stack then reaches the readout through nothing.
+        A component of an earlier stack then has no way to the readout.
         """
         whole = self.run.record([self.written_at(branch) for branch in self.branches])
         wiring = self.run.lens.wiring
@@ -120,12 +120,12 @@ class Sides:
 
     @cached_property
     def floor(self) -> float:
-        """What the mean absolute change of the target's forecast comes to when nothing is changed, in data units."""
+        """Mean absolute change of the target's forecast when nothing is changed, in data units."""
         return float(noise_floor(self.run, lambda other, plain: np.abs(other - plain).mean(-1))[self.row])
 
     @property
     def differentiable(self) -> bool:
-        """Whether gradients of the forecast exist, in one pass over the horizon."""
+        """True if gradients of the forecast exist, in one pass over the horizon."""
         lens = self.run.lens
         return bool(lens.wiring.true_gradients) and self.run.horizon <= lens.adapter.longest_pass
 
@@ -138,7 +138,7 @@ class Sides:
         return np.array_split(np.arange(self.run.horizon), min(fit, self.run.horizon))
 
     def slopes(self, places: Sequence[Place]) -> Activations:
-        """Activations at places of the whole run, with gradients of the target's forecast, (block of steps, …)."""
+        """Record activations at places of the whole run, with gradients of the forecast: (block of steps, …)."""
         run = self.run.in_one_pass()
 
         def means(output: Tensor) -> Tensor:
@@ -148,34 +148,36 @@ class Sides:
         return with_gradients(run, sorted({place.point for place in places}), means)
 
     def estimated(self, without: Run, places: Sequence[Place], slopes: Activations) -> np.ndarray:
-        """(place, step) effects through places to first order, in data units; steps that go together have their mean.
+        """Estimate effects through places to first order, (place, step), in data units.
+
+        Steps that go together have their mean.
 
         NaN where there is no number, as at tokens that nobody reads.
         """
         along = self.run.in_one_pass().path if self.run.tokens_read else None
         once = without if not without.rollout else replace(without, rollout=False, along=along, _of=None)
         there = once.record(sorted({place.point for place in places}))
-        found = np.empty((len(places), self.run.horizon))
-        for values, place in zip(found, places, strict=True):
+        effects = np.empty((len(places), self.run.horizon))
+        for values, place in zip(effects, places, strict=True):
             for block, effect in zip(self._blocks, _products(place, slopes, there), strict=True):
                 values[block] = effect
-        return found
+        return effects
 
     def dataset(self) -> xr.Dataset:
-        """Context, coordinates of segments, and the forecast with everything shown."""
+        """Return context, coordinates of segments, and the forecast with everything visible."""
         coords = segment_coords(self.segments)
         data = self.run.dataset().assign_coords(coords)
         return data.assign(forecast=(("step",), self.run.point[self.row]))
 
 
 def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
-    """Coordinates that name segments, as every result about them has them."""
+    """Return coordinates of segments, as every result about them has them."""
     facts = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
     return {"segment": [part.name for part in parts], **facts}
 
 
 def _products(place: Place, slopes: Activations, there: Activations) -> np.ndarray:
-    """(block,): what an activation loses on the other side times its gradient, over all series and tokens."""
+    """Multiply an activation's loss on the other side by its gradient, summed over series and tokens: (block,)."""
     product = (slopes[place.point] - there[place.point]) * slopes[f"{place.point}_grad"]
     if place.head is not None:
         product = product[..., place.head, :]
@@ -190,16 +192,16 @@ def two_sides(
     reference: Reference = "mean",
     seed: int = 0,
 ) -> Sides:
-    """One item of a run, ready to have segments masked; arguments as :func:`tsfm_lens.explain.input_routes` has them.
+    """Prepare one item of a run for masking; arguments as in :func:`tsfm_lens.explain.input_routes`.
 
     Raises:
         InputError: segments or the reference do not fit the item.
         UnknownNameError: no such item, target or reference.
     """
     alone = item_of(run, item)
-    chosen = given_parts(run, item, target, parts)
+    segments = given_parts(run, item, target, parts)
     renumber: Any = getattr(alone.lens.adapter, "numbered", None)
-    numbered = alone.batch if renumber is None else renumber(alone.batch)
-    refuse_overlap(chosen, numbered, alone.horizon)
-    stands = reference_rows(alone.batch, numbered, reference, alone.horizon, seed)
-    return Sides(alone, target_row(alone.batch, target), chosen, stands, numbered)
+    numeric = alone.batch if renumber is None else renumber(alone.batch)
+    refuse_overlap(segments, numeric, alone.horizon)
+    stands = reference_rows(alone.batch, numeric, reference, alone.horizon, seed)
+    return Sides(alone, target_row(alone.batch, target), segments, stands, numeric)

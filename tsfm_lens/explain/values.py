@@ -52,20 +52,20 @@ def forecasts(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """What a run's forecast of one target becomes under each mask.
+    """Compute a run's forecast of one target under each mask.
 
     Each is the library's own forecast of the masked series, in rollouts too, and equal to it up to rounding; as many
     run side by side as the memory takes. Of models that draw sample paths it is, in one pass, the value of a single
     forward, which takes no draw: of token models the expected value at each step, given the context and the run's own
     path so far, whatever is masked; of a distribution its mean. In a rollout it is the quantiles of the sample paths,
-    and every mask draws the same random numbers, those of the item alone under the run's seed; what is left of the
-    draws is told by further seeds.
+    and every mask draws the same random numbers, those of the item alone under the run's seed. Further seeds measure
+    the remaining noise of the draws.
 
     Args:
         run: the forecast to explain.
         segments: of the item, see :func:`tsfm_lens.explain.segments`.
         keep: (mask, segment) whether a segment is shown.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         item: of the run's batch.
         target: of the item's targets.
         seed: of a shuffled reference.
@@ -87,12 +87,12 @@ def forecasts(
 
 
 def quantiles_of(run: Run) -> tuple[float, ...]:
-    """Levels of the values of a run under masks; (0.5,) for the expected value of a model that draws, in one pass."""
+    """Return levels of a run's values under masks; (0.5,) for the expected value of a model that draws, in one pass."""
     return default_levels(run.lens.adapter) if run.lens.emits == "quantile" or run.rollout else (0.5,)
 
 
 def statistic_of(run: Run) -> str:
-    """What these values are: "quantiles", "quantiles of sample paths", "expected value" or "mean"."""
+    """Name these values: "quantiles", "quantiles of sample paths", "expected value" or "mean"."""
     if takes_draws(run):
         return "quantiles of sample paths"
     return {"quantile": "quantiles", "token": "expected value"}.get(run.lens.emits, "mean")
@@ -100,13 +100,13 @@ def statistic_of(run: Run) -> str:
 
 @dataclass(eq=False)
 class Masks:
-    """The forecast of one target as a function of what is shown; each mask is run once.
+    """Forecast of one target as a function of the visible segments; each mask is run once.
 
     Attributes:
         run, segments, reference, item, target, seed, progress: as in :func:`forecasts`; the run becomes that of the
             item alone.
         row: of the target in the item.
-        made: forecasts made so far.
+        made: number of forecasts so far.
         repeats: seeds under which a rollout of a model that draws is looked at; see ``redrawn``.
 
     In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share what the model makes of their
@@ -129,7 +129,7 @@ class Masks:
     progress: Progress | None = None
     repeats: int = 1
     row: int = field(init=False)
-    _known: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
+    _cache: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.run = item_of(self.run, self.item)
@@ -139,23 +139,23 @@ class Masks:
 
     @cached_property
     def batch(self) -> SeriesBatch:
-        """The series of the item, categories as the numbers that the model is shown."""
-        numbered: Any = getattr(self.run.lens.adapter, "numbered", None)
-        return self.run.batch if numbered is None else numbered(self.run.batch)
+        """Series of the item, categories as the numbers that the model reads."""
+        renumber: Any = getattr(self.run.lens.adapter, "numbered", None)
+        return self.run.batch if renumber is None else renumber(self.run.batch)
 
     @cached_property
     def stands(self) -> tuple[np.ndarray, ...]:
-        """For each series (time + horizon,) what stands for it where it is masked."""
+        """Values (time + horizon,) for each series that replace it where it is masked."""
         return reference_rows(self.run.batch, self.batch, self.reference, self.run.horizon, self.seed)
 
     @cached_property
     def mask(self) -> str:
-        """How the model sees missing values; see :func:`tsfm_lens.explain.mask_seen`."""
+        """Treatment of missing values by the model; see :func:`tsfm_lens.explain.mask_seen`."""
         return mask_seen(self.run.lens, self.batch)
 
     @cached_property
     def redrawn(self) -> tuple[Masks, ...]:
-        """The same under this seed and the ones after it, so many as repeats; itself where none is drawn."""
+        """Copies under this seed and the ones after it, as many as repeats; itself where none is drawn."""
         if self.repeats < 2 or not takes_draws(self.run):
             return (self,)
         run, others = self.run, []
@@ -166,87 +166,87 @@ class Masks:
 
     @property
     def made(self) -> int:
-        """Forecasts made so far."""
-        return len(self._known)
+        """Number of forecasts so far."""
+        return len(self._cache)
 
     def masked(self, keep: Any) -> MaskedBatch:
-        """The masked series; see :func:`tsfm_lens.explain.masked`."""
+        """Mask the series; see :func:`tsfm_lens.explain.masked`."""
         return masked(self.batch, self.segments, keep, self.stands, horizon=self.run.horizon)
 
     def __call__(self, keep: Any) -> np.ndarray:
-        """(mask, quantile, step) of masks (mask, segment)."""
+        """Compute forecasts (mask, quantile, step) of masks (mask, segment)."""
         self.run._refuse_other_hooks()
-        kept = checked_keep(keep, len(self.segments))
-        keys = [row.tobytes() for row in np.packbits(kept, axis=1)]
-        new = {key: index for index, key in enumerate(keys) if key not in self._known}
-        chosen = kept[list(new.values())]
+        visible = checked_keep(keep, len(self.segments))
+        keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
+        new = {key: index for index, key in enumerate(keys) if key not in self._cache}
+        pending = visible[list(new.values())]
         names = list(new)
         if self._shares:
             # masks that begin alike stand together
-            order = np.lexsort(chosen[:, np.argsort([part.start for part in self.segments])[::-1]].T)
-            chosen, names = chosen[order], [names[index] for index in order]
+            order = np.lexsort(pending[:, np.argsort([part.start for part in self.segments])[::-1]].T)
+            pending, names = pending[order], [names[index] for index in order]
         numbers = len(self.batch) * (max(self.batch.lengths) + self.run.horizon)
         size = max(1, _NUMBERS // numbers)
         # chunks of equal size waste the least
-        size = -(-len(chosen) // max(1, -(-len(chosen) // size)))
-        for first in range(0, len(chosen), max(size, 1)):
-            part = chosen[first : first + size]
+        size = -(-len(pending) // max(1, -(-len(pending) // size)))
+        for first in range(0, len(pending), max(size, 1)):
+            part = pending[first : first + size]
             for key, value in zip(names[first:], self._forecast(part), strict=False):
-                self._known[key] = value
+                self._cache[key] = value
             if self.progress is not None:
-                self.progress(first + len(part), len(chosen))
-        return np.stack([self._known[key] for key in keys])
+                self.progress(first + len(part), len(pending))
+        return np.stack([self._cache[key] for key in keys])
 
-    def _forecast(self, kept: np.ndarray) -> np.ndarray:
-        """(mask, quantile, step), all of them run."""
+    def _forecast(self, visible: np.ndarray) -> np.ndarray:
+        """Compute forecasts (mask, quantile, step), all of them run."""
         run = self.run
-        self._refuse_nothing(kept)
-        batch = self.masked(kept)
+        self._refuse_nothing(visible)
+        batch = self.masked(visible)
         if takes_draws(run):
-            made = _rollouts(run, batch, len(self.batch))
+            quantiles = _rollouts(run, batch, len(self.batch))
         elif run.lens.emits != "quantile":
-            made = _forwards(run, batch, len(kept))
+            quantiles = _forwards(run, batch, len(visible))
         elif self._shares:
-            made = _in_prefixes(run, batch, self._prefixes(kept))
+            quantiles = _in_prefixes(run, batch, self._prefixes(visible))
         else:
-            made = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
-        values = made.reshape(len(kept), len(self.batch), *made.shape[1:])[:, self.row]
+            quantiles = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
+        values = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])[:, self.row]
         if not np.isfinite(values).all():
-            raise InputError(self._no_number(kept[int(np.argmin(np.isfinite(values).all((1, 2))))]))
+            raise InputError(self._no_number(visible[int(np.argmin(np.isfinite(values).all((1, 2))))]))
         return values
 
     @cached_property
     def _shares(self) -> bool:
-        """Whether masks that begin alike can share what the model makes of that: nothing may look ahead."""
+        """True if masks that begin alike can share the model's work on it: nothing may look ahead."""
         lens, series = self.run.lens, self.batch
         whole = [*series.values, *self.stands]
         alone = len(series) == 1 and not lens.registry.in_use
         return alone and hasattr(lens.adapter, "sharing") and not any(np.isnan(each).any() for each in whole)
 
-    def _prefixes(self, kept: np.ndarray) -> np.ndarray:
-        """(mask, token) a number for all that a mask shows up to the end of a token."""
-        found = []
+    def _prefixes(self, visible: np.ndarray) -> np.ndarray:
+        """Give one number to the visible part of each mask up to the end of each token, (mask, token)."""
+        columns = []
         for stop in token_edges(self.run)[1:]:
             before = [index for index, part in enumerate(self.segments) if part.start < stop]
-            packed = np.packbits(kept[:, before], axis=1) if before else np.zeros((len(kept), 1), np.uint8)
-            found.append(np.unique(packed, axis=0, return_inverse=True)[1].reshape(-1))
-        return np.stack(found, axis=1)
+            bits = np.packbits(visible[:, before], axis=1) if before else np.zeros((len(visible), 1), np.uint8)
+            columns.append(np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1))
+        return np.stack(columns, axis=1)
 
-    def _refuse_nothing(self, kept: np.ndarray) -> None:
-        """Refuse masks that leave nothing of a series where the library fills gaps from what is left."""
+    def _refuse_nothing(self, visible: np.ndarray) -> None:
+        """Refuse masks that leave nothing of a series whose gaps the library fills from the rest."""
         for row, name in enumerate(self.batch.ids):
             if not np.isnan(self.stands[row]).all() or self.mask == OWN_MASK:
                 continue
             columns = [index for index, part in enumerate(self.segments) if part.row == row]
-            shown = sum(len(self.segments[index]) for index in columns) < self.batch.lengths[row]
-            if columns and not shown and not kept[:, columns].any(1).all():
+            rest_visible = sum(len(self.segments[index]) for index in columns) < self.batch.lengths[row]
+            if columns and not rest_visible and not visible[:, columns].any(1).all():
                 raise InputError(
                     f"{self.run.lens.wiring.architecture} has no mask: its library fills gaps by {self.mask}, and of "
                     f"{name!r} nothing would be left to fill from; choose reference='mean' or 'seasonal naive'"
                 )
 
-    def _no_number(self, kept: np.ndarray) -> str:
-        hidden = [part.name for part, shown in zip(self.segments, kept, strict=True) if not shown]
+    def _no_number(self, visible: np.ndarray) -> str:
+        hidden = [part.name for part, is_visible in zip(self.segments, visible, strict=True) if not is_visible]
         return (
             f"{self.run.lens.wiring.architecture} forecasts no number with {', '.join(hidden[:3])} masked; choose "
             "another reference, such as 'mean' or 'seasonal naive'"
@@ -254,27 +254,27 @@ class Masks:
 
 
 def takes_draws(run: Run) -> bool:
-    """Whether the run's forecast is of sample paths, and not of one forward."""
+    """Test if the run's forecast comes from sample paths, and not from one forward."""
     return run.rollout and run.lens.emits != "quantile"
 
 
 def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
-    """(series, quantile, step) of sample paths: every copy, of so many series, draws what it draws by itself."""
+    """Roll out sample paths, (series, quantile, step): every copy draws the random numbers of the item alone."""
     request = request_of(run.lens, batch, run.horizon, quantiles_of(run), run.num_samples, run.seed)
     # as many as the memory takes
     fit = max(part.stop - part.start for part in plan(request))
     size = max(1, fit // rows) * rows
     alone = Piece(request.seed, rows, 0, rows)
-    found = []
+    parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))
         part = Part(first, stop, (alone,) * ((stop - first) // rows))
-        found.append(forecast_part(request, part).quantiles)
-    return np.concatenate(found)
+        parts.append(forecast_part(request, part).quantiles)
+    return np.concatenate(parts)
 
 
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
-    """(series, quantile, step) of the library's own forecast, common beginnings computed once."""
+    """Compute the library's own forecast, (series, quantile, step), common beginnings once."""
     lens = run.lens
     request = request_of(lens, batch, run.horizon, seed=run.seed)
     parts = []
@@ -286,23 +286,23 @@ def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarr
 
 
 def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
-    """(series, 1, step) of single forwards; token models follow the run's path."""
+    """Compute single forwards, (series, 1, step); token models follow the run's path."""
     lens = run.lens
     if run.tokens_read:
         encoded = lens.encode(batch, future=np.tile(run.path, (copies, 1)))
     else:
         encoded = lens.encode(batch, horizon=run.horizon)
     parts, _ = forward_parts(lens, encoded, [()], len(encoded.rows), None, nullcontext)
-    found = []
+    outputs = []
     with torch.no_grad():
         for whole in parts:
             for part in _split(whole, math.ceil(len(whole.batch) / _ROWS)):
-                found.append(run.read(lens.forward(part), part).cpu().double().numpy())
-    return np.concatenate(found)[:, None]
+                outputs.append(run.read(lens.forward(part), part).cpu().double().numpy())
+    return np.concatenate(outputs)[:, None]
 
 
 def _split(encoded: Any, number: int) -> list[Any]:
-    """An encoded batch in about so many parts of whole items."""
+    """Split an encoded batch into about so many parts of whole items."""
     if number < 2:
         return [encoded]
     return [encoded.part(*place) for place in cut(encoded.batch, -(-len(encoded.batch) // number))]

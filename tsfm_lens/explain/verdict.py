@@ -1,4 +1,4 @@
-"""What a proof comes to, in words: an explanation holds, holds in part, or fails, by stated rules."""
+"""Verdict on a proof, by stated rules: an explanation holds, holds in part, or fails."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _SHARES = {
 
 
 def rules_of(proof: xr.Dataset) -> tuple[str, ...]:
-    """The rules that a proof of this kind is judged by."""
+    """Return the rules that judge a proof of this kind."""
     return _RULES_OF[proof.attrs["kind"]]
 
 
 def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
-    """What proofs say together.
+    """Judge several proofs together.
 
     Args:
         proofs: of kind "deletion_curves" or "route_proof".
@@ -69,11 +69,11 @@ def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
         kind = proof.attrs.get("kind")
         if kind not in _JUDGES:
             raise InputError(f"a result of kind {kind!r} proves nothing; give one of {', '.join(_JUDGES)}")
-        found, said = _JUDGES[str(kind)](proof)
-        words += found
+        verdicts, reasons = _JUDGES[str(kind)](proof)
+        words += verdicts
         # segments stand in the order of their effects
-        decisive.append(found[0])
-        sentences += said
+        decisive.append(verdicts[0])
+        sentences += reasons
     word: Word = "fails" if "fails" in decisive else "holds" if set(words) == {"holds"} else "holds in part"
     return word, sentences
 
@@ -85,50 +85,50 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     smallest = 1 / (1 + curves.sizes["draw"])
     beats = bool(area[0] > 0 and p[0] <= max(1 - CONFIDENCE, smallest))
     share = 100 * (curves["random_area"].values < area[0]).mean()
-    said = [
+    reasons = [
         f"Masked in the order of {names[0]}, the forecast moves sooner than in {share:.0f} % of "
         f"{curves.sizes['draw']} random orders (area between the curves {area[0]:.2f}): the order "
         f"{'holds' if beats else 'does not hold'}."
     ]
     better = [name for name, other in zip(names[1:], area[1:], strict=True) if other > area[0]]
     if better and beats:
-        said.append(f"{' and '.join(better)} order{'s' * (len(better) == 1)} the segments better.")
-    return ["fails" if not beats else "holds in part" if better else "holds"], said
+        reasons.append(f"{' and '.join(better)} order{'s' * (len(better) == 1)} the segments better.")
+    return ["fails" if not beats else "holds in part" if better else "holds"], reasons
 
 
 def _of_routes(proof: xr.Dataset) -> tuple[list[Word], list[str]]:
     words: list[Word] = []
-    said = []
+    reasons = []
     smallest = 1 / (1 + proof.sizes["draw"])
     for place, segment in enumerate(proof["segment"].values):
         one = proof.isel(segment=place)
         names = [str(name) for name in one["cut_name"].values[:-1] if name]
-        passed = {}
+        criteria = {}
         parts = []
         for name, ways in _SHARES.items():
             value, p = float(one[name]), float(one[f"{name}_p"])
-            passed[name] = value >= HALF and p <= max(1 - CONFIDENCE, smallest)
+            criteria[name] = value >= HALF and p <= max(1 - CONFIDENCE, smallest)
             chance = float(np.median(one[f"random_{name}"].values))
-            does = ways[value < 0].format(f"{100 * abs(value):.0f} %")
-            parts.append(f"{does} (random components {100 * chance:.0f} %)")
+            phrase = ways[value < 0].format(f"{100 * abs(value):.0f} %")
+            parts.append(f"{phrase} (random components {100 * chance:.0f} %)")
         error = float(one["prediction_error"])
-        passed["prediction"] = error < HALF
-        words.append("holds" if all(passed.values()) else "holds in part" if any(passed.values()) else "fails")
-        what = [name for name, good in zip(("necessary", "sufficient"), passed.values(), strict=False) if good]
+        criteria["prediction"] = error < HALF
+        words.append("holds" if all(criteria.values()) else "holds in part" if any(criteria.values()) else "fails")
+        what = [name for name, good in zip(("necessary", "sufficient"), criteria.values(), strict=False) if good]
         end = f"the routes are {' and '.join(what)}" if what else "the routes are neither necessary nor sufficient"
-        said.append(
+        reasons.append(
             f"Of {segment}, cutting {_few(names)} {parts[0]}, restoring {'them' if len(names) > 1 else 'it'} "
             f"{parts[1]}: {end}."
         )
-        if not passed["prediction"]:
-            said[-1] += f" The forecast without the segment is predicted with an error of {100 * error:.0f} %."
-    return words, said
+        if not criteria["prediction"]:
+            reasons[-1] += f" The forecast without the segment is predicted with an error of {100 * error:.0f} %."
+    return words, reasons
 
 
 def _few(names: list[str]) -> str:
-    shown = names[:3]
+    first = names[:3]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (", ".join(shown) if more or len(shown) < 2 else f"{', '.join(shown[:-1])} and {shown[-1]}") + more
+    return (", ".join(first) if more or len(first) < 2 else f"{', '.join(first[:-1])} and {first[-1]}") + more
 
 
 _JUDGES = {"deletion_curves": _of_curves, "route_proof": _of_routes}

@@ -1,4 +1,4 @@
-"""Views in a notebook that answer: the heads of a model, and a forecast without a stretch of its past."""
+"""Interactive views in a notebook: the heads of a model, and a forecast without a stretch of its past."""
 
 from tsfm_lens.explore.opening import brush, explore
 

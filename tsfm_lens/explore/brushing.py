@@ -1,4 +1,4 @@
-"""Brush a stretch of the past, and see the forecast without it."""
+"""Forecast without a brushed stretch of the past."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT = "median without what is brushed"
 
 
 class Brush(widgets.VBox):
-    """A forecast that is made anew without what is brushed of its past; see :func:`tsfm_lens.explore.brush`.
+    """Forecast that is computed again without a brushed stretch of its past; see :func:`tsfm_lens.explore.brush`.
 
     Args:
         run, item, reference: as there.
@@ -39,7 +39,7 @@ class Brush(widgets.VBox):
         self.run, self.reference = item_of(run, item), reference
         self.series = 0
         self.marked: tuple[int, int] | None = None
-        self._known: dict[tuple[int, int, int], np.ndarray] = {}
+        self._cache: dict[tuple[int, int, int], np.ndarray] = {}
         self.median: np.ndarray = self.run.forecast.median[0]
         self.without = self.median
         self._length = min(self.run.batch.lengths[0], self.run.lens.context_length)
@@ -47,11 +47,11 @@ class Brush(widgets.VBox):
         view = scene(data, 0, self._length)
         # a date of numpy's is no corner that plotly draws
         self._past = [str(at) if isinstance(at, np.datetime64) else at for at in view.time.at(view.past)]
-        drawn = forecast_fan(data, series=0, context_steps=self._length)
-        self._add_brush(drawn)
-        self.figure = figure_widget(drawn)
+        figure = forecast_fan(data, series=0, context_steps=self._length)
+        self._add_brush(figure)
+        self.figure = figure_widget(figure)
         self._points, self._line = self.figure.data[-2:]
-        self._points.on_selection(self._selected)
+        self._points.on_selection(self._on_selection)
         names = [(name or "series", row) for row, name in enumerate(self.run.batch.variates)]
         wide = {"style": {"description_width": "initial"}}
         self.which = widgets.Dropdown(options=names, description="brush", **wide)
@@ -62,21 +62,21 @@ class Brush(widgets.VBox):
         self.words.add_class("tsfm-lens-words")
         self.which.observe(lambda change: self.mark(*(self.marked or (0, 0)), series=change["new"]), "value")
         self.steps.observe(lambda change: self.mark(*change["new"]), "value")
-        heading = f"<b>{escape(str(drawn.layout.meta['title']))}: drag over the past to leave a stretch out</b>"
+        heading = f"<b>{escape(str(figure.layout.meta['title']))}: drag over the past to leave a stretch out</b>"
         super().__init__([widgets.HTML(heading), widgets.HBox([self.which, self.steps]), self.figure, self.words])
         self._describe()
 
-    def _add_brush(self, drawn: go.Figure) -> None:
-        """Invisible points to select, and the line of the forecast without what is selected."""
-        forecast = next(trace for trace in drawn.data if str(trace.name).startswith("median"))
+    def _add_brush(self, figure: go.Figure) -> None:
+        """Add invisible points to select, and the line of the forecast without the selection."""
+        forecast = next(trace for trace in figure.data if str(trace.name).startswith("median"))
         values = self.run.batch.values[0][-self._length :]
         points = {"x": self._past, "y": values, "mode": "markers", "marker": {"opacity": 0, "size": 8}}
         line = {"color": VERMILION, "width": 2, "dash": "dash"}
-        drawn.add_trace(go.Scatter(**points, showlegend=False, hoverinfo="skip"))
-        drawn.add_trace(go.Scatter(x=forecast.x, y=self.median, mode="lines", line=line, name=WITHOUT))
-        drawn.update_layout(dragmode="select", selectdirection="h")
+        figure.add_trace(go.Scatter(**points, showlegend=False, hoverinfo="skip"))
+        figure.add_trace(go.Scatter(x=forecast.x, y=self.median, mode="lines", line=line, name=WITHOUT))
+        figure.update_layout(dragmode="select", selectdirection="h")
 
-    def _selected(self, _trace: Any, points: Any, _selector: Any) -> None:
+    def _on_selection(self, _trace: Any, points: Any, _selector: Any) -> None:
         places = list(points.point_inds)
         if places:
             self.mark(min(places) - self._length, max(places) + 1 - self._length)
@@ -84,7 +84,7 @@ class Brush(widgets.VBox):
     def mark(self, start: int, stop: int, *, series: int | None = None) -> None:
         """Leave out the steps ``[start, stop)`` of a series, counted from the forecast start; none if they are equal.
 
-        What cannot be left out is said under the figure, and the forecast stays as it was.
+        A refused stretch is explained under the figure, and the forecast stays as it was.
 
         Args:
             start, stop: from minus the length of the context to 0.
@@ -109,18 +109,18 @@ class Brush(widgets.VBox):
         self._describe()
 
     def _forecast(self, row: int, start: int, stop: int) -> np.ndarray:
-        """(step,) the median without a stretch; made once for each."""
+        """Compute the median without a stretch, (step,); once for each."""
         if not 0 <= row < len(self.run.batch) or not -self._length <= start < stop <= 0:
             raise InputError(
                 f"steps {start} to {stop} of series {row}: expected steps from {-self._length} to 0 of one of "
                 f"{len(self.run.batch)} series"
             )
         key = (row, start, stop)
-        if key not in self._known:
+        if key not in self._cache:
             masks = Masks(self.run, (Segment("brushed", row, start, stop, "past"),), self.reference)
             quantiles = masks(np.zeros((1, 1), dtype=bool))[0]
-            self._known[key] = quantiles[len(quantiles) // 2]
-        return self._known[key]
+            self._cache[key] = quantiles[len(quantiles) // 2]
+        return self._cache[key]
 
     def _describe(self, error: str = "") -> None:
         if error or self.marked is None:
@@ -129,9 +129,9 @@ class Brush(widgets.VBox):
         unit = self.run.batch.units[0] or "data units"
         name = self.run.batch.variates[self.series] or self.run.batch.ids[self.series]
         start, stop = self.marked
-        moved, last = np.abs(self.without - self.median).mean(), np.max(np.abs(self.without - self.median))
-        words = f"without steps {start} to {stop - 1} of {name} the median moves by {number(float(moved))} {unit} on "
-        words += f"average, by {number(float(last))} at most"
+        average, largest = np.abs(self.without - self.median).mean(), np.max(np.abs(self.without - self.median))
+        words = f"without steps {start} to {stop - 1} of {name} the median moves by {number(float(average))} {unit} on "
+        words += f"average, by {number(float(largest))} at most"
         if self.run.truth is not None and np.isfinite(self.run.truth[0]).all():
             errors = (np.abs(each - self.run.truth[0]).mean() for each in (self.median, self.without))
             before, after = (number(float(each)) for each in errors)

@@ -14,13 +14,13 @@ _COORDINATES = ("x", "y", "base")
 
 
 def figure_widget(figure: go.Figure) -> go.FigureWidget:
-    """A figure that answers, with all the traces that it will have; its title is left to the page around it.
+    """Turn a figure into a widget, with all traces that it will have; its title is left to the page around it.
 
     Its width is fixed, because the browser lays widgets out before it knows how wide the cell is, and no button uploads
     it.
     """
     bare = untitled(figure).update_layout(width=WIDTH)
-    # before the widget is made: what it holds then is what a browser gets, whatever changes are made to its traces
+    # before the widget is made: a browser gets its first state, whatever changes its traces see later
     for trace in bare.data:
         for name in _COORDINATES:
             values = getattr(trace, name, None)

@@ -1,4 +1,4 @@
-"""Opening the views of a notebook: what they need, computed once."""
+"""Opening of the notebook views, and the results that they need."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from tsfm_lens.explore.brushing import Brush
     from tsfm_lens.explore.widget import Explorer
 
-_NEEDED = ("ipywidgets", "anywidget", "IPython")
+_LIBRARIES = ("ipywidgets", "anywidget", "IPython")
 
 
 def explore(run: Run, *, kind: str | None = None) -> Explorer:
-    """One linked view of a model's heads in a notebook: click a head, see what it does, ablate it.
+    """Open one linked view of a model's heads in a notebook: click a head, see what it does, ablate it.
 
-    A map of all heads; of the one clicked, what it looks at, what it writes to the forecast, and its spectra; and the
-    forecast with and without any set of heads, which the model makes anew at each change.
+    The view has a map of all heads; the attention, the write to the forecast and the spectra of the clicked head; and
+    the forecast with and without any set of heads, which the model computes again at each change.
 
     Args:
         run: of exactly one series, over at most one pass. Every forecast that the view makes takes the run's seed and
@@ -41,8 +41,8 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     _need("explore", "viz.explore_figure draws the same view of probes.head_states")
     from tsfm_lens.explore.widget import Explorer, progress_bar
 
-    with progress_bar() as tell:
-        states = head_states(run, kind=kind, progress=tell)
+    with progress_bar() as progress:
+        states = head_states(run, kind=kind, progress=progress)
     return Explorer(run, states)
 
 
@@ -52,9 +52,9 @@ def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Br
     The stretch is dragged over the figure, or set by the slider; of an item with several series the menu says whose.
 
     Args:
-        run: the forecast; what is left out is forecast anew under the run's seed.
+        run: the forecast; forecasts without a stretch take the run's seed.
         item: whose forecast, by position or name.
-        reference: what stands for a step that is left out, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of the steps that are left out, see :func:`tsfm_lens.explain.reference_values`.
 
     Returns:
         A widget, shown when it is the last line of a cell.
@@ -73,7 +73,7 @@ def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Br
 
 
 def _need(what: str, instead: str) -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
             f"{what} needs {' and '.join(missing)}, not installed: "

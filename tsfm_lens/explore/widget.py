@@ -1,4 +1,4 @@
-"""The widget: a plotly figure that answers clicks, and the controls beside it."""
+"""Widget of the linked view: a plotly figure that answers clicks, and the controls beside it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Explorer(widgets.VBox):
         states: of kind "explore", of that run.
 
     Attributes:
-        run, states: what was computed before the view opened.
+        run, states: the results that the view opened with.
         figure: the plotly FigureWidget.
         chosen: position (layer, head) of the head that the panels show.
         ablated: positions of the heads that the second forecast is made without, in the order of ablation.
@@ -62,11 +62,11 @@ class Explorer(widgets.VBox):
         self._forecasts: dict[frozenset[Head], np.ndarray] = {
             frozenset([head]): alone[head] for head in self._places.values()
         }
-        drawn = explore_figure(states)
-        self.figure = figure_widget(drawn)
-        self.figure.data[TRACES.index("scores")].on_click(self._clicked)
+        figure = explore_figure(states)
+        self.figure = figure_widget(figure)
+        self.figure.data[TRACES.index("scores")].on_click(self._on_click)
         self._build_controls()
-        heading = f"<b>{escape(str(drawn.layout.meta['title']))}</b>"
+        heading = f"<b>{escape(str(figure.layout.meta['title']))}</b>"
         bar = {"layout": widgets.Layout(flex_flow="row wrap", align_items="center")}
         super().__init__(
             [
@@ -115,21 +115,21 @@ class Explorer(widgets.VBox):
             UnknownNameError: one of them is no head of this view.
         """
         flat = self.states["component"].values.ravel().tolist()
-        named = xr.Dataset(coords={"component": flat})
+        labels = xr.Dataset(coords={"component": flat})
         for name in components:
-            position(named, "component", name, what="head")
+            position(labels, "component", name, what="head")
         self._ablate([self._places[name] for name in dict.fromkeys(components)])
 
     @property
     def forecast(self) -> np.ndarray:
-        """(quantile, step) without the ablated heads, the plain forecast if there are none; data units."""
+        """Forecast (quantile, step) without the ablated heads, the plain one if there are none; data units."""
         if self.ablated:
             return self._forecasts[frozenset(self.ablated)]
         return self.states["quantile_forecast"].isel(series=0).transpose("quantile", "step").values
 
     # --- events ---------------------------------------------------------------------------------------------
 
-    def _clicked(self, _trace: Any, points: Any, _state: Any) -> None:
+    def _on_click(self, _trace: Any, points: Any, _state: Any) -> None:
         if points.xs:
             self._choose((round(points.ys[0]), round(points.xs[0])))
 
@@ -158,16 +158,16 @@ class Explorer(widgets.VBox):
         self._describe()
 
     def _without(self, heads: Sequence[Head]) -> np.ndarray:
-        """The forecast without some heads, (quantile, step); made once a set."""
+        """Compute the forecast without some heads, (quantile, step); once for each set."""
         key = frozenset(heads)
         if key not in self._forecasts:
             run = self.run
             with run.lens.ablate(*(self._names[layer][head] for layer, head in heads)):
-                found = run.lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
-            self._forecasts[key] = found.quantiles[0]
+                forecast = run.lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
+            self._forecasts[key] = forecast.quantiles[0]
         return self._forecasts[key]
 
-    # --- what is shown --------------------------------------------------------------------------------------
+    # --- display --------------------------------------------------------------------------------------------
 
     def _draw(self, update: Update) -> None:
         with self.figure.batch_update():
@@ -175,14 +175,14 @@ class Explorer(widgets.VBox):
                 self.figure.data[TRACES.index(name)].update(properties)
 
     def _describe(self, error: str = "") -> None:
-        """Bring texts and controls in line with what is chosen and ablated."""
+        """Bring texts and controls in line with the selected and the ablated heads."""
         self.words.value = escape(head_words(self.states, *self.chosen))
         self.effect.value = escape(error or "; ".join(filter(None, [self._effect(), sampling_words(self.states)])))
         self.toggle.value = self.chosen in self.ablated
         self.tags.value = [self._names[layer][head] for layer, head in self.ablated]
 
     def _effect(self) -> str:
-        """How the forecast without the ablated heads differs from the plain one."""
+        """Describe the difference of the forecast without the ablated heads from the plain one."""
         if not self.ablated:
             return "no head is ablated"
         middle, unit = median_position(self.states["quantile"].values), unit_of(self.states, 0) or "data units"
@@ -201,17 +201,17 @@ class Explorer(widgets.VBox):
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar in the notebook while the states are computed; nothing outside of one."""
+    """Show a bar in the notebook while the states are computed; nothing outside of one."""
     if get_ipython() is None:
         yield None
         return
     bar = widgets.IntProgress(description="ablating heads", style={"description_width": "initial"})
     display(bar)
 
-    def tell(done: int, total: int) -> None:
-        bar.max, bar.value = total, done
+    def advance(count: int, total: int) -> None:
+        bar.max, bar.value = total, count
 
     try:
-        yield tell
+        yield advance
     finally:
         bar.close()

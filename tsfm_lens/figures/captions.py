@@ -1,4 +1,4 @@
-"""Captions: what a figure shows, with every parameter and where its numbers come from."""
+"""Captions: content of a figure, with every parameter and the origin of its numbers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tsfm_lens.models.run import Run
 
 _WIDTH = 100
 _PROVENANCE = ("model", "revision", "architecture", "versions")
-_TOLD = {"kind", "title", "source", *_PROVENANCE}
+_OTHER_ATTRS = {"kind", "title", "source", *_PROVENANCE}
 
 
 def caption(
     entry: Entry, plates: Sequence[Plate], run: Run, sources: Sequence[str] = (), others: Sequence[Lens] = ()
 ) -> str:
-    """The text that stands beside a figure's files.
+    """Write the text that stands beside a figure's files.
 
     Args:
         entry: the figure.
         plates: its files.
-        run: what they were made of.
+        run: the run that they show.
         sources: where the series come from, as the caller named them.
         others: models beside that of the run.
 
     Returns:
-        Plain text: title, what each file shows, what the paper drew, parameters, sources, provenance and data.
+        Plain text: title, content of each file, the paper's version, parameters, sources, provenance and data.
     """
     lines = [f"Figure {entry.name}. {entry.title}", ""]
     for plate in plates:
@@ -43,8 +43,8 @@ def caption(
     recipes = [line for result in results for line in _recipes(result)]
     if recipes:
         lines += ["", "Ablated", *dict.fromkeys(recipes)]
-    cited = list(dict.fromkeys(str(result.attrs["source"]) for result in results if result.attrs.get("source")))
-    lines += ["", "Definitions", *(f"  {source}" for source in cited)]
+    definitions = list(dict.fromkeys(str(result.attrs["source"]) for result in results if result.attrs.get("source")))
+    lines += ["", "Definitions", *(f"  {source}" for source in definitions)]
     lines += ["", "Provenance", *(line for lens in (run.lens, *others) for line in _provenance(lens))]
     lines += [f"  seed: {run.seed}."]
     lines += ["", "Data", *_data(run, sources)]
@@ -55,19 +55,21 @@ def _words(plate: Plate, ids: Sequence[str]) -> str:
     meta = plate.figure.layout.meta or {}
     parts = [str(meta.get("title", "")).rstrip("."), str(meta.get("subtitle", "")).rstrip("."), plate.note.rstrip(".")]
     # the name of a series keeps its letters
-    begun = [part if part.startswith(tuple(ids)) else part[:1].upper() + part[1:] for part in parts if part]
-    text = ". ".join(begun) + "."
+    sentences = [part if part.startswith(tuple(ids)) else part[:1].upper() + part[1:] for part in parts if part]
+    text = ". ".join(sentences) + "."
     return f"({plate.suffix}) {text}" if plate.suffix else text
 
 
 def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
-    """One line per result: its kind, its sizes and the parameters of its probe."""
+    """Write one line per result: its kind, its sizes and the parameters of its probe."""
     lines = []
     for result in results:
-        given = {key: value for key, value in result.attrs.items() if key not in _TOLD and value not in ("", None)}
-        told = ", ".join(f"{key} = {_plain(value)}" for key, value in given.items())
+        parameters = {
+            key: value for key, value in result.attrs.items() if key not in _OTHER_ATTRS and value not in ("", None)
+        }
+        text = ", ".join(f"{key} = {_plain(value)}" for key, value in parameters.items())
         sizes = ", ".join(f"{count} {name}" for name, count in result.sizes.items())
-        lines.append(f"  {result.attrs.get('kind', 'result')}: {told}; dimensions: {sizes}.")
+        lines.append(f"  {result.attrs.get('kind', 'result')}: {text}; dimensions: {sizes}.")
     return list(dict.fromkeys(lines))
 
 
@@ -90,18 +92,18 @@ def _provenance(lens: Lens) -> list[str]:
 
 
 def _data(run: Run, sources: Sequence[str]) -> list[str]:
-    """The series as they were given, with source and licence of the bundled ones."""
+    """Describe the series, with source and licence of the bundled ones."""
     from tsfm_lens.data import bundled_info, bundled_names
 
     batch = run.batch if run.whole is None else run.whole
     lines = [f"  from: {'; '.join(sources)}."] if sources else []
-    asked = set(bundled_names()) if any(source.startswith("bundled:") for source in sources) else set()
+    bundled = set(bundled_names()) if any(source.startswith("bundled:") for source in sources) else set()
     for name, unit, freq, length in zip(batch.ids, batch.units, batch.freqs, batch.lengths, strict=True):
-        told = ", ".join(part for part in (f"{length} steps", freq or "", unit) if part)
+        description = ", ".join(part for part in (f"{length} steps", freq or "", unit) if part)
         origin = ""
-        if name in asked:
+        if name in bundled:
             info = bundled_info(name)
             origin = f"; {info.title} ({info.source}; {info.licence})"
-        lines.append(f"  {name}: {told}{origin}.")
+        lines.append(f"  {name}: {description}{origin}.")
     end = "the last steps of each series are held out as the truth" if run.whole is not None else "no step is held out"
     return [*lines, f"  {end}; models see at most {run.lens.adapter.context_length} steps before them."]

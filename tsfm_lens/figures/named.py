@@ -23,7 +23,7 @@ from tsfm_lens.viz.saving import FORMATS, rendered, write_together
 STATIC = ("svg", "pdf", "png")
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
-_ADDED: dict[str, Entry] = {}
+_EXTRA_FIGURES: dict[str, Entry] = {}
 _ELSEWHERE: dict[str, str] = {}
 
 
@@ -34,41 +34,41 @@ def add_figures(entries: Iterable[Entry], elsewhere: Mapping[str, str]) -> None:
         entries: listed before those of the renderers, in this order.
         elsewhere: figures that no single run can draw: what draws them, by name.
     """
-    _ADDED.update((entry.name, entry) for entry in entries)
+    _EXTRA_FIGURES.update((entry.name, entry) for entry in entries)
     _ELSEWHERE.update(elsewhere)
 
 
 def figures() -> dict[str, Entry]:
-    """Every figure by name: those that were added in their order, then one per renderer of the catalogue."""
+    """Return every figure by name: those that were added in their order, then one per renderer of the catalogue."""
     load_extensions(SHOWN)
-    return _ADDED | {entry.name: entry for entry in entries()}
+    return _EXTRA_FIGURES | {entry.name: entry for entry in entries()}
 
 
 def find_figure(name: str) -> Entry:
-    """A figure by its name; "fig. 6b" finds "6B".
+    """Find a figure by its name; "fig. 6b" finds "6B".
 
     Raises:
         UnknownNameError: there is none of this name; the message has the nearest, or what draws a figure that no
             single run can.
     """
-    known = figures()
+    available = figures()
     short = re.sub(r"^fig(ure|\.)?\s*", "", name.strip(), flags=re.IGNORECASE)
     for candidate in (name, short, short.upper()):
-        if candidate in known:
-            return known[candidate]
+        if candidate in available:
+            return available[candidate]
     if short in _ELSEWHERE:
         raise UnknownNameError(_ELSEWHERE[short])
-    raise unknown_name("figure", name, known, hint="`tsfm-lens figure --list` names them all.")
+    raise unknown_name("figure", name, available, hint="`tsfm-lens figure --list` names them all.")
 
 
 @dataclass(frozen=True)
 class Made:
-    """A figure that was computed.
+    """Figure that was computed.
 
     Attributes:
         entry: which one.
         plates: its parts, one file each.
-        run: what it was made of.
+        run: the run that it shows.
         others: models beside that of the run.
     """
 
@@ -78,7 +78,7 @@ class Made:
     others: tuple[Lens, ...] = ()
 
     def caption(self, sources: Sequence[str] = ()) -> str:
-        """Title, what is shown, all parameters and provenance; ``sources`` is where the series come from."""
+        """Write title, content, all parameters and provenance; ``sources`` is where the series come from."""
         return caption(self.entry, self.plates, self.run, sources, self.others)
 
 
@@ -87,7 +87,7 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
 
     Args:
         name: as in :func:`figures`.
-        run: what it shows; figures of a single series take the first. Unless its horizon was chosen, those that roll
+        run: the run to show; figures of a single series take the first. Unless its horizon was chosen, those that roll
             out take the paper's, as far as model and series allow, and all others at most one pass.
         others: models beside the run's: one more, which forecasts the same series and stands at the right, or any
             number for a figure that compares.
@@ -108,7 +108,7 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
 
 
 def _beside(entry: Entry, run: Run, other: Lens) -> Iterator[Plate]:
-    """The plates of two models side by side, of the same series and horizon."""
+    """Draw the plates of two models side by side, of the same series and horizon."""
     how: dict[str, Any] = {"holdout": True} if run.whole is not None else {"truth": run.truth}
     series = run.batch if run.whole is None else run.whole
     second = replace(other.run(series, run.horizon, seed=run.seed, **how), chosen=run.chosen)
@@ -129,14 +129,14 @@ def refuse_several(entry: Entry, count: int) -> None:
         InputError: it does; the message names the figures that show any number.
     """
     if count > 2 and entry.compare is None:
-        known = ", ".join(name for name, each in figures().items() if each.compare is not None)
+        names = ", ".join(name for name, each in figures().items() if each.compare is not None)
         raise InputError(
-            f"figure {entry.name} can show two models side by side, and {count} are named; {known} shows more"
+            f"figure {entry.name} can show two models side by side, and {count} are named; {names} shows more"
         )
 
 
 def write_figure(
-    made: Made,
+    drawing: Made,
     out: str | Path,
     *,
     formats: Iterable[str] = ("html", *STATIC),
@@ -148,7 +148,7 @@ def write_figure(
     """Write a figure's files and its caption, all of them or none.
 
     Args:
-        made: the figure.
+        drawing: the figure.
         out: folder.
         formats: of "html", "json" (as on a screen), "svg", "pdf" and "png" (in the print theme).
         column: width of the print theme; see :func:`tsfm_lens.viz.for_print`.
@@ -164,52 +164,54 @@ def write_figure(
         RenderError: a static image is asked for and cannot be drawn.
         UnknownNameError: no such format.
     """
-    wanted = checked_formats(formats)
-    slug = file_word(model or made.run.lens.model_id)
-    if made.others:
-        slug += f"-and-{len(made.others)}-more"
-    printed = {plate.suffix: viz.for_print(plate.figure, column) for plate in made.plates if set(wanted) & set(STATIC)}
+    kinds = checked_formats(formats)
+    slug = file_word(model or drawing.run.lens.model_id)
+    if drawing.others:
+        slug += f"-and-{len(drawing.others)}-more"
+    print_figures = {
+        plate.suffix: viz.for_print(plate.figure, column) for plate in drawing.plates if set(kinds) & set(STATIC)
+    }
     contents: dict[Path, bytes] = {}
-    for plate in made.plates:
-        stem = "-".join(part for part in (file_word(made.entry.name), plate.suffix, slug) if part)
-        for kind in wanted:
+    for plate in drawing.plates:
+        stem = "-".join(part for part in (file_word(drawing.entry.name), plate.suffix, slug) if part)
+        for kind in kinds:
             path = Path(out) / f"{stem}.{kind}"
             if progress is not None:
                 progress(path.name)
-            figure = printed[plate.suffix] if kind in STATIC else plate.figure
+            figure = print_figures[plate.suffix] if kind in STATIC else plate.figure
             contents[path] = rendered(figure, kind, scale=DOTS)
-    text = made.caption(sources) + _sizes(printed)
-    contents[Path(out) / f"{file_word(made.entry.name)}-{slug}.txt"] = text.encode()
+    text = drawing.caption(sources) + _sizes(print_figures)
+    contents[Path(out) / f"{file_word(drawing.entry.name)}-{slug}.txt"] = text.encode()
     return write_together(contents)
 
 
 def checked_formats(formats: Iterable[str]) -> list[str]:
-    """The formats asked for, each once.
+    """Return the requested formats, each once.
 
     Raises:
         UnknownNameError: a figure cannot be written in one of them.
     """
-    wanted = list(dict.fromkeys(formats))
-    for kind in wanted:
+    kinds = list(dict.fromkeys(formats))
+    for kind in kinds:
         if kind not in FORMATS:
             raise unknown_name("format", kind, FORMATS)
-    return wanted
+    return kinds
 
 
-def _sizes(printed: dict[str, go.Figure]) -> str:
-    """The size of every printed part, in mm."""
-    if not printed:
+def _sizes(print_figures: dict[str, go.Figure]) -> str:
+    """Describe the size of every printed part, in mm."""
+    if not print_figures:
         return ""
     sizes = [
         f"  {suffix or 'figure'}: {figure.layout.meta['width_mm']:g} × {figure.layout.meta['height_mm']:g} mm"
-        for suffix, figure in printed.items()
+        for suffix, figure in print_figures.items()
     ]
-    smallest = min(figure.layout.meta["type_pt"] for figure in printed.values())
+    smallest = min(figure.layout.meta["type_pt"] for figure in print_figures.values())
     return "\n".join(["", f"Print (svg, pdf, png; type from {smallest:g} pt on)", *sizes, ""])
 
 
 def file_word(name: str) -> str:
-    """A name as a part of a file name: the end of a path, without what file systems or shells refuse."""
+    """Turn a name into a part of a file name: the end of a path, without what file systems or shells refuse."""
     last = name.rstrip("/").split("/")
     # a hub id keeps its owner, a folder only its own name
     short = "-".join(last[-2:]) if len(last) == 2 and not name.startswith((".", "~")) else last[-1]

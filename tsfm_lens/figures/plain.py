@@ -1,4 +1,4 @@
-"""A figure for every way to draw a measurement, under the renderer's own name."""
+"""One figure for every way to draw a measurement, under the renderer's own name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsfm_lens.models.run import Run
 
 
 def entries() -> list[Entry]:
-    """One entry per renderer that draws the result of a run, or of several models.
+    """Return one entry per renderer that draws the result of a run, or of several models.
 
     What several measurements have is drawn of the first.
     """

@@ -1,4 +1,4 @@
-"""What a figure is: what it computes, what draws it, and the runs that it takes."""
+"""Definition of a figure: its computation, its drawing, and the runs that it takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsfm_lens.models.run import Run
 
 
 def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
-    """The run over a long horizon: that which the caller chose, else the paper's as far as the series allow.
+    """Extend the run to a long horizon: the caller's choice, else the paper's as far as the series allow.
 
     Args:
         run: as a figure is asked for.
@@ -34,7 +34,7 @@ def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
 
 
 def within_pass(run: Run) -> Run:
-    """The run over at most one pass, for what is looked at beside a longer roll-out."""
+    """Shorten the run to at most one pass, for measurements beside a longer roll-out."""
     return run.at(min(run.horizon, run.lens.adapter.longest_pass))
 
 
@@ -45,7 +45,7 @@ class Plate:
     Attributes:
         suffix: "A", "B" … where a figure has several, else "".
         figure: as it is shown on a screen.
-        results: what it is drawn from.
+        results: the datasets that it is drawn from.
         note: what the caption adds.
     """
 
@@ -61,13 +61,13 @@ class Entry:
 
     Attributes:
         name: as the command takes it.
-        title: what it shows.
+        title: its content.
         computes: the probes it calls, in words.
         renderers: names in ``tsfm_lens.viz``.
         draw: makes its plates.
-        paper: with what the paper drew it, "" for a figure that is not the paper's.
+        paper: the paper's own settings, "" for a figure that is not the paper's.
         compare: makes its plates of several models, for a figure that shows such beside each other.
-        needs: what it asks of a model.
+        needs: conditions on a model.
         instead: what to say to a model that does not have it.
     """
 

@@ -1,4 +1,4 @@
-"""Building the report: figures, tables, readings and provenance in one HTML file that opens offline."""
+"""Report builder: figures, tables, readings and provenance in one HTML file that opens offline."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tsfm_lens.viz.theme import true_minus, untitled
 
 LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
-_NAMED = 6  # series that a heading names
+_MAX_NAMES = 6  # series that a heading names
 _PARAGRAPH = 320  # letters of a reading that is one paragraph
 
 
 @dataclass(frozen=True)
 class _Figure:
-    """One figure as the template needs it; ``spec`` is JSON that is safe inside a script element."""
+    """One figure in the form of the template; ``spec`` is JSON that is safe inside a script element."""
 
     anchor: str
     title: str
@@ -44,7 +44,7 @@ class _Figure:
 
     @property
     def paragraphs(self) -> list[str]:
-        """The reading in one paragraph, or where it is long in one for each of its sentences."""
+        """Reading in one paragraph, or where it is long in one for each of its sentences."""
         whole = " ".join(self.reading)
         return [whole] if len(whole) <= _PARAGRAPH else self.reading
 
@@ -55,7 +55,7 @@ class _Figure:
 
 @dataclass
 class _Section:
-    """One result as the template needs it."""
+    """One result in the form of the template."""
 
     anchor: str
     heading: str
@@ -106,7 +106,7 @@ def build_report(
 
 
 def page_at(path: str | Path) -> Path:
-    """The file of a report in a folder, or under a name that ends in .html.
+    """Return the file of a report in a folder, or under a name that ends in .html.
 
     Raises:
         InputError: no file can be written there.
@@ -120,7 +120,7 @@ def page_at(path: str | Path) -> Path:
 
 
 def plates_of(results: Mapping[str, Any]) -> dict[str, list[Plate]]:
-    """What is drawn of each result: a Dataset, or of a sweep a table.
+    """Draw each result: a Dataset, or of a sweep a table.
 
     Raises:
         InputError: no results, or one that is of no known kind.
@@ -132,7 +132,7 @@ def plates_of(results: Mapping[str, Any]) -> dict[str, list[Plate]]:
 
 
 def chapter_of(ds: Any, name: str) -> Measurement:
-    """The measurement that a result is of.
+    """Return the measurement of a result.
 
     Raises:
         InputError: ``ds`` is no labelled result of a known kind.
@@ -152,7 +152,7 @@ def page_of(
     readings: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> bytes:
-    """The page as a file's content; ``plates`` are those of :func:`plates_of`, ``notes`` stand above all results."""
+    """Render the page as a file's content; ``plates`` come from :func:`plates_of`, ``notes`` stand above results."""
     script = get_plotlyjs()
     sections: list[_Section] = []
     for place, (name, ds) in enumerate(results.items(), start=1):
@@ -181,7 +181,7 @@ def page_of(
 
 
 def _section(anchor: str, name: str, ds: Any, plates: list[Plate], remark: str) -> _Section:
-    """One result as the template needs it."""
+    """Build the section of one result."""
     chapter = chapter_of(ds, name)
     file = f"{chapter.heading.lower().replace(' ', '-')}-{anchor}"
     return _Section(
@@ -198,23 +198,23 @@ def _section(anchor: str, name: str, ds: Any, plates: list[Plate], remark: str) 
 
 
 def _in_words(title: str) -> str:
-    """A title that names a kind of attention as models do, in words."""
+    """Spell out the kind of attention in a title."""
     text = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
     return text[:1].upper() + text[1:]
 
 
 def _on_series(ds: xr.Dataset) -> str:
     series = names(ds, "series") or [str(name) for name in [ds.attrs.get("series")] if name]
-    if len(series) > _NAMED and "role" in ds.coords:
+    if len(series) > _MAX_NAMES and "role" in ds.coords:
         # of a number of series a reader takes each for one that is forecast
         series = names(ds.isel(series=ds["role"].values == "target"), "series")
-    return f"{model_of(ds)} on {shown(series, limit=_NAMED)}" if series else model_of(ds)
+    return f"{model_of(ds)} on {shown(series, limit=_MAX_NAMES)}" if series else model_of(ds)
 
 
 def _fit(sections: list[_Section], budget: int) -> None:
     """Leave out what does not fit into ``budget`` bytes: last figures of a section first, overviews last."""
-    ranked = [(rank, section, figure) for section in sections for rank, figure in enumerate(section.figures)]
-    for _, section, figure in sorted(ranked, key=lambda entry: entry[0]):
+    entries = [(rank, section, figure) for section in sections for rank, figure in enumerate(section.figures)]
+    for _, section, figure in sorted(entries, key=lambda entry: entry[0]):
         if figure.size <= budget:
             budget -= figure.size
         else:
@@ -249,7 +249,7 @@ def _typeset(text: str) -> str:
 
 
 def script_json(fig: go.Figure) -> Markup:
-    """A figure as JSON in which nothing can end or open an HTML element."""
+    """Write a figure as JSON in which nothing can end or open an HTML element."""
     text: str = fig.to_json()
     for mark in "<>&\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")

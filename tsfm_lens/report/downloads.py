@@ -27,7 +27,7 @@ class Download:
 
 
 def download(table: pd.DataFrame, name: str) -> Download:
-    """Six significant digits as CSV; gzipped where long."""
+    """Write a table as CSV with six significant digits; gzipped where long."""
     content = to_csv(table, float_format="%.6g").encode()
     kind = "text/csv;charset=utf-8"
     if len(content) > _PLAIN:

@@ -1,4 +1,4 @@
-"""One page on one's own forecast: what moved it, on which routes, and whether that can be believed."""
+"""Explanation of one forecast as a page: the inputs that moved it, their routes, and the proofs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHAPTERS = (
     *("deletion_curves", "route_proof", "covariate_use"),
 )
 """Kinds of the measurements that an explanation has unless it is asked for others."""
-_MASKED = ("input_attribution", "input_routes", "deletion_curves", "route_proof")
+_MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_proof")
 
 
 @saying_once
@@ -41,7 +41,7 @@ def explain(
     progress: Callable[[str, int, int], None] | None = None,
     left_out: dict[str, str] | None = None,
 ) -> dict[str, xr.Dataset]:
-    """What moved a forecast, on which routes, whether that can be believed, and whether covariates are used.
+    """Explain a forecast: the inputs that moved it, their routes, the proofs, and the use of covariates.
 
     Chapters that the model or the series do not allow are left out.
 
@@ -50,7 +50,7 @@ def explain(
         out: folder for index.html; nothing is written if None.
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         chapters: see :func:`tsfm_lens.report.pipeline.analyse`.
         options: of the probes, by kind of measurement.
         title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
@@ -72,12 +72,14 @@ def explain(
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, chapters, missing)
     run = _first(run, item)
-    own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKED}
+    own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKING_KINDS}
     if method is not None:
         own["input_attribution"]["method"] = method
-    # a proof is of what is asked for, whether or not that has a chapter of its own
-    asked = {kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}}
-    results = pipeline.analyse(run, chapters=kinds, options=asked, progress=progress, left_out=missing)
+    # a proof takes the options of its explanation, even if that has no chapter of its own
+    arguments = {
+        kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
+    }
+    results = pipeline.analyse(run, chapters=kinds, options=arguments, progress=progress, left_out=missing)
     if out is not None:
         heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         pipeline.write_page(run, results, out, heading, sources, progress, missing)
@@ -85,7 +87,7 @@ def explain(
 
 
 def refuse_unknown(method: str | None, reference: Reference) -> None:
-    """Refuse names of methods and references that there are not, before anything runs.
+    """Refuse unknown names of methods and references, before anything runs.
 
     Raises:
         UnknownNameError: names the nearest.
@@ -97,6 +99,6 @@ def refuse_unknown(method: str | None, reference: Reference) -> None:
 
 
 def _first(run: Run, item: int | str) -> Run:
-    """The run with the item that is explained in front."""
+    """Move the explained item to the front of a run."""
     rows = item_rows(run.batch, item)
     return run.select([*rows, *(row for row in range(len(run.batch)) if row not in rows)])

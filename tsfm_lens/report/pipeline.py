@@ -1,4 +1,4 @@
-"""From a lens and series to everything a report shows: the road that ``tsfm-lens report`` takes."""
+"""Pipeline from a lens and series to a report, as ``tsfm-lens report`` runs it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
 """Kinds of the measurements that a report has unless it is asked for others."""
 _BUNDLED = "bundled:"
-_NAMED = 4  # series, of those that are given in Python
+_MAX_NAMES = 4  # series, of those that are given in Python
 
 
 def analyse(
@@ -51,7 +51,7 @@ def analyse(
     progress: Progress | None = None,
     left_out: dict[str, str] | None = None,
 ) -> dict[str, xr.Dataset]:
-    """The measurements of a report, each computed once.
+    """Compute the measurements of a report, each once.
 
     Args:
         run: what every chapter looks at; at most one pass of the model.
@@ -80,27 +80,27 @@ def analyse(
     results: dict[str, xr.Dataset] = {}
     refusal: InputError | None = None
     for name, measurement, own in _results(run.lens, chapters):
-        asked = {**own, **(options or {}).get(measurement.kind, {})}
-        told = partial(progress or _untold, name)
-        told(0, 1)
-        work.progress = told
+        arguments = {**own, **(options or {}).get(measurement.kind, {})}
+        notify = partial(progress or _ignore_progress, name)
+        notify(0, 1)
+        work.progress = notify
         try:
-            if asked or name not in work.results:
-                work.results[name] = measurement.of(work, **asked)
+            if arguments or name not in work.results:
+                work.results[name] = measurement.of(work, **arguments)
             results[name] = work.results[name]
         except InputError as error:
             if left_out is None:
                 raise
             left_out[measurement.heading], refusal = str(error), error
             work.refused[name] = error
-        told(1, 1)
+        notify(1, 1)
     if refusal is not None and not results:
         raise refusal
     return results
 
 
 def defined_for(lens: Lens, chapters: Sequence[str], left_out: dict[str, str]) -> list[str]:
-    """Those of some chapters whose definition allows a model.
+    """Select the chapters whose definition allows a model.
 
     Args:
         left_out: gets the headings of the others, with the reasons.
@@ -124,20 +124,20 @@ def defined_for(lens: Lens, chapters: Sequence[str], left_out: dict[str, str]) -
     return allowed
 
 
-def _untold(name: str, done: int, total: int) -> None:
-    """Nobody is told how far an analysis is."""
+def _ignore_progress(name: str, count: int, total: int) -> None:
+    """Ignore progress, for a caller that wants no report of it."""
 
 
 def _results(lens: Lens, chapters: Sequence[str]) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
-    """Name of each result of a report, the measurement that gives it, and the options of its probe."""
-    chosen = checked_chapters(chapters)
-    for measurement in chosen:
+    """Return the name of each result of a report, its measurement, and the options of its probe."""
+    measurements = checked_chapters(chapters)
+    for measurement in measurements:
         measurement.check(lens)
-    return [(name, each, options) for each in chosen for name, options in each.in_report(lens).items()]
+    return [(name, each, options) for each in measurements for name, options in each.in_report(lens).items()]
 
 
 def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
-    """The measurements that a report of one run is asked for, each once.
+    """Return the measurements of a report of one run, each once.
 
     Raises:
         InputError: there is none, or one is made of many runs or of no model.
@@ -151,11 +151,11 @@ def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
 
     if not chapters:
         raise InputError("a report needs at least one chapter; `tsfm-lens measurements` lists them")
-    chosen = [find(kind) for kind in dict.fromkeys(chapters)]
-    for measurement in chosen:
+    measurements = [find(kind) for kind in dict.fromkeys(chapters)]
+    for measurement in measurements:
         if measurement.compute is None:
             raise InputError(f"{measurement.kind!r} is {measurement.elsewhere}")
-    return chosen
+    return measurements
 
 
 def report(
@@ -227,7 +227,7 @@ def write_page(
     progress: Progress | None,
     missing: Mapping[str, str],
 ) -> Path:
-    """Write the results of a run as one HTML file; what is missing is told with the provenance.
+    """Write the results of a run as one HTML file; missing chapters are listed with the provenance.
 
     Example:
         >>> pipeline.write_page(run, pipeline.analyse(run, chapters=("forecast",)), folder, "co2", (), None, {}).name
@@ -235,18 +235,18 @@ def write_page(
     """
     from tsfm_lens.report import build_report
 
-    told = progress or _untold
-    told("report", 0, 1)
+    notify = progress or _ignore_progress
+    notify("report", 0, 1)
     facts = provenance(run, sources)
     if missing:
         facts["left out"] = "; ".join(f"{chapter}: {reason}" for chapter, reason in missing.items())
     path = build_report(results, out, title=heading, provenance=facts)
-    told("report", 1, 1)
+    notify("report", 1, 1)
     return path
 
 
 def steps_of(lens: Lens, chapters: Sequence[str] = CHAPTERS) -> list[str]:
-    """Names of the steps of :func:`report`, in order.
+    """Return names of the steps of :func:`report`, in order.
 
     Example:
         >>> pipeline.steps_of(lens, ("forecast", "attention"))
@@ -256,7 +256,7 @@ def steps_of(lens: Lens, chapters: Sequence[str] = CHAPTERS) -> list[str]:
 
 
 def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
-    """What the head of a report says about where its numbers come from, in the order shown.
+    """Collect the origin of a report's numbers, in the order of its head.
 
     Example:
         >>> pipeline.provenance(run, ["bundled:co2"])["horizon"]
@@ -265,12 +265,12 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     from tsfm_lens.data import bundled_info
 
     lines = {key: str(value) for key, value in run.lens.provenance().items() if value}
-    known = [bundled_info(name) for name in bundled_in(sources)]
+    infos = [bundled_info(name) for name in bundled_in(sources)]
     ids = run.batch.targets().ids
-    given = f"given in Python: {', '.join(ids[:_NAMED])}{f' and {more} more' if (more := len(ids[_NAMED:])) else ''}"
-    lines["data"] = "; ".join(sources) or given
-    if known:
-        lines["series"] = "; ".join(f"{info.name}: {info.title} ({info.source}; {info.licence})" for info in known)
+    more = f" and {len(ids) - _MAX_NAMES} more" if len(ids) > _MAX_NAMES else ""
+    lines["data"] = "; ".join(sources) or f"given in Python: {', '.join(ids[:_MAX_NAMES])}{more}"
+    if infos:
+        lines["series"] = "; ".join(f"{info.name}: {info.title} ({info.source}; {info.licence})" for info in infos)
     lines["context"] = f"up to {max(run.batch.lengths)} steps of each series"
     lines["horizon"] = f"{run.horizon} steps, " + (
         "beyond the end of each series" if run.truth is None else "held out as the truth"
@@ -281,7 +281,7 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
 
 
 def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
-    """Series of files and of ``bundled:NAME[,NAME…]``, as one batch.
+    """Read series from files and from ``bundled:NAME[,NAME…]``, as one batch.
 
     Args:
         sources: paths and names.
@@ -313,7 +313,7 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
 
 
 def bundled_in(sources: Sequence[str]) -> list[str]:
-    """Names of the bundled series that ``bundled:NAME[,NAME…]`` asks for; none of what is no such word.
+    """Return the bundled series that ``bundled:NAME[,NAME…]`` names; none for any other word.
 
     Example:
         >>> pipeline.bundled_in(["bundled:co2,nile", "load.csv"])
@@ -321,13 +321,13 @@ def bundled_in(sources: Sequence[str]) -> list[str]:
     """
     from tsfm_lens.data import bundled_names
 
-    asked = [source.removeprefix(_BUNDLED) for source in sources if source.startswith(_BUNDLED)]
-    names = [name.strip() for text in asked for name in text.split(",") if name.strip()]
-    return [found for name in names for found in (bundled_names() if name == "all" else (name,))]
+    texts = [source.removeprefix(_BUNDLED) for source in sources if source.startswith(_BUNDLED)]
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    return [series for name in names for series in (bundled_names() if name == "all" else (name,))]
 
 
 def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[int, ...]]]:
-    """Hook points that match a glob: name, axes, and the shape that a run on one short series gives.
+    """Return hook points that match a glob: name, axes, and the shape in a run on one short series.
 
     Raises:
         UnknownNameError: nothing matches; the message has the nearest names.
@@ -341,20 +341,20 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
     from tsfm_lens.data import as_series
     from tsfm_lens.hooks.names import select
 
-    wanted = select(lens.registry.points, pattern)
+    names = select(lens.registry.points, pattern)
     context, horizon = min(64, lens.adapter.context_length), min(8, lens.adapter.prediction_length)
     own = getattr(lens.adapter, "example", None)
     series = as_series(np.sin(np.arange(context) * (2 * np.pi / 12))) if own is None else own(0, context)
     # a token model's decoder needs values to run along
     future = np.zeros((1, horizon)) if lens.adapter.readout == "token" else None
     with torch.no_grad():
-        _, acts = lens.run_with_cache(series, names_filter=wanted, future=future)
-    shapes = {name: tuple(acts[name].shape) for name in wanted}
+        _, acts = lens.run_with_cache(series, names_filter=names, future=future)
+    shapes = {name: tuple(acts[name].shape) for name in names}
     return [(name, axes, shapes[name]) for name, axes in lens.hook_table() if name in shapes]
 
 
 def as_plain(result: xr.Dataset) -> dict[str, Any]:
-    """A labelled result as JSON-able values: attributes, coordinates, variables; missing values are None.
+    """Convert a labelled result to JSON-able values: attributes, coordinates, variables; missing values are None.
 
     Example:
         >>> pipeline.as_plain(run.forecast.to_dataset())["dims"]["step"]
@@ -373,7 +373,7 @@ def as_plain(result: xr.Dataset) -> dict[str, Any]:
 
 
 def _plain(array: np.ndarray) -> Any:
-    """Nested lists; NaN, infinity and NaT become None."""
+    """Convert an array to nested lists; NaN, infinity and NaT become None."""
     if array.ndim:
         return [_plain(part) for part in array]
     item = array.item()

@@ -1,4 +1,4 @@
-"""The report of a sweep: one page, and beside it every figure and table as files of their own."""
+"""Report of a sweep: one page, and beside it every figure and table as files of their own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tsfm_lens.viz.saving import FORMATS, rendered, write_together
 from tsfm_lens.viz.select import SWEEP_KINDS
 from tsfm_lens.viz.sweep_entries import methods_of
 
-_PRINTED = ("svg", "pdf")
+_VECTOR_FORMATS = ("svg", "pdf")
 
 
 def build_sweep_report(
@@ -79,61 +79,63 @@ def build_sweep_report(
 
 
 def _missing(results: Mapping[str, pd.DataFrame], plates: Mapping[str, list[Plate]]) -> list[str]:
-    """What has no result yet, by name."""
+    """List the results that are missing, by name."""
     notes = []
     for name, table in results.items():
-        lost = int(table["change"].isna().sum())
-        if not plates[name] and lost == len(table):
+        n_missing = int(table["change"].isna().sum())
+        if not plates[name] and n_missing == len(table):
             notes.append(f"Nothing of {name} can be drawn yet: none of its entries is finished.")
             continue
         if not plates[name]:
             kinds = listed([f"{each!r}" for each in dict.fromkeys(table.get("family", [name]))])
             notes.append(f"There is no figure of {kinds}; the numbers are in tables/{name}.csv.")
-        if lost:
-            verb, what = ("is", "it") if lost == 1 else ("are", "them")
-            notes.append(f"{lost} of {len(table)} numbers of {name} {verb} missing; what is drawn leaves {what} out.")
+        if n_missing:
+            verb, what = ("is", "it") if n_missing == 1 else ("are", "them")
+            notes.append(
+                f"{n_missing} of {len(table)} numbers of {name} {verb} missing; what is drawn leaves {what} out."
+            )
     return notes
 
 
 def _methods(results: Mapping[str, pd.DataFrame]) -> list[str]:
-    """How intervals and tests were made, each way once."""
-    tested = [table for table in results.values() if "replicates" in table and len(table)]
-    return list(dict.fromkeys(said for table in tested for said in methods_of(table)))
+    """Describe the computation of intervals and tests, each way once."""
+    tables = [table for table in results.values() if "replicates" in table and len(table)]
+    return list(dict.fromkeys(sentence for table in tables for sentence in methods_of(table)))
 
 
 def _figures(folder: Path, plates: Mapping[str, list[Plate]], formats: Sequence[str]) -> dict[Path, bytes]:
-    drawn = [plate for each in plates.values() for plate in each]
-    found = {}
-    for stem, plate in zip(_stems(plate.name for plate in drawn), drawn, strict=True):
+    all_plates = [plate for each in plates.values() for plate in each]
+    contents = {}
+    for stem, plate in zip(_stems(plate.name for plate in all_plates), all_plates, strict=True):
         for kind in dict.fromkeys(("json", *formats)):
-            figure = for_print(plate.figure) if kind in _PRINTED else plate.figure
-            found[folder / f"{stem}.{kind}"] = rendered(figure, kind)
-    return found
+            figure = for_print(plate.figure) if kind in _VECTOR_FORMATS else plate.figure
+            contents[folder / f"{stem}.{kind}"] = rendered(figure, kind)
+    return contents
 
 
 def _tables(folder: Path, results: Mapping[str, pd.DataFrame]) -> dict[Path, bytes]:
-    found = {}
+    contents = {}
     for stem, ds in zip(_stems(results), results.values(), strict=True):
-        found[folder / f"{stem}.csv"] = to_csv(ds).encode()
-        found[folder / f"{stem}.tex"] = latex(ds).encode()
-    return found
+        contents[folder / f"{stem}.csv"] = to_csv(ds).encode()
+        contents[folder / f"{stem}.tex"] = latex(ds).encode()
+    return contents
 
 
 def _stems(names: Iterable[str]) -> list[str]:
-    """Names of files, without what a file system or a shell could take amiss, no two alike."""
+    """Return names of files, distinct and without characters that a file system or a shell could misread."""
     stems: list[str] = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:80].strip("-.") or "result"
-        count, made = 1, stem
-        while made.lower() in {each.lower() for each in stems}:
+        count, unique = 1, stem
+        while unique.lower() in {each.lower() for each in stems}:
             count += 1
-            made = f"{stem}-{count}"
-        stems.append(made)
+            unique = f"{stem}-{count}"
+        stems.append(unique)
     return stems
 
 
 def written(value: Any) -> str:
-    """A value of the provenance as lines of text: one a member of a list or mapping.
+    """Write a value of the provenance as lines of text: one for each member of a list or mapping.
 
     Deeper values stand in their line as JSON.
     """

@@ -1,4 +1,4 @@
-"""The results of sweeps as LaTeX with rules of booktabs; CSV files hold the tables as they are."""
+"""Results of sweeps as LaTeX with rules of booktabs; CSV files hold the tables as they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Cell = Callable[[dict[str, Any]], str]
 
 @dataclass(frozen=True)
 class _Sheet:
-    """How a table is printed.
+    """Layout of a printed table.
 
     Attributes:
         caption: plain text; ``{intervals}`` and ``{tolerance}`` are filled in.
@@ -37,7 +37,7 @@ class _Sheet:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """A result of a sweep as a LaTeX table with rules of booktabs; long ones run over pages (longtable).
+    """Write a result of a sweep as a LaTeX table with rules of booktabs; long ones run over pages (longtable).
 
     Changes that stand after Holm's correction are bold. Recipes come as in tables 1 and 4 of the tsfm-lens paper; a
     table by dataset has a row a dataset. Names are escaped.
@@ -51,7 +51,7 @@ def latex(table: pd.DataFrame) -> str:
     kind = str(table.attrs.get("kind")) if isinstance(table, pd.DataFrame) else ""
     wide = {"sweep_recipes": _recipes, "sweep_datasets": _datasets}
     if kind in wide:
-        return _written(*wide[kind](table))
+        return _to_latex(*wide[kind](table))
     sheet = _SHEETS.get(kind) or _SHEETS[table_of(table, "sweep_effects").attrs["kind"]]
     caption = sheet.caption.format(intervals=intervals_of(table), tolerance=percent(tolerance_of(table)))
     columns = sheet.words | sheet.numbers
@@ -60,11 +60,11 @@ def latex(table: pd.DataFrame) -> str:
     bold = pd.DataFrame(False, index=cells.index, columns=cells.columns)
     if sheet.bold:
         bold[sheet.bold] = [bool(row["stands"]) for row in rows]
-    return _written(cells, list(sheet.words), bold, caption)
+    return _to_latex(cells, list(sheet.words), bold, caption)
 
 
-def _written(cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption: str) -> str:
-    """Cells as LaTeX: ``words`` are columns of text, which is escaped, the others hold LaTeX already."""
+def _to_latex(cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption: str) -> str:
+    """Write cells as LaTeX: ``words`` are columns of text, which is escaped, the others hold LaTeX already."""
     for name in words:
         # a line break or a tab in a name would break the row
         cells[name] = cells[name].astype(str).str.split().str.join(" ")
@@ -82,7 +82,7 @@ def _written(cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption:
 
 
 def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """Tables 1 and 4 of the paper: a row a recipe, a column a metric, resilient and improved datasets."""
+    """Build tables 1 and 4 of the paper: one row a recipe, one column a metric, resilient and improved datasets."""
     entries = recipe_rows(table)
     total, several = int(entries["n_datasets"].max()), entries["chosen"].nunique() > 1
     what = "model (zero-ablated % of heads + MLPs)"
@@ -92,26 +92,26 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
         first = metrics[0]
         cells = {what: f"{first['label']}, {first['chosen']}" if several else first["label"]}
         cells |= {f"% change of {row['metric']}": _percent(row["change"]) for row in metrics}
-        standing = dict.fromkeys(cells, False)
-        standing |= {f"% change of {row['metric']}": bool(row["stands"]) for row in metrics}
+        significant = dict.fromkeys(cells, False)
+        significant |= {f"% change of {row['metric']}": bool(row["stands"]) for row in metrics}
         for name in ("resilient", "improved"):
             count, of = int(first[f"n_{name}"]), int(first["n_datasets"])
             cells[f"{name} /{total}"] = str(count) if of == total else f"{count} of {of}"
         rows.append(cells)
-        bold.append(standing)
-    shown = pd.DataFrame(rows)
+        bold.append(significant)
+    frame = pd.DataFrame(rows)
     caption = "Heavy ablations: change of every metric, lower is better; bold: it stands after Holm's correction."
-    return shown, [what], pd.DataFrame(bold).reindex(columns=shown.columns, fill_value=False), caption
+    return frame, [what], pd.DataFrame(bold).reindex(columns=frame.columns, fill_value=False), caption
 
 
 def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """A row a dataset: for each layer the largest number within the tolerance with its MASE."""
+    """Build one row for each dataset: of each layer the largest number within the tolerance with its MASE."""
     names = sorted(set(table["dataset"]))
     cells = pd.DataFrame({"dataset": names})
     for (model, layer), rows in table.groupby(["model", "layer"], sort=False):
         at = rows[rows["ablated"] == rows["largest_within"]].set_index("dataset")["mase"]
-        said = {name: f"{rows_of} ({_number(at[name], 2)})" for name, rows_of in _largest(rows).items() if name in at}
-        cells[f"{model}, layer {layer}: heads (MASE)"] = [said.get(name, "--") for name in names]
+        texts = {name: f"{rows_of} ({_number(at[name], 2)})" for name, rows_of in _largest(rows).items() if name in at}
+        cells[f"{model}, layer {layer}: heads (MASE)"] = [texts.get(name, "--") for name in names]
     caption = (
         "Largest number of heads of a layer whose ablation raises MASE by less than "
         f"{percent(tolerance_of(table))}, and the MASE at it."

@@ -1,4 +1,4 @@
-"""A page of one's own machine: drop a file, choose a model, and see forecast, heads, ablations and explanations."""
+"""Local page: drop a file, choose a model, and see forecast, heads, ablations and explanations."""
 
 from tsfm_lens.serve.server import serve
 

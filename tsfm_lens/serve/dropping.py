@@ -1,4 +1,4 @@
-"""A place where a file can be dropped, or chosen with mouse or keyboard."""
+"""Drop zone for a file, which mouse and keyboard can open as well."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _STYLE = """
 
 
 class Dropped(anywidget.AnyWidget):
-    """The file that was dropped last.
+    """Last file that was dropped.
 
     Attributes:
         name: of the file.

@@ -1,4 +1,4 @@
-"""The guard of the local server: who is let in, and how many pages run."""
+"""Guard of the local server: the requests that it admits, and the number of pages."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Unwelcome(Matcher):
         self._hosts = {f"{name}{end}" for name in _NAMES for end in ([f":{port}", ""] if port == 80 else [f":{port}"])}
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
-        """Match a request, and take its query, which holds the token, out of all that is logged about it."""
+        """Match a request, and remove its query, which holds the token, from all that is logged about it."""
         request.uri = request.path
         words = self._objection(request)
         return None if words is None else {"target_kwargs": {"words": words}}
@@ -81,20 +81,20 @@ class Unwelcome(Matcher):
 
 
 def _token(request: HTTPServerRequest) -> bytes:
-    """Token of a request, in its query or its Authorization header; empty without one."""
-    given = request.query_arguments.get("token")
+    """Return the token of a request, from its query or its Authorization header; empty without one."""
+    tokens = request.query_arguments.get("token")
     header = IdentityProvider.auth_header_pat.match(request.headers.get("Authorization", ""))
-    return given[-1] if given else header[2].encode() if header else b""
+    return tokens[-1] if tokens else header[2].encode() if header else b""
 
 
 class Refusal(RequestHandler):
-    """The answer to an unwelcome request, with whatever method: status 403 and the reason in words."""
+    """Answer to an unwelcome request, with whatever method: status 403 and the reason in words."""
 
     def initialize(self, words: str) -> None:
         self._words = words
 
     def prepare(self) -> None:
-        """Answer."""
+        """Send the refusal."""
         self.set_status(403)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.finish(self._words + "\n")
@@ -104,7 +104,7 @@ class Server(Voila):
     """Voilà behind the guard; ``token`` must be set."""
 
     def init_handlers(self) -> list[Any]:
-        """Handlers of Voilà, all of them behind the guard."""
+        """Return handlers of Voilà, all of them behind the guard."""
         return [(Unwelcome(self.port, self.token), Refusal), *super().init_handlers()]
 
     def launch_browser(self) -> None:

@@ -1,4 +1,4 @@
-"""The page: controls on top, then the forecast, its heads and ablations, and what moved it, one tab each."""
+"""Local page: controls on top, then the forecast, its heads and ablations, and its explanation, one tab each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BUNDLED = "bundled:"
 
 
 class Page(widgets.VBox):
-    """Everything that the local page shows; made by the notebook that :func:`tsfm_lens.serve.serve` opens.
+    """Local page as a widget; made by the notebook that :func:`tsfm_lens.serve.serve` opens.
 
     Args:
         model: as :func:`tsfm_lens.load` takes it.
@@ -93,15 +93,15 @@ class Page(widgets.VBox):
         self.status = widgets.HTML()
         self.status.add_class("tsfm-lens-status")
         self.tabs = widgets.Tab([widgets.VBox() for _ in _TABS], titles=_TABS)
-        self.file.observe(lambda _change: self._dropped(), "count")
-        self.bundled.observe(self._picked, "value")
+        self.file.observe(lambda _change: self._take_file(), "count")
+        self.bundled.observe(self._take_bundled, "value")
         self.go.on_click(lambda _button: self._forecast())
         self.tabs.observe(lambda _change: self._show(), "selected_index")
 
-    # --- what is chosen -------------------------------------------------------------------------------------
+    # --- choice of series -----------------------------------------------------------------------------------
 
-    def _dropped(self) -> None:
-        with self._telling("the file could not be read"):
+    def _take_file(self) -> None:
+        with self._task("the file could not be read"):
             path = Path(self._folder.name) / Path(self.file.name).name
             path.write_bytes(bytes(self.file.content))
             self._sources, self._reading = [str(path)], {}
@@ -109,15 +109,15 @@ class Page(widgets.VBox):
             self.columns.offer(path)
             self._read()
 
-    def _picked(self, change: Any) -> None:
+    def _take_bundled(self, change: Any) -> None:
         if change["new"]:
             self._sources, self._reading = [_BUNDLED + change["new"]], {}
             self.columns.offer(None)
             self._read()
 
     def _read(self) -> None:
-        """Read what is chosen; what was read before stays if it cannot be."""
-        with self._telling("reading …"):
+        """Read the chosen files; the earlier series stay if that fails."""
+        with self._task("reading …"):
             reading = self._reading | self.columns.chosen
             self.batch = read_sources(self._sources, **reading)
             first = dict(zip(reversed(self.batch.groups), reversed(self.batch.ids), strict=True))
@@ -128,12 +128,12 @@ class Page(widgets.VBox):
             notes = [f"{len(items)} series read", *self.batch.notes]
             self._say(". ".join(notes) + ". Press Forecast.")
 
-    # --- what is shown --------------------------------------------------------------------------------------
+    # --- tabs -----------------------------------------------------------------------------------------------
 
     def _forecast(self) -> None:
         if self.batch is None:
             return
-        with self._telling("forecasting …"):
+        with self._task("forecasting …"):
             name = self.model.value.strip()
             if not name:
                 raise InputError(f"name a model: {', '.join(checkpoint_names())}, a folder or a hub id")
@@ -151,7 +151,7 @@ class Page(widgets.VBox):
                 num_samples=self._options.get("num_samples"),
                 seed=self._options.get("seed", 0),
             )
-            # an error of the forecast itself is told before anything of the page changes
+            # an error of the forecast itself is shown before anything of the page changes
             view = brush(run)
             self.run, self.shown = run, [False] * len(_TABS)
             for tab in self.tabs.children:
@@ -163,16 +163,16 @@ class Page(widgets.VBox):
         self._show()
 
     def _show(self) -> None:
-        """Fill the tab that is looked at, once for each forecast."""
+        """Fill the visible tab, once for each forecast."""
         tab = self.tabs.selected_index or 0
         if self.run is None or self.shown[tab]:
             return
-        said = self.status.value
-        with self._telling("ablating every head …" if tab == 1 else "explaining …"):
+        status = self.status.value
+        with self._task("ablating every head …" if tab == 1 else "explaining …"):
             run = self.run
-            self.tabs.children[tab].children = tuple(self._heads(run) if tab == 1 else self._explained(run))
+            self.tabs.children[tab].children = tuple(self._heads(run) if tab == 1 else self._explanation(run))
             self.shown[tab] = True
-            self.status.value = said
+            self.status.value = status
 
     def _heads(self, run: Run) -> Iterator[widgets.Widget]:
         if len(run.batch) > 1:
@@ -186,7 +186,7 @@ class Page(widgets.VBox):
             )  # fmt: skip
         yield explore(run)
 
-    def _explained(self, run: Run) -> Iterator[widgets.Widget]:
+    def _explanation(self, run: Run) -> Iterator[widgets.Widget]:
         missing: dict[str, str] = {}
         results = explanation.explain(run, progress=self._progress, left_out=missing)
         for result in results.values():
@@ -194,15 +194,15 @@ class Page(widgets.VBox):
         for heading, reason in missing.items():
             yield widgets.HTML(f"<p><b>{escape(heading)}</b> is left out: {escape(reason)}</p>")
 
-    def _progress(self, step: str, done: int, total: int) -> None:
-        self._say(f"explaining: {step.replace('_', ' ')} {done} of {total}")
+    def _progress(self, step: str, count: int, total: int) -> None:
+        self._say(f"explaining: {step.replace('_', ' ')} {count} of {total}")
 
-    # --- what is said ---------------------------------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _telling(self, doing: str) -> Iterator[None]:
-        """Say what is being done; an error is told on the page and leaves it as it was."""
-        self._say(doing)
+    def _task(self, description: str) -> Iterator[None]:
+        """Show a task while it runs; an error is shown on the page and leaves it as it was."""
+        self._say(description)
         self.go.disabled = True
         try:
             yield
@@ -210,7 +210,8 @@ class Page(widgets.VBox):
             self._say(str(error), error=True)
         except Exception as error:  # a callback's error would be seen by nobody
             self._say(
-                f"{doing} {type(error).__name__}: {error}. This is a fault of the page; please report it.", error=True
+                f"{description} {type(error).__name__}: {error}. This is a fault of the page; please report it.",
+                error=True,
             )
         finally:
             self.go.disabled = False
@@ -225,7 +226,7 @@ def _row() -> widgets.Layout:
 
 
 def _chapter(result: xr.Dataset) -> Iterator[widgets.Widget]:
-    """A measurement as the report shows it: heading, guide, figures and their reading."""
+    """Show a measurement as the report does: heading, guide, figures and their reading."""
     measurement = catalogue.find(str(result.attrs["kind"]))
     yield widgets.HTML(
         f"<h2 style='margin:12px 0 0'>{escape(measurement.heading)}</h2><p>{escape(measurement.guide)}</p>"

@@ -1,4 +1,4 @@
-"""The local server of the page: Voilà, bound to this machine, for one notebook that shows the page."""
+"""Local server of the page: Voilà, bound to this machine, for one notebook that shows the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsfm_lens.errors import InputError, MissingExtraError
 __all__ = ["serve"]
 
 HOST = "127.0.0.1"
-_NEEDED = ("voila", "ipywidgets", "anywidget", "IPython")
+_LIBRARIES = ("voila", "ipywidgets", "anywidget", "IPython")
 # seconds without a page after which its kernel ends
 IDLE = 120
 
@@ -55,7 +55,7 @@ def serve(
     Example:
         >>> serve.serve("chronos-nano", ["load.csv"])  # doctest: +SKIP
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
             f'serve needs {" and ".join(missing)}, not installed: pip install "tsfm-lens-toolbox[notebook]"'
@@ -63,14 +63,14 @@ def serve(
     from tsfm_lens.serve.guard import Server
 
     place, token = _free(port), secrets.token_hex(16)
-    given = {
+    arguments = {
         "model": model,
         "sources": [source if source.startswith("bundled:") else str(Path(source).resolve()) for source in sources],
         "reading": dict(reading or {}),
         "options": dict(options or {}),
     }
     with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as folder:
-        notebook = _notebook(Path(folder), given)
+        notebook = _notebook(Path(folder), arguments)
         if started is not None:
             started(f"http://{HOST}:{place}/?token={token}")
         _end_by_signals()
@@ -85,7 +85,7 @@ def _end_by_signals() -> None:
 
 
 def _free(port: int) -> int:
-    """The first free port from ``port`` on."""
+    """Return the first free port from ``port`` on."""
     for place in range(port, min(port + 100, 65536)):
         with socket.socket() as probe:
             try:
@@ -96,13 +96,13 @@ def _free(port: int) -> int:
     raise InputError(f"no port from {port} on is free; give another with --port")
 
 
-def _notebook(folder: Path, given: Mapping[str, Any]) -> Path:
+def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
     import nbformat
 
     lines = [
         "import json",
         "from tsfm_lens.serve.page import Page",
-        f"Page(**json.loads({json.dumps(given)!r}))",
+        f"Page(**json.loads({json.dumps(arguments)!r}))",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("\n".join(lines))])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}

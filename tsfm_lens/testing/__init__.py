@@ -1,4 +1,4 @@
-"""The conformance suite: the oracles that every wiring must pass."""
+"""Conformance suite: the oracles that every wiring must pass."""
 
 from tsfm_lens.testing.oracles import Case, OracleResult, example_case, quick_check
 from tsfm_lens.testing.oracles_runs import native_traces

@@ -1,4 +1,4 @@
-"""Whether two tables of one model are the same: everything that a lens gives through them is equal."""
+"""Equivalence of two tables of one model: everything that a lens gives through them is equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shown = tuple[str, Any]
 
 
 def behaviour(case: Case) -> Iterator[Shown]:
-    """All that a lens gives, in one order: sizes, activations, weights, edits, variants, rollouts.
+    """Yield all results of a lens, in one order: sizes, activations, weights, edits, variants, rollouts.
 
     Names of branches, of stacks, and of axes past the vocabulary's are left out: they are the table's own choice.
     """
@@ -99,7 +99,7 @@ def _rollout(case: Case) -> Iterator[Shown]:
 
 
 def difference(case: Case, reference: Sequence[Shown]) -> str:
-    """The first thing that a lens gives differently from the reference, in words; "" if there is none.
+    """Return the first result of a lens that differs from the reference, in words; "" if there is none.
 
     Args:
         case: the model through the table in question.

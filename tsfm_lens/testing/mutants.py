@@ -1,4 +1,4 @@
-"""Wrong tables, made by a program: every field of a wiring changed in the ways that its type allows."""
+"""Wrong tables by mutation: every field of a wiring changed in the ways that its type allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Mutant = tuple[str, Wiring]
 
 
 def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
-    """Every table that differs in one field from a given one.
+    """Yield every table that differs in one field from a given one.
 
     Paths become those of other modules of the same class (in the block, for a row) or empty; layouts have two axes
     exchanged; numbers are off by one or doubled; flags are flipped; what may be left out is left out.
@@ -30,13 +30,13 @@ def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
         for what, value in _values(name, getattr(wiring, name), everything):
             yield f"{name}: {what}", replace(wiring, **{name: value})
     for index, stack in enumerate(wiring.stacks):
-        for what, changed in _stacks(model, stack, everything):
-            stacks = (*wiring.stacks[:index], changed, *wiring.stacks[index + 1 :])
+        for what, variant in _stacks(model, stack, everything):
+            stacks = (*wiring.stacks[:index], variant, *wiring.stacks[index + 1 :])
             yield f"{stack.prefix}: {what}", replace(wiring, stacks=stacks)
 
 
 def field_of(what: str) -> str:
-    """The field that a mutant changes, without the value that it takes."""
+    """Return the field that a mutant changes, without the value that it takes."""
     *place, value = what.split(": ")
     part = value.split(" ")[0]
     fields_of_parts = {field.name for field in (*fields(Site), *fields(Projection))}
@@ -51,14 +51,14 @@ class _Paths:
         self.inside = dict(model.get_submodule(root).named_modules())
 
     def others(self, path: str) -> list[str]:
-        """Paths of other modules of the same class, nearest names first, four at most."""
-        given = self.inside.get(path)
-        twins = [other for other, module in self.inside.items() if other != path and type(module) is type(given)]
+        """Return paths of other modules of the same class, nearest names first, four at most."""
+        original = self.inside.get(path)
+        twins = [other for other, module in self.inside.items() if other != path and type(module) is type(original)]
         return sorted(twins, key=lambda other: (abs(other.count(".") - path.count(".")), other))[:4]
 
 
 def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
-    """Other values of one field."""
+    """Yield other values of one field."""
     if isinstance(value, Site):
         for field in ("module", "side", "arg", "layout"):
             for what, other in _values(field, getattr(value, field), paths):
@@ -74,7 +74,7 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
         yield from ((f"{value} -> {other}", other) for other in steps if other != value)
     elif callable(value):
         yield "dropped", None
-        yield "doubled", _doubled(value)
+        yield "doubled", _double(value)
     elif isinstance(value, tuple) and name in ("upstream", "unread"):
         if value:
             yield "()", ()
@@ -84,7 +84,7 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
         yield from _texts(name, value, paths)
 
 
-def _doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _double(function: Callable[..., Any]) -> Callable[..., Any]:
     def double(*args: Any) -> Any:
         output = function(*args)
         return tuple(2 * part for part in output) if isinstance(output, tuple) else 2 * output + 1
@@ -98,7 +98,7 @@ def _texts(name: str, value: str, paths: _Paths) -> Iterator[tuple[str, str]]:
     elif name == "over":
         yield "flipped", "variate" if value == "time" else "time"
     elif "layout" in name:
-        yield from ((other, other) for other in _exchanged(value))
+        yield from ((other, other) for other in _exchange_axes(value))
     elif name in ("weight", "bias"):
         yield "missing", f"{value}_of_nothing"
     elif name in ("kind", "name"):
@@ -109,16 +109,18 @@ def _texts(name: str, value: str, paths: _Paths) -> Iterator[tuple[str, str]]:
         yield from ((f"{value} -> {path}", path) for path in paths.others(value))
 
 
-def _exchanged(layout: str) -> Iterator[str]:
-    """A layout with two neighbouring axes exchanged, outside of brackets and inside."""
+def _exchange_axes(layout: str) -> Iterator[str]:
+    """Yield a layout with two neighbouring axes exchanged, outside of brackets and inside."""
     axes = re.findall(r"\([^)]*\)|\S+", layout)
     for first in range(len(axes) - 1):
-        swapped = [*axes]
-        swapped[first], swapped[first + 1] = axes[first + 1], axes[first]
-        yield " ".join(swapped)
+        order = [*axes]
+        order[first], order[first + 1] = axes[first + 1], axes[first]
+        yield " ".join(order)
     for place, axis in enumerate(axes):
         if axis.startswith("("):
-            yield from (" ".join([*axes[:place], f"({inner})", *axes[place + 1 :]]) for inner in _exchanged(axis[1:-1]))
+            yield from (
+                " ".join([*axes[:place], f"({inner})", *axes[place + 1 :]]) for inner in _exchange_axes(axis[1:-1])
+            )
 
 
 def _stacks(model: nn.Module, stack: Stack, everything: _Paths) -> Iterator[tuple[str, Stack]]:
@@ -134,8 +136,8 @@ def _stacks(model: nn.Module, stack: Stack, everything: _Paths) -> Iterator[tupl
         rest = (*stack.writers[:index], *stack.writers[index + 1 :])
         yield f"writers: without {row.kind}", replace(stack, writers=rest)
     for layer in stack.exceptions:
-        kept = {other: rows for other, rows in stack.exceptions.items() if other != layer}
-        yield f"exceptions: without {layer}", replace(stack, exceptions=kept)
+        exceptions = {other: rows for other, rows in stack.exceptions.items() if other != layer}
+        yield f"exceptions: without {layer}", replace(stack, exceptions=exceptions)
     plain = next((layer for layer in range(stack.n_layers) if layer not in stack.exceptions), 0)
     for index, (what, row) in _rows(stack.writers, _Paths(model, stack.block(plain))):
         rows = (*stack.writers[:index], row, *stack.writers[index + 1 :])
@@ -144,8 +146,8 @@ def _stacks(model: nn.Module, stack: Stack, everything: _Paths) -> Iterator[tupl
         layer, rows_of_layer = next(iter(stack.exceptions.items()))
         for index, (what, row) in _rows(rows_of_layer, _Paths(model, stack.block(layer))):
             rows = (*rows_of_layer[:index], row, *rows_of_layer[index + 1 :])
-            changed = replace(stack, exceptions={**stack.exceptions, layer: rows})
-            yield f"{layer}.{rows_of_layer[index].kind}.{what}", changed
+            variant = replace(stack, exceptions={**stack.exceptions, layer: rows})
+            yield f"{layer}.{rows_of_layer[index].kind}.{what}", variant
 
 
 def _rows(rows: tuple[Writer, ...], paths: _Paths) -> Iterator[tuple[int, tuple[str, Writer]]]:
@@ -161,8 +163,8 @@ def _rows(rows: tuple[Writer, ...], paths: _Paths) -> Iterator[tuple[int, tuple[
                     yield index, (f"{name}: {what}", replace(row, **{name: other}))
         if isinstance(row, Mlp):
             yield index, ("pre and post exchanged", replace(row, pre=row.post, post=row.pre))
-            invented = replace(row.i, gain=1.0) if row.gate is None else None
-            yield index, (f"gate: {'forgotten' if row.gate else 'invented'}", replace(row, gate=invented))
+            gate = replace(row.i, gain=1.0) if row.gate is None else None
+            yield index, (f"gate: {'forgotten' if row.gate else 'invented'}", replace(row, gate=gate))
             if row.gate is not None:
                 yield index, ("i and gate exchanged", replace(row, i=row.gate, gate=row.i))
             yield index, ("i: the output matrix", replace(row, i=replace(row.i, module=row.o)))

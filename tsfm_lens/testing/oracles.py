@@ -1,4 +1,4 @@
-"""The exactness oracles: independent ways to the same answer, run on any wired model.
+"""Exactness oracles: independent ways to the same answer, run on any wired model.
 
 Each oracle takes a :class:`Case` and returns an :class:`OracleResult`. ``quick_check`` runs the cheap
 ones whenever a model is loaded; the conformance suite runs all of them on every architecture.
@@ -34,18 +34,18 @@ from tsfm_lens.testing.tolerance import rounding
 ONE_BLOCK, TWO_BLOCKS = (rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2))
 
 STREAMS = RESIDUAL_NAMES
-TAPPED = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
+ATTENTION_POINTS = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
 
 
 @dataclass(frozen=True)
 class OracleResult:
-    """What one oracle found.
+    """Result of one oracle.
 
     Attributes:
         oracle: its number and name.
         error: the largest deviation found.
-        bound: what is allowed.
-        detail: where the largest deviation was, or what was compared.
+        bound: the largest deviation allowed.
+        detail: place of the largest deviation, or the comparison.
     """
 
     oracle: str
@@ -55,13 +55,13 @@ class OracleResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the deviation is within the bound; a NaN is not."""
+        """True if the deviation is within the bound; a NaN is not."""
         return bool(self.error <= self.bound)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the series on which it is checked.
+    """Model and the series on which it is checked.
 
     Attributes:
         lens: the model.
@@ -77,17 +77,17 @@ class Case:
 
     @cached_property
     def encoded(self) -> Encoded:
-        """The batch for a single forward, with a teacher-forced future where the decoder takes one."""
+        """Batch for a single forward, with a teacher-forced future where the decoder takes one."""
         if self.lens.adapter.readout != "token":
             return self.lens.encode(self.batch, horizon=self.horizon)
         last = np.stack([series[-self.decoder_steps :] for series in self.batch.values])
         return self.lens.encode(self.batch, future=np.nan_to_num(last, nan=float(np.nanmean(last))))
 
     def other(self, series: np.ndarray) -> np.ndarray:
-        """Another series of the same length, with its missing values in the same places."""
+        """Return another series of the same length, with its missing values in the same places."""
         other = series[::-1] if getattr(self.lens.adapter, "integers", False) else series[::-1] * 0.5 + 1.0
-        filled = np.where(np.isnan(other), np.nanmean(series), other)
-        return np.where(np.isnan(series), np.nan, filled)
+        values = np.where(np.isnan(other), np.nanmean(series), other)
+        return np.where(np.isnan(series), np.nan, values)
 
     @cached_property
     def captured(self) -> tuple[Tensor, Activations]:
@@ -97,7 +97,7 @@ class Case:
 
 
 def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
-    """A case with series of unequal length and missing values, the same for every model.
+    """Build a case with series of unequal length and missing values, the same for every model.
 
     Example:
         >>> len(testing.example_case(lens).batch)
@@ -124,14 +124,17 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
 
 
 def by_themselves(case: Case) -> SeriesBatch:
-    """The series each by itself; in their items, for a model that takes a fixed number of variates and no other."""
+    """Separate the series, each one an item.
+
+    They stay in their items for a model that takes a fixed number of variates and no other.
+    """
     if getattr(case.lens.adapter, "n_variates", None) is None:
         return as_series(list(case.batch.values))
     return case.batch
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """Largest deviation of a from b, relative to the largest value of b."""
+    """Compute the largest deviation of a from b, relative to the largest value of b."""
     if a.shape != b.shape:
         return float("inf")
     a, b = a.detach(), b.detach()
@@ -145,7 +148,7 @@ def _worst(oracle: str, bound: float, deviations: dict[str, float]) -> OracleRes
 
 
 def same_forecast(case: Case) -> OracleResult:
-    """1. Without hooks, the lens's forecast is the library's, to the last bit."""
+    """Check oracle 1: without hooks, the lens's forecast is the library's, to the last bit."""
     lens = case.lens
     ours = lens.forecast(case.batch, case.horizon, seed=3)
     with torch.random.fork_rng():
@@ -156,7 +159,9 @@ def same_forecast(case: Case) -> OracleResult:
 
 
 def reading_changes_nothing(case: Case) -> OracleResult:
-    """2. Hooks that only read leave every bit where the fused kernel still runs, and a block's roundings elsewhere.
+    """Check oracle 2: hooks that only read leave every bit where the fused kernel still runs.
+
+    Elsewhere they leave it up to a block's roundings.
 
     torch's own fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is set, so bits are compared
     without it.
@@ -166,9 +171,13 @@ def reading_changes_nothing(case: Case) -> OracleResult:
         fast = lens.forward(case.encoded)
         with _no_fast_path():
             plain = lens.forward(case.encoded)
-        fused, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: not name.endswith(TAPPED))
-        projected, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: name.endswith(TAPPED[:3]))
-    if not (torch.equal(fused, plain) and torch.equal(projected, plain)):
+        fused_output, _ = lens.run_with_cache(
+            case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS)
+        )
+        projections, _ = lens.run_with_cache(
+            case.encoded, names_filter=lambda name: name.endswith(ATTENTION_POINTS[:3])
+        )
+    if not (torch.equal(fused_output, plain) and torch.equal(projections, plain)):
         return OracleResult("2 reading hooks", float("inf"), ONE_BLOCK, "fused kernel: not bit for bit")
     deviations = {"attention recomputed": relative(case.captured[0], plain), "torch's fast path": relative(fast, plain)}
     return _worst("2 reading hooks", ONE_BLOCK, deviations)
@@ -185,19 +194,19 @@ def _no_fast_path() -> Iterator[None]:
 
 
 def accounting(case: Case) -> OracleResult:
-    """3. Embedding + all writes = last residual stream, and the native head on it = the output."""
+    """Check oracle 3: embedding + all writes = last residual stream, and the native head on it = the output."""
     output, acts = case.captured
     model, wiring = case.lens.adapter.model, case.lens.wiring
     deviations: dict[str, float] = {}
     for stack in wiring.stacks:
         dot = f"{stack.name}." if stack.name else ""
-        carried = carry_factors(model, stack)
+        factors = carry_factors(model, stack)
         for place, actual, expected in branch_sums(model, wiring, stack, acts):
             deviations[place] = relative(expected, actual)
-        total = acts[f"{dot}hook_embed"] * carried["embed"]
+        total = acts[f"{dot}hook_embed"] * factors["embed"]
         for layer in range(stack.n_layers):
             for writer in stack.rows(layer):
-                total += acts[f"{stack.prefix}.{layer}.{writer.kind}.hook_out"] * carried[layer, writer.kind]
+                total += acts[f"{stack.prefix}.{layer}.{writer.kind}.hook_out"] * factors[layer, writer.kind]
         last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
         deviations[f"{stack.name} stream"] = relative(total, last)
     with torch.no_grad():
@@ -207,13 +216,13 @@ def accounting(case: Case) -> OracleResult:
 
 
 def layers_to_check(stack: Stack) -> list[int]:
-    """The first layer of every kind of row, the second, and the last: all that a table can get wrong differently."""
+    """Return the first layer of every kind of row, the second, and the last: all that can be wrong differently."""
     first = {id(stack.rows(layer)): layer for layer in reversed(range(stack.n_layers))}
     return sorted({*first.values(), min(1, stack.n_layers - 1), stack.n_layers - 1})
 
 
 def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
-    """4. Zeroing a head or MLP = zeroing its output weights in the native model; every one moves the output.
+    """Check oracle 4: zeroing a head or MLP = zeroing its output weights natively; every one moves the output.
 
     Args:
         most: check this many components, evenly spread; all if None.
@@ -223,17 +232,17 @@ def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
     with torch.no_grad():
         plain = lens.forward(case.encoded)
         for stack in lens.wiring.stacks:
-            chosen = writers(lens.wiring, stack.name)
-            step = 1 if most is None else max(1, len(chosen) // most)
-            for component in chosen[::step]:
+            components = writers(lens.wiring, stack.name)
+            step = 1 if most is None else max(1, len(components) // most)
+            for component in components[::step]:
                 assert component.kind is not None
                 with lens.ablate(component):
                     ours = lens.forward(case.encoded)
                 with _zeroed_weights(lens, stack, component):
                     theirs = lens.adapter.run(case.encoded.inputs)
-                moved = relative(theirs, plain)
+                effect = relative(theirs, plain)
                 # a component that does nothing would let any check pass
-                deviations[str(component)] = relative(ours, theirs) if moved > 1e-7 else float("inf")
+                deviations[str(component)] = relative(ours, theirs) if effect > 1e-7 else float("inf")
     return _worst("4 zero-ablation", TWO_BLOCKS, deviations)
 
 
@@ -260,8 +269,8 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
                 yield
 
 
-class _Given(nn.Module):
-    """In the place of what computes a parametrised weight: these values."""
+class _FixedValues(nn.Module):
+    """Module that returns these values, in place of the one that computes a parametrised weight."""
 
     def __init__(self, values: Tensor) -> None:
         super().__init__()
@@ -273,46 +282,46 @@ class _Given(nn.Module):
 
 @contextmanager
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
-    """Other values in a layer's weight or bias while the block runs.
+    """Replace the values of a layer's weight or bias while the block runs.
 
-    A layer of factors computes with the matrix, a parametrised one with the values in the place of what it makes.
+    A layer of factors computes with the matrix; a parametrised one takes the values in place of its own weight.
     """
     if name == "weight" and hasattr(layer, "as_matrix"):
         with layer.as_matrix(values):
             yield
         return
     if parametrize.is_parametrized(layer, name):
-        made = layer.parametrizations[name]
-        layer.parametrizations[name] = _Given(values)
+        original = layer.parametrizations[name]
+        layer.parametrizations[name] = _FixedValues(values)
         try:
             yield
         finally:
-            layer.parametrizations[name] = made
+            layer.parametrizations[name] = original
         return
     tensor = getattr(layer, name)
-    kept = tensor.detach().clone()
+    backup = tensor.detach().clone()
     try:
         tensor.copy_(values)
         yield
     finally:
-        tensor.copy_(kept)
+        tensor.copy_(backup)
 
 
 def patching(case: Case) -> OracleResult:
-    """6. Patching a run into itself changes nothing; A's stream put into B gives A's later streams and output."""
+    """Check oracle 6: a run patched into itself changes nothing; A's stream in B gives A's later streams and output."""
     lens = case.lens
     deviations = {}
     raw = "unembed.hook_out"
-    shuffled = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
+    other_batch = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
     with torch.no_grad():
         _, acts = case.captured
         inside = STREAMS[len(lens.wiring.output_stack.rows(0)[:2]) - 1]
         for name in (inside, "hook_resid_post"):
             at = f"{lens.wiring.output_stack.prefix}.0.{name}"
             with lens.patch(acts, at):
-                patched = lens.forward(case.encoded)
-            deviations[f"self: {at}"] = relative(patched, lens.forward(case.encoded))
-        other = Case(lens, shuffled, case.horizon, case.decoder_steps).encoded
+                output = lens.forward(case.encoded)
+            deviations[f"self: {at}"] = relative(output, lens.forward(case.encoded))
+        other = Case(lens, other_batch, case.horizon, case.decoder_steps).encoded
         other.inputs.update(_masks(case.encoded, other))
         _, of_other = lens.run_with_cache(other, names_filter=raw)
         if relative(of_other[raw], acts[raw]) < 1e-3:
@@ -326,8 +335,10 @@ def patching(case: Case) -> OracleResult:
                 after = raw if stack is lens.wiring.output_stack else f"{stack.prefix}.{layer}.hook_resid_post"
                 for stream in STREAMS[: len(stack.rows(layer))]:
                     with lens.hooks(apart), lens.patch(acts, *before, f"{stack.prefix}.{layer}.{stream}"):
-                        _, swapped = lens.run_with_cache(other, names_filter=after)
-                    deviations[f"A into B at {stack.prefix}.{layer}.{stream}"] = relative(swapped[after], acts[after])
+                        _, later_acts = lens.run_with_cache(other, names_filter=after)
+                    deviations[f"A into B at {stack.prefix}.{layer}.{stream}"] = relative(
+                        later_acts[after], acts[after]
+                    )
             before.append(f"{stack.prefix}.0.hook_resid_pre")
     return _worst("6 patching", ONE_BLOCK, deviations)
 
@@ -337,7 +348,7 @@ def _other_stream(value: Tensor, hook: object) -> Tensor:
 
 
 def _masks(source: Encoded, target: Encoded) -> dict[str, Tensor]:
-    """The source's attention mask, where masks are an input of their own."""
+    """Return the source's attention mask, where masks are an input of their own."""
     return {key: value for key, value in source.inputs.items() if "mask" in key and key in target.inputs}
 
 
@@ -345,7 +356,7 @@ QUICK: tuple[Callable[[Case], OracleResult], ...] = (accounting,)
 
 
 def quick_check(lens: Lens) -> list[OracleResult]:
-    """The cheap oracles on one short series, as run by :func:`tsfm_lens.load`.
+    """Run the cheap oracles on one short series, as :func:`tsfm_lens.load` does.
 
     Raises:
         WiringError: the model does not compute what its wiring says.

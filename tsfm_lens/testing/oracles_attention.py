@@ -1,4 +1,4 @@
-"""Oracles about what happens inside attention: patterns, masks, and the order of heads."""
+"""Oracles inside attention: patterns, masks, and the order of heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsfm_lens.testing.oracles import ONE_BLOCK, Case, OracleResult, _worst, lay
 
 
 def patterns(case: Case) -> OracleResult:
-    """5. Pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z.
+    """Check oracle 5: pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z.
 
     Holds of a model without attention, and says so.
     """
@@ -34,15 +34,15 @@ def patterns(case: Case) -> OracleResult:
         pattern, v, z = acts[name], acts[f"{at}.hook_v"], acts[f"{at}.hook_z"]
         point = case.lens.registry.points[name]
         row = case.lens.wiring.stack(point.stack).attention(point.kind, point.layer)
-        deviations[f"{at}: over={row.over!r}"] = _asked_by(case, row, point.stack, pattern)
+        deviations[f"{at}: over={row.over!r}"] = _size_error(case, row, point.stack, pattern)
         rows = pattern.sum(dim=-1)
         empty = pattern.abs().sum(dim=-1) == 0
         deviations[f"{at}: rows"] = float((rows - 1).masked_fill(empty, 0).abs().max())
         deviations[f"{at}: z"] = relative(_attend(case.lens, row, pattern, for_every_head(v, z.shape[-2])), z)
         scores = acts[f"{at}.hook_attn_scores"]
-        blocked = scores <= torch.finfo(scores.dtype).min / 2
-        blocked &= ~blocked.all(dim=-1, keepdim=True)
-        deviations[f"{at}: mask"] = float(pattern.masked_fill(~blocked, 0).abs().max())
+        mask = scores <= torch.finfo(scores.dtype).min / 2
+        mask &= ~mask.all(dim=-1, keepdim=True)
+        deviations[f"{at}: mask"] = float(pattern.masked_fill(~mask, 0).abs().max())
         if pattern.shape[-1] == pattern.shape[-2] and at.startswith("decoder"):
             deviations[f"{at}: causal"] = float(pattern.triu(1).abs().max())
     if not deviations:
@@ -50,8 +50,8 @@ def patterns(case: Case) -> OracleResult:
     return _worst("5 patterns", ONE_BLOCK, deviations)
 
 
-def _asked_by(case: Case, row: Attention, stack: str, pattern: Tensor) -> float:
-    """Whether queries and keys count what ``over`` says: the tokens of a stream, or the series of an item or batch."""
+def _size_error(case: Case, row: Attention, stack: str, pattern: Tensor) -> float:
+    """Compare the number of queries and keys with ``over``: tokens of a stream, or series of an item or batch."""
     _, acts = case.captured
 
     def tokens(name: str) -> int:
@@ -66,7 +66,7 @@ def _asked_by(case: Case, row: Attention, stack: str, pattern: Tensor) -> float:
 
 
 def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
-    """pattern · v in the layout of the native attention call, as (batch, pos, head, d_head)."""
+    """Compute pattern · v in the layout of the native attention call, as (batch, pos, head, d_head)."""
     sizes = {**lens.registry.state.sizes, "head": v.shape[-2]}
     values = to_native(v, row.qkv_layout, HEADS, sizes)
     z = to_native(pattern, row.pattern_layout, PATTERN, sizes) @ values
@@ -74,7 +74,7 @@ def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
 
 
 def head_order(case: Case) -> OracleResult:
-    """10. A head rebuilt from its pattern and its W_V rows is its z; without W_Q, W_K or W_V it has no q, k or v.
+    """Check oracle 10: a head's pattern and W_V rows rebuild its z; without W_Q, W_K or W_V it has no q, k or v.
 
     Holds of a model without attention, and says so.
     """
@@ -89,7 +89,7 @@ def head_order(case: Case) -> OracleResult:
         for layer, row in places:
             # an attention that holds the matrices itself takes query, key and value
             x = calls[paths[layer, row.kind]][-1].given(0 if row.v.weight == "weight" else 2)
-            deviations[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(lens, stack, layer, row, acts, x)
+            deviations[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuild_error(lens, stack, layer, row, acts, x)
         for layer, row in places:
             if layer in layers_to_check(stack):
                 deviations |= _owners(case, stack, layer, row)
@@ -99,7 +99,7 @@ def head_order(case: Case) -> OracleResult:
 
 
 def _owners(case: Case, stack: Stack, layer: int, row: Attention) -> dict[str, float]:
-    """With a head's rows of one input projection zeroed, that head's q, k or v is zero and nothing else changes.
+    """Check that zeroing a head's rows of one input projection zeroes that head's q, k or v and nothing else.
 
     Rotary embeddings, norms and scales between the projection and the dot product map zero to zero.
     """
@@ -141,7 +141,7 @@ def _zeroed_rows(
         yield
 
 
-def _rebuilt(lens: Lens, stack: Stack, layer: int, row: Attention, acts: Activations, native: Tensor) -> float:
+def _rebuild_error(lens: Lens, stack: Stack, layer: int, row: Attention, acts: Activations, native: Tensor) -> float:
     at = f"{stack.prefix}.{layer}.{row.kind}"
     x = to_vocabulary(
         native, row.x_layout or row.stream_layout, RESIDUAL, {**lens.registry.state.sizes, "head": stack.n_heads}

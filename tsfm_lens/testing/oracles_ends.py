@@ -1,4 +1,4 @@
-"""Oracles about the ends of a model: embedding, readout, forecast steps, rows of samples, gradients."""
+"""Oracles at the ends of a model: embedding, readout, forecast steps, rows of samples, gradients."""
 
 from __future__ import annotations
 
@@ -25,62 +25,62 @@ _SAME = 1e-4
 
 
 def ends(case: Case) -> OracleResult:
-    """13. The stream comes out of ``embed``, goes through ``ln_final`` into ``unembed``: the forecast."""
+    """Check oracle 13: the stream comes out of ``embed``, goes through ``ln_final`` into ``unembed``: the forecast."""
     with torch.no_grad():
         deviations = {**_embedding(case), **_unembedding(case), **_bottleneck(case), **_labels(case), **_steps(case)}
     return _worst("13 ends", 2e-5, deviations)
 
 
 def _embedding(case: Case) -> dict[str, float]:
-    """Between two series, ``hook_embed`` differs by what the output of ``embed`` differs by, token by token.
+    """Check that ``hook_embed`` differs between two series as the output of ``embed`` does, token by token.
 
-    Differences, so that positions, start tokens and registers, which are added or put in, do not count.
+    Differences cancel positions, start tokens and registers, which are added or inserted.
     """
     lens, path = case.lens, case.lens.wiring.embed
-    twins = _sharing(lens.adapter.model, path)
+    twins = _tied_modules(lens.adapter.model, path)
     batch = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
     other = Case(lens, batch, case.horizon, case.decoder_steps).encoded
     other.inputs.update(_masks(case.encoded, other))
     names = {stack.name: f"{stack.name}.hook_embed" if stack.name else "hook_embed" for stack in lens.wiring.stacks}
-    seen = []
+    recordings = []
     for encoded in (case.encoded, other):
         with recorded_calls(lens.adapter.model, twins) as calls:
             _, acts = lens.run_with_cache(encoded, names_filter=list(names.values()))
-        seen.append((acts, [call for twin in twins for call in calls[twin]]))
-    (acts, made), (others, made_then) = seen
-    if not made or len(made) != len(made_then):
+        recordings.append((acts, [call for twin in twins for call in calls[twin]]))
+    (acts, first_calls), (others, second_calls) = recordings
+    if not first_calls or len(first_calls) != len(second_calls):
         return {f"embed {path!r} is called once per stream": math.inf}
     source = torch.cat(
         [
             _rows(call.gave() - second.gave(), stack.d_model)
-            for call, second in zip(made, made_then, strict=True)
+            for call, second in zip(first_calls, second_calls, strict=True)
             for stack in lens.wiring.stacks
         ]
     )
-    deviations, moved = {}, False
+    deviations, any_change = {}, False
     for stack in lens.wiring.stacks:
-        rows = _moved((acts[names[stack.name]] - others[names[stack.name]]).flatten(0, -2))
-        moved |= len(rows) > 0
+        rows = _large_rows((acts[names[stack.name]] - others[names[stack.name]]).flatten(0, -2))
+        any_change |= len(rows) > 0
         deviations[f"embed {path!r} of stack {stack.name!r}"] = _distance(rows, source)
-    return deviations if moved else {"two series have two embeddings": math.inf}
+    return deviations if any_change else {"two series have two embeddings": math.inf}
 
 
-def _sharing(model: nn.Module, path: str) -> list[str]:
-    """A module's path, and those of modules of its kind that hold the very same parameters (T5 ties embeddings)."""
+def _tied_modules(model: nn.Module, path: str) -> list[str]:
+    """Return a module's path, and those of its kind that hold the very same parameters (T5 ties embeddings)."""
     embedding = model.get_submodule(path)
-    held = [parameter.data_ptr() for parameter in embedding.parameters()]
+    pointers = [parameter.data_ptr() for parameter in embedding.parameters()]
     same = [
         name
         for name, module in model.named_modules()
         if type(module) is type(embedding)
-        and held
-        and [parameter.data_ptr() for parameter in module.parameters()] == held
+        and pointers
+        and [parameter.data_ptr() for parameter in module.parameters()] == pointers
     ]
     return same or [path]
 
 
 def _rows(tensor: Tensor, d_model: int) -> Tensor:
-    """Vectors of the stream's width in a tensor that has an axis of that length, (row, d_model)."""
+    """Collect vectors of the stream's width from a tensor that has an axis of that length, (row, d_model)."""
     axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == d_model]
     if not axes:
         # a head may take all tokens at once
@@ -89,16 +89,16 @@ def _rows(tensor: Tensor, d_model: int) -> Tensor:
     return tensor.movedim(axes[-1], -1).reshape(-1, d_model)
 
 
-def _moved(rows: Tensor) -> Tensor:
+def _large_rows(rows: Tensor) -> Tensor:
     size = rows.norm(dim=-1)
     return rows[size > _FAR * size.max()] if len(rows) and float(size.max()) > 0 else rows[:0]
 
 
 def _distance(rows: Tensor, source: Tensor) -> float:
-    """Largest distance of a row from the nearest row of the source, up to one factor common to all rows."""
+    """Compute the largest distance of a row from the source's nearest row, up to a factor common to all rows."""
     if len(rows) == 0:
         return 0.0
-    source = _moved(source)
+    source = _large_rows(source)
     if len(source) == 0:
         return math.inf
     unit = source / source.norm(dim=-1, keepdim=True)
@@ -110,7 +110,7 @@ def _distance(rows: Tensor, source: Tensor) -> float:
 
 
 def _unembedding(case: Case) -> dict[str, float]:
-    """What enters ``unembed`` is the last stream through ``ln_final``, or the stream itself; T5 also scales it."""
+    """Check that ``unembed`` reads the last stream through ``ln_final``, or the stream itself; T5 also scales it."""
     lens = case.lens
     stack, path = lens.wiring.output_stack, lens.wiring.unembed.module
     _, acts = case.captured
@@ -121,33 +121,33 @@ def _unembedding(case: Case) -> dict[str, float]:
         lens.forward(case.encoded)
     if not calls[path]:
         return {f"unembed {path!r} is called": math.inf}
-    entered = _rows(_first_tensor(calls[path][-1]), stack.d_model)
-    apart = _distance(_moved(entered), source.flatten(0, -2)) if len(entered) else math.inf
+    inputs = _rows(_first_tensor(calls[path][-1]), stack.d_model)
+    apart = _distance(_large_rows(inputs), source.flatten(0, -2)) if len(inputs) else math.inf
     return {f"what enters unembed {path!r} (ln_final={stack.ln_final!r})": apart}
 
 
 def _first_tensor(call: NativeCall) -> Tensor:
-    given = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
-    if not given:
+    tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
+    if not tensors:
         raise WiringError("the module of unembed takes no tensor")
-    return given[0]
+    return tensors[0]
 
 
 def _bottleneck(case: Case) -> dict[str, float]:
-    """With what ``unembed`` gave in a run without one component, the whole model gives that run's output."""
+    """Check that ``unembed``'s output of a run without one component gives that run's output."""
     lens, path = case.lens, case.lens.wiring.unembed.module
     plain = lens.forward(case.encoded)
-    with lens.ablate(writers(lens.wiring)[0]), recorded_outputs(lens.adapter.model, [path]) as kept:
+    with lens.ablate(writers(lens.wiring)[0]), recorded_outputs(lens.adapter.model, [path]) as outputs:
         without = lens.forward(case.encoded)
-    with replayed(lens.adapter.model, kept, rows=len(case.encoded.rows), copies=1):
-        put = lens.forward(case.encoded)
+    with replayed(lens.adapter.model, outputs, rows=len(case.encoded.rows), copies=1):
+        output = lens.forward(case.encoded)
     if relative(without, plain) < 1e-6:
         return {"a component moves the output": math.inf}
-    return {f"unembed {path!r} makes the output": relative(put, without)}
+    return {f"unembed {path!r} makes the output": relative(output, without)}
 
 
 def _labels(case: Case) -> dict[str, float]:
-    """Another last stream in one row, or at one position, moves what ``unembed`` gives there and nowhere else."""
+    """Check that a new last stream in one row, or at one position, moves ``unembed``'s output there alone."""
     lens, stack = case.lens, case.lens.wiring.output_stack
     raw, last = "unembed.hook_out", f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
     axes = lens.registry.points[raw].axes
@@ -160,8 +160,8 @@ def _labels(case: Case) -> dict[str, float]:
         other = stream.clone()
         other.select(int(axis == "pos"), place).copy_(stream.select(int(axis == "pos"), place).roll(1, dims=-1))
         with lens.hooks([(last, lambda value, hook, other=other: other)]):
-            _, moved = lens.run_with_cache(case.encoded, names_filter=raw)
-        apart = (moved[raw] - plain).abs().transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
+            _, new_acts = lens.run_with_cache(case.encoded, names_filter=raw)
+        apart = (new_acts[raw] - plain).abs().transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
         places = torch.nonzero(apart > _SAME * apart.max()).flatten().tolist()
         right = places == [place] if axis == "batch" else len(places) == 1
         deviations[f"{raw} ({' '.join(axes)}): {axis} {place} moves {axis} {places}"] = 0.0 if right else math.inf
@@ -169,22 +169,22 @@ def _labels(case: Case) -> dict[str, float]:
 
 
 def _steps(case: Case) -> dict[str, float]:
-    """``steps_per_readout``: a rollout calls the head once for so many steps and twice for one more."""
+    """Check ``steps_per_readout``: a rollout calls the head once for so many steps and twice for one more."""
     lens, wiring = case.lens, case.lens.wiring
     steps = wiring.steps_per_readout
     if lens.adapter.rollout == "single":
-        emitted = lens.adapter.run(lens.encode(case.batch).inputs).shape[-1]
+        n_steps = lens.adapter.run(lens.encode(case.batch).inputs).shape[-1]
         with recorded_calls(lens.adapter.model, [wiring.unembed.module]) as calls:
             lens.forecast(case.batch, lens.adapter.prediction_length, **_draws(lens))
-        given = sum(steps if isinstance(steps, int) else steps(call.output) for call in calls[wiring.unembed.module])
-        return {f"steps_per_readout={given}, one pass gives {emitted}": float(abs(given - emitted))}
+        total = sum(steps if isinstance(steps, int) else steps(call.output) for call in calls[wiring.unembed.module])
+        return {f"steps_per_readout={total}, one pass gives {n_steps}": float(abs(total - n_steps))}
     if not isinstance(steps, int) or steps < 1:
         return {f"steps_per_readout={steps!r} is a number of steps": math.inf}
     deviations = {}
     for horizon, expected in ((steps, 1), (steps + 1, 2)):
-        calls_made = _readouts(case, horizon)
-        what = f"steps_per_readout={steps}, and {horizon} steps take {calls_made} readouts"
-        deviations[what] = float(abs(calls_made - expected))
+        n_calls = _readouts(case, horizon)
+        what = f"steps_per_readout={steps}, and {horizon} steps take {n_calls} readouts"
+        deviations[what] = float(abs(n_calls - expected))
     return deviations
 
 
@@ -201,7 +201,7 @@ def _draws(lens: Lens) -> dict[str, Any]:
 
 
 def rows_are_series(case: Case) -> OracleResult:
-    """14. An edit of one series moves that series' forecast, all of its sample paths, and no other's.
+    """Check oracle 14: an edit of one series moves that series' forecast, all its sample paths, and no other's.
 
     Of a model that takes a fixed number of variates, rows are items, whose variates move together.
     """
@@ -230,19 +230,19 @@ def rows_are_series(case: Case) -> OracleResult:
         deviations = {}
         for row in (0, max(row_of)):
             with lens.ablate(target, rows=[row]):
-                changed = forecast()
+                result = forecast()
             own = [index for index, group in enumerate(row_of) if group == row]
             others = [index for index, group in enumerate(row_of) if group != row]
-            deviations[f"rows=[{row}] moves other series"] = relative(changed[others], plain[others])
-            paths = (changed[own] - plain[own]).abs().amax(dim=-1)
+            deviations[f"rows=[{row}] moves other series"] = relative(result[others], plain[others])
+            paths = (result[own] - plain[own]).abs().amax(dim=-1)
             # a token is drawn anew only where a probability moves past the draw
-            moved = paths.max() if lens.adapter.readout == "token" else paths.min()
-            deviations[f"rows=[{row}] moves its series"] = 0.0 if float(moved) > 0 else math.inf
+            shift = paths.max() if lens.adapter.readout == "token" else paths.min()
+            deviations[f"rows=[{row}] moves its series"] = 0.0 if float(shift) > 0 else math.inf
     return _worst("14 rows are series", 2e-5, deviations)
 
 
 def gradients(case: Case) -> OracleResult:
-    """15. ``true_gradients`` says whether autograd's derivative along the stream is that of small steps."""
+    """Check oracle 15: ``true_gradients`` tells if autograd's derivative along the stream is that of small steps."""
     lens, stack = case.lens, case.lens.wiring.output_stack
     name = f"{stack.prefix}.0.hook_resid_post"
     # one series without gaps: rows of padding, which attend to nothing, have no derivative
@@ -266,10 +266,10 @@ def gradients(case: Case) -> OracleResult:
     with torch.no_grad():
         width = 2e-3
         ahead, behind = ((output(torch.full_like(step, sign * width)) * weight).sum() for sign in (1, -1))
-    measured = float(ahead - behind) / (2 * width)
-    scale = max(abs(measured), float((out.detach() * weight).norm()) * 1e-2) or 1.0
-    apart = abs(measured - float(derivative)) / scale
+    numeric = float(ahead - behind) / (2 * width)
+    scale = max(abs(numeric), float((out.detach() * weight).norm()) * 1e-2) or 1.0
+    apart = abs(numeric - float(derivative)) / scale
     true = lens.wiring.true_gradients
-    said = f"true_gradients={true}: {float(derivative):.4g} by autograd, {measured:.4g} by small steps"
+    detail = f"true_gradients={true}: {float(derivative):.4g} by autograd, {numeric:.4g} by small steps"
     wrong = apart > _GRADIENT_BOUND
-    return OracleResult("15 gradients", (apart if true else (0.0 if wrong else math.inf)), _GRADIENT_BOUND, said)
+    return OracleResult("15 gradients", (apart if true else (0.0 if wrong else math.inf)), _GRADIENT_BOUND, detail)

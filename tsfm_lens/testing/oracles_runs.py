@@ -24,7 +24,7 @@ from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
 
 
 def rollout_equals_forward(case: Case) -> OracleResult:
-    """7. A rollout with its cache = the full forward without one, hook by hook."""
+    """Check oracle 7: a rollout with its cache = the full forward without one, hook by hook."""
     with torch.no_grad():
         deviations = _ROLLOUTS[case.lens.adapter.rollout](case)
     return _worst("7 rollout = forward", case.lens.wiring.rollout_tolerance, deviations)
@@ -35,42 +35,42 @@ def _token_rollout(case: Case, n_samples: int = 2) -> dict[str, float]:
     lens, stack = case.lens, case.lens.wiring.output_stack
     dot = f"{stack.name}." if stack.name else ""
     kinds = ("hook_embed", "hook_resid_post", "hook_z", "hook_out", "hook_normalized", "hook_pattern")
-    wanted = [name for name, p in lens.registry.points.items() if p.stack == stack.name and name.endswith(kinds)]
+    names = [name for name, p in lens.registry.points.items() if p.stack == stack.name and name.endswith(kinds)]
     _, steps = lens.run_with_cache(
-        case.batch, names_filter=wanted, rollout=True, horizon=case.horizon, num_samples=n_samples, seed=1
+        case.batch, names_filter=names, rollout=True, horizon=case.horizon, num_samples=n_samples, seed=1
     )
-    repeated = SeriesBatch(
+    copies = SeriesBatch(
         values=tuple(series for series in case.batch.values for _ in range(n_samples)),
         ids=tuple(f"{name}-{draw}" for name in case.batch.ids for draw in range(n_samples)),
     )
-    placeholder = torch.zeros(len(repeated), case.horizon, dtype=torch.long)
-    encoded = lens.encode(repeated, tokens=placeholder)
+    placeholder = torch.zeros(len(copies), case.horizon, dtype=torch.long)
+    encoded = lens.encode(copies, tokens=placeholder)
     embeds = torch.cat([call.value for call in steps.calls(f"{dot}hook_embed")], dim=1)
     with lens.edit(_replace_embeds(f"{dot}hook_embed", embeds)):
-        _, whole = lens.run_with_cache(encoded, names_filter=wanted)
-    deviations = _offsets(steps, [name for name in wanted if name.endswith("hook_resid_post")])
-    for name in wanted:
+        _, whole = lens.run_with_cache(encoded, names_filter=names)
+    deviations = _offsets(steps, [name for name in names if name.endswith("hook_resid_post")])
+    for name in names:
         if name.endswith("hook_pattern"):
-            joined = _join_patterns([call.value for call in steps.calls(name)])
+            sequence = _join_patterns([call.value for call in steps.calls(name)])
         else:
-            joined = torch.cat([call.value for call in steps.calls(name)], dim=1)
-        deviations[name] = relative(joined, whole[name])
+            sequence = torch.cat([call.value for call in steps.calls(name)], dim=1)
+        deviations[name] = relative(sequence, whole[name])
     return deviations
 
 
 def _offsets(steps: Activations, names: list[str]) -> dict[str, float]:
-    """With a cache, the first position of a call follows the last one of the call before (``cached``)."""
+    """Check that a cached call's first position follows the last one of the call before (``cached``)."""
     deviations = {}
     for name in names:
-        seen = 0
+        length = 0
         for index, call in enumerate(steps.calls(name)):
-            deviations[f"{name}: positions held before call {index}"] = float(abs(call.offset - seen))
-            seen += call.value.shape[1]
+            deviations[f"{name}: positions held before call {index}"] = float(abs(call.offset - length))
+            length += call.value.shape[1]
     return deviations
 
 
 def _replace_embeds(name: str, embeds: Tensor) -> Steer:
-    """Put stored embeddings in place of whatever is there, whatever it is."""
+    """Put stored embeddings in place of any value."""
 
     class _Replace(Steer):
         def change(self, point: object) -> Callable:
@@ -85,35 +85,35 @@ def _join_patterns(parts: list[Tensor]) -> Tensor:
 
 
 def _refeed_rollout(case: Case) -> dict[str, float]:
-    """Past the first readout, the passes are plain forwards on contexts extended by each quantile path."""
+    """Check that later passes are plain forwards on contexts extended by each quantile path."""
     lens = case.lens
     first = lens.adapter.prediction_length
     levels = tuple(getattr(lens.adapter, "unrolled", None) or lens.adapter.levels)  # type: ignore[attr-defined]
     if not lens.adapter.joint_rollout:
         case = replace(case, batch=as_series(list(case.batch.values)))
-    wanted = [name for name in lens.registry.points if name.endswith(_STREAM)]
-    _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=first + 1)
+    names = [name for name in lens.registry.points if name.endswith(_STREAM)]
+    _, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=first + 1)
     paths = lens.forecast(case.batch, first, quantiles=levels).quantiles
-    extended: list[np.ndarray] = []
+    contexts: list[np.ndarray] = []
     # paths outermost, so that the variates of a group stay together
     for path in range(len(levels)):
         for series, quantiles, future in zip(case.batch.values, paths, case.batch.futures, strict=True):
-            # what is known takes the place of what was forecast
+            # a known future takes the place of the forecast
             ahead = quantiles[path] if future is None else future[:first]
-            extended.append(np.concatenate([series, ahead])[-lens.adapter.context_length :])
+            contexts.append(np.concatenate([series, ahead])[-lens.adapter.context_length :])
     labels = [f"path-{path}-" for path in range(len(levels))]
     batch = SeriesBatch(
-        values=tuple(extended),
+        values=tuple(contexts),
         ids=tuple(label + name for label in labels for name in case.batch.ids),
         groups=tuple(label + name for label in labels for name in case.batch.groups),
         variates=case.batch.variates * len(labels),
         roles=case.batch.roles * len(labels),
         futures=tuple(None if future is None else future[first:] for future in case.batch.futures) * len(labels),
     )
-    _, second = lens.run_with_cache(batch, names_filter=wanted, horizon=1)
-    _, whole = lens.run_with_cache(case.batch, names_filter=wanted, horizon=first)
+    _, second = lens.run_with_cache(batch, names_filter=names, horizon=1)
+    _, whole = lens.run_with_cache(case.batch, names_filter=names, horizon=first)
     deviations = {}
-    for name in wanted:
+    for name in names:
         calls = steps.calls(name)
         rows = calls[1].value.unflatten(0, (len(case.batch), len(levels))).transpose(0, 1).flatten(0, 1)
         # a longer horizon may have further masked tokens at the end, which no earlier one sees
@@ -124,39 +124,39 @@ def _refeed_rollout(case: Case) -> dict[str, float]:
 
 
 def _cache_rollout(case: Case) -> dict[str, float]:
-    """All passes of a cached rollout, joined, are one forward without a cache on the joined input."""
+    """Check that all passes of a cached rollout, joined, are one forward without a cache on the joined input."""
     lens = case.lens
-    wanted = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
+    names = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
     horizon = 2 * lens.adapter.prediction_length + 1
     draws: dict[str, Any] = {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
-    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    passes: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     entry = lens.adapter.model.get_submodule(lens.wiring.output_stack.entry)
-    handle = entry.register_forward_pre_hook(lambda _m, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+    handle = entry.register_forward_pre_hook(lambda _m, args, kwargs: passes.append((args, kwargs)), with_kwargs=True)
     try:
-        _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=horizon, **draws)
+        _, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=horizon, **draws)
     finally:
         handle.remove()
-    if len(seen) < 3:
+    if len(passes) < 3:
         return {"passes": float("inf")}
-    joined = lens.adapter.joined(seen)  # type: ignore[attr-defined]
+    inputs = lens.adapter.joined(passes)  # type: ignore[attr-defined]
     acts = Activations(lens.registry.points, False, case.batch.ids)
-    with record(lens.registry, wanted, acts), lens.registry.attach():
-        entry(*joined[0], **joined[1])
-    deviations = _offsets(steps, [name for name in wanted if name.endswith("hook_resid_post")])
-    for name in wanted:
+    with record(lens.registry, names, acts), lens.registry.attach():
+        entry(*inputs[0], **inputs[1])
+    deviations = _offsets(steps, [name for name in names if name.endswith("hook_resid_post")])
+    for name in names:
         parts = torch.cat([call.value for call in steps.calls(name)], dim=1)
         deviations[name] = relative(parts, acts[name])
     return deviations
 
 
 def _single_rollout(case: Case) -> dict[str, float]:
-    """A forecast is one pass, and hooks see in it what they see in a forward of the same horizon."""
+    """Check that a forecast is one pass, in which hooks see the values of a forward of the same horizon."""
     lens = case.lens
-    wanted = [name for name in lens.registry.points if name.endswith(_STREAM) and name != "unembed.hook_out"]
-    _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=case.horizon)
-    _, whole = lens.run_with_cache(case.batch, names_filter=wanted, horizon=case.horizon)
-    deviations = {name: relative(steps.calls(name)[0].value, whole[name]) for name in wanted}
-    deviations["one pass"] = float(max(len(steps.calls(name)) for name in wanted) - 1)
+    names = [name for name in lens.registry.points if name.endswith(_STREAM) and name != "unembed.hook_out"]
+    _, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=case.horizon)
+    _, whole = lens.run_with_cache(case.batch, names_filter=names, horizon=case.horizon)
+    deviations = {name: relative(steps.calls(name)[0].value, whole[name]) for name in names}
+    deviations["one pass"] = float(max(len(steps.calls(name)) for name in names) - 1)
     return deviations
 
 
@@ -175,18 +175,18 @@ def _half(pattern: Tensor) -> Tensor:
 
 def _even(pattern: Tensor) -> Tensor:
     # over the keys that are attended to: what padding holds depends on the batch
-    seen = (pattern > 0).to(pattern)
-    return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1.0)
+    visible = (pattern > 0).to(pattern)
+    return visible / visible.sum(dim=-1, keepdim=True).clamp(min=1.0)
 
 
 def leaves_no_trace(case: Case) -> OracleResult:
-    """8. After any context ends, normally or not, the model has no hook, and oracle 1 holds again."""
+    """Check oracle 8: after any context ends, normally or not, the model has no hook, and oracle 1 holds again."""
     lens = case.lens
     with torch.no_grad():
         plain = lens.forward(case.encoded)
     component = writers(lens.wiring)[0]
     attends = any(stack.attention_kinds() for stack in lens.wiring.stacks)
-    inner, written = ("**.hook_pattern", "**.hook_z") if attends else ("**.hook_pre", "**.hook_out")
+    inner, write_point = ("**.hook_pattern", "**.hook_z") if attends else ("**.hook_pre", "**.hook_out")
 
     def boom(value: Tensor, hook: object) -> Tensor:
         raise KeyboardInterrupt
@@ -200,11 +200,11 @@ def leaves_no_trace(case: Case) -> OracleResult:
             lens.run_with_cache(case.encoded)
 
     def unknown() -> None:
-        with lens.hooks([(written, boom), ("no_such_point", boom)]):
+        with lens.hooks([(write_point, boom), ("no_such_point", boom)]):
             raise AssertionError("an unknown name was accepted")
 
     def fanned() -> None:
-        with lens.hooks([(written, boom)]):
+        with lens.hooks([(write_point, boom)]):
             run_variants(lens, case.encoded, [Variant.zero(component)])
 
     failures = {}
@@ -231,7 +231,7 @@ def _in_thread(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def native_traces(lens: Lens) -> int:
-    """Torch hooks and shadowed forwards on the native model, and hooks on the lens's own points.
+    """Count torch hooks and shadowed forwards on the native model, and hooks on the lens's own points.
 
     Example:
         >>> testing.native_traces(lens)
@@ -249,41 +249,43 @@ def _torch_hooks(module: nn.Module) -> int:
 
 
 def _last_write(stack: Stack) -> str:
-    """What the last branch of the first layer adds to the stream: its MLP's write, where it has one."""
+    """Return the hook point of the first layer's last write to the stream: its MLP's, where it has one."""
     return f"{stack.prefix}.0.{stack.rows(0)[-1].kind}.hook_out"
 
 
 def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
-    """9. A variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
+    """Check oracle 9: a variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
     lens = case.lens
     variants: list[Variant] = []
     for stack in lens.wiring.stacks:
-        chosen = writers(lens.wiring, stack.name)
-        variants += [Variant.zero(component) for component in chosen[:: max(1, len(chosen) // most)]]
+        components = writers(lens.wiring, stack.name)
+        variants += [Variant.zero(component) for component in components[:: max(1, len(components) // most)]]
         last = stack.n_layers - 1
-        variants.append(Variant.zero(chosen[0], chosen[-1]))
+        variants.append(Variant.zero(components[0], components[-1]))
         at = f"{stack.prefix}.{last}.hook_resid_post"
         variants.append(Variant("noise", (Noise(at, scale=0.5, seed=2),)))
-        written = _last_write(stack)
-        variants.append(Variant("rows", (Zero(written, rows=[0]),)))
+        write_point = _last_write(stack)
+        variants.append(Variant("rows", (Zero(write_point, rows=[0]),)))
         for row in stack.attentions(last):
             half = EditPattern(Component(stack.name, last, row.kind), _half, rows=[0])
             variants.append(Variant(f"half the pattern of {row.kind}", (half,)))
             even = EditPattern(Component(stack.name, last, row.kind), _even)
             # in a stream of its own, so that what leaks between variants shows
-            steered = Steer(written, torch.ones(stack.d_model))
+            steer = Steer(write_point, torch.ones(stack.d_model))
             variants.append(Variant(f"even pattern of {row.kind}", (even,)))
-            variants.append(Variant(f"even pattern of {row.kind}, steered", (steered, even)))
+            variants.append(Variant(f"even pattern of {row.kind}, steered", (steer, even)))
     _, acts = case.captured
-    variants.append(Variant("patched", (PatchFrom(_last_write(lens.wiring.output_stack), acts), Zero(str(chosen[-1])))))
+    variants.append(
+        Variant("patched", (PatchFrom(_last_write(lens.wiring.output_stack), acts), Zero(str(components[-1]))))
+    )
     variants.append(Variant("nothing", ()))
     together = run_variants(lens, case.encoded, variants, max_rows=4 * len(case.encoded.rows))
-    unreplayed = run_variants(lens, case.encoded, variants, replay=False)
+    without_replay = run_variants(lens, case.encoded, variants, replay=False)
     deviations = {}
     with torch.no_grad():
         for index, variant in enumerate(variants):
             with lens.edit(*variant.interventions):
                 alone = lens.forward(case.encoded)
             deviations[f"replayed {variant.name}"] = relative(together[index], alone)
-            deviations[f"fanned out {variant.name}"] = relative(unreplayed[index], alone)
+            deviations[f"fanned out {variant.name}"] = relative(without_replay[index], alone)
     return _worst("9 fan-out and replay", 2e-5, deviations)

@@ -1,4 +1,4 @@
-"""Oracles about the weights: rebuilt from the table, they give what the model passes on, stream to stream."""
+"""Oracles of the weights: rebuilt from the table, they give the model's own activations, stream to stream."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tsfm_lens.testing.oracles import STREAMS, TWO_BLOCKS, Case, OracleResult, _
 
 
 def weights(case: Case) -> OracleResult:
-    """11. The table's norms, matrices, gains and biases turn each recorded stream into the recorded activations.
+    """Check oracle 11: the table's norms, matrices, gains and biases turn each stream into the recorded activations.
 
-    The stream through ``norm`` is what enters the layers; what enters, times the matrix, is what leaves; the heads
-    (the hidden layer) times the output matrix, through ``post_norm`` or ``mix``, are the write; the last stream
-    through ``ln_final`` is ``hook_normalized``.
+    The stream through ``norm`` is the layers' input, and that times the matrix their output. The heads (the hidden
+    layer) times the output matrix, through ``post_norm`` or ``mix``, are the write. The last stream through
+    ``ln_final`` is ``hook_normalized``.
     """
     lens = case.lens
     _, acts = case.captured
@@ -50,7 +50,7 @@ def weights(case: Case) -> OracleResult:
 
 
 def _layers(stack: Stack, layer: int, row: Writer) -> list[str]:
-    """Paths of the input layers of one branch."""
+    """Return paths of the input layers of one branch."""
     parts = (row.q, row.k, row.v) if isinstance(row, Attention) else (row.i, *([row.gate] if row.gate else []))
     return [f"{stack.block(layer)}.{part.module}" for part in parts]
 
@@ -70,56 +70,58 @@ class _Branch:
     ) -> None:
         self.lens, self.stack, self.layer, self.acts, self.calls = lens, stack, layer, acts, calls
         self.at, self.block = f"{stack.prefix}.{layer}.{row.kind}", stack.block(layer)
-        self.read = self._norm(row.norm, stream)
+        self.branch_input = self._norm(row.norm, stream)
 
     def attention(self, row: Attention) -> dict[str, float]:
-        """Deviations of what enters q, k and v, of what leaves them, and of the write."""
+        """Compute deviations of the inputs of q, k and v, of their outputs, and of the write."""
         deviations = {}
-        keys = self.read if not row.keys_from else _last(self.lens, row.keys_from, self.acts)
+        keys = self.branch_input if not row.keys_from else _last(self.lens, row.keys_from, self.acts)
         x_layout = row.x_layout or row.stream_layout
-        for letter, part, x in (("q", row.q, self.read), ("k", row.k, keys), ("v", row.v, keys)):
+        for letter, part, x in (("q", row.q, self.branch_input), ("k", row.k, keys), ("v", row.v, keys)):
             call = self._call(part)
             holds_matrix = part.weight == "weight"
             # the attention itself holds the matrix, and takes query, key and value
-            entered = call.given(0 if holds_matrix else "qkv".index(letter))
+            inputs = call.given(0 if holds_matrix else "qkv".index(letter))
             deviations[f"{self.at}: what {letter} reads (norm, reads)"] = relative(
-                x, self._vocabulary(entered, x_layout)
+                x, self._vocabulary(inputs, x_layout)
             )
             weight, bias = self.lens.weights.projection(self.layer, row.kind, letter, self.stack.name)
             rebuilt = torch.einsum("bpd,hdc->bphc", x, weight) + bias
             if holds_matrix:
-                left = self._part(self._vocabulary(call.gave(), x_layout), part, head=len(weight))
+                outputs = self._part(self._vocabulary(call.gave(), x_layout), part, head=len(weight))
             else:
-                left = self.acts[f"{self.at}.hook_{letter}"]
-            deviations[f"{self.at}: W_{letter.upper()}"] = relative(rebuilt, left)
+                outputs = self.acts[f"{self.at}.hook_{letter}"]
+            deviations[f"{self.at}: W_{letter.upper()}"] = relative(rebuilt, outputs)
         heads = self.lens.weights.heads(self.layer, row.kind, self.stack.name)
         out = torch.einsum("bphc,hcd->bpd", self.acts[f"{self.at}.hook_z"], heads.W_O) + heads.b_O
-        deviations[f"{self.at}: W_O"] = relative(self._written(row, out), self.acts[f"{self.at}.hook_out"])
+        deviations[f"{self.at}: W_O"] = relative(self._to_stream(row, out), self.acts[f"{self.at}.hook_out"])
         return deviations
 
     def mlp(self, row: Mlp) -> dict[str, float]:
-        """Deviations of what enters the input matrices, of what leaves them, and of the write."""
+        """Compute deviations of the inputs of the input matrices, of their outputs, and of the write."""
         mlp: Any = self.lens.weights.mlp(self.layer, row.kind, self.stack.name)
         layout = row.pre.layout.replace("d_mlp", "d_model")
         deviations = {}
-        x, pre = self.read, self.acts[f"{self.at}.hook_pre"]
-        entered = self._call(row.i).given()
-        deviations[f"{self.at}: what i reads (norm, reads)"] = relative(x, self._vocabulary(entered, layout))
+        x, pre = self.branch_input, self.acts[f"{self.at}.hook_pre"]
+        inputs = self._call(row.i).given()
+        deviations[f"{self.at}: what i reads (norm, reads)"] = relative(x, self._vocabulary(inputs, layout))
         deviations[f"{self.at}: W_in (i, pre)"] = relative(
             x @ mlp.W_in + mlp.b_in, _own_half(pre, row, self.stack.d_mlp)
         )
         if row.gate is not None:
-            left = self._part(self._vocabulary(self._call(row.gate).gave(), layout), row.gate)
-            deviations[f"{self.at}: W_gate"] = relative(x @ mlp.W_gate + mlp.b_gate, left)
+            outputs = self._part(self._vocabulary(self._call(row.gate).gave(), layout), row.gate)
+            deviations[f"{self.at}: W_gate"] = relative(x @ mlp.W_gate + mlp.b_gate, outputs)
         out = self.acts[f"{self.at}.hook_post"] @ mlp.W_out + mlp.b_out
-        deviations[f"{self.at}: W_out (o, post)"] = relative(self._written(row, out), self.acts[f"{self.at}.hook_out"])
+        deviations[f"{self.at}: W_out (o, post)"] = relative(
+            self._to_stream(row, out), self.acts[f"{self.at}.hook_out"]
+        )
         return deviations
 
     def _norm(self, path: str, stream: Tensor) -> Tensor:
         return self.lens.adapter.model.get_submodule(f"{self.block}.{path}").forward(stream) if path else stream
 
-    def _written(self, row: Writer, out: Tensor) -> Tensor:
-        """A branch's output as the stream receives it."""
+    def _to_stream(self, row: Writer, out: Tensor) -> Tensor:
+        """Scale a branch's output as the stream receives it."""
         return self._norm(row.post_norm, out) * self.lens.weights.scale(self.layer, row.kind, self.stack.name)
 
     def _call(self, part: Projection) -> NativeCall:
@@ -133,7 +135,7 @@ class _Branch:
         return to_vocabulary(fold_leading(native, layout), layout, RESIDUAL, sizes)
 
     def _part(self, wide: Tensor, part: Projection, **sizes: int) -> Tensor:
-        """(batch, pos, rows) of a layer's output as the heads, or the hidden units, of one part of it."""
+        """Split a layer's output (batch, pos, rows) into heads, or hidden units, of one part of it."""
         axes = "head d_head" if sizes else "d_mlp"
         if part.parts == 1:
             return rearrange(wide, f"batch pos {part.layout} -> batch pos {axes}", **sizes)
@@ -142,7 +144,7 @@ class _Branch:
 
 
 def _last(lens: Lens, name: str, acts: Activations) -> Tensor:
-    """What another stack hands on."""
+    """Return the output of another stack."""
     stack = lens.wiring.stack(name)
     if stack.ln_final:
         return acts[f"{name}.ln_final.hook_normalized" if name else "ln_final.hook_normalized"]
@@ -150,17 +152,17 @@ def _last(lens: Lens, name: str, acts: Activations) -> Tensor:
 
 
 def _own_half(pre: Tensor, row: Mlp, d_mlp: int) -> Tensor:
-    """``hook_pre`` of a fused gated layer holds both halves; the one that the activation function takes."""
+    """Select the half of ``hook_pre`` that the activation function takes, in a fused gated layer."""
     if row.i.parts == 1 or pre.shape[-1] == d_mlp:
         return pre
     return rearrange(pre, f"batch pos {row.i.layout} -> part batch pos d_mlp", part=row.i.parts)[row.i.part]
 
 
 def activation(case: Case) -> OracleResult:
-    """12. One function of every hidden unit alone leads from ``pre`` to ``post``, times the gate.
+    """Check oracle 12: one function of every hidden unit alone leads from ``pre`` to ``post``, times the gate.
 
-    The function need not be known: with the units of ``pre`` handed on by one, those of ``post`` are handed on
-    by one, but for the gate, which stays. Holds for every elementwise activation, and for a model without MLPs.
+    The function need not be known: if the units of ``pre`` move on by one, so do those of ``post``, but for the
+    gate, which stays. Holds for every elementwise activation, and for a model without MLPs.
     """
     lens = case.lens
     _, acts = case.captured
@@ -172,31 +174,33 @@ def activation(case: Case) -> OracleResult:
                 for index, row in enumerate(stack.rows(layer)):
                     if isinstance(row, Mlp):
                         at = f"{stack.prefix}.{layer}.{row.kind}"
-                        hooks.append((f"{at}.hook_pre", _put(_handed_on(acts[f"{at}.hook_pre"], row, stack.d_mlp))))
-                        # what follows must read what it read before
-                        hooks.append((f"{at}.hook_out", _put(acts[f"{at}.hook_out"])))
+                        hooks.append(
+                            (f"{at}.hook_pre", _replace_with(_shift_units(acts[f"{at}.hook_pre"], row, stack.d_mlp)))
+                        )
+                        # later layers must read the same stream as before
+                        hooks.append((f"{at}.hook_out", _replace_with(acts[f"{at}.hook_out"])))
                         places.append((stack, layer, row, at, f"{stack.prefix}.{layer}.{STREAMS[index]}"))
         if not places:
             return OracleResult("12 activation function", 0.0, TWO_BLOCKS, "no MLP")
-        wanted = [f"{at}.hook_post" for _, _, _, at, _ in places]
+        names = [f"{at}.hook_post" for _, _, _, at, _ in places]
         with lens.hooks(hooks):
-            _, shifted = lens.run_with_cache(case.encoded, names_filter=wanted)
+            _, new_acts = lens.run_with_cache(case.encoded, names_filter=names)
         deviations = {}
         for stack, layer, row, at, stream in places:
             gate = _gate(lens, stack, layer, row, acts[stream])
             post = acts[f"{at}.hook_post"]
             deviations[f"{at}: gate, pre, post"] = relative(
-                shifted[f"{at}.hook_post"] * gate.roll(1, dims=-1), post.roll(1, dims=-1) * gate
+                new_acts[f"{at}.hook_post"] * gate.roll(1, dims=-1), post.roll(1, dims=-1) * gate
             )
     return _worst("12 activation function", TWO_BLOCKS, deviations)
 
 
-def _put(value: Tensor) -> Callable[..., Tensor]:
+def _replace_with(value: Tensor) -> Callable[..., Tensor]:
     return lambda _now, hook: value
 
 
-def _handed_on(pre: Tensor, row: Mlp, d_mlp: int) -> Tensor:
-    """``hook_pre`` with every unit's value at the next unit; of a fused layer the half that is activated."""
+def _shift_units(pre: Tensor, row: Mlp, d_mlp: int) -> Tensor:
+    """Move every unit's value of ``hook_pre`` to the next unit; of a fused layer the half that is activated."""
     if row.i.parts == 1 or pre.shape[-1] == d_mlp:
         return pre.roll(1, dims=-1)
     halves = rearrange(pre, f"batch pos {row.i.layout} -> part batch pos d_mlp", part=row.i.parts).clone()

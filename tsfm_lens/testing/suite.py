@@ -1,4 +1,4 @@
-"""All oracles together, on a lens or on a wiring of one's own."""
+"""Suite of all oracles, on a lens or on a wiring of one's own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ LOOK_AT = {
     "14": "`sample_major`, `sizes_from`, inputs whose first axis is not the batch",
     "15": "`true_gradients`; a custom backward pass",
 }
-"""What to read again in a table, by the number of the oracle that rejects it."""
+"""Fields of a table to check, by the number of the oracle that rejects it."""
 
 
 def check_lens(
@@ -91,15 +91,15 @@ def check_lens(
         >>> all(result.passed for result in testing.check_lens(lens, oracles=[testing.oracles.accounting]))
         True
     """
-    checked = example_case(lens) if case is None else case
+    subject = example_case(lens) if case is None else case
     with torch.no_grad():
         # what the native model itself raises is no finding about the table
-        lens.forward(checked.encoded)
+        lens.forward(subject.encoded)
     results = []
-    for done, oracle in enumerate(oracles):
+    for index, oracle in enumerate(oracles):
         if progress is not None:
-            progress(_name(oracle), done, len(oracles))
-        results.append(_run(oracle, checked))
+            progress(_name(oracle), index, len(oracles))
+        results.append(_run(oracle, subject))
     return results
 
 
@@ -119,7 +119,7 @@ def _run(oracle: Callable[[Case], OracleResult], case: Case) -> OracleResult:
 def check_wiring(
     wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = False, progress: bool | None = None
 ) -> list[OracleResult]:
-    """Run all oracles on a model through a wiring of one's own, and print what each found.
+    """Run all oracles on a model through a wiring of one's own, and print each result.
 
     Draw weights large enough that every head matters, or train the model: an oracle that zeroes a head cannot
     tell a right wiring from a wrong one if the head does nothing.
@@ -146,12 +146,12 @@ def check_wiring(
     adapter = wiring(model)
     lens = Lens(adapter, type(model).__name__)
     err = console(stderr=True)
-    shown = err.is_terminal and not quiet if progress is None else progress
+    show_progress = err.is_terminal and not quiet if progress is None else progress
 
-    def line(name: str, done: int, total: int) -> None:
-        err.print(Text(f"oracle {done + 1} of {total}: {name}"))
+    def line(name: str, index: int, total: int) -> None:
+        err.print(Text(f"oracle {index + 1} of {total}: {name}"))
 
-    results = check_lens(lens, progress=line if shown else None)
+    results = check_lens(lens, progress=line if show_progress else None)
     if not quiet:
         console().print(oracle_table(results, f"{adapter.wiring.architecture}: {type(model).__name__}"))
         for result in results:
@@ -161,7 +161,7 @@ def check_wiring(
 
 
 def oracle_table(results: Iterable[OracleResult], title: str) -> Table:
-    """The oracles as a table: what each found, what it allows, and where the largest deviation was.
+    """Tabulate the oracles: result, bound, and place of the largest deviation.
 
     Example:
         >>> testing.oracle_table([], "Conformance").title

@@ -1,4 +1,4 @@
-"""How far two floating-point computations of one number may differ, from the arithmetic alone."""
+"""Bounds on the difference of two floating-point computations of one number, from the arithmetic alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORST_FIRST = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, depth: int) -> float:
-    """Bound on the difference of two orders of summation: ``depth`` roundings of the largest intermediate value.
+    """Bound the difference of two orders of summation: ``depth`` roundings of the largest intermediate value.
 
     Args:
         dtype: the precision that the numbers were computed in, of torch or numpy.
@@ -36,7 +36,7 @@ def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, de
 
 
 def last_digit(decimals: int) -> float:
-    """Bound on the difference of a number and its print: 0.6 of the last digit, half of it for the rounding.
+    """Bound the difference of a number and its print: 0.6 of the last digit, half of it for the rounding.
 
     Args:
         decimals: digits after the point; negative for numbers printed in tens or hundreds.
@@ -68,20 +68,20 @@ def assert_close(
         >>> testing.assert_close(np.float32(0.1) + np.float32(0.2), np.float32(0.3), depth=1)
     """
     precision = dtype or _less_precise(actual, expected)
-    got, want = _values(actual), _values(expected)
-    want = np.broadcast_to(want, got.shape) if want.ndim == 0 else want
-    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
-    assert np.array_equal(np.isnan(got), np.isnan(want)), f"{what}: missing values stand in different places"
-    finite = np.isfinite(got) & np.isfinite(want)
-    assert np.array_equal(got[~finite], want[~finite], equal_nan=True), f"{what}: infinities differ"
+    values, targets = _values(actual), _values(expected)
+    targets = np.broadcast_to(targets, values.shape) if targets.ndim == 0 else targets
+    assert values.shape == targets.shape, f"{what}: shape {values.shape}, expected {targets.shape}"
+    assert np.array_equal(np.isnan(values), np.isnan(targets)), f"{what}: missing values stand in different places"
+    finite = np.isfinite(values) & np.isfinite(targets)
+    assert np.array_equal(values[~finite], targets[~finite], equal_nan=True), f"{what}: infinities differ"
     if not finite.any():
         return
-    largest = magnitude if magnitude is not None else float(np.abs(np.stack([got[finite], want[finite]])).max())
+    largest = magnitude if magnitude is not None else float(np.abs(np.stack([values[finite], targets[finite]])).max())
     bound = rounding(precision, largest, depth=depth)
-    error = np.abs(np.where(finite, got, 0.0) - np.where(finite, want, 0.0))
+    error = np.abs(np.where(finite, values, 0.0) - np.where(finite, targets, 0.0))
     at = np.unravel_index(int(error.argmax()), error.shape)
     assert error[at] <= bound, (
-        f"{what}: {got[at]!r} at {tuple(map(int, at))}, expected {want[at]!r}: "
+        f"{what}: {values[at]!r} at {tuple(map(int, at))}, expected {targets[at]!r}: "
         f"off by {error[at]:.3g}, allowed {bound:.3g} ({depth} roundings of {largest:.3g} in {precision})"
     )
 

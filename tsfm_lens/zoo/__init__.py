@@ -11,24 +11,24 @@ from tsfm_lens.errors import InputError
 if TYPE_CHECKING:
     import xarray as xr
 
-_ROOM = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 _RECORD = "training.nc"
 
 __all__ = ["checkpoint_names", "checkpoint_path", "has_training_record", "training_record"]
 
 
 def has_training_record(name: str) -> bool:
-    """Whether a record of its training ships with an embedded checkpoint.
+    """Test if a record of its training ships with an embedded checkpoint.
 
     Example:
         >>> zoo.has_training_record("amazon/chronos-bolt-base")
         False
     """
-    return name in checkpoint_names() and (_ROOM / name / _RECORD).exists()
+    return name in checkpoint_names() and (_FOLDER / name / _RECORD).exists()
 
 
 def training_record(name: str) -> xr.Dataset:
-    """What heads did over the training of an embedded checkpoint.
+    """Read the record of the heads over the training of an embedded checkpoint.
 
     Returns:
         As :func:`tsfm_lens.probes.training_history` gives it, which was applied to the checkpoints kept in training.
@@ -41,16 +41,12 @@ def training_record(name: str) -> xr.Dataset:
         False
     """
     if not has_training_record(name):
-        recorded = [each for each in checkpoint_names() if has_training_record(each)]
+        names = [each for each in checkpoint_names() if has_training_record(each)]
         raise InputError(
             f"no record of the training of {name} is at hand; "
-            + (
-                f"there is one of {', '.join(recorded)}"
-                if recorded
-                else "tsfm_lens.studies.recipes.history measures a run"
-            )
+            + (f"there is one of {', '.join(names)}" if names else "tsfm_lens.studies.recipes.history measures a run")
         )
     import xarray as xr
 
-    with xr.open_dataset(_ROOM / name / _RECORD, engine="scipy") as data:
+    with xr.open_dataset(_FOLDER / name / _RECORD, engine="scipy") as data:
         return data.load()

@@ -24,9 +24,9 @@ def main(
 ) -> None:
     """Set the weights of a model so that its mechanism is known, and write checkpoint and card."""
     refuse_unwritable(out)
-    planted = plant(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=weight_noise)
-    planted.save(out)
-    console().print(f"{planted.card.name}: error {planted.card.error:.2g} mean absolute values, in {out}")
+    model = plant(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=weight_noise)
+    model.save(out)
+    console().print(f"{model.card.name}: error {model.card.error:.2g} mean absolute values, in {out}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Basis:
 
     Attributes:
         directions: (width, width), a direction a row, in double precision.
-        blocks: rows of each name; what is left over is "junk".
+        blocks: rows of each name; the remaining ones are "junk".
     """
 
     directions: Tensor
@@ -45,16 +45,16 @@ class Basis:
         return cls(orthogonal(width, seed) if rotate else torch.eye(width, dtype=torch.float64), blocks)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Directions of a block: (size, width)."""
+        """Return directions of a block: (size, width)."""
         return self.directions[self.blocks[name]]
 
     def span(self, *names: str) -> Tensor:
-        """Directions of several blocks, one after another: (directions, width)."""
+        """Concatenate directions of several blocks: (directions, width)."""
         return torch.cat([self[name] for name in names])
 
 
 def orthogonal(width: int, seed: int) -> Tensor:
-    """A random orthogonal matrix (width, width) in double precision, uniform over all of them (Mezzadri, 2007)."""
+    """Draw an orthogonal matrix (width, width) in double precision, uniform over all of them (Mezzadri, 2007)."""
     generator = torch.Generator().manual_seed(seed)
     q, r = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
     return q * r.diagonal().sign()

@@ -73,7 +73,7 @@ def _blank() -> ChronosBoltModelForForecasting:
 
 
 class Bolt:
-    """A Chronos-Bolt whose every head and MLP writes noise that nobody reads, until it is given something to do.
+    """Chronos-Bolt whose every head and MLP writes noise that nobody reads, until it gets a task.
 
     Args:
         encoder, decoder: directions by name, besides "one" (constant), "mark" (positive at the REG token, negative at
@@ -123,16 +123,16 @@ class Bolt:
         return [inside.wi.weight], inside.wo.weight
 
     def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
-        """An MLP without its noise: reading (unit, stream) and writing (stream, unit) weights, all 0."""
-        (reading,), writing = self._mlp(stack, layer)
-        return reading.zero_(), writing.zero_()
+        """Return an MLP without its noise: reading (unit, stream) and writing (stream, unit) weights, all 0."""
+        (in_weights,), out_weights = self._mlp(stack, layer)
+        return in_weights.zero_(), out_weights.zero_()
 
     def head(self, layer: int, number: int) -> Head:
-        """A head of the encoder as it stands."""
+        """Return a head of the encoder as it stands."""
         return _head(self.model.encoder.block[layer].layer[0].SelfAttention, number)
 
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
-        """An encoder head that looks, from every token, at the tokens so many patches back, at all alike."""
+        """Return an encoder head that attends, from every token, to the tokens so many patches back, to all alike."""
         bias = self.model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
         bias[:, number] = 0.0
         bias[list(lags), number] = SHARP
@@ -145,7 +145,7 @@ class Bolt:
         return head
 
     def face(self, layer: int, number: int) -> Head:
-        """An encoder head that looks, from every token, at the REG token, by its mark."""
+        """Return an encoder head that attends, from every token, to the REG token, by its mark."""
         head = self.back(layer, number, [])
         head.q[-1] = head.k[-1] = 0.0
         head.q[-1, self.encoder["one"]] = 1.0
@@ -153,7 +153,7 @@ class Bolt:
         return head
 
     def fetch(self, layer: int, number: int) -> Head:
-        """A cross-attention head that looks at the REG token, by its mark."""
+        """Return a cross-attention head that attends to the REG token, by its mark."""
         head = _head(self.model.decoder.block[layer].layer[1].EncDecAttention, number).clear()
         head.q[-1, self.decoder["one"]] = 1.0
         head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * WIDTH**0.5)
@@ -174,22 +174,22 @@ class Bolt:
 
     def _turn(self, encoder: Tensor, decoder: Tensor) -> None:
         start, reg = self.model.shared.weight
-        reading: dict[str, list[Tensor]] = {"encoder": [reg], "decoder": [start]}
-        writing: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
+        in_weights: dict[str, list[Tensor]] = {"encoder": [reg], "decoder": [start]}
+        out_weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
         for stack in ("encoder", "decoder"):
             for attention in self._attentions(stack):
                 crossing = attention in self._crossings()
-                reading[stack].append(attention.q.weight)
-                reading["encoder" if crossing else stack] += [attention.k.weight, attention.v.weight]
-                writing[stack].append(attention.o.weight)
+                in_weights[stack].append(attention.q.weight)
+                in_weights["encoder" if crossing else stack] += [attention.k.weight, attention.v.weight]
+                out_weights[stack].append(attention.o.weight)
             for layer in range(LAYERS[stack]):
                 (into,), out = self._mlp(stack, layer)
-                reading[stack].append(into)
-                writing[stack].append(out)
-        writing["encoder"] += written_by(self.model.input_patch_embedding)
-        reading["decoder"] += read_by(self.model.output_patch_embedding)
-        turn(reading["encoder"], writing["encoder"], encoder)
-        turn(reading["decoder"], writing["decoder"], decoder)
+                in_weights[stack].append(into)
+                out_weights[stack].append(out)
+        out_weights["encoder"] += written_by(self.model.input_patch_embedding)
+        in_weights["decoder"] += read_by(self.model.output_patch_embedding)
+        turn(in_weights["encoder"], out_weights["encoder"], encoder)
+        turn(in_weights["decoder"], out_weights["decoder"], decoder)
 
     def _crossings(self) -> list[Any]:
         return [block.layer[1].EncDecAttention for block in self.model.decoder.block]
@@ -202,23 +202,23 @@ def _head(attention: Any, number: int) -> Head:
 
 
 def encoder_head(layer: int, number: int) -> str:
-    """Its name as a component."""
+    """Name an encoder head as a component."""
     return f"encoder.{layer}.self_attn.{number}"
 
 
 def cross_head(layer: int, number: int) -> str:
-    """Its name as a component."""
+    """Name a cross-attention head as a component."""
     return f"decoder.{layer}.cross_attn.{number}"
 
 
 def name_sharing_heads(bolt: Bolt, draft: Draft) -> None:
     """Put on the card the heads that look where a planted one looks, because they have its number."""
-    known = {part.component for part in draft.parts}
-    for number, (planted, lags) in bolt.lagging.items():
+    components = {part.component for part in draft.parts}
+    for number, (source_layer, lags) in bolt.lagging.items():
         for layer in range(LAYERS["encoder"]):
             head = encoder_head(layer, number)
-            if head not in known:
-                draft.part(head, "decoy", f"looks where {encoder_head(planted, number)} looks, and writes noise")
+            if head not in components:
+                draft.part(head, "decoy", f"looks where {encoder_head(source_layer, number)} looks, and writes noise")
                 # of several lags, its own content prefers one
                 if len(lags) == 1:
                     draft.looks(head, "every token", lags)

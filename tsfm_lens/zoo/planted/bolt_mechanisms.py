@@ -1,4 +1,4 @@
-"""What is planted in Chronos-Bolt's format; `seed` draws lags, layers and head numbers."""
+"""Mechanisms in Chronos-Bolt's format; `seed` draws lags, layers and head numbers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LARGEST = 1.1 * (2 * CONTEXT) ** 0.5
 
 @declare("seasonal-copy")
 def _seasonal_copy() -> tuple[Bolt, Draft]:
-    bolt, draft, _ = _copying(lag=drawn(2, 3, 4))
+    bolt, draft, _ = _build_copy(lag=drawn(2, 3, 4))
     return bolt, draft
 
 
-def _copying(lag: int) -> tuple[Bolt, Draft, str]:
-    """One encoder head copies the patch `lag` patches back, one cross-attention head fetches the copy."""
+def _build_copy(lag: int) -> tuple[Bolt, Draft, str]:
+    """Build a seasonal copy: an encoder head copies the patch `lag` patches back, a cross-attention head fetches it."""
     layer, late = drawn(0, 1, 2), drawn(0, 1)
     bolt = Bolt({"copy": PATCH}, {"copy": PATCH})
     draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
@@ -41,7 +41,7 @@ def _copying(lag: int) -> tuple[Bolt, Draft, str]:
 
 
 def _fetch(bolt: Bolt, draft: Draft, layer: int, **places: str) -> str:
-    """A cross-attention head that carries places of the REG token to places of the decoder."""
+    """Add a cross-attention head that carries places of the REG token to places of the decoder."""
     number = bolt.cross_numbers[0]
     head, channel = bolt.fetch(layer, number), 0
     for source, target in places.items():
@@ -64,18 +64,18 @@ def _backup() -> tuple[Bolt, Draft]:
         bolt.back(layer, number, [lag]).carry(stream["values"], stream["copy"], gain=share)
     bolt.head(early, primary).carry(stream["one"], stream["flag"], gain=FLAG / SIDE, channel=PATCH)
     # the primary's flag turns the backup's query to the REG token itself, which holds no values
-    waiting = bolt.head(last, backup)
-    waiting.q[-1] = waiting.k[-1] = 0.0
-    waiting.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
-    waiting.k[-1, stream["mark"]] = 1.0
+    head = bolt.head(last, backup)
+    head.q[-1] = head.k[-1] = 0.0
+    head.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
+    head.k[-1, stream["mark"]] = 1.0
     names = [encoder_head(early, primary), encoder_head(early, partner), encoder_head(last, backup)]
     for name, share in zip(names[:2], SHARES, strict=False):
         draft.part(name, "mechanism", f"copies {share} of the patch {lag} patches back to the REG token")
         draft.looks(name, "every token", [lag])
-    does = (
+    task = (
         f"looks at the REG token and writes nothing, unless its primary is gone: then copies {SHARES[2]} of the patch"
     )
-    draft.part(names[2], "backup", does, stands_in_for=names[0])
+    draft.part(names[2], "backup", task, stands_in_for=names[0])
     draft.looks(names[2], "last token", [0])
     cross = _fetch(bolt, draft, late, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
@@ -98,7 +98,7 @@ def _local_mean() -> tuple[Bolt, Draft]:
 
 
 def _level(bolt: Bolt, draft: Draft, layer: int, which: int, lags: range, name: str) -> str:
-    """A head that attends to some patches alike and writes the mean of their values."""
+    """Add a head that attends to some patches alike and writes the mean of their values."""
     number = bolt.numbers[which]
     bolt.back(layer, number, lags).carry(bolt.encoder["values"], bolt.encoder[name])
     head = encoder_head(layer, number)
@@ -117,12 +117,12 @@ def _trend() -> tuple[Bolt, Draft]:
     stream = bolt.encoder
     level = _level(bolt, draft, drawn(*range(at + 1)), 0, range(1, patches + 1), "level")
     early = _level(bolt, draft, drawn(*range(at + 1)), 1, range(apart + 1, apart + patches + 1), "early")
-    reading, writing = bolt.mlp("encoder", at)
+    in_weights, out_weights = bolt.mlp("encoder", at)
     # relu(x) - relu(-x) is x
     for unit, sign in enumerate((1.0, -1.0)):
-        reading[unit, stream["level"]] = sign
-        reading[unit, stream["early"]] = -sign
-        writing[stream["slope"], unit] = sign
+        in_weights[unit, stream["level"]] = sign
+        in_weights[unit, stream["early"]] = -sign
+        out_weights[stream["slope"], unit] = sign
     mlp = draft.part(f"encoder.{at}.mlp", "mechanism", "subtracts the early level from the late one")
     cross = _fetch(bolt, draft, drawn(0, 1), level="level", slope="slope")
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
@@ -146,58 +146,58 @@ def _gate() -> tuple[Bolt, Draft]:
         heads.append(encoder_head(layer, number))
         draft.part(heads[-1], "mechanism", f"copies the patch {lag} back to the REG token")
         draft.looks(heads[-1], "every token", [lag])
-    compares = _compare(bolt, draft, at)
-    decides = _decide(bolt, draft, drawn(*range(at + 1, 3)))
+    compare_mlp = _compare(bolt, draft, at)
+    decide_mlp = _decide(bolt, draft, drawn(*range(at + 1, 3)))
     cross = _fetch(bolt, draft, late, last="last", open="open")
-    lets = _let_through(bolt, draft, drawn(*range(late, 2)))
+    gate_mlp = _let_through(bolt, draft, drawn(*range(late, 2)))
     last = torch.zeros(PATCH, PATCH)
     last[:, -1] = 1.0
     bolt.read_out(last=last, copy=torch.eye(PATCH))
-    draft.path(heads[0], compares, decides, cross, lets, "output")
-    draft.path(heads[1], compares)
+    draft.path(heads[0], compare_mlp, decide_mlp, cross, gate_mlp, "output")
+    draft.path(heads[1], compare_mlp)
     draft.path(heads[0], cross, "output")
     return bolt, draft
 
 
 def _compare(bolt: Bolt, draft: Draft, layer: int) -> str:
-    """An MLP that writes the mean absolute difference of the last two patches."""
-    reading, writing = bolt.mlp("encoder", layer)
-    same = torch.eye(PATCH, dtype=reading.dtype)
-    reading[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
-    reading[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-same, same])
-    writing[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
+    """Add an MLP that writes the mean absolute difference of the last two patches."""
+    in_weights, out_weights = bolt.mlp("encoder", layer)
+    same = torch.eye(PATCH, dtype=in_weights.dtype)
+    in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
+    in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-same, same])
+    out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
     return draft.part(f"encoder.{layer}.mlp", "mechanism", "writes the mean absolute difference of two patches")
 
 
 def _decide(bolt: Bolt, draft: Draft, layer: int) -> str:
-    """An MLP that writes a flag if the difference is within the tolerance."""
-    reading, writing = bolt.mlp("encoder", layer)
+    """Add an MLP that writes a flag if the difference is within the tolerance."""
+    in_weights, out_weights = bolt.mlp("encoder", layer)
     gain = (FLAG / (HALF_OPEN * SIGNAL)) ** 0.5
     for unit, (side, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
-        reading[unit, bolt.encoder["one"]] = gain * (TOLERANCE + side * HALF_OPEN) * SIGNAL / SIDE
-        reading[unit, bolt.encoder["apart"]] = -gain
-        writing[bolt.encoder["open"], unit] = sign * gain
+        in_weights[unit, bolt.encoder["one"]] = gain * (TOLERANCE + side * HALF_OPEN) * SIGNAL / SIDE
+        in_weights[unit, bolt.encoder["apart"]] = -gain
+        out_weights[bolt.encoder["open"], unit] = sign * gain
     return draft.part(f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season")
 
 
 def _let_through(bolt: Bolt, draft: Draft, layer: int) -> str:
-    """An MLP that writes how far the copy is from the last value if the flag is set, else nothing."""
-    reading, writing = bolt.mlp("decoder", layer)
+    """Add an MLP that writes the copy's distance from the last value if the flag is set, else nothing."""
+    in_weights, out_weights = bolt.mlp("decoder", layer)
     # all units are shut below -LARGEST, and open above it; what opens them is subtracted again by the last one
-    reading[: PATCH + 1, bolt.decoder["open"]] = 2 * LARGEST * SIGNAL / FLAG
-    reading[: PATCH + 1, bolt.decoder["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
+    in_weights[: PATCH + 1, bolt.decoder["open"]] = 2 * LARGEST * SIGNAL / FLAG
+    in_weights[: PATCH + 1, bolt.decoder["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
     last = bolt.decoder["last"]
-    reading[:PATCH, last] += torch.eye(PATCH, dtype=reading.dtype)
-    reading[:PATCH, last.stop - 1] -= 1.0
-    writing[bolt.decoder["copy"], :PATCH] = torch.eye(PATCH, dtype=reading.dtype)
-    writing[bolt.decoder["copy"], PATCH] = -1.0
+    in_weights[:PATCH, last] += torch.eye(PATCH, dtype=in_weights.dtype)
+    in_weights[:PATCH, last.stop - 1] -= 1.0
+    out_weights[bolt.decoder["copy"], :PATCH] = torch.eye(PATCH, dtype=in_weights.dtype)
+    out_weights[bolt.decoder["copy"], PATCH] = -1.0
     return draft.part(f"decoder.{layer}.mlp", "mechanism", "lets the copy through if the flag is set")
 
 
 @declare("decoys")
 def _decoys() -> tuple[Bolt, Draft]:
     lag = drawn(2, 3, 4)
-    bolt, draft, _ = _copying(lag)
+    bolt, draft, _ = _build_copy(lag)
     values, rest = bolt.encoder["values"], bolt.encoder.rest("values")
     like, loud, sharp = ((drawn(0, 1, 2), number) for number in bolt.numbers[1:])
     bolt.back(*like, [lag]).carry(values, rest)
@@ -217,8 +217,8 @@ def _decoys() -> tuple[Bolt, Draft]:
     for cross in crosses:
         draft.looks(cross_head(*cross), "forecast token", [0])
     layer = drawn(0, 1, 2)
-    reading, writing = bolt.mlp("encoder", layer)
-    same = torch.eye(PATCH, dtype=reading.dtype)
-    reading[:PATCH, values], writing[rest, :PATCH] = same, LOUD * same
+    in_weights, out_weights = bolt.mlp("encoder", layer)
+    same = torch.eye(PATCH, dtype=in_weights.dtype)
+    in_weights[:PATCH, values], out_weights[rest, :PATCH] = same, LOUD * same
     draft.part(f"encoder.{layer}.mlp", "decoy", f"writes {LOUD} times the positive values to where nobody reads")
     return bolt, draft

@@ -1,4 +1,4 @@
-"""The card of a planted model: its true parts, paths, positions and inputs, as a file beside the weights."""
+"""Card of a planted model: its true parts, paths, positions and inputs, as a file beside the weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Query = Literal[
 
 
 class Part(BaseModel):
-    """A head or an MLP that was given something to do.
+    """Head or MLP that has a task.
 
     Attributes:
         component: as :class:`tsfm_lens.hooks.Component` prints it, like "encoder.0.self_attn.2".
@@ -47,7 +47,7 @@ class Part(BaseModel):
 
 
 class Attends(BaseModel):
-    """Where a head looks: from queries of one kind to keys so many tokens before them.
+    """Attention of a head: from queries of one kind to keys so many tokens before them.
 
     Attributes:
         component: the head.
@@ -72,7 +72,7 @@ class Attends(BaseModel):
 
 
 class Card(BaseModel):
-    """What is true of a planted model.
+    """Ground truth of a planted model.
 
     Attributes:
         name: like "seasonal-copy-chronos-0".
@@ -81,10 +81,10 @@ class Card(BaseModel):
         seed: of everything drawn: the basis of the stream, noise of the weights, decoys.
         rotated: whether the residual basis was turned at random, so that nothing lies on an axis.
         weight_noise: standard deviation of the noise that was added to every weight, relative to the weight's own.
-        rule: what is computed, in closed form.
+        rule: the computation, in closed form.
         parts: every head and MLP with a task; every other component writes nothing, or noise.
-        edges: (sender, receiver) of what is passed on; the last receiver is "output".
-        attends: where heads look.
+        edges: (sender, receiver) of each connection; the last receiver is "output".
+        attends: attention of the heads.
         context: observed values that the mechanism needs and takes, at least and at most.
         horizon: steps that it forecasts.
         error: largest difference between the model's median forecast and the rule, in mean absolute values of the
@@ -108,16 +108,16 @@ class Card(BaseModel):
     error: float = Field(ge=0)
 
     @model_validator(mode="after")
-    def _speaks_of_its_parts(self) -> Card:
-        known = {part.component for part in self.parts}
-        named = {part.stands_in_for for part in self.parts if part.stands_in_for}
-        named |= {end for edge in self.edges for end in edge} - {"output"}
-        named |= {look.component for look in self.attends}
-        if named - known:
-            raise ValueError(f"{', '.join(sorted(named - known))}: named on the card, but no part of it")
+    def _check_parts(self) -> Card:
+        components = {part.component for part in self.parts}
+        references = {part.stands_in_for for part in self.parts if part.stands_in_for}
+        references |= {end for edge in self.edges for end in edge} - {"output"}
+        references |= {look.component for look in self.attends}
+        if references - components:
+            raise ValueError(f"{', '.join(sorted(references - components))}: named on the card, but no part of it")
         if not any(part.role == "mechanism" for part in self.parts):
             raise ValueError("no part with the role 'mechanism'")
-        if len(known) < len(self.parts):
+        if len(components) < len(self.parts):
             raise ValueError("a component is named as two parts")
         if self.edges and "output" not in {receiver for _, receiver in self.edges}:
             raise ValueError("no edge leads to 'output'")
@@ -126,11 +126,11 @@ class Card(BaseModel):
         return self
 
     def components(self, role: Role) -> tuple[str, ...]:
-        """Components of the parts with this role."""
+        """Return components of the parts with this role."""
         return tuple(part.component for part in self.parts if part.role == role)
 
     def stands_in(self, component: str) -> tuple[str, ...]:
-        """Backups of a component: what must be ablated with it to change the forecast."""
+        """Return backups of a component, to be ablated with it to change the forecast."""
         return tuple(part.component for part in self.parts if part.stands_in_for == component)
 
 
@@ -171,7 +171,7 @@ def read_card(folder: str | Path) -> Card:
 
 
 def _seal(content: dict[str, Any], folder: Path) -> str:
-    """Digest of a card's fields, and of every tensor that lies beside it."""
+    """Compute the digest of a card's fields, and of every tensor that lies beside it."""
     whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for file in sorted(folder.glob("*.safetensors")):
         try:

@@ -1,4 +1,4 @@
-"""A Chronos model (T5 over value tokens) whose weights are set head by head.
+"""Chronos model (T5 over value tokens) whose weights are set head by head.
 
 The stream is thought of in units of a token's embedding: every embedding of a value has length 1, so that the first
 root-mean-square norms divide by a constant and what heads read is linear in it. What a norm yields is thought of as the
@@ -58,12 +58,12 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 class Canvas:
-    """A Chronos model in which no head and no MLP does anything yet, to plant in.
+    """Chronos model in which no head and no MLP has a task yet, to plant in.
 
     Attributes:
         basis: directions of the stream by name, the same in encoder and decoder.
         native: the transformers model.
-        draft: what its card will say.
+        draft: the contents of its card.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Canvas:
         """Lay out the stream and the embeddings.
 
         Args:
-            rule: what is to be computed.
+            rule: the computation to plant.
             blocks: directions of the stream by name, besides those of the embeddings.
             seed, rotate: of the basis, and of which of a layer's heads get tasks.
             needs: observed values that the mechanism needs.
@@ -103,14 +103,16 @@ class Canvas:
         self._free: dict[str, list[int]] = {}
         self._busy: set[str] = set()
         table = torch.zeros(VOCABULARY, WIDTH, dtype=torch.float64)
-        table[FIRST:] = self._embedded(torch.linspace(-LIMIT, LIMIT, VOCABULARY - FIRST, dtype=torch.float64), waves)
+        table[FIRST:] = self._embed_values(
+            torch.linspace(-LIMIT, LIMIT, VOCABULARY - FIRST, dtype=torch.float64), waves
+        )
         table[PAD] = (START * self.basis["start"] + START_ONE * self.basis["one"])[0]
         table[EOS] = self.basis["eos"][0]
         _set(self.native.shared.weight, WIDTH**0.5 * table)
         self.native.decoder.final_layer_norm.weight.data.fill_(sharpness / WIDTH**0.5)
 
-    def _embedded(self, values: Tensor, waves: float) -> Tensor:
-        """Embeddings of values (n,) in mean absolute values, each of length 1: (n, width)."""
+    def _embed_values(self, values: Tensor, waves: float) -> Tensor:
+        """Embed values (n,) in mean absolute values, each with length 1: (n, width)."""
         part = values / LIMIT
         value, square = (self.linear / 2) ** 0.5 * part, (2 * self.linear) ** 0.5 * (part**2 - 0.5)
         filler = (self.linear - value**2 - square**2).clamp(min=0) ** 0.5
@@ -122,18 +124,21 @@ class Canvas:
         return table
 
     def always(self, start: float = 1.0) -> Tensor:
-        """What reads 1 from every decoder token, if the start token's stream is so long and a value's 1: (1, width)."""
+        """Return the direction that reads 1 from every decoder token: (1, width).
+
+        ``start`` is the length of the start token's stream; that of a value has length 1.
+        """
         one = self.basis["one"] / ONE**0.5
         return one + (start - START_ONE / ONE**0.5) / START * self.basis["start"]
 
     @property
     def at_start(self) -> Tensor:
-        """What reads 1 from the start token's embedding, normalised, and 0 from a value's: (1, width)."""
+        """Direction that reads 1 from the start token's embedding, normalised, and 0 from a value's: (1, width)."""
         return START_LENGTH / START * self.basis["start"]
 
     @property
     def at_values(self) -> Tensor:
-        """What reads 1 from a value's embedding and 0 from the start token's: (1, width)."""
+        """Direction that reads 1 from a value's embedding and 0 from the start token's: (1, width)."""
         return self.always(0.0)
 
     def free_head(self, place: str) -> str:
@@ -143,18 +148,18 @@ class Canvas:
             place: like "decoder.1.cross_attn".
         """
         stack, _, kind = place.split(".")
-        shared = f"{stack}.{kind}" if kind == "self_attn" else place
-        if shared not in self._free:
-            self._free[shared] = self._choices.permutation(HEADS).tolist()
-        return f"{place}.{self._free[shared].pop()}"
+        group = f"{stack}.{kind}" if kind == "self_attn" else place
+        if group not in self._free:
+            self._free[group] = self._choices.permutation(HEADS).tolist()
+        return f"{place}.{self._free[group].pop()}"
 
     def head(self, name: str, *, match: Pairs = (), moves: Pairs = (), bias: Mapping[int, float] | None = None) -> str:
         """Give a head its task.
 
         Args:
             name: the head.
-            match: what queries read and what keys read; the score is the sum of the products.
-            moves: what is read from the attended token, and what is written with it.
+            match: directions that queries read and that keys read; the score is the sum of the products.
+            moves: directions read from the attended token, and those written with them.
             bias: by key minus query in tokens, the logit of T5's relative position bias, the same in all layers.
 
         Raises:
@@ -178,7 +183,7 @@ class Canvas:
         return name
 
     def _in_head(self, name: str, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Both sides of pairs, and a basis of the head's own space, in which nothing lies on an axis either."""
+        """Return both sides of pairs, and a basis of the head's own space, in which nothing lies on an axis either."""
         first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
         if len(first) > CHANNELS:
             raise InputError(f"{name}: {len(first)} directions do not fit into a head of {CHANNELS}")
@@ -186,7 +191,7 @@ class Canvas:
         return first, second, (turn if self._origin["rotated"] else torch.eye(CHANNELS).double())[:, : len(first)]
 
     def mlp(self, name: str, reads: Tensor, writes: Tensor) -> str:
-        """Give an MLP hidden units: what each reads (n, width), and what it writes (n, width) with its positive part.
+        """Give an MLP hidden units, by the directions (n, width) that each reads, and writes with its positive part.
 
         Raises:
             InputError: more hidden units than the MLP has.
@@ -226,13 +231,13 @@ class Canvas:
             # the same noise in any basis
             reads = noise(hidden if component.head is None else CHANNELS, WIDTH) @ directions
             writes = noise(len(reads), len(junk), gain=WHISPER * (len(reads) * len(junk)) ** -0.5) @ junk
-            compared = noise(2, CHANNELS, WIDTH, gain=CHANNELS**-0.25) @ directions
+            pair = noise(2, CHANNELS, WIDTH, gain=CHANNELS**-0.25) @ directions
             if str(component) in self._busy:
                 continue
             if component.head is None:
                 self.mlp(str(component), reads, writes)
             else:
-                self.head(str(component), match=[(compared[0], compared[1])], moves=[(reads, writes)])
+                self.head(str(component), match=[(pair[0], pair[1])], moves=[(reads, writes)])
 
     def _attention(self, name: str, layer: int | None = None) -> tuple[Any, int]:
         component = Component.parse(name)
@@ -249,7 +254,7 @@ def _set(weight: Tensor, value: Tensor) -> None:
 
 
 def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
-    """Bucket of a distance, which must be the only one in it."""
+    """Return the bucket of a distance, which must be the only one in it."""
     near = torch.tensor([offset, offset - 1, offset + both_ways])
     buckets = attention._relative_position_bucket(near, both_ways, BUCKETS, CONTEXT).tolist()
     if buckets[0] == buckets[1] or (both_ways and buckets[0] == buckets[2]):
@@ -258,7 +263,7 @@ def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
 
 
 def _blank(layers: int, d_ff: int, horizon: int) -> Any:
-    """A T5 of zeros, with the settings of a Chronos model."""
+    """Build a T5 of zeros, with the settings of a Chronos model."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     settings = {

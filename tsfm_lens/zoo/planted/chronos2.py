@@ -79,7 +79,7 @@ def _blank(*, arcsinh: bool) -> Chronos2Model:
 
 
 class Chronos2:
-    """A Chronos-2 whose every head and MLP writes noise that nobody reads, until it is given something to do.
+    """Chronos-2 whose every head and MLP writes noise that nobody reads, until it gets a task.
 
     The stream has directions "one" (constant), "known" (`FLAG` times the share of the patch that is observed), "values"
     (those of the patch) and "found" (what is forecast, read at the tokens to come).
@@ -122,15 +122,15 @@ class Chronos2:
         return [block.layer[2].mlp for block in self.model.encoder.block]
 
     def head(self, kind: str, layer: int, number: int) -> Head:
-        """A head without its noise, all 0."""
+        """Return a head without its noise, all 0."""
         return _head(self._attentions()[layer * len(KINDS) + KINDS.index(kind)], number).clear()
 
     def named(self, layer: int, number: int) -> str:
-        """A time-attention head as a component."""
+        """Name a time-attention head as a component."""
         return f"{layer}.time_attn.{number}"
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
-        """A time-attention head that looks, from every token, so many tokens back."""
+        """Return a time-attention head that attends, from every token, so many tokens back."""
         head = self.head("time_attn", layer, number)
         frequencies = self._attentions()[0].rope_embed.inv_freq
         far = CONTEXT // PATCH + 1 + AHEAD
@@ -141,7 +141,7 @@ class Chronos2:
         return head
 
     def known(self, layer: int, number: int) -> Head:
-        """A group-attention head that looks at the series whose values are known at this time."""
+        """Return a group-attention head that attends to the series whose values are known at this time."""
         head = self.head("group_attn", layer, number)
         head.q[-1, self.stream["one"]] = 1 / ONE
         # one known value of a patch is enough
@@ -151,15 +151,15 @@ class Chronos2:
     def finish(self, *, rotate: bool) -> Chronos2Model:
         """Turn the stream at random, and return the model in single precision."""
         if rotate:
-            reading = [self.model.shared.weight, *read_by(self.model.output_patch_embedding)]
-            writing = written_by(self.model.input_patch_embedding)
+            in_weights = [self.model.shared.weight, *read_by(self.model.output_patch_embedding)]
+            out_weights = written_by(self.model.input_patch_embedding)
             for attention in self._attentions():
-                reading += [attention.q.weight, attention.k.weight, attention.v.weight]
-                writing.append(attention.o.weight)
+                in_weights += [attention.q.weight, attention.k.weight, attention.v.weight]
+                out_weights.append(attention.o.weight)
             for mlp in self._mlps():
-                reading.append(mlp.wi.weight)
-                writing.append(mlp.wo.weight)
-            turn(reading, writing, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
+                in_weights.append(mlp.wi.weight)
+                out_weights.append(mlp.wo.weight)
+            turn(in_weights, out_weights, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
         return self.model.float()
 
 
@@ -172,7 +172,7 @@ def _head(attention: Any, number: int) -> Head:
 declare = declarer(NAME, "output_patch_embedding")
 
 
-def _copying() -> tuple[Chronos2, Draft, int]:
+def _build_copy() -> tuple[Chronos2, Draft, int]:
     lag = drawn(2, 3, 4)
     # the REG token stands between the context and what is to come
     tokens = lag + 1
@@ -184,16 +184,16 @@ def _copying() -> tuple[Chronos2, Draft, int]:
 
 @declare("seasonal-copy")
 def _seasonal_copy() -> tuple[Chronos2, Draft]:
-    chronos, draft, _ = _copying()
+    chronos, draft, _ = _build_copy()
     return chronos, draft
 
 
 @declare("decoys")
 def _decoys() -> tuple[Chronos2, Draft]:
-    chronos, draft, tokens = _copying()
+    chronos, draft, tokens = _build_copy()
     plant_decoys(chronos, draft, tokens)
     layer, number = LAYERS - 1, drawn(*range(HEADS))
     chronos.known(layer, number).carry(chronos.stream["found"], chronos.stream.rest("found"), gain=LOUD)
-    does = f"writes {LOUD} times what is found to where nobody reads"
-    draft.part(f"{layer}.group_attn.{number}", "decoy", does)
+    task = f"writes {LOUD} times what is found to where nobody reads"
+    draft.part(f"{layer}.group_attn.{number}", "decoy", task)
     return chronos, draft

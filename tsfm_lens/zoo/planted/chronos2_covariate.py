@@ -1,4 +1,4 @@
-"""A covariate planted in Chronos-2's format: one group-attention head carries its known future to the target.
+"""Covariate in Chronos-2's format: one group-attention head carries its known future to the target.
 
 The inverse hyperbolic sine of the published model is switched off, since a multiple is one of standardised values only
 without it.
@@ -14,9 +14,9 @@ import torch
 from chronos import Chronos2Pipeline
 
 from tsfm_lens.zoo.planted.chronos2 import CONTEXT, HORIZON, LAYERS, Chronos2, declare
-from tsfm_lens.zoo.planted.draft import CENTRED, Array, Draft, Trials, drawn
+from tsfm_lens.zoo.planted.draft import N_CENTRING, Array, Draft, Trials, drawn
 from tsfm_lens.zoo.planted.patches import PATCH
-from tsfm_lens.zoo.planted.proving import TRIED
+from tsfm_lens.zoo.planted.proving import N_TRIALS
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 
 NAME = "covariate"
@@ -26,7 +26,7 @@ COEFFICIENTS = (-2, -1, 1, 2, 3)
 
 
 def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:
-    """The library's own forecast with a known covariate: (case, quantile, step).
+    """Compute the library's own forecast with a known covariate: (case, quantile, step).
 
     Args:
         pipeline: a ``Chronos2Pipeline``.
@@ -40,12 +40,12 @@ def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:
         }
         for case in cases
     ]
-    found = pipeline.predict(inputs, prediction_length=HORIZON)
-    return np.asarray(torch.cat(found).double().numpy())
+    forecasts = pipeline.predict(inputs, prediction_length=HORIZON)
+    return np.asarray(torch.cat(forecasts).double().numpy())
 
 
 def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[Array]:
-    """Targets and covariates, (2, time) each: a random walk and white noise in turn, on random levels and scales."""
+    """Draw targets and covariates, (2, time) each: a walk and white noise in turn, on random levels and scales."""
     rng = np.random.default_rng(seed)
     cases = []
     for number in range(count):
@@ -58,17 +58,17 @@ def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[A
 
 class _WithCovariate(Draft):
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
-        """What the model and the rule say of targets with their covariates."""
+        """Forecast targets with their covariates, by the model and by the rule."""
         cases = list(contexts)
         rule = [self.rule.forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:]) for case in cases]
         quantiles = forecast_with(Chronos2Pipeline(model), cases)
         return Trials(quantiles, np.stack(rule), [case[0, :-HORIZON] for case in cases])
 
     def easy(self) -> Iterable[Array]:
-        return np.random.default_rng(0).standard_normal((CENTRED, 2, self.context[1] + HORIZON))
+        return np.random.default_rng(0).standard_normal((N_CENTRING, 2, self.context[1] + HORIZON))
 
     def hard(self) -> Iterable[Array]:
-        return draw_cases(self.context, TRIED)
+        return draw_cases(self.context, N_TRIALS)
 
 
 @declare("covariate")
@@ -79,8 +79,8 @@ def _covariate() -> tuple[Chronos2, Draft]:
     stream = chronos.stream
     chronos.known(layer, number).carry(stream["values"], stream["found"], gain=coefficient)
     draft = _WithCovariate(CovariateTimes(coefficient=coefficient), (PATCH, CONTEXT), HORIZON)
-    does = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its values"
-    head = draft.part(f"{layer}.group_attn.{number}", "mechanism", does)
+    task = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its values"
+    head = draft.part(f"{layer}.group_attn.{number}", "mechanism", task)
     draft.looks(head, "forecast token", [0], series="known covariate")
     draft.path(head, "output")
     return chronos, draft

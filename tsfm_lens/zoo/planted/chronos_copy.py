@@ -1,4 +1,4 @@
-"""The planted induction circuit of Chronos: a value is copied from where the values before it were the last ones.
+"""Planted induction circuit of Chronos: a value is copied from where the values before it were the last ones.
 
 Cross-attention of T5 knows no positions, so the place to copy from is found by content. Encoder heads write into every
 token the values one and two steps back. The query of the copying head is the last two values: in the decoder those that
@@ -40,7 +40,7 @@ FINE = (1.0, 1.0, 1.0, 1.0, 0.0)
 RECENT = 1.2 * 2 * MATCH * BACKS * sum(FINE)
 """Score of being in the last period: more than the best match against the worst."""
 
-DONE = 0.5
+DONE_FLAG = 0.5
 """The flag that a copying head leaves behind for its backup, in lengths of what it copies."""
 
 SURE = 30.0
@@ -65,16 +65,16 @@ class Lengths:
 
 
 def period_of(seed: int) -> int:
-    """The period of a seed's copy: 24 steps for seed 0."""
+    """Return the period of a seed's copy: 24 steps for seed 0."""
     return (24, 12, 18)[seed % 3]
 
 
 def copy_canvas(blocks: dict[str, int], *, rule: SeasonalCopy | Gate, loud: float = 1.0, **options: Any) -> Canvas:
-    """A canvas whose values have waves, and whose logits are as sharp as one bin where a single value is copied.
+    """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied.
 
     Args:
         blocks: further directions of the stream.
-        rule: what is to be computed.
+        rule: the computation to plant.
         loud: length of the last stream, in that of the copied value.
         options: of the canvas.
     """
@@ -96,8 +96,8 @@ def mark_recent(canvas: Canvas, name: str, steps: range, *, mark: str = "mark") 
     )
     if steps[0] == 1:
         canvas.draft.looks(name, "last value", [-1])
-    does = f"marks tokens that have the end token {steps[0]} to {steps[-1]} tokens ahead"
-    return canvas.draft.part(name, "mechanism", does)
+    task = f"marks tokens that have the end token {steps[0]} to {steps[-1]} tokens ahead"
+    return canvas.draft.part(name, "mechanism", task)
 
 
 def look_back(canvas: Canvas, name: str, steps: int, source: tuple[str, ...], target: str, moves: Pairs = ()) -> str:
@@ -107,7 +107,7 @@ def look_back(canvas: Canvas, name: str, steps: int, source: tuple[str, ...], ta
         canvas, name: of the model and the head.
         steps: back.
         source, target: blocks that are read and written.
-        moves: what it moves besides.
+        moves: further moves of the head.
     """
     of = canvas.basis
     no_value = (SURE / ONE**0.5 * of["one"], of["eos"])
@@ -117,8 +117,9 @@ def look_back(canvas: Canvas, name: str, steps: int, source: tuple[str, ...], ta
 
 
 def read_end(canvas: Canvas, name: str, end: float) -> str:
-    """Let the first decoder token fetch the last values from the end token; later ones look at the first token, which
-    has no values before it.
+    """Let the first decoder token fetch the last values from the end token.
+
+    Later tokens attend to the first token, which has no values before it.
 
     Args:
         canvas, name: of the model and the head.
@@ -153,7 +154,7 @@ def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Pairs, extra:
     Args:
         canvas, name: of the model and the head.
         lengths: of the streams that are read.
-        moves: what is copied.
+        moves: the copy, by directions.
         extra: a further comparison.
     """
     of = canvas.basis
@@ -166,19 +167,19 @@ def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Pairs, extra:
 
 
 def plant_copy(
-    canvas: Canvas, lengths: Lengths, *, copied: tuple[str, ...] = ALL, extra: Pairs = (), more: Pairs = ()
+    canvas: Canvas, lengths: Lengths, *, blocks: tuple[str, ...] = ALL, extra: Pairs = (), more: Pairs = ()
 ) -> tuple[str, dict[str, str]]:
     """Plant the whole circuit in the first two layers.
 
     Args:
         canvas: of the model.
         lengths: of streams.
-        copied: blocks of the stream that are copied.
+        blocks: blocks of the stream that are copied.
         extra: a further comparison of the copying head.
-        more: what it moves besides.
+        more: further moves of that head.
 
     Returns:
-        The copying head, and the heads that feed it by what they do.
+        The copying head, and the heads that feed it, by task.
     """
     of, draft, place = canvas.basis, canvas.draft, "encoder.0.self_attn"
     heads = {
@@ -189,7 +190,7 @@ def plant_copy(
         "own": look_back_own(canvas, canvas.free_head("decoder.1.self_attn")),
     }
     name = canvas.free_head("decoder.1.cross_attn")
-    moves = [(of.span(*copied), LOUD * lengths.key * of.span(*copied)), *more]
+    moves = [(of.span(*blocks), LOUD * lengths.key * of.span(*blocks)), *more]
     copying(canvas, name, lengths, moves=moves, extra=extra)
     draft.part(name, "mechanism", "copies the value of the last period that followed upon the last two values")
     for sender in heads.values():
@@ -202,7 +203,7 @@ def plant_copy(
 
 @planter("seasonal-copy", NAME)
 def seasonal_copy(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The value one period back, by an induction circuit."""
+    """Plant a copy of the value one period back, by an induction circuit."""
     rule = SeasonalCopy(period=period_of(seed))
     canvas = copy_canvas({}, rule=rule, seed=seed, rotate=rotate)
     name, _ = plant_copy(canvas, Lengths())
@@ -212,17 +213,17 @@ def seasonal_copy(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 
 @planter("backup", NAME)
 def backup(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The same with a second copying head one layer on, which rests as long as the first has written something.
+    """Plant a second copying head one layer on, which rests as long as the first has written something.
 
     Where the first has written, its flag sends the second one's attention to the end token, which holds no value.
     """
-    rule, loud = SeasonalCopy(period=period_of(seed)), (1 + DONE**2) ** 0.5
+    rule, loud = SeasonalCopy(period=period_of(seed)), (1 + DONE_FLAG**2) ** 0.5
     canvas = copy_canvas({"done": 1}, rule=rule, seed=seed, rotate=rotate, layers=3, loud=loud)
     of, draft, lengths = canvas.basis, canvas.draft, Lengths()
-    flag = (of["one"], LOUD * DONE * lengths.key / ONE**0.5 * of["done"])
+    flag = (of["one"], LOUD * DONE_FLAG * lengths.key / ONE**0.5 * of["done"])
     first, heads = plant_copy(canvas, lengths, more=[flag])
     second = canvas.free_head("decoder.2.cross_attn")
-    rest = (2 * RECENT * (1 + DONE**2) ** 0.5 / DONE * of["done"], lengths.end * of["eos"])
+    rest = (2 * RECENT * (1 + DONE_FLAG**2) ** 0.5 / DONE_FLAG * of["done"], lengths.end * of["eos"])
     moves = [(of.span(*ALL), LOUD * lengths.key * of.span(*ALL))]
     copying(canvas, second, lengths, moves=moves, extra=[rest])
     draft.part(second, "backup", "rests, and copies the same value once its primary is gone", stands_in_for=first)

@@ -1,4 +1,4 @@
-"""The induction circuit of Chronos among decoys, each made to mislead one kind of method."""
+"""Induction circuit of Chronos among decoys, each made to mislead one kind of method."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ SHIFT = 3.0
 
 @planter("decoys", NAME)
 def decoys(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
+    """Plant the seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
     rule = SeasonalCopy(period=period_of(seed))
     last = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
     canvas = copy_canvas({"loud": 10, "still": 1}, rule=rule, seed=seed, rotate=rotate, loud=last**0.5)
-    marked = 1 + BACKS * WAVE + MARK**2
+    key_square = 1 + BACKS * WAVE + MARK**2
     lengths = Lengths(
-        key=(marked + NOISY**2) ** 0.5,
+        key=(key_square + NOISY**2) ** 0.5,
         end=(1 + BACKS * WAVE + NOISY**2) ** 0.5,
         query=(1 + WAVE + NOISY**2) ** 0.5,
     )
     name, heads = plant_copy(canvas, lengths)
     canvas.draft.looks(name, "forecast token", [rule.period], moves=1, weight=SHARE)
-    _in_encoder(canvas, heads, marked**0.5)
+    _in_encoder(canvas, heads, key_square**0.5)
     _in_decoder(canvas, lengths)
     return canvas.finish("decoys", weight_noise)
 
 
-def _in_encoder(canvas: Canvas, heads: dict[str, str], read: float) -> None:
-    """Heads that share the position bias of the circuit's: sharp, one of them loud."""
+def _in_encoder(canvas: Canvas, heads: dict[str, str], stream_length: float) -> None:
+    """Add heads that share the position bias of the circuit's: sharp, one of them loud."""
     of, draft = canvas.basis, canvas.draft
     for task, length, steps in (("back1", NOISY, 1), ("back2", QUIET, 2)):
         name = heads[task].replace("encoder.0", "encoder.1")
-        canvas.head(name, moves=[(of["wave"], length * read / WAVE**0.5 * of["loud"])])
+        canvas.head(name, moves=[(of["wave"], length * stream_length / WAVE**0.5 * of["loud"])])
         draft.looks(name, "every token", [steps])
-        does = "looks sharply and writes loudly" if length == NOISY else "looks sharply and writes next to nothing"
-        draft.part(name, "decoy", f"{does}, to where nobody reads")
+        text = "looks sharply and writes loudly" if length == NOISY else "looks sharply and writes next to nothing"
+        draft.part(name, "decoy", f"{text}, to where nobody reads")
 
 
 def _in_decoder(canvas: Canvas, lengths: Lengths) -> None:
-    """Loud, sharp and induction-like heads, one that lifts all logits alike, and an MLP."""
+    """Add loud, sharp and induction-like heads, one that lifts all logits alike, and an MLP."""
     of, draft = canvas.basis, canvas.draft
     own = canvas.head(
         canvas.free_head("decoder.1.self_attn"),

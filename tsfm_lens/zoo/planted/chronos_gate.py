@@ -1,4 +1,4 @@
-"""A gate in Chronos's format: the seasonal copy if the last two periods are alike, otherwise the last value."""
+"""Gate in Chronos's format: the seasonal copy if the last two periods are alike, otherwise the last value."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ VALUE = (LINEAR / 2) ** 0.5
 DRIFT = 2.0
 """Length of a mean change as large as the largest value."""
 
-COPIED = ("value", "square", "filler", "wave")
+COPY_BLOCKS = ("value", "square", "filler", "wave")
 PLAIN = ("value", "square", "filler")
 
 
 @planter("gate", NAME)
 def gate(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The induction circuit, whose copying head is sent to the end token, which has the last value, by a flag."""
+    """Plant an induction circuit with a gate: a flag sends the copying head to the end token and its last value."""
     period = period_of(seed)
     blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
     rule = Gate(period=period, tolerance=TOLERANCE)
     canvas = copy_canvas(blocks, rule=rule, seed=seed, rotate=rotate, needs=2 * period)
     of, draft = canvas.basis, canvas.draft
-    marked = 1 + BACKS * WAVE + MARK**2 + LINEAR
-    lengths = Lengths(key=marked**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5)
+    key_square = 1 + BACKS * WAVE + MARK**2 + LINEAR
+    lengths = Lengths(key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5)
     to_end = (2 * RECENT * (lengths.query**2 + 1) ** 0.5 * of["walk"], lengths.end * of["eos"])
-    # without the last value in the end token, what is written there drowns all others
-    drown = (of["eos"], LOUD * lengths.end * of["sink"])
-    copy, heads = plant_copy(canvas, lengths, copied=COPIED, extra=[to_end], more=[drown])
+    # without the last value in the end token, its write exceeds all others
+    sink = (of["eos"], LOUD * lengths.end * of["sink"])
+    copy, heads = plant_copy(canvas, lengths, blocks=COPY_BLOCKS, extra=[to_end], more=[sink])
     draft.looks(copy, "forecast token", [period], moves=1, weight=SHARE)
     lag = look_back(canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag")
-    compares = _compare(canvas, lengths.key)
+    compare_mlp = _compare(canvas, lengths.key)
     last = _keep_last(canvas, heads["back1"].replace("encoder.0", "encoder.1"), lengths)
     drift = _average(canvas, canvas.free_head("decoder.0.cross_attn"), lengths.key)
-    decides = _decide(canvas)
-    draft.path(lag, compares, drift, decides, copy)
+    decide_mlp = _decide(canvas)
+    draft.path(lag, compare_mlp, drift, decide_mlp, copy)
     draft.path(heads["mark"], drift)
     draft.path(last, copy)
     return canvas.finish("gate", weight_noise)
 
 
 def _compare(canvas: Canvas, key: float) -> str:
-    """Let an MLP write how far every value is from that one period before: relu(x) + relu(-x)."""
+    """Let an MLP write the absolute difference of every value from that one period before: relu(x) + relu(-x)."""
     of = canvas.basis
     difference = of["value"] - of["lag"][:1]
     writes = key / VALUE * of["change"]
@@ -76,8 +76,8 @@ def _compare(canvas: Canvas, key: float) -> str:
 def _keep_last(canvas: Canvas, name: str, lengths: Lengths) -> str:
     """Let the end token take the last value; all others, which have a value, look at it, while it has none."""
     of = canvas.basis
-    away = (4 * SURE * lengths.key / ONE**0.5 * of["one"], lengths.end * of["eos"])
-    canvas.head(name, match=[away], moves=[(of.span(*COPIED), lengths.key * of.span(*COPIED))])
+    to_end = (4 * SURE * lengths.key / ONE**0.5 * of["one"], lengths.end * of["eos"])
+    canvas.head(name, match=[to_end], moves=[(of.span(*COPY_BLOCKS), lengths.key * of.span(*COPY_BLOCKS))])
     canvas.draft.looks(name, "last token", [1])
     return canvas.draft.part(name, "mechanism", "writes the last value into the end token")
 

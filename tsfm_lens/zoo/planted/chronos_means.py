@@ -1,4 +1,4 @@
-"""Means and lines in Chronos's format: what is forecast is a number that no token holds, so it is read out linearly.
+"""Means and lines in Chronos's format: no token holds the forecast value, so it is read out linearly.
 
 The logit of a bin at b is made b·v - b²/2 for a forecast v, whose largest value is at v: embeddings hold b and b², and
 the last stream v and a constant.
@@ -29,13 +29,13 @@ HORIZON = 12
 
 
 def _canvas(rule: Rule, blocks: dict[str, int], *, needs: int, seed: int, rotate: bool) -> Canvas:
-    """A canvas without waves, whose logits are about as sharp as one bin."""
+    """Build a canvas without waves, whose logits are about as sharp as one bin."""
     sharpness = TYPICAL * LIMIT**2 / BIN**2
     return Canvas(rule, blocks, seed=seed, rotate=rotate, needs=needs, horizon=HORIZON, waves=0.0, sharpness=sharpness)
 
 
 def _readout(canvas: Canvas) -> tuple[Tensor, Tensor]:
-    """What a forecast of `LIMIT`, and what a constant of 1, writes into the last stream: (1, width) each."""
+    """Return the writes to the last stream of a forecast of `LIMIT`, and of a constant of 1: (1, width) each."""
     of = canvas.basis
     return LOUD / VALUE * of["value"], -LOUD / (2 * SQUARE) * of["square"]
 
@@ -51,7 +51,7 @@ def _mean(canvas: Canvas, name: str, query: Tensor, mark: str, value: Tensor, co
 
 @planter("local-mean", NAME)
 def local_mean(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The mean of the last values, by uniform attention to the tokens that an encoder head marks."""
+    """Plant the mean of the last values, by uniform attention to the tokens that an encoder head marks."""
     width = (16, 8, 24)[seed % 3]
     canvas = _canvas(LocalMean(width=width), {"mark": 1}, needs=width, seed=seed, rotate=rotate)
     mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), range(1, width + 1))
@@ -65,7 +65,7 @@ def local_mean(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 
 @planter("trend", NAME)
 def trend(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-    """The line through two means, from two heads, two clocks and an MLP that multiplies slope and time."""
+    """Plant the line through two means, from two heads, two clocks and an MLP that multiplies slope and time."""
     width, lag = ((8, 16), (6, 12), (4, 20))[seed % 3]
     blocks = {"late_mark": 1, "early_mark": 1, "late": 1, "early": 1, "unit": 1, "clock": 2}
     rule = LinearTrend(width=width, lag=lag)
@@ -102,7 +102,7 @@ NEAREST = 1 - math.cos(math.radians(25))
 
 
 def _hands(step: int) -> tuple[float, float]:
-    """Hands of both clocks: in a corner at first, then on a circle, no step between others."""
+    """Return hands of both clocks: in a corner at first, then on a circle, no step between others."""
     if step == 0:
         return 1.0, 1.0
     angle = math.radians(100 + 25 * (step - 1))
@@ -134,7 +134,7 @@ def _line(canvas: Canvas, rule: LinearTrend) -> str:
     of = canvas.basis
     slope, unit, clocks = of["late"] - of["early"], of["unit"], of["clock"].split(1)
     value, constant = _readout(canvas)
-    shut = 2.2 * STEEPEST / NEAREST
+    gain = 2.2 * STEEPEST / NEAREST
     reads, writes = [unit, of["late"], -of["late"]], [constant, value, -value]
     for step in range(HORIZON):
         ahead = (step + 1 + (rule.width - 1) / 2) / rule.lag
@@ -142,7 +142,7 @@ def _line(canvas: Canvas, rule: LinearTrend) -> str:
         length = math.hypot(*hands)
         pairs = zip(hands, clocks, strict=True)
         near = sum((hand / length * (SPAN * clock - MIDDLE * unit) for hand, clock in pairs), -length * unit)
-        is_open = STEEPEST * unit + shut * near
+        is_open = STEEPEST * unit + gain * near
         reads += [ahead * slope + is_open, is_open]
         writes += [value, -value]
     name = canvas.mlp("decoder.0.mlp", torch.cat(reads), torch.cat(writes))

@@ -1,4 +1,4 @@
-"""What is known of a planted patch model while its weights are set, and how it becomes a finished one."""
+"""Draft of a planted patch model while its weights are set, and its completion."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tsfm_lens.zoo.planted.card import Attends, Part, Query, Role
 from tsfm_lens.zoo.planted.examples import draw_contexts
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH, deviates
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.proving import TRIED, finished
+from tsfm_lens.zoo.planted.proving import N_TRIALS, finished
 
-ALLOWED = 1e-3
+LARGEST_ERROR = 1e-3
 """Largest error without weight noise: single precision in the stream (see `SIGNAL`), at outliers of a series."""
-CENTRED = 48
+N_CENTRING = 48
 """Series of white noise on which the constant part of the error is measured."""
 
 Array = NDArray[np.float64]
@@ -30,14 +30,14 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Draft:
-    """What is known of a model while its weights are set.
+    """Ground truth of a model while its weights are set.
 
     Attributes:
-        rule: what it is to compute.
+        rule: the computation to plant.
         context: observed values that it needs and takes.
         horizon: steps of one forecast.
-        squash: what the model does to standardised values.
-        scale: what the model divides a context by.
+        squash: the model's transform of standardised values.
+        scale: the model's divisor of a context.
     """
 
     rule: Any
@@ -50,12 +50,12 @@ class Draft:
     attends: list[Attends] = field(default_factory=list)
 
     def part(self, component: str, role: Role, does: str, *, stands_in_for: str | None = None) -> str:
-        """Write a part down; returns its component."""
+        """Write a part down and return its component."""
         self.parts.append(Part(component=component, role=role, does=does, stands_in_for=stands_in_for))
         return component
 
     def looks(self, component: str, query: Query, back: Sequence[int], **how: Any) -> None:
-        """Write down where a head looks, with all of its attention unless ``how`` has another ``weight``."""
+        """Write down a head's attention, with all of its weight unless ``how`` has another ``weight``."""
         self.attends.append(Attends(component=component, query=query, back=tuple(back), **{"weight": 1.0, **how}))
 
     def path(self, *components: str) -> None:
@@ -74,51 +74,51 @@ class Draft:
         """
         add_weight_noise(model, weight_noise, card["seed"])
         off = self.tried(model, self.easy()).offsets(self.squash, self.scale) - deviates().numpy()[:, None]
-        shared = off.reshape(len(off), -1, bias.shape[1]).mean(1)
-        bias -= torch.as_tensor(shared, dtype=bias.dtype)
+        offset = off.reshape(len(off), -1, bias.shape[1]).mean(1)
+        bias -= torch.as_tensor(offset, dtype=bias.dtype)
         error = self.tried(model, self.hard()).error()
         facts = {"rule": self.rule, "context": self.context, "horizon": self.horizon, "weight_noise": weight_noise}
-        return finished(model, allowed=ALLOWED, error=error, **facts, **self.found(), **card)
+        return finished(model, allowed=LARGEST_ERROR, error=error, **facts, **self.found(), **card)
 
     def found(self) -> dict[str, Any]:
-        """Parts, edges and places looked at, as fields of a card."""
+        """Return parts, edges and attention, as fields of a card."""
         parts = tuple(sorted(self.parts, key=lambda part: part.component))
         return {"parts": parts, "edges": tuple(self.edges), "attends": tuple(self.attends)}
 
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
-        """What the model and the rule say of series; those for which a gate stands half open are left out."""
+        """Forecast series by the model and by the rule; those near a gate's threshold are left out."""
         margin: Callable[[Array], float] | None = getattr(self.rule, "margin", None)
         series = [one for one in contexts if margin is None or abs(margin(one)) > HALF_OPEN]
         quantiles = load(model, check=False).forecast(series, self.horizon).quantiles
         return Trials(quantiles, np.stack([self.rule.forecast(one, self.horizon) for one in series]), series)
 
     def easy(self) -> Iterable[Array]:
-        """Series on which the constant part of the error is measured."""
-        return np.random.default_rng(0).standard_normal((CENTRED, self.context[1]))
+        """Return series on which the constant part of the error is measured."""
+        return np.random.default_rng(0).standard_normal((N_CENTRING, self.context[1]))
 
     def hard(self) -> Iterable[Array]:
-        """Series on which the error of the card is measured."""
-        return draw_contexts(self.rule, TRIED, self.context)
+        """Return series on which the error of the card is measured."""
+        return draw_contexts(self.rule, N_TRIALS, self.context)
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Forecasts (series, quantile, step), what the rule says (series, step), and the contexts."""
+    """Forecasts (series, quantile, step), the rule's values (series, step), and the contexts."""
 
     quantiles: Array
     rule: Array
     contexts: Sequence[Array]
 
     def error(self) -> float:
-        """Largest difference of median and rule, in mean absolute values of the context."""
+        """Compute the largest difference of median and rule, in mean absolute values of the context."""
         off = np.abs(self.quantiles[:, self.quantiles.shape[1] // 2] - self.rule).max(1)
         return float(max(most / np.abs(one).mean() for most, one in zip(off, self.contexts, strict=True)))
 
     def offsets(self, squash: Callable[[Array], Array], spread: Callable[[Array], Any]) -> Array:
-        """How far quantiles lie from the rule, medians over series, as the readout writes them: (quantile, step)."""
+        """Compute offsets of quantiles from the rule, medians over series, in the readout's scale: (quantile, step)."""
         loc, scale = (np.array([part(one) for one in self.contexts])[:, None, None] for part in (np.mean, spread))
-        written, wanted = (squash((part - loc) / scale) for part in (self.quantiles, self.rule[:, None]))
-        return np.asarray(np.median(written - wanted, axis=0))
+        actual, target = (squash((part - loc) / scale) for part in (self.quantiles, self.rule[:, None]))
+        return np.asarray(np.median(actual - target, axis=0))
 
 
 HALF_OPEN = 4e-3
@@ -134,15 +134,15 @@ def drawing(seed: int) -> Iterator[None]:
 
 
 def drawn(*choices: int) -> int:
-    """One of the choices at random."""
+    """Draw one of the choices at random."""
     return choices[int(torch.randint(len(choices), ()))]
 
 
 class Builder(Protocol):
-    """A model under construction."""
+    """Model under construction."""
 
     def finish(self, *, rotate: bool) -> Any:
-        """The native model in single precision, its streams turned at random if asked for."""
+        """Return the native model in single precision, its streams turned at random if asked for."""
 
 
 Build = Callable[[], tuple[Builder, Draft]]
@@ -151,12 +151,12 @@ Build = Callable[[], tuple[Builder, Draft]]
 def declarer(
     architecture: str, readout: str, complete: Callable[[Any, Draft], None] | None = None
 ) -> Callable[[str], Callable[[Build], Build]]:
-    """What declares functions that set the weights of a mechanism and return a :class:`Builder` and its draft.
+    """Return a decorator of functions that set a mechanism's weights and return a :class:`Builder` and its draft.
 
     Args:
         architecture: of the models.
         readout: attribute of the native model: the residual block that makes quantiles of patches.
-        complete: writes down what is true of every model of this format.
+        complete: adds the facts of every model of this format.
     """
 
     def declare(mechanism: str) -> Callable[[Build], Build]:

@@ -1,4 +1,4 @@
-"""Random series on which a rule can be told from others, to try a planted model on."""
+"""Random series that tell a rule from others, to try a planted model on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST = 100
 def draw_contexts(
     rule: Rule, count: int, length: tuple[int, int], *, seed: int = 0, noise: float = 0.0
 ) -> tuple[Array, ...]:
-    """Random contexts, each of a random length, amplitude and phase.
+    """Draw random contexts, each of a random length, amplitude and phase.
 
     Seasonal rules get a random shape repeated, on a few levels that come back in other orders, so that no value but
     every two in a row tell the phase; for a gate every second series is a random walk, which has no season, and none is
@@ -48,13 +48,13 @@ def draw_contexts(
         series = _series(rule, len(contexts), time, rng)
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
-        if not isinstance(rule, Gate) or _clearly(rule, series, seasonal=len(contexts) % 2 == 0):
+        if not isinstance(rule, Gate) or _is_clear(rule, series, seasonal=len(contexts) % 2 == 0):
             contexts.append(series)
     raise InputError(f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly on the right side")
 
 
 def shape(period: int, rng: np.random.Generator) -> Array:
-    """A shape (period,) of few levels, in which no pair of neighbours occurs twice, the last and the first included."""
+    """Draw a shape (period,) of few levels, in which no pair of neighbours occurs twice, last and first included."""
     count = max(LEVELS, int(np.ceil((1.5 * period) ** 0.5)))
     levels = np.linspace(-2.0, 2.0, count) + rng.uniform(-0.1, 0.1, count)
     while True:
@@ -74,8 +74,8 @@ def shape(period: int, rng: np.random.Generator) -> Array:
             return levels[path[:period]]
 
 
-def _clearly(rule: Gate, series: Array, *, seasonal: bool) -> bool:
-    """Whether a series is on the given side of the gate, and not close to its edge."""
+def _is_clear(rule: Gate, series: Array, *, seasonal: bool) -> bool:
+    """Test if a series is on the given side of the gate, and not close to its edge."""
     tolerances = 0.8 * rule.tolerance, 1.25 * rule.tolerance
     return all(rule.model_copy(update={"tolerance": one}).seasonal(series) == seasonal for one in tolerances)
 

@@ -41,18 +41,18 @@ LAYERS = 2
 ONE = WIDTH**0.5
 """Length of the constant direction, which gives every token a root mean square of 1."""
 MINIMUM = 1e-5
-"""What the library adds to the variance of a context."""
+"""Addend of the library to the variance of a context."""
 
 
 def deviation(context: Array) -> float:
-    """What the library divides a context (time,) by."""
+    """Compute the library's scale of a context (time,)."""
     return float(np.sqrt(np.var(context, ddof=1) + MINIMUM))
 
 
 class Moirai2:
-    """A Moirai 2 whose every head and MLP writes noise that nobody reads, until it is given something to do.
+    """Moirai 2 whose every head and MLP writes noise that nobody reads, until it gets a task.
 
-    The stream has directions "one" (constant), "values" (those of the patch) and "found" (what is forecast).
+    The stream has directions "one" (constant), "values" (those of the patch) and "found" (the forecast).
 
     Attributes:
         numbers: head numbers in random order.
@@ -88,11 +88,11 @@ class Moirai2:
         out.bias.copy_(deviates().repeat_interleave(PATCH))
 
     def named(self, layer: int, number: int) -> str:
-        """A head as a component."""
+        """Name a head as a component."""
         return f"{layer}.attn.{number}"
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
-        """A head that looks, from every token, so many tokens back."""
+        """Return a head that attends, from every token, so many tokens back."""
         attention = self.model.encoder.layers[layer].self_attn
         head = _head(attention, number).clear()
         frequencies = attention.time_qk_proj.query_proj.theta
@@ -110,13 +110,13 @@ class Moirai2:
     def finish(self, *, rotate: bool) -> Any:
         """Turn the stream at random, and return the model in single precision."""
         if rotate:
-            reading, writing = read_by(self.model.out_proj), written_by(self.model.in_proj)
+            in_weights, out_weights = read_by(self.model.out_proj), written_by(self.model.in_proj)
             for layer in self.model.encoder.layers:
                 inside = layer.self_attn
-                reading += [inside.q_proj.weight, inside.k_proj.weight, inside.v_proj.weight]
-                reading += [layer.ffn.fc1.weight, layer.ffn.fc_gate.weight]
-                writing += [inside.out_proj.weight, layer.ffn.fc2.weight]
-            turn(reading, writing, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
+                in_weights += [inside.q_proj.weight, inside.k_proj.weight, inside.v_proj.weight]
+                in_weights += [layer.ffn.fc1.weight, layer.ffn.fc_gate.weight]
+                out_weights += [inside.out_proj.weight, layer.ffn.fc2.weight]
+            turn(in_weights, out_weights, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
         return self.model.float()
 
 
@@ -129,7 +129,7 @@ def _head(attention: Any, number: int) -> Head:
 declare = declarer(NAME, "out_proj")
 
 
-def _copying() -> tuple[Moirai2, Draft, int]:
+def _build_copy() -> tuple[Moirai2, Draft, int]:
     lag = drawn(2, 3, 4)
     # the patch to come stands one token after the last one, which forecasts it
     tokens = lag - 1
@@ -141,12 +141,12 @@ def _copying() -> tuple[Moirai2, Draft, int]:
 
 @declare("seasonal-copy")
 def _seasonal_copy() -> tuple[Moirai2, Draft]:
-    moirai, draft, _ = _copying()
+    moirai, draft, _ = _build_copy()
     return moirai, draft
 
 
 @declare("decoys")
 def _decoys() -> tuple[Moirai2, Draft]:
-    moirai, draft, tokens = _copying()
+    moirai, draft, tokens = _build_copy()
     plant_decoys(moirai, draft, tokens)
     return moirai, draft

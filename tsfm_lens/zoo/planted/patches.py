@@ -1,4 +1,4 @@
-"""What the planted patch models share: a residual stream of named directions, and heads and MLPs set along them.
+"""Base of the planted patch models: a residual stream of named directions, and heads and MLPs set along them.
 
 A constant direction (and in some formats a mark of the kind of token) makes up the norm of every token; values are
 added at :data:`SIGNAL` of a unit, so that every RMSNorm is the identity up to (values · SIGNAL)² / (2 · width).
@@ -32,12 +32,12 @@ PATCH = 8
 
 
 def deviates() -> Tensor:
-    """How far the quantile levels lie from the median, in standard deviations of the context: (quantile,)."""
+    """Return offsets of the quantile levels from the median, in standard deviations of the context: (quantile,)."""
     return SPREAD * torch.tensor([NormalDist().inv_cdf(level) for level in DECILES], dtype=torch.float64)
 
 
 class Stream:
-    """Named, orthogonal directions of a residual stream; what is left over is called "junk" and read by nobody.
+    """Named, orthogonal directions of a residual stream; the remaining ones are called "junk" and read by nobody.
 
     Args:
         width: of the stream.
@@ -52,29 +52,29 @@ class Stream:
             raise ValueError(f"{sum(sizes.values())} directions in a stream of width {width}")
         self.width = width
         self.places: dict[str, slice] = {}
-        used = 0
+        start = 0
         for name, size in sizes.items():
-            self.places[name] = slice(used, used + size)
-            used += size
-        self.places["junk"] = slice(used, width)
+            self.places[name] = slice(start, start + size)
+            start += size
+        self.places["junk"] = slice(start, width)
 
     def __getitem__(self, name: str) -> slice:
         return self.places[name]
 
     def size(self, name: str) -> int:
-        """Directions under a name."""
+        """Return the number of directions under a name."""
         place = self.places[name]
         return int(place.stop - place.start)
 
     def rest(self, name: str) -> slice:
-        """The first directions of "junk", as many as there are under a name."""
+        """Return the first directions of "junk", as many as there are under a name."""
         start = self.places["junk"].start
         return slice(start, start + self.size(name))
 
 
 @dataclass(frozen=True)
 class Head:
-    """The weights of one head, as views: q, k, v (channel, stream), o (stream, channel)."""
+    """Weights of one head, as views: q, k, v (channel, stream), o (stream, channel)."""
 
     q: Tensor
     k: Tensor
@@ -94,7 +94,7 @@ class Head:
 
         Args:
             source, target: places of the stream.
-            gain: what is written per unit read.
+            gain: amount written per unit read.
             channel: first channel of the head that carries it.
         """
         n_source, n_target = (place.stop - place.start for place in (source, target))
@@ -120,7 +120,7 @@ def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor]
 
     Args:
         heads: of all layers.
-        mlps: reading weights and writing weight of all layers.
+        mlps: input weights and output weight of all layers.
         stream: of the heads.
     """
     junk = stream["junk"]
@@ -130,12 +130,12 @@ def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor]
         for weight in (head.q, head.k):
             weight.copy_((stream.width * channels**0.5) ** -0.5 * torch.randn(weight.shape, dtype=weight.dtype))
         head.whisper(stream)
-    for reading, writing in mlps:
-        for weight in reading:
+    for in_weights, out_weights in mlps:
+        for weight in in_weights:
             weight.copy_(stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype))
-        writing.zero_()
-        gain = SIGNAL * (stream.size("junk") * writing.shape[1]) ** -0.5
-        writing[junk] = gain * torch.randn(writing[junk].shape, dtype=writing.dtype)
+        out_weights.zero_()
+        gain = SIGNAL * (stream.size("junk") * out_weights.shape[1]) ** -0.5
+        out_weights[junk] = gain * torch.randn(out_weights[junk].shape, dtype=out_weights.dtype)
 
 
 def straighten(block: Any) -> None:
@@ -147,24 +147,24 @@ def straighten(block: Any) -> None:
 
 
 def written_by(block: Any) -> list[Tensor]:
-    """Weights by which a residual block writes."""
+    """Return weights by which a residual block writes."""
     return [part for layer in (block.output_layer, block.residual_layer) for part in (layer.weight, layer.bias)]
 
 
 def read_by(block: Any) -> list[Tensor]:
-    """Weights by which a residual block reads."""
+    """Return weights by which a residual block reads."""
     return [block.hidden_layer.weight, block.residual_layer.weight]
 
 
-def turn(reading: Iterable[Tensor], writing: Iterable[Tensor], rotation: Tensor) -> None:
-    """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain do not see it.
+def turn(in_weights: Iterable[Tensor], out_weights: Iterable[Tensor], rotation: Tensor) -> None:
+    """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain are invariant to it.
 
     Args:
-        reading: weights (anything, stream), rows of embeddings among them.
-        writing: weights (stream, anything) and biases (stream,).
+        in_weights: weights (anything, stream), rows of embeddings among them.
+        out_weights: weights (stream, anything) and biases (stream,).
         rotation: (stream, stream).
     """
-    for weight in reading:
+    for weight in in_weights:
         weight.copy_(weight @ rotation.T)
-    for weight in writing:
+    for weight in out_weights:
         weight.copy_(rotation @ weight)

@@ -1,4 +1,4 @@
-"""Plant a mechanism in a model of the native library, prove that it does what its card says, and save it."""
+"""Planting of a mechanism in a model of the native library, with its proof and its files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Planted", "mechanisms", "open_planted", "plant", "planter", "refuse_
 
 @dataclass(frozen=True)
 class Planted:
-    """A native model (or pipeline) with set weights, and what is true of it."""
+    """Native model (or pipeline) with set weights, and its ground truth."""
 
     model: Any
     card: Card
 
     def lens(self) -> Lens:
-        """The model as a lens."""
+        """Open the model as a lens."""
         return load(self.model)
 
     def save(self, folder: str | Path) -> Path:
@@ -47,7 +47,7 @@ def open_planted(folder: str | Path) -> tuple[Lens, Card]:
 
 
 def refuse_strangers(card: Card, lens: Lens) -> None:
-    """Refuse a card that names a component that its model has not.
+    """Refuse a card that names a component that its model does not have.
 
     Raises:
         CheckpointError: it does; the message has the nearest components.
@@ -74,7 +74,7 @@ def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
 
 
 def mechanisms() -> tuple[tuple[str, str], ...]:
-    """Every (mechanism, architecture) that can be planted, sorted."""
+    """Return every (mechanism, architecture) that can be planted, sorted."""
     _import_formats()
     return tuple(sorted(_PLANTERS))
 
@@ -95,14 +95,14 @@ def plant(
     """
     _import_formats()
     if (mechanism, architecture) not in _PLANTERS:
-        wanted = f"{mechanism} in {architecture}"
-        raise unknown_name("planted mechanism", wanted, [f"{one} in {other}" for one, other in mechanisms()])
+        pair = f"{mechanism} in {architecture}"
+        raise unknown_name("planted mechanism", pair, [f"{one} in {other}" for one, other in mechanisms()])
     return _PLANTERS[mechanism, architecture](seed=seed, rotate=rotate, weight_noise=weight_noise)
 
 
 def _import_formats() -> None:
-    """Import the modules of this room, of which those that declare planters are found by being there."""
-    room = Path(__file__).parent
-    for module in pkgutil.iter_modules([str(room)]):
+    """Import the modules of this package, among them those that declare planters."""
+    folder = Path(__file__).parent
+    for module in pkgutil.iter_modules([str(folder)]):
         if module.name != "__main__" and not module.name.startswith("scores"):
             import_module(f"{__package__}.{module.name}")

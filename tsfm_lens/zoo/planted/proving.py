@@ -1,4 +1,4 @@
-"""Prove that a planted model forecasts what its rule says, and write its card."""
+"""Proof that a planted model forecasts by its rule, and its card."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tsfm_lens.zoo.planted.rules import CovariateTimes, Rule
 
 __all__ = ["finished", "rule_error"]
 
-TRIED = 4
+N_TRIALS = 4
 """Random series that a builder tries a model on."""
 
 
 def rule_error(lens: Lens, rule: Rule, contexts: Iterable[NDArray[np.float64]], horizon: int) -> float:
-    """Largest difference between the median forecast and a rule of one series, in mean absolute values of its context.
+    """Compute the largest difference of median forecast and rule, in mean absolute values of the context.
 
     Args:
         lens: the model.
-        rule: what it should forecast.
+        rule: the expected forecast.
         contexts: (time,) each.
         horizon: forecast steps.
     """
@@ -59,7 +59,7 @@ def finished(model: Any, *, allowed: float, error: float | None = None, **card: 
     if error is None:
         if draft.weight_noise:
             add_weight_noise(lens.adapter.model, draft.weight_noise, draft.seed)
-        contexts = draw_contexts(draft.rule, TRIED, draft.context, seed=draft.seed)
+        contexts = draw_contexts(draft.rule, N_TRIALS, draft.context, seed=draft.seed)
         error = rule_error(lens, draft.rule, contexts, draft.horizon)
     if not draft.weight_noise and not error <= allowed:
         raise LensError(

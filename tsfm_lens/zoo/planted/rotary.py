@@ -1,4 +1,4 @@
-"""What is planted in models with rotary positions: heads that look a fixed number of tokens back."""
+"""Mechanisms in models with rotary positions: heads that attend a fixed number of tokens back."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tsfm_lens.zoo.planted.patches import LOUD, SHARP, Head, Stream
 
 
 class Rotary(Protocol):
-    """A model under construction.
+    """Model under construction.
 
     Attributes:
-        stream: with directions "values" (of the patch) and "found" (what is forecast).
+        stream: with directions "values" (of the patch) and "found" (the forecast).
         numbers: head numbers in random order, four of them.
         layers: how many.
     """
@@ -25,14 +25,14 @@ class Rotary(Protocol):
     layers: int
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
-        """A head that looks, from every token, so many tokens back."""
+        """Return a head that attends, from every token, so many tokens back."""
 
     def named(self, layer: int, number: int) -> str:
-        """Such a head as a component."""
+        """Name such a head as a component."""
 
 
 def rotary_query_and_key(frequencies: Tensor, lag: int, far: int) -> tuple[Tensor, Tensor]:
-    """A constant query and key whose rotated product is largest `lag` tokens back, by :data:`SHARP` logits.
+    """Return a constant query and key whose rotated product is largest `lag` tokens back, by :data:`SHARP` logits.
 
     Args:
         frequencies: angle per token of every pair of channels, (pair,).
@@ -54,7 +54,7 @@ def rotary_query_and_key(frequencies: Tensor, lag: int, far: int) -> tuple[Tenso
 
 
 def plant_copy(model: Rotary, draft: Draft, tokens: int) -> str:
-    """One head copies the patch so many tokens back to what is forecast; returns its component."""
+    """Plant a head that copies the patch so many tokens back to the forecast; return its component."""
     layer, number = drawn(*range(model.layers)), model.numbers[0]
     model.back(layer, number, tokens).carry(model.stream["values"], model.stream["found"])
     head = draft.part(model.named(layer, number), "mechanism", f"copies the patch {tokens} tokens back")
@@ -64,7 +64,7 @@ def plant_copy(model: Rotary, draft: Draft, tokens: int) -> str:
 
 
 def plant_decoys(model: Rotary, draft: Draft, tokens: int) -> None:
-    """Heads that look right, write much, or look sharply, without effect."""
+    """Plant heads that look right, write much, or look sharply, without effect."""
     values = model.stream["values"]
     rest = model.stream.rest("values")
     like, loud, sharp = ((drawn(*range(model.layers)), number) for number in model.numbers[1:])
@@ -76,6 +76,6 @@ def plant_decoys(model: Rotary, draft: Draft, tokens: int) -> None:
         (loud, 1, f"writes {LOUD} times the patch before to where nobody reads"),
         (sharp, 0, "looks at its own token alone and writes noise"),
     )
-    for place, back, does in stories:
-        head = draft.part(model.named(*place), "decoy", does)
+    for place, back, task in stories:
+        head = draft.part(model.named(*place), "decoy", task)
         draft.looks(head, "every token", [back])

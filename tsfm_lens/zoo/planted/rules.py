@@ -1,7 +1,7 @@
-"""What a planted model computes, in closed form: the oracle of its weights.
+"""Rules of planted models in closed form: the oracles of their weights.
 
-A rule knows no model. It says what is forecast (`forecast`) and how much every observed value moves every forecast
-step (`inputs`, the Jacobian); both in data units.
+A rule knows no model. It gives the forecast (`forecast`) and its Jacobian, the change of every forecast step per unit
+of every observed value (`inputs`); both in data units.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ Array = NDArray[np.float64]
 
 
 class _Linear(BaseModel):
-    """A rule that is linear in the observed values."""
+    """Rule that is linear in the observed values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """Change of every forecast step per unit of every observed value: (horizon, time)."""
+        """Return the change of every forecast step per unit of every observed value: (horizon, time)."""
         raise NotImplementedError
 
     def forecast(self, context: Array, horizon: int) -> Array:
-        """What is forecast from the observed values (time,): (horizon,)."""
+        """Forecast (horizon,) from the observed values (time,)."""
         return np.asarray(self.inputs(context, horizon) @ context)
 
 
 class SeasonalCopy(_Linear):
-    """The value one period back, over and over."""
+    """Copy of the value one period back, over and over."""
 
     kind: Literal["seasonal copy"] = "seasonal copy"
     period: int = Field(gt=0)
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """See the base class."""
+        """Return the Jacobian; see the base class."""
         weights = np.zeros((horizon, len(context)))
         steps = np.arange(horizon)
         weights[steps, len(context) - self.period + steps % self.period] = 1.0
@@ -46,14 +46,14 @@ class SeasonalCopy(_Linear):
 
 
 class LocalMean(_Linear):
-    """The mean of the last `width` values; with `recursive`, forecasts count as values of the steps after them."""
+    """Mean of the last `width` values; with `recursive`, forecasts count as values of the steps after them."""
 
     kind: Literal["local mean"] = "local mean"
     width: int = Field(gt=0)
     recursive: bool = False
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """See the base class."""
+        """Return the Jacobian; see the base class."""
         time = len(context)
         rows = np.vstack([np.eye(time), np.zeros((horizon, time))])
         for step in range(horizon):
@@ -63,14 +63,14 @@ class LocalMean(_Linear):
 
 
 class LinearTrend(_Linear):
-    """The line through the mean of the last `width` values and that of the `width` values `lag` steps before."""
+    """Line through the mean of the last `width` values and that of the `width` values `lag` steps before."""
 
     kind: Literal["linear trend"] = "linear trend"
     width: int = Field(gt=0)
     lag: int = Field(gt=0)
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """See the base class."""
+        """Return the Jacobian; see the base class."""
         late, early = np.zeros((2, len(context)))
         late[-self.width :] = 1 / self.width
         end = len(context) - self.lag
@@ -81,7 +81,7 @@ class LinearTrend(_Linear):
 
 
 class Gate(_Linear):
-    """The seasonal copy if the last period resembles the one before, otherwise the last value.
+    """Seasonal copy if the last period resembles the one before, otherwise the last value.
 
     Attributes:
         tolerance: largest mean absolute difference of the last two periods that counts as a season.
@@ -94,17 +94,17 @@ class Gate(_Linear):
     unit: Literal["mean absolute value", "standard deviation"] = "mean absolute value"
 
     def margin(self, context: Array) -> float:
-        """Tolerance left, in its unit: the copy goes through unless this is negative."""
+        """Return the tolerance left, in its unit: the copy goes through unless this is negative."""
         last, before = context[-self.period :], context[-2 * self.period : -self.period]
         unit = context.std() if self.unit == "standard deviation" else np.abs(context).mean()
         return float(self.tolerance - np.abs(last - before).mean() / unit)
 
     def seasonal(self, context: Array) -> bool:
-        """Whether the gate lets the copy through."""
+        """Test if the gate lets the copy through."""
         return self.margin(context) >= 0
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """See the base class; the gate itself is held as it stands."""
+        """Return the Jacobian, with the gate as it stands; see the base class."""
         if self.seasonal(context):
             return SeasonalCopy(period=self.period).inputs(context, horizon)
         weights = np.zeros((horizon, len(context)))
@@ -113,7 +113,7 @@ class Gate(_Linear):
 
 
 class CovariateTimes(BaseModel):
-    """The known future covariate times a coefficient, on the level of the target.
+    """Known future covariate times a coefficient, on the level of the target.
 
     The covariate is measured in standard deviations of its past, from its past mean, and so is the target. Past values
     matter through these two alone, and the rule is not linear in them.
@@ -124,21 +124,21 @@ class CovariateTimes(BaseModel):
     kind: Literal["covariate"] = "covariate"
     coefficient: float
 
-    def forecast(self, known: Array) -> Array:
-        """What the covariate's standardised future values (horizon,) say of the target, standardised: (horizon,)."""
-        return np.asarray(self.coefficient * known)
+    def forecast(self, future: Array) -> Array:
+        """Forecast the standardised target (horizon,) from the covariate's standardised future values (horizon,)."""
+        return np.asarray(self.coefficient * future)
 
-    def forecast_of(self, target: Array, covariate: Array, known: Array) -> Array:
-        """What is forecast, in data units: (horizon,).
+    def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
+        """Forecast in data units: (horizon,).
 
         Args:
             target, covariate: observed values, (time,) each.
-            known: future values of the covariate, (horizon,).
+            future: values of the covariate, (horizon,).
         """
-        return np.asarray(target.mean() + target.std() * self.forecast((known - covariate.mean()) / covariate.std()))
+        return np.asarray(target.mean() + target.std() * self.forecast((future - covariate.mean()) / covariate.std()))
 
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
-        """Change of every forecast step per unit of every future value of the covariate: (horizon, horizon)."""
+        """Return the change of every forecast step per unit of every future covariate value: (horizon, horizon)."""
         return np.asarray(np.eye(horizon) * self.coefficient * target.std() / covariate.std())
 
 
