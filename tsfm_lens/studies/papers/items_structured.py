@@ -1,4 +1,4 @@
-"""What the paper on structured attention reports that is measured here: ids, quantities and claims."""
+"""Numbers of the paper on structured attention that are measured here: ids, quantities and claims."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _RUNS = {
 
 
 def _levels(width: int, ranks: tuple[int, ...]) -> int:
-    """Σ r_l p_l."""
+    """Compute Σ r_l p_l."""
     return sum(rank * 2**level for level, rank in enumerate(ranks))
 
 

@@ -1,4 +1,4 @@
-"""The reported numbers of the papers, and the settings they were measured with: data, no code of a measure."""
+"""Reported numbers of the papers, and the settings they were measured with: data, no code of a measure."""
 
 from __future__ import annotations
 
