@@ -14,7 +14,7 @@ from tsfm_lens.explain.segments import Segment, item_of, segments
 from tsfm_lens.models.run import Run
 
 Card = Any
-"""A :class:`tsfm_lens.zoo.planted.Card`, of a room above this one."""
+"""Type of :class:`tsfm_lens.zoo.planted.Card`, which functions import late."""
 REFERENCE = "mean"
 """Reference that replaces a masked step in the benchmark."""
 PARTS = 8
@@ -65,7 +65,7 @@ def cases(
         pairs: (mechanism, architecture); all that can be planted if None.
         seeds: parametrisations of each.
         series: forecasts of each model.
-        twins: whether each model is also looked at with its weights drawn anew.
+        twins: whether each model also has a twin, its weights drawn anew.
     """
     from tsfm_lens.zoo.planted import mechanisms
 

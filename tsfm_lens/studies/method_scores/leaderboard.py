@@ -24,8 +24,8 @@ __all__ = ["SHIPPED", "benchmark", "measured"]
 
 Level = Literal["inputs", "routes"]
 Scorer = Callable[[Case], Any]
-"""From a case to scores, more meaning more important: (segment, step) or (segment,) for inputs, (component,) for
-routes."""
+"""Function from a case to scores, more meaning more important: (segment, step) or (segment,) for inputs, (component,)
+for routes."""
 
 START, STOP = "<!-- from the explanations -->\n", "<!-- end of the explanations -->"
 _LEVELS = {"inputs": "Which inputs explain a forecast", "routes": "Through which heads and MLPs the input acts"}
@@ -304,7 +304,7 @@ def main(
             now = measured(name, level, seeds=seeds, series=series, twins=True)  # type: ignore[arg-type]
             others = None if before is None else before[(before["method"] != name) | (before["level"] != level)]
             before = now if others is None or not len(others) else pd.concat([others, now], ignore_index=True)
-            # each method is kept as soon as it is measured
+            # each method is written as soon as it is measured
             before.to_csv(file, index=False, float_format="%.3g")
         assert before is not None
         put_between(out, START, STOP, tables(before))

@@ -285,7 +285,7 @@ def _motif(bench: Bench) -> int | None:
 @method("induction: repeated motifs")
 def _motifs(bench: Bench) -> Found:
     motif = _motif(bench)
-    # of one token nothing can be found again
+    # a motif of one token has no next token to find
     options: dict[str, Any] = {"n_series": 8, "motif": motif if motif and motif > 1 else None}
     data = probes.repeated_motif(bench.lens, **options, num_samples=1 if bench.lens.emits == "token" else None)
     one = data.sel(target="after_last")

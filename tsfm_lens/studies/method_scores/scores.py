@@ -96,7 +96,7 @@ def score(
         try:
             result = each.find(on)
         except InputError:
-            # a method that finds nothing to tell apart says so, as circuits do of models that forecast nothing
+            # a method raises where it cannot discriminate, as circuits do for models that forecast nothing
             rows.append({"method": each.name, "level": each.level, "refused": True})
             continue
         rows.append({"method": each.name, "level": each.level, "refused": False, **marks_of(on, each, result)})
@@ -235,7 +235,7 @@ def _plant(
 
 def _concat(parts: Sequence[Scores]) -> Scores:
     tables = ([getattr(part, name) for part in parts] for name in ("methods", "decoys"))
-    # an empty table has no types, and would take those of the others
+    # an empty table has no types, and would change those of the others
     return Scores(*(pd.concat([each for each in of if len(each)] or of[:1], ignore_index=True) for of in tables))
 
 

@@ -60,7 +60,7 @@ def bench(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed:
 
     Args:
         lens: the model, planted or not.
-        card: of the planted model; its rule says which series.
+        card: of the planted model; its rule determines the series.
         series: how many.
         noise: standard deviation of the noise on every observed value, in standard deviations of its series.
         seed: of the draw.
@@ -129,7 +129,7 @@ def _pair(
             values, order = _season(rule.period, length, rng), rng.permutation(length)
     values = scale * (values + noise * values.std() * rng.standard_normal(length))
     twin = values[order]
-    # a gate is shown open and shut in turn
+    # gates are open and shut in turn
     return (twin, values) if isinstance(rule, Gate) and index % 2 else (values, twin)
 
 
@@ -143,7 +143,7 @@ def _season(period: int, length: int, rng: np.random.Generator) -> Array:
 def _by_phase(period: int, length: int, rng: np.random.Generator) -> NDArray[np.int_]:
     """Reorder the steps within every period, the same way in each."""
     shift = np.roll(np.arange(period), 1)
-    # no phase keeps its value, whatever the order in which phases are turned round
+    # no phase keeps its value, for any order of the phases
     names = rng.permutation(period)
     successor = np.empty(period, dtype=int)
     successor[names] = names[shift]

@@ -70,7 +70,7 @@ def _plotter(name: str, *, original: bool, informed: bool, random: bool) -> Call
 
 def _originals(run: Run) -> list[Plate]:
     few = long_run(_first(run), HORIZON)
-    # one branch alone, so that the plain forecasts come from the same road as those of 6C
+    # one branch alone, so that the plain forecasts are computed in the same way as those of 6C
     stack = few.lens.wiring.output_stack
     component = Component(stack.name, 0, stack.rows(0)[-1].kind)
     ds = probes.ablation_recipes(few.rolled_out(), {"-": [component]})

@@ -54,7 +54,7 @@ BY_HORIZON = tuple(place for place in TRAINED if place[0] in ("ETTh1", "Exchange
 ABLATED = (("ETTh1", 96),)
 """Cells of tables 9 and 10 that were trained here."""
 NAMES = {"exchange": "Exchange"}
-"""Of benchmarks here, as the paper has them."""
+"""Names of benchmarks in the paper, by their names here."""
 
 _TOY = {"training pairs": "10,000", "optimiser": "Adam, rate not given", "epochs": "not given", "seeds": "not given"}
 _RUNS = {"training": "Adam at 1e-3, batch 32, patience 5", "seeds": "5"}
@@ -322,6 +322,6 @@ ITEMS_OF_SAMFORMER = (
     ),
 )
 SHIPPED_RUNS = tuple(item.id for item in ITEMS_OF_SAMFORMER if not item.theory)
-"""Measured on runs of the lab, whose results ship."""
+"""Items measured on runs of the lab, whose results ship."""
 FORMULAS = tuple(item.id for item in ITEMS_OF_SAMFORMER if item.theory)
-"""Measured by formulas and draws alone."""
+"""Items measured by formulas and draws alone."""

@@ -233,6 +233,6 @@ ITEMS_OF_STRUCTURED = (
     ),
 )
 SHIPPED_IN_CONTEXT = tuple(item.id for item in ITEMS_OF_STRUCTURED if not item.theory)
-"""Measured on runs of the lab, whose results ship."""
+"""Items measured on runs of the lab, whose results ship."""
 FORMULAS = tuple(item.id for item in ITEMS_OF_STRUCTURED if item.theory)
-"""Measured by counts and draws alone."""
+"""Items measured by counts and draws alone."""

@@ -84,7 +84,7 @@ def _millions(lens: Lens) -> float:
 SMALLEST_GAIN = 1.0
 
 
-def _numbered(data: xr.DataArray) -> np.ndarray:
+def _layer_values(data: xr.DataArray) -> np.ndarray:
     """Select the values of the numbered layers, the layer first."""
     names = [name for name in data["layer"].values if str(name).isdigit()]
     return np.asarray(data.sel(layer=names).transpose("layer", ...).values)
@@ -100,7 +100,7 @@ def _logit_entropy(request: Asked) -> Found:
     if request.model.adapter.readout != "token":
         raise InputError(f"{request.model.model_id} has no logits; the entropy after each layer is of token models")
     tables = [
-        _numbered(logit_lens(run)["entropy"].mean("step")) for run in request.in_groups("entropy after each layer")
+        _layer_values(logit_lens(run)["entropy"].mean("step")) for run in request.in_groups("entropy after each layer")
     ]
     entropy = np.concatenate(tables, axis=1)
     before, middle, after = _thirds(len(entropy))
@@ -130,7 +130,7 @@ def _layers(layers: Sequence[int]) -> str:
 
 def _entropic_rank(request: Asked) -> Found:
     groups = [entropic_rank(run) for run in request.in_groups("entropic rank")]
-    entropy = np.concatenate([_numbered(group["entropy"]) for group in groups], axis=1)
+    entropy = np.concatenate([_layer_values(group["entropy"]) for group in groups], axis=1)
     tokens = np.concatenate([group["tokens"].values for group in groups])
     rank = np.exp(entropy)
     before, middle, after = _thirds(len(rank))
@@ -265,7 +265,7 @@ def _gains(request: Asked) -> Found:
     gain = xr.concat(groups, dim="series")
     parts, medians, intervals = [], {}, {}
     for metric in gain["metric"].values:
-        values = _numbered(gain.sel(metric=metric))
+        values = _layer_values(gain.sel(metric=metric))
         for layer, of_windows in enumerate(values):
             median = request.median(of_windows)
             medians[f"median gain, {metric}, layer {layer}"] = median.estimate

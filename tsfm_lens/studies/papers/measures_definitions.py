@@ -11,7 +11,7 @@ from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers import values_ranks as paper
 from tsfm_lens.studies.papers.measuring import Asked, Found
 
-ROUNDING = 1e-12  # of the largest entry: below this nothing is told from zero in double precision
+ROUNDING = 1e-12  # of the largest entry: smaller values are rounding in double precision
 WIDTH, TOKENS = 24, 40
 HEADS = (1, 2, 4)
 LEVELS = (0.5, 0.1, 0.01, 0.001)
@@ -187,7 +187,7 @@ def sketching_bounds(request: Asked) -> Found:
             )
             below += distance < spectrum[2 * heads] * (1 - ROUNDING)
             above += distance > spectrum[0] * (1 + ROUNDING)
-            # as many singular values are as large as the distance as the sketch has rows, or fewer
+            # at most as many singular values reach the distance as the sketch has rows
             index += rank_theory.effective_index(spectrum, distance * (1 + ROUNDING)) > 2 * heads
         full += rank_theory.sketching_distance(matrix, rng.normal(size=(WIDTH, WIDTH))) > ROUNDING * 100
     values: dict[str, float] = {

@@ -211,7 +211,7 @@ def embedded_noise(requests: Iterator[Asked]) -> Found:
             sheet.put(name, f"{FINE:g}-rank of a signal of {family}", at["signal_rank_estimate"].sel(family=family))
             sheet.put(name, f"mean angle of tokens, {family}", embedding["mean_angle"].sel(family=family))
         noise, sines = (at["signal_rank"].sel(family=family).values for family in ("white noise", "sinusoids"))
-        # any signal of noise against any sinusoid: they are drawn apart
+        # any signal of noise against any sinusoid: they are drawn independently
         parts.append(Part(name, noise - sines, f"{FINE:g}-rank of a signal"))
     count = max((len(part.margins) for part in parts), default=0)
     parts = [

@@ -110,7 +110,7 @@ def _errors(error: str, table: Mapping[str, Mapping[tables.Cell, tables.Printed]
             words = paper.cell(error, model, *place)
             means(result, {words: values}, "{arm}")
             seeds.add(len(values))
-            # with RevIN held fixed it is compared with what is printed of the model itself
+            # the arm with fixed RevIN is compared with the printed errors of the model itself
             theirs = table.get(model.removesuffix(" fixed RevIN"), {}).get(place)
             if theirs is None or len(values) < 2 or not np.isfinite(theirs.std):
                 continue

@@ -98,7 +98,7 @@ def by_form(request: Asked) -> Found:
 def by_width(request: Asked) -> Found:
     """Measure figures 3a and 11: errors of 1 head, 8 heads and 8 heads of BTT at each width."""
     data = record("in_context_widths")
-    # a group of arms is a form at all widths, and here each width stands for itself
+    # a group of arms is a form at all widths; here each width is its own group
     data = data.assign_coords(group=("arm", [str(name) for name in data["arm"].values]))
     widths = sorted(set(data["width"].values.tolist()))
     wide = _judge(data, ("", f"8 heads, D = {widths[-1]}", f"1 head, D = {widths[-1]}"))

@@ -134,4 +134,4 @@ MEASURES_OF_GRIDS: dict[str, Callable[[Asked], Found]] = {
     "S2-F5": rates,
     "S2-SWA": windows,
 }
-"""Beside those of regression in context."""
+"""Measures beside those of regression in context."""

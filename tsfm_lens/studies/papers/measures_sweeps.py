@@ -174,7 +174,7 @@ def _read_heavy(metrics: tuple[str, ...], *, counts: bool) -> Callable[[Gathered
             # the informed choice comes before those at random
             by_metric = {str(change["metric"]): change for change in _rows(table[here].drop_duplicates("metric"))}
             whole = by_metric["MASE"]
-            # what is scaled to another model is no row of the paper, whose numbers are not put beside it
+            # a recipe scaled to another model is no row of the paper, so the paper's numbers do not apply
             name = f"{row.recipe} scaled to {rows[row.name].source}" if row.name in to_scale else row.name
             sheet.add(f"{name}: heads ablated", 100 * whole["heads_ablated"] / whole["heads_total"], "%")
             sheet.add(f"{name}: MLPs ablated", whole["n_mlps"])
@@ -299,7 +299,7 @@ def _read_head_counts(sweep: Gathered, subjects: Sequence[Subject]) -> Found:
     notes = []
     for subject in subjects:
         rows = table[table["better"] & (table["model"] == subject.source)]
-        # counts of other sizes stand for other layers and shares: they are not put beside the paper's
+        # counts of another size are of other layers and shares: they do not compare with the paper's
         name = subject.architecture if subject.published else subject.source
         for layer, count in zip(rows["layer"], rows["kept"], strict=True):
             sheet.add(f"{name}: heads kept in layer {layer}", count)

@@ -152,11 +152,11 @@ def gated_embeddings(request: Asked) -> Found:
 def compression(request: Asked) -> Found:
     """Check theorems 3 and 5."""
     data = rank_theory.compression_bounds(draws=request.seeds or 20, seed=request.seed)
-    repeated = data["repeated_error"]
+    repetition_error = data["repeated_error"]
     values = {
         paper.ABOVE_THEOREM_3: float((data["error"] > data["bound"]).sum()),
         paper.BELOW_THEOREM_3: float((data["least_error"] < data["floor"]).sum()),
-        paper.REPEATED: float(repeated.sel(length=256) / repeated.sel(length=1)),
+        paper.REPEATED: float(repetition_error.sel(length=256) / repetition_error.sel(length=1)),
         "errors": float(data["error"].size),
         "smallest loss over σ/4": float((data["least_error"] / data["floor"]).min()),
     }
@@ -211,7 +211,7 @@ def _growth_settings(data: xr.Dataset, request: Asked) -> dict[str, str]:
 
 
 def _above_bounds(data: xr.Dataset) -> float:
-    # below this nothing is told from zero in double precision
+    # smaller values are rounding in double precision
     least = 1e-12 * data["singular_value"].isel(index=0)
     return float((data["singular_value"] > data["bound"] + least).sum())
 

@@ -68,8 +68,8 @@ def reproduce(
 ) -> xr.Dataset:
     """Measure what a table or figure of the paper reports, and put the paper's numbers beside it.
 
-    Errors over the benchmark under ablations run as a sweep, whose finished cells are kept in ``store``: the same call
-    goes on with one that was interrupted.
+    Errors over the benchmark under ablations run as a sweep, whose finished cells are kept in ``store``. After an
+    interrupt the same call resumes the sweep.
 
     Args:
         name: id of the table or figure, such as "S3-T5".
@@ -83,29 +83,30 @@ def reproduce(
         num_samples: sample paths of a sampling model; if None its configured number, of a sweep the paper's.
         n_sequences: sequences of the repeated-random-tokens test.
         seed: of the windows, forecasts and sequences.
-        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. What follows a path of
-            medians, or reads out a distribution, draws nothing and is measured once. Of an experiment of no model
-            how often it is drawn; as often as its settings say if None.
+        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. A model that follows a path
+            of medians, or reads out a distribution, draws nothing and is measured once. Of an experiment of no model
+            the number of draws; that of its settings if None.
         store: folder of a sweep's results; the id with .store if None.
         benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
         configs: configurations of GIFT-Eval, or patterns of their names.
         engine: of a sweep: "single", "processes" or "ray".
         workers: of the engine; one per core if None.
-        progress: called with what is done, how much, of how much, and the seconds left where they are known; see
-            :data:`tsfm_lens.sweep.run.ledger.Progress`. Measures that take one pass of a model have nothing to tell.
-        reading: how the files of a sweep are read, as options of ``tsfm_lens.data.read_series``.
+        progress: called with a label, the number done, the total, and the seconds left where they are known; see
+            :data:`tsfm_lens.sweep.run.ledger.Progress`. Measures that take one pass of a model do not call it.
+        reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
 
     Returns:
         Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
         paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed.
-        A claim stands in the paper's words, its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
-        "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and says ``why`` if it is undecided; see
-        :func:`tsfm_lens.studies.papers.verdicts.judged`. ``estimate``, ``low`` and ``high``: of a part the median
-        margin by which it is true, with its 95 % interval, ``margin`` says of what, and ``p`` its p-value after Holm;
-        of a number that number, with the interval of those that are means over windows or counts of heads. NaN where
-        there is none. Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given
-        by the paper; they say what intervals are over. ``note`` says what keeps the two from being compared, ``over``
-        what claims are tested over, windows or draws.
+        A claim has the paper's words, and its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
+        "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and a reason ``why`` if it is undecided; see
+        :func:`tsfm_lens.studies.papers.verdicts.judged`.
+        ``estimate``, ``low`` and ``high`` of a part are the median margin by which it is true, with its 95 % interval.
+        ``margin`` names the unit of that margin, and ``p`` is the p-value after Holm. Of a number they are that number,
+        with an interval if it is a mean over windows or a count of heads. NaN where there is none.
+        Over ``setting``: ``paper_setting`` and ``our_setting``, for those that differ or are not given by the paper.
+        They name what intervals are over. ``note`` says why the two may not compare, and ``over`` is the unit of the
+        tests of claims, windows or draws.
 
     Raises:
         UnknownNameError: no such id.

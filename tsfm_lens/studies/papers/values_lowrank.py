@@ -44,7 +44,7 @@ TABLE_2 = (
     CutOff(0.755, 1.007, 1.021, 1.027, 1.000, 0.999, 1.085, 0.871),
     CutOff(0.889, 1.000, 0.960, 1.016, 1.001, 0.999, 1.028, 0.954),
 )
-"""Its last row, ratio 1, is the whole model."""
+"""Rows of table 2 without the last one, ratio 1, which is the whole model."""
 COLUMNS_2 = {
     "zero_shot_wql": "zero-shot WQL",
     "zero_shot_mase": "zero-shot MASE",
@@ -184,4 +184,4 @@ _ITEMS = (
 )
 ITEMS_OF_LOW_RANK = tuple(replace(item, source=SOURCE) for item in _ITEMS)
 SHIPPED = tuple(item.id for item in ITEMS_OF_LOW_RANK if not item.model)
-"""Measured on models that were trained for it, of which the results are shipped."""
+"""Items measured on models trained for them, whose results ship."""

@@ -24,7 +24,7 @@ COLUMNS = (
 """Models of tables 1 and 6; the first four were trained by the authors, the others are from earlier papers."""
 
 Cell = tuple[str, int]
-"""A dataset and a horizon."""
+"""Dataset and horizon."""
 
 
 @dataclass(frozen=True)
