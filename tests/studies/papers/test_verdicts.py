@@ -249,7 +249,7 @@ def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
     entropy = head_entropy(lens.run(tsfm_lens.bundled("co2").tail(100), 12, holdout=True))
     overlap = induction_overlap(induction, entropy)
     one = Scores.of([induction], [entropy], seed=0)
-    prefix, copy, normalised = (each[:1] for each in one.drawn)
+    prefix, copy, normalised = (each[:1] for each in one.bootstrap_means)
     for name, value in overlap_values(overlap).items():
         assert_close(proportions(prefix, copy, normalised)[name][0], value, depth=10)
     given, share = sharp_of_induction(prefix, copy, normalised)

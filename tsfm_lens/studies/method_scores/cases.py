@@ -14,30 +14,29 @@ from tsfm_lens.explain.segments import Segment, item_of, segments
 from tsfm_lens.models.run import Run
 
 Card = Any
-"""A :class:`tsfm_lens.zoo.planted.Card`, of a room above this one."""
+"""Type of :class:`tsfm_lens.zoo.planted.Card`, which functions import late."""
 REFERENCE = "mean"
-"""What stands for a masked step in the benchmark."""
+"""Reference that replaces a masked step in the benchmark."""
 PARTS = 8
 """Segments of a case's target."""
-# how the task of a part begins that writes the same whatever the values are: no influence of the input passes it
+# openings of the task of a part that writes the same for all values: no influence of the input passes it
 _CONSTANT = ("marks ", "tells the step")
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One forecast of a planted model, or of an untrained twin of it.
+    """Forecast of a planted model, or of an untrained twin of it.
 
     Attributes:
-        mechanism, architecture, seed: what was planted; number: of the series.
+        mechanism, architecture, seed: of the planted model; number: of the series.
         twin: whether the weights were drawn anew.
         run: of one item.
         parts: its segments.
-        components: candidates for routes: every head and MLP that counts; backups, which wait until another head is
-            gone, do not.
-        true_parts: (segment, step) 1 where the rule reads any of the segment's values for the step, 0 where not, and
-            NaN where it reads them for something else than a value: to decide whether a gate is open.
-        true_components: (component,) whether the component is of the mechanism and passes values on; parts that mark
-            positions or tell the step write the same whatever the series.
+        components: candidates for routes: every head and MLP but backups, which wait until another head is gone.
+        true_parts: (segment, step) 1 where the rule reads any of the segment's values for the step, 0 where not. NaN
+            where it reads them only to decide whether a gate is open.
+        true_components: (component,) whether the component is of the mechanism and passes values on. Parts that mark
+            positions or tell the step write the same for every series.
     """
 
     mechanism: str
@@ -60,13 +59,13 @@ class Case:
 def cases(
     pairs: Sequence[tuple[str, str]] | None = None, *, seeds: int = 3, series: int = 1, twins: bool = False
 ) -> Iterator[Case]:
-    """Every case of the benchmark, model by model.
+    """Yield every case of the benchmark, model by model.
 
     Args:
         pairs: (mechanism, architecture); all that can be planted if None.
         seeds: parametrisations of each.
         series: forecasts of each model.
-        twins: whether each model is also looked at with its weights drawn anew.
+        twins: whether each model also has a twin, its weights drawn anew.
     """
     from tsfm_lens.zoo.planted import mechanisms
 
@@ -77,7 +76,7 @@ def cases(
 
 
 @lru_cache(maxsize=2)
-def _planted(mechanism: str, architecture: str, seed: int) -> Any:
+def _plant(mechanism: str, architecture: str, seed: int) -> Any:
     from tsfm_lens.zoo.planted import plant
 
     return plant(mechanism, architecture, seed=seed)
@@ -89,40 +88,42 @@ def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: 
     from tsfm_lens.studies.method_scores.twins import untrained
     from tsfm_lens.zoo.planted.rules import CovariateTimes
 
-    planted = _planted(mechanism, architecture, seed)
+    planted = _plant(mechanism, architecture, seed)
     card = planted.card
     lens = untrained(planted, seed) if twin else planted.lens()
     noise = 0.0 if isinstance(card.rule, CovariateTimes) else 0.05
     run = bench(lens, card, series=series, noise=noise, seed=seed).clean
     backups = set(card.components("backup"))
     names = tuple(name for name in map(str, all_writers(lens)) if name not in backups)
-    carrying = {
+    carriers = {
         part.component for part in card.parts if part.role == "mechanism" and not part.does.startswith(_CONSTANT)
     }
-    true = np.array([name in carrying for name in names])
-    found = []
+    true = np.array([name in carriers for name in names])
+    forecasts = []
     for number in range(series):
         parts = segments(run, number, parts=PARTS, season=1)
-        read = _read(card, item_of(run, number), parts)
-        found.append(Case(mechanism, architecture, seed, number, twin, item_of(run, number), parts, names, read, true))
-    return tuple(found)
+        labels = _labels(card, item_of(run, number), parts)
+        forecasts.append(
+            Case(mechanism, architecture, seed, number, twin, item_of(run, number), parts, names, labels, true)
+        )
+    return tuple(forecasts)
 
 
-def _read(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
-    """(segment, step) whether the rule reads the segment for the step; NaN where only a gate does.
+def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
+    """Label (segment, step) whether the rule reads the segment for the step; NaN where only a gate does.
 
-    Of a covariate the known future; that past values set its scale is no reading of any of them.
+    Of a covariate the rule reads the known future. Past values only set its scale, which is no reading of them.
     """
     from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate
 
     if isinstance(card.rule, CovariateTimes):
-        known = np.array([part.kind == "known covariate" and part.start >= 0 for part in parts])
-        return np.tile(known[:, None], (1, card.horizon)).astype(float)
+        future = np.array([part.kind == "known covariate" and part.start >= 0 for part in parts])
+        return np.tile(future[:, None], (1, card.horizon)).astype(float)
     values = np.asarray(run.batch.values[0])
     weights = np.abs(card.rule.inputs(values, card.horizon)) > 0
-    found = np.stack([weights[:, part.start + len(values) : part.stop + len(values)].any(1) for part in parts])
-    labels = found.astype(float)
+    reads = np.stack([weights[:, part.start + len(values) : part.stop + len(values)].any(1) for part in parts])
+    labels = reads.astype(float)
     if isinstance(card.rule, Gate):
-        compared = np.array([part.stop > -2 * card.rule.period for part in parts])
-        labels[compared[:, None] & ~found] = np.nan
+        in_gate = np.array([part.stop > -2 * card.rule.period for part in parts])
+        labels[in_gate[:, None] & ~reads] = np.nan
     return labels

@@ -1,4 +1,4 @@
-"""Methods that name edges, and methods that name what repairs itself."""
+"""Methods that score edges, self-repair and pairs of components."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ EDGES, REPAIRED, PAIRS = "edges", "repaired", "pairs"
 
 
 def edge_name(sender: str, receiver: str) -> str:
-    """A candidate's name."""
+    """Name the edge of a sender and a receiver."""
     return f"{sender} > {receiver}"
 
 
 def ends_of(edge: str) -> list[str]:
-    """Sender and receiver of a candidate."""
+    """Split the name of an edge into sender and receiver."""
     return edge.split(" > ")
 
 
 def pair_name(one: str, other: str) -> str:
-    """A candidate's name, whichever comes first."""
+    """Name the pair of two components, in either order."""
     return " + ".join(sorted((one, other)))
 
 
 def _edges(data: xr.Dataset, name: str) -> Found:
-    """Edges that there are, by the size of their estimate over series."""
+    """Score the existing edges by the size of their estimate over series."""
     estimate = data[f"{name}_estimate"].transpose("sender", "receiver").values
     stands_out = data[f"{name}_stands_out"].transpose("sender", "receiver").values
     places = [(int(row), int(column)) for row, column in np.argwhere(np.isfinite(estimate))]
@@ -43,18 +43,18 @@ def _edges(data: xr.Dataset, name: str) -> Found:
 
 @method("path patching", EDGES)
 def _paths(bench: Bench) -> Found:
-    every = [*map(str, bench.components)]
-    data = probes.path_patching(bench.clean, bench.corrupted, senders=every, receivers=[*every, "output"])
+    names = [*map(str, bench.components)]
+    data = probes.path_patching(bench.clean, bench.corrupted, senders=names, receivers=[*names, "output"])
     return _edges(data, "recovered")
 
 
 @method("edge attribution", EDGES, applies=differentiable)
-def _attributed(bench: Bench) -> Found:
+def _attribution(bench: Bench) -> Found:
     return _edges(probes.edge_attribution(bench.clean, bench.corrupted, nodes=bench.components), "score")
 
 
 @method("self-repair", REPAIRED)
-def _repaired(bench: Bench) -> Found:
+def _self_repair(bench: Bench) -> Found:
     data = probes.causal_effects(bench.clean, components=bench.components)
     repair = data["self_repair_estimate"].values
     claims = data["self_repair_stands_out"].values & (repair > 0)
@@ -63,12 +63,14 @@ def _repaired(bench: Bench) -> Found:
 
 @method("ablation of pairs", PAIRS)
 def _pairs(bench: Bench) -> Found:
-    """How much more two components together move the forecast than both alone."""
-    every = bench.components
-    both = list(combinations(range(len(every)), 2))
-    variants = [Variant.zero(each) for each in every] + [Variant.zero(every[a], every[b]) for a, b in both]
+    """Score pairs by how much more both together move the forecast than each alone."""
+    components = bench.components
+    pairs = list(combinations(range(len(components)), 2))
+    variants = [Variant.zero(each) for each in components] + [
+        Variant.zero(components[a], components[b]) for a, b in pairs
+    ]
     later = slice(bench.clean.steps_from, None)
     shift = np.abs(point_forecasts(bench.clean, variants) - bench.clean.point)[..., later].mean(-1)
-    alone, together = shift[: len(every)], shift[len(every) :]
-    more = np.array([two - alone[a] - alone[b] for two, (a, b) in zip(together, both, strict=True)]).mean(-1)
-    return Found(tuple(pair_name(str(every[a]), str(every[b])) for a, b in both), more)
+    alone, together = shift[: len(components)], shift[len(components) :]
+    more = np.array([two - alone[a] - alone[b] for two, (a, b) in zip(together, pairs, strict=True)]).mean(-1)
+    return Found(tuple(pair_name(str(components[a]), str(components[b])) for a, b in pairs), more)

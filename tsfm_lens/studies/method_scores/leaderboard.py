@@ -1,4 +1,4 @@
-"""A benchmark of explanations: one function a method, scored on planted models, a row of a leaderboard each."""
+"""Benchmark of explanations: one function a method, scored on planted models, a row of a leaderboard each."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["SHIPPED", "benchmark", "measured"]
 
 Level = Literal["inputs", "routes"]
 Scorer = Callable[[Case], Any]
-"""From a case to scores, more meaning more important: (segment, step) or (segment,) for inputs, (component,) for
-routes."""
+"""Function from a case to scores, more meaning more important: (segment, step) or (segment,) for inputs, (component,)
+for routes."""
 
 START, STOP = "<!-- from the explanations -->\n", "<!-- end of the explanations -->"
 _LEVELS = {"inputs": "Which inputs explain a forecast", "routes": "Through which heads and MLPs the input acts"}
@@ -34,7 +34,7 @@ PLANTED, UNTRAINED = "planted", "untrained"
 
 @dataclass(frozen=True)
 class Entry:
-    """A method that ships: what it scores, and how."""
+    """Method that ships, with its level and its function."""
 
     name: str
     level: Level
@@ -81,8 +81,7 @@ def benchmark(
         >>> row["method"].tolist()
         ['oldest first']
     """
-    found = measured(method, level, name=name, pairs=pairs, seeds=seeds, series=series, twins=twins)
-    return leaderboard(found)
+    return leaderboard(measured(method, level, name=name, pairs=pairs, seeds=seeds, series=series, twins=twins))
 
 
 def measured(
@@ -95,7 +94,7 @@ def measured(
     series: int = 1,
     twins: bool = False,
 ) -> pd.DataFrame:
-    """What :func:`benchmark` is made of: a row for each case; arguments and errors as there.
+    """Score one method, a row for each case; arguments and errors are those of :func:`benchmark`.
 
     Example:
         >>> rows = leaderboard.measured("random", pairs=[("seasonal-copy", "chronos-bolt")], seeds=1, series=2)
@@ -104,11 +103,11 @@ def measured(
     """
     if level not in _LEVELS:
         raise InputError(f"level={level!r} is not known, choose 'inputs' or 'routes'")
-    score = _shipped(method, level) if isinstance(method, str) else method
-    called = str(name or (method if isinstance(method, str) else getattr(method, "__name__", "a method")))
+    score = _scorer(method, level) if isinstance(method, str) else method
+    label = str(name or (method if isinstance(method, str) else getattr(method, "__name__", "a method")))
     rows: list[dict[str, Any]] = []
     for case in cases(pairs, seeds=seeds, series=series, twins=twins):
-        about: dict[str, Any] = {"method": called, "level": level, "mechanism": case.mechanism}
+        about: dict[str, Any] = {"method": label, "level": level, "mechanism": case.mechanism}
         about |= {"architecture": case.architecture, "seed": case.seed, "series": case.number}
         about["condition"] = UNTRAINED if case.twin else PLANTED
         try:
@@ -116,15 +115,15 @@ def measured(
         except InputError:
             rows.append({**about, "refused": True})
             continue
-        rows.append({**about, "refused": False, **_marks(case, level, scores, called)})
-    found = pd.DataFrame(rows)
-    if not len(found) or found["refused"].all():
-        raise InputError(f"{called} explains none of the {len(found)} cases")
-    return found
+        rows.append({**about, "refused": False, **_marks(case, level, scores, label)})
+    table = pd.DataFrame(rows)
+    if not len(table) or table["refused"].all():
+        raise InputError(f"{label} explains none of the {len(table)} cases")
+    return table
 
 
-def _marks(case: Case, level: Level, scores: np.ndarray, called: str) -> dict[str, float]:
-    """How well scores agree with the truth; of inputs the mean over the forecast's steps.
+def _marks(case: Case, level: Level, scores: np.ndarray, label: str) -> dict[str, float]:
+    """Measure how well scores agree with the truth; of inputs the mean over the forecast's steps.
 
     Raises:
         InputError: scores of another shape.
@@ -135,20 +134,20 @@ def _marks(case: Case, level: Level, scores: np.ndarray, called: str) -> dict[st
     expected = (labels.shape[:1],) if level == "routes" else (labels.shape, labels.shape[:1])
     if scores.shape not in expected:
         raise InputError(
-            f"{called} gave scores of shape {scores.shape}, expected {' or '.join(map(str, expected))}: "
+            f"{label} gave scores of shape {scores.shape}, expected {' or '.join(map(str, expected))}: "
             f"{'(segment, step), or one a segment' if level == 'inputs' else 'one a component'}"
         )
     by_step = scores.reshape(len(scores), -1) * np.ones((1, labels.shape[1]))
-    found = []
+    rows = []
     for step in range(labels.shape[1]):
         counts = np.isfinite(labels[:, step])
-        found.append(marks(by_step[counts, step], labels[counts, step] > 0))
-    told = pd.DataFrame(found)
-    return {str(name): float(told[name].mean()) for name in told}
+        rows.append(marks(by_step[counts, step], labels[counts, step] > 0))
+    table = pd.DataFrame(rows)
+    return {str(name): float(table[name].mean()) for name in table}
 
 
 def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line a method, best first within a level; see :func:`benchmark`."""
+    """Summarise one line a method, best first within a level; see :func:`benchmark`."""
     lines = []
     for (level, method), group in rows.groupby(["level", "method"], sort=False):
         own, twin = group[group["condition"] == PLANTED], group[group["condition"] == UNTRAINED]
@@ -167,7 +166,7 @@ def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
-    """Mean over models, each the mean over its cases, and the ends of its 95 % interval, within 0 and 1."""
+    """Average over models, each the mean over its cases, with the ends of the 95 % interval within 0 and 1."""
     by_model = rows.groupby(["mechanism", "architecture", "seed"])[column].mean().dropna().to_numpy(dtype=float)
     if not len(by_model):
         return np.nan, np.nan, np.nan
@@ -178,35 +177,35 @@ def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
 # --- the methods that ship ------------------------------------------------------------------------------------
 
 
-def _attributed(case: Case, method: str) -> np.ndarray:
+def _attribution(case: Case, method: str) -> np.ndarray:
     how: dict[str, Any] = {"method": method, "reference": REFERENCE, "parts": case.parts}
     values = attribute_inputs(case.run, **how)["attribution"].transpose("segment", "step", "quantile")
     return np.abs(values.values[..., int(np.argmin(np.abs(values["quantile"].values - 0.5)))])
 
 
-def _routed(case: Case) -> np.ndarray:
-    """Mean absolute effect through a component, all segments together."""
-    found = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
-    return np.asarray(found["size"].sum("segment").values)
+def _route_sizes(case: Case) -> np.ndarray:
+    """Compute the mean absolute effect through a component, all segments together."""
+    routes = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
+    return np.asarray(routes["size"].sum("segment").values)
 
 
-def _estimated(case: Case) -> np.ndarray:
-    """The same to first order."""
-    found = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
-    if "estimate" not in found:
+def _route_estimates(case: Case) -> np.ndarray:
+    """Estimate the effect through a component to first order."""
+    routes = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
+    if "estimate" not in routes:
         raise InputError("no gradients")
-    return np.abs(found["estimate"].transpose("component", "segment", "step").values).mean(-1).sum(-1)
+    return np.abs(routes["estimate"].transpose("component", "segment", "step").values).mean(-1).sum(-1)
 
 
-def _looked_at(case: Case) -> np.ndarray:
-    """The largest attention that a head pays on average to any one token; MLPs look at nothing."""
+def _peak_attention(case: Case) -> np.ndarray:
+    """Return the largest mean attention of a head to any one token; MLPs attend to nothing."""
     lens, run = case.run.lens, case.run
     largest: dict[str, float] = {}
     for stack in lens.wiring.stacks:
         for kind in stack.attention_kinds():
-            found = attention_patterns(run, stack=stack.name, kind=kind)["pattern"]
-            others = [dim for dim in found.dims if dim not in ("layer", "head", "key")]
-            most = found.mean(others).max("key")
+            pattern = attention_patterns(run, stack=stack.name, kind=kind)["pattern"]
+            others = [dim for dim in pattern.dims if dim not in ("layer", "head", "key")]
+            most = pattern.mean(others).max("key")
             dot = f"{stack.name}." if stack.name else ""
             for layer in most["layer"].values:
                 for head in most["head"].values:
@@ -220,18 +219,18 @@ def _random(case: Case, level: Level) -> np.ndarray:
 
 
 def _newest(case: Case) -> np.ndarray:
-    """What every reader would guess: the later, the more important."""
+    """Score the later segments as the more important, as every reader would guess."""
     return np.array([part.stop for part in case.parts], dtype=float)
 
 
 def _entries() -> dict[tuple[str, str], Entry]:
     every = [
-        *(Entry(name, "inputs", partial(_attributed, method=name)) for name in METHODS),
+        *(Entry(name, "inputs", partial(_attribution, method=name)) for name in METHODS),
         Entry("newest first", "inputs", _newest),
         Entry("random", "inputs", partial(_random, level="inputs")),
-        Entry("routes, exact", "routes", _routed),
-        Entry("routes, first order", "routes", _estimated),
-        Entry("attention, its peak", "routes", _looked_at),
+        Entry("routes, exact", "routes", _route_sizes),
+        Entry("routes, first order", "routes", _route_estimates),
+        Entry("attention, its peak", "routes", _peak_attention),
         Entry("random", "routes", partial(_random, level="routes")),
     ]
     return {(each.level, each.name): each for each in every}
@@ -241,7 +240,7 @@ SHIPPED: Mapping[tuple[str, str], Entry] = _entries()
 """Every method that ships, by level and name."""
 
 
-def _shipped(name: str, level: str) -> Scorer:
+def _scorer(name: str, level: str) -> Scorer:
     if (level, name) not in SHIPPED:
         raise unknown_name("method", name, [each for of, each in SHIPPED if of == level])
     return SHIPPED[level, name].score
@@ -251,7 +250,7 @@ def _shipped(name: str, level: str) -> Scorer:
 
 
 def tables(rows: pd.DataFrame) -> str:
-    """Leaderboards of both levels as markdown."""
+    """Format the leaderboards of both levels as markdown."""
     board = leaderboard(rows)
     mechanisms = sorted(rows["mechanism"].unique())
     parts = []
@@ -298,14 +297,14 @@ def main(
         before = pd.read_csv(file) if (read or only) and file.exists() else None
         if read and before is None:
             raise InputError(f"nothing was measured for {out} yet; leave out --read")
-        chosen = [] if read else [key for key in SHIPPED if not only or key[1] in only]
-        if only and not chosen and not read:
+        keys = [] if read else [key for key in SHIPPED if not only or key[1] in only]
+        if only and not keys and not read:
             raise unknown_name("method", only[0], [name for _, name in SHIPPED])
-        for level, name in chosen:
+        for level, name in keys:
             now = measured(name, level, seeds=seeds, series=series, twins=True)  # type: ignore[arg-type]
-            kept = None if before is None else before[(before["method"] != name) | (before["level"] != level)]
-            before = now if kept is None or not len(kept) else pd.concat([kept, now], ignore_index=True)
-            # each method is kept as soon as it is measured
+            others = None if before is None else before[(before["method"] != name) | (before["level"] != level)]
+            before = now if others is None or not len(others) else pd.concat([others, now], ignore_index=True)
+            # each method is written as soon as it is measured
             before.to_csv(file, index=False, float_format="%.3g")
         assert before is not None
         put_between(out, START, STOP, tables(before))

@@ -1,4 +1,4 @@
-"""How well scores, and yes or no claims, agree with what is known to be true."""
+"""Agreement of scores, and of yes or no claims, with the truth."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ Labels = NDArray[np.bool_]
 
 
 def auroc(scores: Scores, labels: Labels) -> float:
-    """The chance that a true candidate scores above another one, ties counting half; NaN without both kinds.
+    """Compute the chance that a true candidate scores above another one; ties count half, NaN without both kinds.
 
     Args:
         scores: (candidate,); NaN, where a method says nothing of a candidate, is below every number.
         labels: (candidate,), whether it is true.
     """
-    true, false = _known(scores)[labels], _known(scores)[~labels]
+    true, false = _without_nan(scores)[labels], _without_nan(scores)[~labels]
     if not (len(true) and len(false)):
         return float("nan")
     return float(mannwhitneyu(true, false).statistic / (len(true) * len(false)))
 
 
 def precision_at_size(scores: Scores, labels: Labels) -> float:
-    """The share of true ones among as many candidates of the highest scores as are true; of ties the expected share."""
+    """Compute the share of true ones among as many top candidates as are true; of ties the expected share."""
     size = int(labels.sum())
     if not size:
         return float("nan")
-    known = _known(scores)
-    last = np.sort(known)[::-1][size - 1]
-    above, tied = known > last, known == last
-    room = (size - above.sum()) / tied.sum()
-    return float((labels[above].sum() + room * labels[tied].sum()) / size)
+    values = _without_nan(scores)
+    last = np.sort(values)[::-1][size - 1]
+    above, ties = values > last, values == last
+    room = (size - above.sum()) / ties.sum()
+    return float((labels[above].sum() + room * labels[ties].sum()) / size)
 
 
 def ranks(scores: Scores) -> Scores:
-    """(candidate,) 1 for the highest score; of ties the worst rank."""
-    return np.asarray(rankdata(-_known(scores), method="max"), dtype=float)
+    """Rank (candidate,) from 1 for the highest score; of ties the worst rank."""
+    return np.asarray(rankdata(-_without_nan(scores), method="max"), dtype=float)
 
 
 def marks(scores: Scores, labels: Labels) -> dict[str, float]:
-    """All of the above: "candidates", "true", "auroc", "precision", "worst_rank" and "mean_rank" of the true ones."""
+    """Compute all marks of scores.
+
+    Returns:
+        "candidates", "true", "auroc", "precision", "worst_rank" and "mean_rank" of the true ones.
+    """
     of_true = ranks(scores)[labels]
     return {
         "candidates": float(len(labels)),
@@ -54,7 +58,11 @@ def marks(scores: Scores, labels: Labels) -> dict[str, float]:
 
 
 def claim_marks(claims: Labels, labels: Labels) -> dict[str, float]:
-    """Of yes or no claims: "claimed" (share of all candidates), "claim_precision" (NaN without any), "claim_recall"."""
+    """Compute all marks of yes or no claims.
+
+    Returns:
+        "claimed" (share of all candidates), "claim_precision" (NaN without any) and "claim_recall".
+    """
     right = float((claims & labels).sum())
     return {
         "claimed": float(claims.mean()) if len(claims) else float("nan"),
@@ -63,5 +71,5 @@ def claim_marks(claims: Labels, labels: Labels) -> dict[str, float]:
     }
 
 
-def _known(scores: Scores) -> Scores:
+def _without_nan(scores: Scores) -> Scores:
     return np.where(np.isnan(scores), -np.inf, scores)

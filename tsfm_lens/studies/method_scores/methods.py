@@ -1,4 +1,4 @@
-"""Methods that name components: each gives a score to every head and MLP that it can speak of, and some a claim."""
+"""Methods that score components: every head and MLP that a method can speak of, and claims of some methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = "parts"
 
 @dataclass(frozen=True)
 class Found:
-    """What a method says.
+    """Scores and claims of a method.
 
     Attributes:
         names: its candidates.
@@ -39,12 +39,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to name what a forecast comes from.
+    """Way to name what a forecast comes from.
 
     Attributes:
-        name: as the table calls it.
-        level: what its candidates are: "parts", "edges", "inputs", "repaired" or "pairs".
-        find: from a bench to what it says.
+        name: in the table.
+        level: of its candidates: "parts", "edges", "inputs", "repaired" or "pairs".
+        find: from a bench to scores and claims.
         applies: whether a model allows it.
     """
 
@@ -70,32 +70,32 @@ def method(
 
 
 def reads_tokens(bench: Bench) -> bool:
-    """Whether the model is an encoder-decoder over value tokens."""
+    """Return whether the model is an encoder-decoder over value tokens."""
     return bench.lens.tokens is not None and has_cross(bench)
 
 
 def has_cross(bench: Bench) -> bool:
-    """Whether the stack that is read out has cross-attention."""
+    """Return whether the stack that is read out has cross-attention."""
     return "cross_attn" in bench.lens.wiring.output_stack.attention_kinds()
 
 
 def differentiable(bench: Bench) -> bool:
-    """Whether the library's gradients are derivatives."""
+    """Return whether the library's gradients are derivatives."""
     return bool(bench.lens.wiring.true_gradients)
 
 
 def by_estimate(data: xr.Dataset, name: str) -> Found:
-    """Components by the size of an effect's estimate over series, and those that stand out."""
+    """Score components by the size of an effect's estimate over series; claim those that stand out."""
     at = {"position": 0} if "position" in data[f"{name}_estimate"].dims else {}
     scores, claims = (data[f"{name}_{part}"].isel(at).values for part in ("estimate", "stands_out"))
     return Found(tuple(map(str, data["component"].values)), np.abs(scores), claims)
 
 
 def of_heads(data: xr.Dataset, scores: xr.DataArray, claims: xr.DataArray | None = None, **at: str) -> Found:
-    """Heads by scores (layer, head) of one kind of attention.
+    """Score heads by values (layer, head) of one kind of attention.
 
     Args:
-        data: that names layers and heads, and in its attributes the stack and kind unless ``at`` does.
+        data: dataset with coordinates ``layer`` and ``head``; its attributes name stack and kind unless ``at`` does.
         scores, claims: (layer, head).
         at: ``stack`` and ``attention``.
     """
@@ -111,19 +111,19 @@ def of_heads(data: xr.Dataset, scores: xr.DataArray, claims: xr.DataArray | None
 
 
 @lru_cache(maxsize=1)
-def _ablated(bench: Bench) -> xr.Dataset:
+def _ablation(bench: Bench) -> xr.Dataset:
     return probes.ablation_effects(bench.clean, components=bench.components)
 
 
 @method("zero ablation")
 def _zero(bench: Bench) -> Found:
-    return by_estimate(_ablated(bench), "mean_shift")
+    return by_estimate(_ablation(bench), "mean_shift")
 
 
 @method("zero ablation, of the range")
 def _zero_of_range(bench: Bench) -> Found:
-    """As a share of the series' range, and claimed from the share on below which we form no ratio elsewhere."""
-    data, plain = _ablated(bench), bench.clean.point
+    """Score by the share of the series' range; claim above the share below which we form no ratio elsewhere."""
+    data, plain = _ablation(bench), bench.clean.point
     share = data["mean_shift"].transpose("component", "series").values / ranges(bench.clean, plain)
     return Found(tuple(map(str, data["component"].values)), share.mean(-1), share.mean(-1) > SMALLEST_SHARE)
 
@@ -136,7 +136,7 @@ def _mean(bench: Bench) -> Found:
 
 @lru_cache(maxsize=1)
 def _effects(bench: Bench) -> xr.Dataset:
-    """Direct and total effects, which several methods read."""
+    """Compute direct and total effects, which several methods read."""
     return probes.causal_effects(bench.clean, components=bench.read_out)
 
 
@@ -150,34 +150,34 @@ def _direct(bench: Bench) -> Found:
     return by_estimate(_effects(bench), "direct_share")
 
 
-def _patched(bench: Bench, direction: str) -> Found:
+def _patching(bench: Bench, direction: str) -> Found:
     how: dict[str, Any] = {"at": bench.components, "positions": "all", "direction": direction}
     return by_estimate(probes.activation_patching(bench.clean, bench.corrupted, **how), "recovered")
 
 
 @method("activation patching, denoise")
 def _denoise(bench: Bench) -> Found:
-    return _patched(bench, "denoise")
+    return _patching(bench, "denoise")
 
 
 @method("activation patching, noise")
 def _noise(bench: Bench) -> Found:
-    return _patched(bench, "noise")
+    return _patching(bench, "noise")
 
 
-def _estimated(bench: Bench, direction: str) -> Found:
+def _attribution_patching(bench: Bench, direction: str) -> Found:
     how: dict[str, Any] = {"at": bench.components, "positions": "all", "direction": direction, "exact": False}
     return by_estimate(probes.attribution_patching(bench.clean, bench.corrupted, **how), "first_order")
 
 
 @method("attribution patching, denoise", applies=differentiable)
 def _first_order(bench: Bench) -> Found:
-    return _estimated(bench, "denoise")
+    return _attribution_patching(bench, "denoise")
 
 
 @method("attribution patching, noise", applies=differentiable)
 def _first_order_noise(bench: Bench) -> Found:
-    return _estimated(bench, "noise")
+    return _attribution_patching(bench, "noise")
 
 
 # --- what a component writes --------------------------------------------------------------------------------
@@ -188,11 +188,11 @@ def _attribution(bench: Bench) -> xr.Dataset:
     return probes.attribute(bench.clean, nodes=16)
 
 
-def _attributed(bench: Bench, decomposition: str) -> Found:
-    found = by_estimate(_attribution(bench).sel(decomposition=decomposition), "attribution_share")
-    real = [i for i, name in enumerate(found.names) if name not in ("embed", "bias")]
-    assert found.claims is not None
-    return Found(tuple(found.names[i] for i in real), found.scores[real], found.claims[real])
+def _direct_attribution(bench: Bench, decomposition: str) -> Found:
+    result = by_estimate(_attribution(bench).sel(decomposition=decomposition), "attribution_share")
+    real = [i for i, name in enumerate(result.names) if name not in ("embed", "bias")]
+    assert result.claims is not None
+    return Found(tuple(result.names[i] for i in real), result.scores[real], result.claims[real])
 
 
 def _decomposes(decomposition: str) -> Callable[[Bench], bool]:
@@ -201,23 +201,23 @@ def _decomposes(decomposition: str) -> Callable[[Bench], bool]:
 
 for _name in ("logit", "expected_value", "linearised", "integrated", "lens_difference"):
     method(f"direct attribution, {_name.replace('_', ' ')}", applies=_decomposes(_name))(
-        partial(_attributed, decomposition=_name)
+        partial(_direct_attribution, decomposition=_name)
     )
 
 
 @method("stream shares")
 def _shares(bench: Bench) -> Found:
-    """Heads, and the branches that have none, by the mean size of their direct attribution."""
+    """Score heads, and branches without heads, by the mean size of their direct attribution."""
     data = probes.stream_shares(bench.clean)
     heads = (data["head_size"] / data["size"].sum("writer")).mean("series").transpose("writer", "head")
     wholes = (data["size"] / data["size"].sum("writer")).mean("series")
-    named = {}
+    shares = {}
     for row, writer in enumerate(data["writer"].values):
         for head in data["head"].values:
-            named[f"{writer}.{head}"] = float(heads[row, int(head)])
-        named[str(writer)] = float(wholes[row])
+            shares[f"{writer}.{head}"] = float(heads[row, int(head)])
+        shares[str(writer)] = float(wholes[row])
     names = tuple(map(str, bench.read_out))
-    return Found(names, np.array([named[name] for name in names]))
+    return Found(names, np.array([shares[name] for name in names]))
 
 
 @method("norm of what heads write")
@@ -234,9 +234,11 @@ def _circuit(bench: Bench, ranking: str, contrast: bool) -> Found:
     other = bench.corrupted if contrast else None
     how: dict[str, Any] = {"nodes": bench.components, "ranking": ranking, "per_round": 8}
     data = probes.minimal_circuit(bench.clean, other, **how)
-    taken, kept = data["taken"].values, data["in_circuit"].values
-    # what went late was missed more
-    return Found(tuple(map(str, data["component"].values)), np.where(kept, len(taken), taken).astype(float), kept)
+    order, in_circuit = data["taken"].values, data["in_circuit"].values
+    # a component that is removed late matters more
+    return Found(
+        tuple(map(str, data["component"].values)), np.where(in_circuit, len(order), order).astype(float), in_circuit
+    )
 
 
 for _ranking in ("greedy", "effects"):
@@ -268,13 +270,13 @@ def _copy(bench: Bench) -> Found:
 
 @lru_cache(maxsize=1)
 def _repeated_tokens(bench: Bench) -> xr.Dataset:
-    """Led along the motif, so that the scores do not depend on how well the model copies."""
-    shown: dict[str, Any] = {"motif": _motif(bench) or 12, "repeats": 4, "n_sequences": 16, "offset": 1}
-    return probes.repeated_tokens(bench.lens, **shown, decoding="forced", positions="all")
+    """Run the test along the given motif, so that scores do not depend on how well the model copies."""
+    options: dict[str, Any] = {"motif": _motif(bench) or 12, "repeats": 4, "n_sequences": 16, "offset": 1}
+    return probes.repeated_tokens(bench.lens, **options, decoding="forced", positions="all")
 
 
 def _motif(bench: Bench) -> int | None:
-    """Tokens of a motif as long as the rule's period, which a planted mechanism may need; None if it has none."""
+    """Count the tokens of the rule's period, which a planted mechanism may need as motif; None without a period."""
     period = getattr(bench.card.rule, "period", None)
     spans = bench.clean.spans[bench.lens.wiring.stacks[0].name]
     return None if period is None else int(period) // (spans.stop[0] - spans.start[0])
@@ -283,7 +285,7 @@ def _motif(bench: Bench) -> int | None:
 @method("induction: repeated motifs")
 def _motifs(bench: Bench) -> Found:
     motif = _motif(bench)
-    # of one token nothing can be found again
+    # a motif of one token has no next token to find
     options: dict[str, Any] = {"n_series": 8, "motif": motif if motif and motif > 1 else None}
     data = probes.repeated_motif(bench.lens, **options, num_samples=1 if bench.lens.emits == "token" else None)
     one = data.sel(target="after_last")
@@ -329,7 +331,7 @@ def _rank_ov(bench: Bench) -> Found:
 
 
 def _stable_rank(bench: Bench, product: str) -> Found:
-    """All heads of all stacks, since weights need no run."""
+    """Score all heads of all stacks, since weights need no run."""
     every: list[Found] = []
     for stack in bench.lens.wiring.stacks:
         for kind in stack.attention_kinds():
@@ -339,6 +341,6 @@ def _stable_rank(bench: Bench, product: str) -> Found:
 
 
 def joined(parts: Sequence[Found]) -> Found:
-    """Candidates of several results of one method that claims nothing."""
+    """Join several results of one method that claims nothing."""
     names = tuple(name for part in parts for name in part.names)
     return Found(names, np.concatenate([part.scores for part in parts]))

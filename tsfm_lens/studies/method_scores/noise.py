@@ -1,4 +1,4 @@
-"""How much noise the weights of a planted model bear: as much as leaves its card true."""
+"""Noise on the weights of a planted model: the largest level that leaves its card true."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tsfm_lens.studies.method_scores.series import Bench, bench
 from tsfm_lens.zoo.planted.planting import Planted
 
 TOLERATED = 0.1
-"""What a forecast may be off by, in mean absolute values of the context."""
+"""Largest tolerated error of a forecast, in mean absolute values of the context."""
 
 Array = NDArray[np.float64]
 
 
 def forecast_error(on: Bench) -> float:
-    """Largest distance of the library's median forecast from the rule, in mean absolute values of the context."""
+    """Compute the largest distance of the median forecast from the rule, in mean absolute values of the context."""
     return float(_errors(on).max())
 
 
 def as_noisy_as_it_bears(
     plant: Callable[[float], Planted], levels: Sequence[float], *, series: int, seed: int
 ) -> Planted | None:
-    """The model with the first level of noise on its weights that leaves its card true; None if none does.
+    """Plant with the first level of noise on the weights that leaves the card true; None if none does.
 
-    Series that it does not forecast by its rule without noise either say nothing.
+    Series that the model does not forecast by its rule without noise either are left out.
 
     Args:
         plant: from a level to the model.
@@ -34,46 +34,46 @@ def as_noisy_as_it_bears(
         series, seed: of the series on which it is tried.
     """
     clean = plant(0.0)
-    told = _errors(bench(clean.lens(), clean.card, series=series, seed=seed)) <= TOLERATED
+    valid = _errors(bench(clean.lens(), clean.card, series=series, seed=seed)) <= TOLERATED
     for level in levels:
         planted = plant(level)
         on = bench(planted.lens(), planted.card, series=series, seed=seed)
-        if told.any() and _errors(on)[told].max() <= TOLERATED and keeps_its_roles(on, told):
+        if valid.any() and _errors(on)[valid].max() <= TOLERATED and keeps_its_roles(on, valid):
             return planted
     return None
 
 
-def keeps_its_roles(on: Bench, told: NDArray[np.bool_]) -> bool:
-    """Whether no decoy moves the forecast, and backups do so only without the part that they stand in for.
+def keeps_its_roles(on: Bench, valid: NDArray[np.bool_]) -> bool:
+    """Check that no decoy moves the forecast, and that backups do so only without the part they stand in for.
 
     A backup need not make up for all of its part: at least twice as much is lost with both of them.
 
     Args:
         on: the model.
-        told: (series,) which of them tell.
+        valid: (series,) whether the series tells, because the model forecasts it by its rule without noise.
     """
 
-    def moved(*components: str) -> float:
-        return float(_moved(on, components)[told].max(initial=0.0))
+    def shift(*components: str) -> float:
+        return float(_shift(on, components)[valid].max(initial=0.0))
 
-    if any(moved(decoy) > TOLERATED for decoy in on.card.components("decoy")):
+    if any(shift(decoy) > TOLERATED for decoy in on.card.components("decoy")):
         return False
     for part in on.card.parts:
         if part.role == "backup":
             own = str(part.stands_in_for)
-            if moved(part.component) > TOLERATED or moved(part.component, own) < 2 * moved(own):
+            if shift(part.component) > TOLERATED or shift(part.component, own) < 2 * shift(own):
                 return False
     return True
 
 
 def _errors(on: Bench) -> Array:
-    """(series,) distance of the median forecast from the rule, in mean absolute values of the context."""
+    """Compute (series,) the distance of the median forecast from the rule, in mean absolute values of the context."""
     assert on.clean.truth is not None
     return _largest(on, on.clean.forecast.median - on.clean.truth)
 
 
-def _moved(on: Bench, components: Sequence[str]) -> Array:
-    """(series,) change of the median forecast without components, in mean absolute values of the context."""
+def _shift(on: Bench, components: Sequence[str]) -> Array:
+    """Compute (series,) the change of the median forecast without components, in mean absolute context values."""
     run = on.clean
     with on.lens.ablate(*components) as lens:
         without = lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)

@@ -1,4 +1,4 @@
-"""The page of scores: tables from what was measured, between two marks of a page whose sentences stay."""
+"""Page of scores: tables of the measured scores, between two marks of a page whose sentences stay."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ DECOYS = {
     "loud|times": "writes much, to where nobody reads",
     "noise|nothing|the same": "looks sharply, and writes next to nothing",
 }
-"""Words of a decoy's sentence on its card, the first that is found, and what kind of decoy has them."""
+"""Kinds of decoys by a pattern in their sentence on the card; the first that matches counts."""
 PLANTED, UNTRAINED = "planted", "untrained"
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What methods found, as tidy tables.
+    """Scores of methods, as tidy tables.
 
     Attributes:
         methods: one row per model, condition and method: "candidates", "true", "scope" (share of the true parts that
             are candidates at all), "auroc", "precision" (at the true size), "worst_rank", "mean_rank" of the true ones,
             "claimed", "claim_precision", "claim_recall".
-        decoys: one row per decoy and method that could name it: whether the method puts it among as many candidates
-            as are true ("fooled"), and whether it claims it ("claimed").
+        decoys: one row per decoy and method that could name it: "fooled" if the method ranks it among as many top
+            candidates as are true, "claimed" if the method claims it.
     """
 
     methods: pd.DataFrame
     decoys: pd.DataFrame
 
 
-def write_page(found: Scores, page: Path) -> None:
+def write_page(scores: Scores, page: Path) -> None:
     """Put the tables between the marks of a page; one that is not there is made of them alone."""
     if not page.exists():
         page.write_text(f"# Planted mechanisms\n\n{START}{STOP}\n")
-    put_between(page, START, STOP, tables(found))
+    put_between(page, START, STOP, tables(scores))
 
 
 def put_between(page: Path, start: str, stop: str, text: str) -> None:
@@ -71,9 +71,9 @@ def put_between(page: Path, start: str, stop: str, text: str) -> None:
         part.write_text(f"{before}{start}\n{text}\n{stop}{after}")
 
 
-def tables(found: Scores) -> str:
-    """All tables as markdown."""
-    rows = found.methods
+def tables(scores: Scores) -> str:
+    """Format all tables as markdown."""
+    rows = scores.methods
     parts = [_about(rows)]
     for level, title in LEVELS.items():
         of_level = rows[rows["level"] == level]
@@ -86,20 +86,20 @@ def tables(found: Scores) -> str:
         "AUROC of every method, over the models that were measured under all conditions:",
         _by_condition(rows),
     ]
-    if len(found.decoys):
-        parts += ["## Decoys", _decoys(found.decoys)]
+    if len(scores.decoys):
+        parts += ["## Decoys", _decoys(scores.decoys)]
     return "\n\n".join(parts) + "\n"
 
 
 def _about(rows: pd.DataFrame) -> str:
-    """What was measured: parametrisations by condition, and how well the planted models do what their cards say."""
+    """Format parametrisations by condition, and the errors of the planted models."""
     conditions = _conditions(rows)
     heads = ["mechanism", "architecture", *map(str, conditions), "largest error of the planted forecasts"]
     table = [[*heads, "noise on the weights", "largest error then"]]
     for (mechanism, architecture), group in rows.groupby(["mechanism", "architecture"]):
         counts = [str(group.loc[group["condition"] == each, "seed"].nunique()) for each in conditions]
         noisy = group[group["weight_noise"] > 0]
-        errors = [f"{each['error'].max():.1e}" if len(each) else "" for each in (_planted(group), noisy)]
+        errors = [f"{each['error'].max():.1e}" if len(each) else "" for each in (_planted_rows(group), noisy)]
         levels = sorted(noisy["weight_noise"].unique())
         table.append([str(mechanism), str(architecture), *counts, errors[0], _range(levels), errors[1]])
     words = "Parametrisations by condition; errors are in mean absolute values of the context."
@@ -110,17 +110,17 @@ def _range(values: list[float]) -> str:
     return "–".join(dict.fromkeys(f"{100 * each:g} %" for each in (*values[:1], *values[-1:])))
 
 
-def _planted(rows: pd.DataFrame) -> pd.DataFrame:
+def _planted_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["condition"] == PLANTED]
 
 
 def _summary(rows: pd.DataFrame) -> str:
-    """A line a method: means over all models, and on untrained twins."""
+    """Format a line a method: means over all models, and on untrained twins."""
     heads = ["method", "in scope", "AUROC", "precision at the true size", "worst rank of a true one", "of"]
     heads += ["claims right", "claims complete", "untrained: AUROC", "untrained: claimed"]
     table = [heads]
     for name, group in _methods(rows):
-        own, twin = _planted(group), group[group["condition"] == UNTRAINED]
+        own, twin = _planted_rows(group), group[group["condition"] == UNTRAINED]
         line = [name, _share(own["scope"]), _interval(own["auroc"]), _interval(own["precision"])]
         line += [_mean(own["worst_rank"]), _mean(own["candidates"])]
         line += [_share(own["claim_precision"]), _share(own["claim_recall"])]
@@ -129,23 +129,23 @@ def _summary(rows: pd.DataFrame) -> str:
 
 
 def _by(rows: pd.DataFrame, column: str) -> str:
-    """AUROC of planted models by method and by the values of a column."""
-    planted = _planted(rows)
-    values = sorted(planted[column].unique())
+    """Format AUROC of planted models by method and by the values of a column."""
+    rows = _planted_rows(rows)
+    values = sorted(rows[column].unique())
     table = [["method", *map(str, values)]]
-    for name, group in _methods(planted):
+    for name, group in _methods(rows):
         table.append([name, *(_interval(group.loc[group[column] == value, "auroc"]) for value in values)])
     return _markdown(table)
 
 
 def _conditions(rows: pd.DataFrame) -> list[str]:
-    """Planted models first, untrained ones last."""
+    """List the conditions: planted models first, untrained ones last."""
     order = {PLANTED: -1, UNTRAINED: 1}
     return sorted(dict.fromkeys(rows["condition"]), key=lambda each: order.get(each, 0))
 
 
 def _by_condition(rows: pd.DataFrame) -> str:
-    """AUROC by method and condition, of models that were measured under every one."""
+    """Format AUROC by method and condition, of models that were measured under every one."""
     values = _conditions(rows)
     model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
     rows = rows[model.transform("nunique") == len(values)]
@@ -158,19 +158,19 @@ def _by_condition(rows: pd.DataFrame) -> str:
 
 
 def _decoys(decoys: pd.DataFrame) -> str:
-    """Share of decoys that a method ranks among the true ones, or claims."""
-    planted = _planted(decoys)
-    planted = planted.assign(decoy=planted["decoy"].map(_kind))
-    kinds = [kind for kind in DECOYS.values() if kind in set(planted["decoy"])]
+    """Format the share of decoys that a method ranks among the true ones, or claims."""
+    rows = _planted_rows(decoys)
+    rows = rows.assign(decoy=rows["decoy"].map(_kind))
+    kinds = [kind for kind in DECOYS.values() if kind in set(rows["decoy"])]
     table = [["method", *kinds]]
-    for name, group in _methods(planted):
-        table.append([name, *(_fooled(group[group["decoy"] == kind]) for kind in kinds)])
+    for name, group in _methods(rows):
+        table.append([name, *(_decoy_shares(group[group["decoy"] == kind]) for kind in kinds)])
     words = "Share of decoys that a method ranks among as many parts as are true, and, behind a stroke, that it claims."
     return f"{words}\n\n{_markdown(table)}"
 
 
 def _kind(does: str) -> str:
-    """Of a decoy, by the sentence on its card.
+    """Return the kind of a decoy, by the sentence on its card.
 
     Raises:
         InputError: no word of it is known.
@@ -181,39 +181,39 @@ def _kind(does: str) -> str:
     raise InputError(f"a decoy {does!r} is of no known kind; its words belong into DECOYS")
 
 
-def _fooled(rows: pd.DataFrame) -> str:
+def _decoy_shares(rows: pd.DataFrame) -> str:
     if not len(rows):
         return ""
-    claimed = rows["claimed"].dropna()
-    return _share(rows["fooled"]) + (f" / {_share(claimed)}" if len(claimed) else "")
+    claims = rows["claimed"].dropna()
+    return _share(rows["fooled"]) + (f" / {_share(claims)}" if len(claims) else "")
 
 
 def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
-    """Methods in the order in which they are declared, those of others behind them."""
-    measured = dict.fromkeys(rows["method"])
-    names = [*(name for name in METHODS if name in measured), *(name for name in measured if name not in METHODS)]
+    """Group rows by method, in the order in which methods are declared, others behind them."""
+    methods = dict.fromkeys(rows["method"])
+    names = [*(name for name in METHODS if name in methods), *(name for name in methods if name not in METHODS)]
     return ((name, rows[rows["method"] == name]) for name in names)
 
 
 def _interval(values: pd.Series) -> str:
-    """Mean and 95 % interval over parametrisations, both within 0 and 1; "" of none."""
-    known = values.dropna().to_numpy(dtype=float)
-    if not len(known):
+    """Format mean and 95 % interval over parametrisations, both within 0 and 1; "" of none."""
+    numbers = values.dropna().to_numpy(dtype=float)
+    if not len(numbers):
         return ""
-    mean, low, high = (float(each) for each in interval_over_series(known))
-    if len(known) < FEWEST or high - low < 0.005:
+    mean, low, high = (float(each) for each in interval_over_series(numbers))
+    if len(numbers) < FEWEST or high - low < 0.005:
         return f"{mean:.2f}"
     return f"{mean:.2f} ({max(low, 0.0):.2f}–{min(high, 1.0):.2f})"
 
 
 def _share(values: pd.Series) -> str:
-    known = values.dropna().to_numpy(dtype=float)
-    return f"{100 * known.mean():.0f} %" if len(known) else ""
+    numbers = values.dropna().to_numpy(dtype=float)
+    return f"{100 * numbers.mean():.0f} %" if len(numbers) else ""
 
 
 def _mean(values: pd.Series) -> str:
-    known = values.dropna().to_numpy(dtype=float)
-    return f"{np.mean(known):.1f}" if len(known) else ""
+    numbers = values.dropna().to_numpy(dtype=float)
+    return f"{np.mean(numbers):.1f}" if len(numbers) else ""
 
 
 def _markdown(table: list[list[str]]) -> str:

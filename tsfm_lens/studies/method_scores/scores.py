@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import product
+from itertools import compress, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,13 +38,13 @@ __all__ = ["Condition", "Scores", "campaign", "score"]
 
 @dataclass(frozen=True)
 class Condition:
-    """How a model is planted and what it is shown.
+    """Condition of planting, and of the series that the model is run on.
 
     Attributes:
-        name: as the table calls it.
+        name: in the table.
         rotate: see :func:`tsfm_lens.zoo.planted.plant`.
-        weight_noises: levels of noise on the weights, of which each model gets the first that it bears; see
-            :func:`tsfm_lens.studies.method_scores.noise.as_noisy_as_it_bears`. Those that bear none are left out.
+        weight_noises: levels of noise on the weights. Each model gets the first that it bears, see
+            :func:`tsfm_lens.studies.method_scores.noise.as_noisy_as_it_bears`; those that bear none are left out.
         noise: of observed values, in standard deviations of their series.
         twin: whether the methods look at an untrained twin instead.
     """
@@ -65,7 +65,7 @@ CONDITIONS = (
 
 
 DECOY = ("method", "component", "decoy", "fooled", "claimed")
-"""What is told of a decoy."""
+"""Columns of the table of decoys."""
 
 
 def score(
@@ -75,7 +75,7 @@ def score(
 
     Args:
         lens: the planted model, or an untrained twin of it.
-        card: what is true of the planted one.
+        card: of the planted one.
         series: random series that the mechanism forecasts.
         noise: of their values, in standard deviations of a series.
         seed: of the series.
@@ -84,28 +84,28 @@ def score(
     Raises:
         UnknownNameError: no such method.
     """
-    wanted = list(METHODS) if methods is None else list(methods)
-    for name in wanted:
+    names = list(METHODS) if methods is None else list(methods)
+    for name in names:
         if name not in METHODS:
             raise unknown_name("method", name, list(METHODS))
     on = bench(lens, card, series=series, noise=noise, seed=seed)
     rows, decoys = [], []
-    for each in (METHODS[name] for name in wanted):
+    for each in (METHODS[name] for name in names):
         if not (has_answer(card, each) and each.applies(on)):
             continue
         try:
-            found = each.find(on)
+            result = each.find(on)
         except InputError:
-            # a method that finds nothing to tell apart says so, as circuits do of models that forecast nothing
+            # a method raises where it cannot discriminate, as circuits do for models that forecast nothing
             rows.append({"method": each.name, "level": each.level, "refused": True})
             continue
-        rows.append({"method": each.name, "level": each.level, "refused": False, **marks_of(on, each, found)})
-        decoys += _decoys(card, each, found)
+        rows.append({"method": each.name, "level": each.level, "refused": False, **marks_of(on, each, result)})
+        decoys += _decoys(card, each, result)
     return Scores(pd.DataFrame(rows), pd.DataFrame(decoys, columns=list(DECOY)))
 
 
 def has_answer(card: Card, method: Method) -> bool:
-    """Whether the card says what a method is asked for: a model without a backup has nothing that repairs itself."""
+    """Return whether the card has an answer for a method: without a backup nothing repairs itself."""
     if method.level in (scores_edges.REPAIRED, scores_edges.PAIRS):
         return bool(card.components("backup"))
     if method.level == scores_edges.EDGES:
@@ -115,19 +115,19 @@ def has_answer(card: Card, method: Method) -> bool:
 
 
 def truth(on: Bench, method: Method, names: Sequence[str]) -> tuple[Labels, Labels, int]:
-    """What is true of candidates.
+    """Label candidates by the card.
 
     Returns:
-        (candidate,) whether it is true; (candidate,) whether it counts, which backups and their edges do not unless
-        they are what is looked for; how many are true in the whole model.
+        (candidate,) whether it is true; (candidate,) whether it counts; number of true ones in the whole model. Backups
+        and their edges count only for methods that look for them.
     """
     card, counts = on.card, np.ones(len(names), dtype=bool)
     backups = [part for part in card.parts if part.role == "backup"]
     idle = {part.component for part in backups}
     match method.level:
         case scores_inputs.INPUTS:
-            known = scores_inputs.true_tokens(on)
-            return np.array([known[name] for name in names]), counts, sum(known.values())
+            tokens = scores_inputs.true_tokens(on)
+            return np.array([tokens[name] for name in names]), counts, sum(tokens.values())
         case scores_edges.EDGES:
             true = {scores_edges.edge_name(*edge) for edge in card.edges}
             counts = np.array([not idle & set(scores_edges.ends_of(name)) for name in names])
@@ -141,34 +141,34 @@ def truth(on: Bench, method: Method, names: Sequence[str]) -> tuple[Labels, Labe
     return np.array([name in true for name in names]), counts, len(true)
 
 
-def marks_of(on: Bench, method: Method, found: Found) -> dict[str, float]:
-    """How well what a method says agrees with the card."""
-    labels, counts, every = truth(on, method, found.names)
+def marks_of(on: Bench, method: Method, result: Found) -> dict[str, float]:
+    """Measure how well a method's result agrees with the card."""
+    labels, counts, every = truth(on, method, result.names)
     scope = float(labels.sum() / every) if every else float("nan")
-    scores, labels = found.scores[counts], labels[counts]
-    names = tuple(name for name, counted in zip(found.names, counts, strict=True) if counted)
+    scores, labels = result.scores[counts], labels[counts]
+    names = tuple(compress(result.names, counts))
     if method.level == scores_inputs.INPUTS:
         by_series = [marks(*pair) for pair in scores_inputs.by_series(names, scores, labels)]
-        measured = {key: float(np.nanmean([row[key] for row in by_series])) for key in by_series[0]}
+        values = {key: float(np.nanmean([row[key] for row in by_series])) for key in by_series[0]}
     else:
-        measured = marks(scores, labels)
-    claims = {} if found.claims is None else claim_marks(found.claims[counts], labels)
-    return {"scope": scope, **measured, **claims}
+        values = marks(scores, labels)
+    claims = {} if result.claims is None else claim_marks(result.claims[counts], labels)
+    return {"scope": scope, **values, **claims}
 
 
-def _decoys(card: Card, method: Method, found: Found) -> list[dict[str, object]]:
-    """Which decoys a method that names parts falls for."""
-    true = set(card.components("mechanism")) & set(found.names)
+def _decoys(card: Card, method: Method, result: Found) -> list[dict[str, object]]:
+    """List the decoys of a method that names parts, and whether it falls for them."""
+    true = set(card.components("mechanism")) & set(result.names)
     if method.level != PARTS or not true:
         return []
-    places = dict(zip(found.names, ranks(found.scores), strict=True))
-    claims = dict(zip(found.names, found.claims, strict=True)) if found.claims is not None else {}
+    places = dict(zip(result.names, ranks(result.scores), strict=True))
+    claims = dict(zip(result.names, result.claims, strict=True)) if result.claims is not None else {}
 
-    def _fooled(name: str) -> tuple[bool, bool | None]:
+    def outcome(name: str) -> tuple[bool, bool | None]:
         return bool(places[name] <= len(true)), bool(claims[name]) if claims else None
 
     return [
-        dict(zip(DECOY, (method.name, part.component, part.does, *_fooled(part.component)), strict=True))
+        dict(zip(DECOY, (method.name, part.component, part.does, *outcome(part.component)), strict=True))
         for part in card.parts
         if part.role == "decoy" and part.component in places
     ]
@@ -182,7 +182,7 @@ def campaign(
     series: int = 12,
     methods: Iterable[str] | None = None,
     planter: Callable[..., Planted] = plant,
-    told: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Scores:
     """Score methods on every mechanism, planted anew with every seed and under every condition.
 
@@ -192,8 +192,8 @@ def campaign(
         seeds: parametrisations of each.
         series: see :func:`score`.
         methods: see :func:`score`.
-        planter: what plants a mechanism.
-        told: called with a line about each model.
+        planter: function that plants a mechanism.
+        log: called with a line about each model.
 
     Returns:
         The tables of :func:`score` with "mechanism", "architecture", "condition", "seed", "weight_noise", and
@@ -203,39 +203,39 @@ def campaign(
     parts: list[Scores] = []
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
         for seed, condition in product(range(seeds), conditions):
-            at = partial(_planted, planter, mechanism, architecture, seed, condition.rotate)
+            at = partial(_plant, planter, mechanism, architecture, seed, condition.rotate)
             planted = at(0.0)
             if condition.weight_noises:
-                borne = as_noisy_as_it_bears(at, condition.weight_noises, series=series, seed=seed)
-                if borne is None:
-                    told(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: left out, bears no such noise")
+                noisy = as_noisy_as_it_bears(at, condition.weight_noises, series=series, seed=seed)
+                if noisy is None:
+                    log(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: left out, bears no such noise")
                     continue
-                planted = borne
+                planted = noisy
             lens = untrained(planted, seed) if condition.twin else planted.lens()
-            drawn: dict[str, Any] = {"series": series, "noise": condition.noise, "seed": seed}
-            found = score(lens, planted.card, **drawn, methods=names)
+            draw: dict[str, Any] = {"series": series, "noise": condition.noise, "seed": seed}
+            scores = score(lens, planted.card, **draw, methods=names)
             about: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture, "condition": condition.name}
             about |= {"seed": seed, "weight_noise": planted.card.weight_noise}
-            about |= {"error": forecast_error(bench(lens, planted.card, **drawn))}
+            about |= {"error": forecast_error(bench(lens, planted.card, **draw))}
             # noise changes little in decoys, and twins have none
-            decoys = found.decoys if condition.name == PLANTED else found.decoys.iloc[:0]
-            parts.append(Scores(found.methods.assign(**about), decoys.assign(**about)))
-            told(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(found.methods)} methods")
+            decoys = scores.decoys if condition.name == PLANTED else scores.decoys.iloc[:0]
+            parts.append(Scores(scores.methods.assign(**about), decoys.assign(**about)))
+            log(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(scores.methods)} methods")
     if not parts:
         raise InputError("no model to score: none bears the noise asked for")
-    return _joined(parts)
+    return _concat(parts)
 
 
 @lru_cache(maxsize=2)
-def _planted(
+def _plant(
     planter: Callable[..., Planted], mechanism: str, architecture: str, seed: int, rotate: bool, weight_noise: float
 ) -> Planted:
     return planter(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=weight_noise)
 
 
-def _joined(parts: Sequence[Scores]) -> Scores:
+def _concat(parts: Sequence[Scores]) -> Scores:
     tables = ([getattr(part, name) for part in parts] for name in ("methods", "decoys"))
-    # an empty table has no types, and would take those of the others
+    # an empty table has no types, and would change those of the others
     return Scores(*(pd.concat([each for each in of if len(each)] or of[:1], ignore_index=True) for of in tables))
 
 
@@ -251,56 +251,56 @@ def main(
     With ``--only``, what was measured of other models before stays.
     """
     try:
-        found = None if read else campaign(*_chosen(only or []), seeds=seeds, told=console(stderr=True).print)
+        scores = None if read else campaign(*_select(only or []), seeds=seeds, log=console(stderr=True).print)
         if (read or only) and files_of(out)[0].exists():
-            found = renewed(read_scores(out), found)
-        if found is None:
+            scores = renewed(read_scores(out), scores)
+        if scores is None:
             raise InputError(f"nothing was measured for {out} yet; leave out --read")
-        for table, file in zip((found.methods, found.decoys), files_of(out), strict=True):
+        for table, file in zip((scores.methods, scores.decoys), files_of(out), strict=True):
             table.to_csv(file, index=False, float_format="%.3g")
-        write_page(found, out)
+        write_page(scores, out)
     except (LensError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 
 
 def files_of(page: Path) -> tuple[Path, Path]:
-    """The tables beside a page: of methods, and of decoys."""
+    """Return the paths of the tables beside a page: of methods, and of decoys."""
     return page.with_suffix(".csv"), page.with_suffix(".decoys.csv")
 
 
 def read_scores(page: Path) -> Scores:
-    """The tables beside a page."""
+    """Read the tables beside a page."""
     return Scores(*(pd.read_csv(file) for file in files_of(page)))
 
 
 def renewed(before: Scores, now: Scores | None) -> Scores:
-    """What was measured before, with all rows of the models and conditions that were measured now in their place."""
+    """Replace the rows of models and conditions that were measured again; keep all others."""
     if now is None:
         return before
     keys = ["mechanism", "architecture", "condition"]
     models = set(now.methods[keys].itertuples(index=False, name=None))
 
-    def kept(table: pd.DataFrame) -> pd.DataFrame:
+    def others(table: pd.DataFrame) -> pd.DataFrame:
         rows = table[keys].itertuples(index=False, name=None)
         return table[np.array([row not in models for row in rows], dtype=bool)]
 
-    both = _joined([Scores(kept(before.methods), kept(before.decoys)), now])
+    both = _concat([Scores(others(before.methods), others(before.decoys)), now])
     order: dict[str, Any] = {"by": keys[:2], "kind": "stable", "ignore_index": True}
     return Scores(both.methods.sort_values(**order), both.decoys.sort_values(**order))
 
 
-def _chosen(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]]:
-    """Pairs and conditions that are named; of each kind all where none of it is.
+def _select(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]]:
+    """Select pairs and conditions by name; of each kind all where none is named.
 
     Raises:
         UnknownNameError: nothing has such a name.
     """
     pairs, conditions = list(mechanisms()), list(CONDITIONS)
-    known = [{one for one, _ in pairs}, {other for _, other in pairs}, {each.name for each in conditions}]
+    groups = [{one for one, _ in pairs}, {other for _, other in pairs}, {each.name for each in conditions}]
     for name in only:
-        if not any(name in names for names in known):
-            raise unknown_name("mechanism, architecture or condition", name, sorted(set().union(*known)))
-    first, second, third = (names & set(only) or names for names in known)
+        if not any(name in names for names in groups):
+            raise unknown_name("mechanism, architecture or condition", name, sorted(set().union(*groups)))
+    first, second, third = (names & set(only) or names for names in groups)
     return [pair for pair in pairs if pair[0] in first and pair[1] in second], [
         each for each in conditions if each.name in third
     ]

@@ -19,19 +19,19 @@ from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, Local
 Array = NDArray[np.float64]
 
 LONGEST = 96
-"""Steps of context beyond which a mechanism is shown no more, unless it needs them."""
+"""Most steps of context, unless a mechanism needs more."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """A model, what is true of it, and a contrast of two runs.
+    """Model, its card, and a contrast of two runs.
 
     Attributes:
         lens: the model.
-        card: what is true of it.
+        card: its mechanism, parts and edges.
         clean: series that the mechanism forecasts.
-        corrupted: the same values in another order, so that what the model scales by stays as it is; of a covariate its
-            known future.
+        corrupted: the same values in another order, so that the model's scale stays the same; of a covariate its known
+            future.
     """
 
     lens: Lens
@@ -51,7 +51,7 @@ class Bench:
 
     @cached_property
     def read_out(self) -> list[Component]:
-        """Those of the stack that is read out."""
+        """Heads and MLPs of the stack that is read out."""
         return writers(self.lens.wiring)
 
 
@@ -60,9 +60,9 @@ def bench(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed:
 
     Args:
         lens: the model, planted or not.
-        card: of the planted model; its rule says which series.
+        card: of the planted model; its rule determines the series.
         series: how many.
-        noise: standard deviation of what is added to every observed value, in those of its series.
+        noise: standard deviation of the noise on every observed value, in standard deviations of its series.
         seed: of the draw.
     """
     if isinstance(card.rule, CovariateTimes):
@@ -80,7 +80,7 @@ def bench(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed:
 
 
 def _with_covariates(lens: Lens, card: Card, rule: CovariateTimes, series: int, noise: float, seed: int) -> Bench:
-    """Targets that a known covariate moves, beside a past one that does not, and twins with its future reversed."""
+    """Draw targets that a known covariate moves, beside an idle past one, and twins with its future reversed."""
     from tsfm_lens.zoo.planted.chronos2_covariate import draw_cases
 
     others, noises, horizon = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2]), card.horizon
@@ -88,16 +88,18 @@ def _with_covariates(lens: Lens, card: Card, rule: CovariateTimes, series: int, 
     truth: tuple[list[Array], list[Array]] = ([], [])
     for target, covariate in draw_cases((LONGEST, LONGEST), series, seed=seed):
         past = (target[:-horizon], covariate[:-horizon], others.normal(size=LONGEST))
-        shown, known, other = (each + noise * each.std() * noises.normal(size=LONGEST) for each in past)
+        noisy_target, noisy_covariate, noisy_other = (
+            each + noise * each.std() * noises.normal(size=LONGEST) for each in past
+        )
         for side, future in enumerate((covariate[-horizon:], covariate[-horizon:][::-1])):
             items[side].append(
                 {
-                    "target": shown,
-                    "past_covariates": {"other": other, "known": known},
+                    "target": noisy_target,
+                    "past_covariates": {"other": noisy_other, "known": noisy_covariate},
                     "future_covariates": {"known": future},
                 }
             )
-            truth[side].append(rule.forecast_of(shown, known, future))
+            truth[side].append(rule.forecast_of(noisy_target, noisy_covariate, future))
     runs = []
     for some, expected in zip(items, truth, strict=True):
         batch = as_series(some)
@@ -111,14 +113,14 @@ def _with_covariates(lens: Lens, card: Card, rule: CovariateTimes, series: int, 
 def _pair(
     rule: SeasonalCopy | LocalMean | LinearTrend | Gate, length: int, index: int, noise: float, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """A series and its twin, (time,) each, of one random scale."""
+    """Draw a series and its twin, (time,) each, of one random scale."""
     scale = np.exp(rng.uniform(-1, 1))
     match rule:
         case SeasonalCopy():
             values, order = _season(rule.period, length, rng), _by_phase(rule.period, length, rng)
         case LocalMean():
             # no whole number of patches, since a model may not know their order
-            values, order = _wandering(length, rng), np.roll(np.arange(length), length // 2 - 3)
+            values, order = _autoregression(length, rng), np.roll(np.arange(length), length // 2 - 3)
         case LinearTrend():
             slope = rng.choice([-1.0, 1.0]) * rng.uniform(0.5, 1.5)
             values = slope * np.linspace(-1, 1, length) + rng.uniform(-0.5, 0.5)
@@ -127,34 +129,34 @@ def _pair(
             values, order = _season(rule.period, length, rng), rng.permutation(length)
     values = scale * (values + noise * values.std() * rng.standard_normal(length))
     twin = values[order]
-    # a gate is shown open and shut in turn
+    # gates are open and shut in turn
     return (twin, values) if isinstance(rule, Gate) and index % 2 else (values, twin)
 
 
 def _season(period: int, length: int, rng: np.random.Generator) -> Array:
-    """A motif over and over, whole at the end, with a value of its own at every phase."""
+    """Draw a motif over and over, whole at the end, with a value of its own at every phase."""
     steps = rng.permutation(period) + rng.uniform(-0.3, 0.3, period)
     motif = 3.0 * (steps / max(period - 1, 1) - 0.5)
     return np.asarray(motif[np.arange(-length, 0) % period])
 
 
 def _by_phase(period: int, length: int, rng: np.random.Generator) -> NDArray[np.int_]:
-    """Steps in another order within every period, the same in each."""
+    """Reorder the steps within every period, the same way in each."""
     shift = np.roll(np.arange(period), 1)
-    # no phase keeps its value, whatever the order in which phases are turned round
+    # no phase keeps its value, for any order of the phases
     names = rng.permutation(period)
-    moved = np.empty(period, dtype=int)
-    moved[names] = names[shift]
+    successor = np.empty(period, dtype=int)
+    successor[names] = names[shift]
     steps = np.arange(length)
     whole = length - length % period
     phase = (steps - length) % period
-    other = steps + moved[phase] - phase
+    other = steps + successor[phase] - phase
     # what comes before the first whole period stays
     return np.where(steps < length - whole, steps, other)
 
 
-def _wandering(length: int, rng: np.random.Generator) -> Array:
-    """A series whose local mean comes and goes, of standard deviation 1."""
+def _autoregression(length: int, rng: np.random.Generator) -> Array:
+    """Draw a series whose local mean comes and goes, of standard deviation 1."""
     values = np.empty(length)
     values[0] = rng.standard_normal()
     for step in range(1, length):

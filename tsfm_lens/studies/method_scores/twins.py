@@ -1,4 +1,4 @@
-"""The null of every method: the same architecture with random weights, in which no mechanism was planted."""
+"""Null of every method: the same architecture with random weights, in which no mechanism was planted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tsfm_lens.zoo.planted.planting import Planted
 
 
 def untrained(planted: Planted, seed: int = 0) -> Lens:
-    """A twin of the planted model whose every weight is drawn anew.
+    """Build a twin of the planted model whose every weight is drawn anew.
 
-    Weights are so large that every head and MLP moves the forecast: what an ablation finds in it is there, and is
-    no mechanism. The tables of planted models are of these twins, and not of
-    :func:`tsfm_lens.explain.untrained_twin`, whose weights would be the planted ones in random order.
+    Weights are so large that every head and MLP moves the forecast: an ablation has effects, but of no mechanism.
+    The tables of planted models are of these twins. Weights of :func:`tsfm_lens.explain.untrained_twin` would be the
+    planted ones in random order.
 
     Args:
-        planted: what was planted; it stays as it is.
+        planted: the planted model; it stays as it is.
         seed: of the weights.
     """
     lens = load(copy.deepcopy(planted.model))

@@ -1,1 +1,1 @@
-"""The figures and the reported numbers of the tsfm-lens paper, computed on any model."""
+"""Figures and reported numbers of the tsfm-lens paper, computed on any model."""

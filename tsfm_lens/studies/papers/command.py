@@ -1,4 +1,4 @@
-"""The command that puts the paper's numbers beside the same measurements here."""
+"""Command that puts the paper's numbers beside the same measurements here."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def reproduce(
     ] = None,
     engine: Engine = "single",
     workers: Workers = None,
-    listed: Annotated[bool, typer.Option("--list", help="Show every id, and what it needs.")] = False,
+    list_ids: Annotated[bool, typer.Option("--list", help="Show every id, and what it needs.")] = False,
     as_json: AsJson = False,
     *,
     reading: Reading,
 ) -> None:
     """Measure what a table or figure of the paper reports, and show the paper's numbers beside it."""
-    if listed:
+    if list_ids:
         _list(as_json)
         return
     if name is None:
@@ -193,18 +193,18 @@ def _render(result: xr.Dataset) -> None:
     for reason in reasons:
         echo(reason)
     if result.sizes["setting"]:
-        differ = Table("setting", "paper", "here", title="Settings that differ", title_justify="left")
+        differences = Table("setting", "paper", "here", title="Settings that differ", title_justify="left")
         for name, theirs, ours in zip(
             result["setting"].values, result["paper_setting"].values, result["our_setting"].values, strict=True
         ):
-            differ.add_row(*map(str, (name, theirs, ours)))
-        show(differ)
+            differences.add_row(*map(str, (name, theirs, ours)))
+        show(differences)
     if result.attrs["note"]:
         echo(result.attrs["note"], err=True)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """A row of the table: a number, a claim, or one of its parts."""
+    """Return the cells of a row of the table: a number, a claim, or one of its parts."""
     interval = "" if row["low"] != row["low"] else f"{row['low']:.4g} to {row['high']:.4g}"
     if not row["verdict"]:
         numbers = [_number(row[key]) for key in ("paper", "ours")]

@@ -1,4 +1,4 @@
-"""The paper's figures that follow the depth of the model: 1B to 1E and 22."""
+"""Figures of the paper that follow the depth of the model: 1B to 1E and 22."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_WINDOWS = 12  # a series
 
 
 def windows(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
-    """Contexts and truths cut from the whole length of every series, the last ones first, without overlap of truths.
+    """Cut contexts and truths from the whole length of every series, the last ones first, truths without overlap.
 
     Args:
         lens: the model; contexts are at most as long as it takes.
@@ -35,27 +35,27 @@ def windows(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[SeriesBatch,
     """
     contexts, truths = [], []
     for count in range(MOST_WINDOWS):
-        left = count * horizon
-        whole = [i for i, length in enumerate(series.lengths) if length - left >= 2 * horizon]
+        skip = count * horizon
+        whole = [i for i, length in enumerate(series.lengths) if length - skip >= 2 * horizon]
         if count == 0 and len(whole) < len(series):
             raise InputError(f"a series of {min(series.lengths)} steps has no context beside {horizon} steps of truth")
         if not whole or (series.multivariate and len(whole) < len(series)):
             break
-        chosen = series.select(whole)
-        cut = chosen.split(left)[0] if left else chosen
-        context, truth = cut.split(horizon)
-        named = replace(context, ids=tuple(f"{name} −{left}" for name in context.ids), groups=_groups(context, left))
-        contexts.append(named.tail(lens.adapter.context_length))
+        selection = series.select(whole)
+        past = selection.split(skip)[0] if skip else selection
+        context, truth = past.split(horizon)
+        context = replace(context, ids=tuple(f"{name} −{skip}" for name in context.ids), groups=_groups(context, skip))
+        contexts.append(context.tail(lens.adapter.context_length))
         truths.append(truth)
     return SeriesBatch.concat(contexts), np.concatenate(truths)
 
 
-def _groups(batch: SeriesBatch, left: int) -> tuple[str, ...]:
-    return tuple(f"{group} −{left}" for group in batch.groups)
+def _groups(batch: SeriesBatch, skip: int) -> tuple[str, ...]:
+    return tuple(f"{group} −{skip}" for group in batch.groups)
 
 
 def _over_windows(run: Run) -> Run:
-    """The run of windows of every series."""
+    """Return the run of windows of every series."""
     if run.whole is None:
         return run
     context, truth = windows(run.lens, run.whole, run.horizon)
@@ -79,9 +79,9 @@ def _entropy(run: Run) -> list[Plate]:
 
 
 def _rank(run: Run) -> list[Plate]:
-    seen = _over_windows(run)
-    ds = probes.entropic_rank(seen)
-    return [Plate("", viz.entropic_rank_line(ds), (ds,), f"{len(seen.batch)} windows.")]
+    windows_run = _over_windows(run)
+    ds = probes.entropic_rank(windows_run)
+    return [Plate("", viz.entropic_rank_line(ds), (ds,), f"{len(windows_run.batch)} windows.")]
 
 
 def _gain(run: Run) -> list[Plate]:

@@ -1,4 +1,4 @@
-"""Figures of the tsfm-lens paper by name, and where its figures are that no single run can draw."""
+"""Figures of the tsfm-lens paper by name, and the commands for those that no single run can draw."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ ELSEWHERE = {
     for item in ITEMS
     if item.id.startswith("S3-F") and (item.sweep or item.id in ("S3-F2", "S3-F8", "S3-F9"))
 }
-"""What draws a figure that no single run can, by its number."""
+"""Commands for figures that no single run can draw, by number."""

@@ -1,4 +1,4 @@
-"""The paper's figures of sharp, diffuse and induction heads: 5, 20, 21 and 23."""
+"""Figures of the paper on sharp, diffuse and induction heads: 5, 20, 21 and 23."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ SHOWN = 4
 
 
 def _attention_run(run: Run, paper: int) -> Run:
-    """One pass where the model's attention cannot be followed beyond, else the paper's horizon."""
-    return long_run(run, paper, within_pass=not _followed(run))
+    """Return one pass where the model's attention cannot be followed beyond, else the paper's horizon."""
+    return long_run(run, paper, within_pass=not _rolls_out(run))
 
 
-def _followed(run: Run) -> bool:
-    """Whether roll-out maps go on beyond one pass."""
+def _rolls_out(run: Run) -> bool:
+    """Return whether roll-out maps go on beyond one pass."""
     return run.lens.adapter.rollout in ("tokens", "refeed")
 
 
 def _counts(entropy: xr.Dataset) -> tuple[int, int]:
-    """Sharp and diffuse heads that go: the paper's shares of all heads, at least two and one."""
+    """Count the sharp and diffuse heads that go: the paper's shares of all heads, at least two and one."""
     total = entropy["entropy"].size
     return max(2, round(SHARE_SHARP * total)), max(1, round(SHARE_DIFFUSE * total))
 
 
 def _rollouts(run: Run) -> list[Plate]:
     item = first_item(run)
-    seen = _attention_run(item if _followed(item) else within_pass(item), 2 * item.lens.adapter.longest_pass)
-    maps = probes.rollout_maps(seen)
+    attention_run = _attention_run(item if _rolls_out(item) else within_pass(item), 2 * item.lens.adapter.longest_pass)
+    maps = probes.rollout_maps(attention_run)
     _, diffuse = _counts(maps)
     wide = item if run.batch.multivariate else run.select(list(range(min(2, len(run.batch)))))
     recipes = {f"{diffuse} most diffuse heads ablated": probes.diffuse_heads(maps, diffuse)}
-    forecasts = probes.ablation_recipes(long_run(wide, seen.horizon).rolled_out(), recipes)
+    forecasts = probes.ablation_recipes(long_run(wide, attention_run.horizon).rolled_out(), recipes)
     return [
         Plate("A", viz.rollout_panels(maps, heads="sharp"), (maps,), "The heads of lowest attention entropy."),
         Plate("B", viz.rollout_panels(maps, heads="diffuse"), (maps,), "The heads of highest attention entropy."),
@@ -70,7 +70,7 @@ def _sharp(run: Run) -> list[Plate]:
     return [Plate("", viz.recipe_forecasts(ds, series=order[:SHOWN]), (ds,), note)]
 
 
-def _selected(run: Run) -> list[Plate]:
+def _patches(run: Run) -> list[Plate]:
     item = first_item(run)
     # a token model has a row of the matrix for every step, the others one for every pass
     steps_of_row = 1 if item.lens.adapter.readout == "token" else item.lens.adapter.longest_pass
@@ -119,7 +119,7 @@ ENTRIES = (
         "layer (C) with the stable rank of every head.",
         "patch_attention on the first series",
         ("selected_patch", "patch_attention_grid"),
-        _selected,
+        _patches,
         "Chronos-Bolt small on the Lorenz system, context 2048, 8192 steps; layers 0 and 3, head 4 of layer 3",
     ),
     Entry(

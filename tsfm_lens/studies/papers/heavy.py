@@ -1,4 +1,4 @@
-"""The paper's figures of heavy ablations: 6B, 6C and 12 to 15."""
+"""Figures of the paper on heavy ablations: 6B, 6C and 12 to 15."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHOSEN, RANDOM = "by stable rank", "at random"
 
 
 def recipe_components(lens: Lens, name: str, seed: int) -> dict[str, list[str]]:
-    """What a recipe takes from a model, as a sweep of the same recipe does, and as many heads at random.
+    """List what a recipe takes from a model, as a sweep of the same recipe does, and as many heads at random.
 
     Args:
         lens: the model; other sizes than the recipe's lose the same shares of heads at the same depths.
@@ -35,7 +35,7 @@ def recipe_components(lens: Lens, name: str, seed: int) -> dict[str, list[str]]:
 
 
 def _source(lens: Lens, name: str) -> str:
-    """Where a recipe's heads come from, in words."""
+    """Describe where a recipe's heads come from."""
     recipe, stack = read_recipe(name), lens.wiring.output_stack
     lists = recipe.lists
     assert lists is not None
@@ -49,28 +49,28 @@ def _source(lens: Lens, name: str) -> str:
     )
 
 
-def _drawing(name: str, *, original: bool, informed: bool, random: bool) -> Callable[[Run], list[Plate]]:
+def _plotter(name: str, *, original: bool, informed: bool, random: bool) -> Callable[[Run], list[Plate]]:
     def draw(run: Run) -> list[Plate]:
         few, lens = _first(run), run.lens
-        wanted = {CHOSEN: informed, RANDOM: random}
+        include = {CHOSEN: informed, RANDOM: random}
         recipes = {
-            key: components for key, components in recipe_components(lens, name, few.seed).items() if wanted[key]
+            key: components for key, components in recipe_components(lens, name, few.seed).items() if include[key]
         }
         if not recipes:
             raise InputError(f"this figure draws heads at random, and recipe {name} takes none from {lens.model_id}")
         ds = probes.ablation_recipes(long_run(few, HORIZON).rolled_out(), recipes)
         ds.attrs["recipe"] = name
         names = [str(recipe) for recipe in ds["recipe"].values]
-        chosen = names if original else names[1:]
+        panels = names if original else names[1:]
         tail = min(TAIL, 2 * ds.sizes["step"])
-        return [Plate("", viz.recipe_forecasts(ds, recipes=chosen, context_steps=tail), (ds,), _source(lens, name))]
+        return [Plate("", viz.recipe_forecasts(ds, recipes=panels, context_steps=tail), (ds,), _source(lens, name))]
 
     return draw
 
 
 def _originals(run: Run) -> list[Plate]:
     few = long_run(_first(run), HORIZON)
-    # one branch alone, so that the plain forecasts come from the same road as those of 6C
+    # one branch alone, so that the plain forecasts are computed in the same way as those of 6C
     stack = few.lens.wiring.output_stack
     component = Component(stack.name, 0, stack.rows(0)[-1].kind)
     ds = probes.ablation_recipes(few.rolled_out(), {"-": [component]})
@@ -79,15 +79,15 @@ def _originals(run: Run) -> list[Plate]:
 
 
 def _first(run: Run) -> Run:
-    """The same run of the first series that a figure has room for, whole items."""
+    """Select the first series that a figure has room for, whole items."""
     groups = list(dict.fromkeys(run.batch.groups))
-    kept: list[int] = []
+    rows: list[int] = []
     for group in groups:
         members = [i for i, group_of_series in enumerate(run.batch.groups) if group_of_series == group]
-        if kept and len(kept) + len(members) > SHOWN:
+        if rows and len(rows) + len(members) > SHOWN:
             break
-        kept += members
-    return run.select(kept)
+        rows += members
+    return run.select(rows)
 
 
 _COMPUTES = "ablation_recipes of the sweep recipe {}"
@@ -105,7 +105,7 @@ ENTRIES = (
         "Long forecasts with the middle third of the layers at heads@1pp and two MLPs removed.",
         _COMPUTES.format("timesfm-28"),
         ("recipe_forecasts",),
-        _drawing("timesfm-28", original=False, informed=True, random=False),
+        _plotter("timesfm-28", original=False, informed=True, random=False),
         "TimesFM 2.5, layers 7 to 13 at heads@1pp (27.5 % of heads), MLPs 10 and 11 removed",
     ),
     Entry(
@@ -113,7 +113,7 @@ ENTRIES = (
         "As 6C with as many heads of each layer drawn at random.",
         _COMPUTES.format("timesfm-28") + ", random_heads",
         ("recipe_forecasts",),
-        _drawing("timesfm-28", original=True, informed=False, random=True),
+        _plotter("timesfm-28", original=True, informed=False, random=True),
         "TimesFM 2.5, random heads at the counts of figure 6C",
     ),
     Entry(
@@ -121,7 +121,7 @@ ENTRIES = (
         "Original forecasts, all layers ablated by stable rank, and as many heads at random.",
         _COMPUTES.format("timesfm-51") + ", random_heads",
         ("recipe_forecasts",),
-        _drawing("timesfm-51", original=True, informed=True, random=True),
+        _plotter("timesfm-51", original=True, informed=True, random=True),
         "TimesFM 2.5, layers 7 to 13 at heads@1pp, all others at 1 + heads@1pp, MLPs 10 and 11 removed (51.25 % of "
         "heads)",
     ),
@@ -130,7 +130,7 @@ ENTRIES = (
         "Original forecasts, and those with a third of the layers at heads@1pp.",
         _COMPUTES.format("toto-29"),
         ("recipe_forecasts",),
-        _drawing("toto-29", original=True, informed=True, random=False),
+        _plotter("toto-29", original=True, informed=True, random=False),
         "Toto, multivariate; layers 2, 9, 10 and 11 at heads@1pp (29.2 % of heads)",
     ),
     Entry(
@@ -138,7 +138,7 @@ ENTRIES = (
         "Original forecasts, and those with nearly all layers at heads@1pp and most MLPs removed.",
         _COMPUTES.format("bolt-60"),
         ("recipe_forecasts",),
-        _drawing("bolt-60", original=True, informed=True, random=False),
+        _plotter("bolt-60", original=True, informed=True, random=False),
         "Chronos-Bolt base, layers 0 to 10 at heads@1pp (59.7 % of heads), MLPs 1 to 9 removed",
     ),
 )

@@ -1,4 +1,4 @@
-"""What a reported number of the paper is, and how the paper describes and evaluates its models (tables 2 and 3)."""
+"""Reported numbers of the paper as data types, and the paper's models and evaluation (tables 2 and 3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIVE = (TIMESFM, BOLT, CHRONOS, TOTO, MOIRAI)
 
 @dataclass(frozen=True)
 class Evaluated:
-    """How the paper describes one model (table 2) and evaluates it (table 3).
+    """Description of one model (table 2) and its evaluation (table 3) in the paper.
 
     Attributes:
         model: checkpoint.
@@ -25,8 +25,8 @@ class Evaluated:
         context: steps shown to the model.
         samples: sample paths; None for a model of quantiles.
         patch: steps per token.
-        tokens: how a series becomes tokens.
-        loss: what it was trained on.
+        tokens: tokenisation of a series.
+        loss: of its training.
     """
 
     model: str
@@ -71,7 +71,7 @@ class Value:
     """One number, or one claim that a test can check.
 
     Attributes:
-        quantity: what it is, a claim in the paper's words; the same words name what is measured here.
+        quantity: its name, a claim in the paper's words; the measure here uses the same name.
         paper: the number as printed; 1 for a claim.
         where: where the paper prints it.
         unit: "" for a pure number, HOLDS for a claim.
@@ -85,21 +85,21 @@ class Value:
 
 @dataclass(frozen=True)
 class Item:
-    """The numbers of one table or figure.
+    """Numbers of one table or figure.
 
     Attributes:
         id: as in ``tsfm-lens reproduce ID``.
-        title: what is measured.
+        title: of the measurement.
         model: the checkpoint; "" where the numbers follow from counts alone.
         others: further checkpoints that the numbers are about.
         settings: the paper's, by name.
-        values: what it prints.
+        values: printed numbers and claims.
         sweep: whether they are errors over the whole benchmark under ablations, for which a sweep is run.
-        note: what must be known to read a difference.
+        note: remark needed to read a difference.
         theory: whether it is an experiment or a statement of no model, which takes a seed and a number of draws.
         source: the paper that prints it.
-        models: what it is measured on unless others are given, one or several, each in turn; ``model`` is then empty
-            and ``others`` are the paper's.
+        models: default models of the measure, one or several, each in turn; ``model`` is then empty and ``others`` are
+            the paper's.
         also: further ids under which the same numbers are known.
     """
 
@@ -118,5 +118,5 @@ class Item:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """All ids that it goes by."""
+        """All ids of the item."""
         return (self.id, *self.also)

@@ -1,4 +1,4 @@
-"""What the paper on SAMformer reports that is measured here: ids, quantities and claims."""
+"""Numbers of the paper on SAMformer that are measured here: ids, quantities and claims."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ BY_HORIZON = tuple(place for place in TRAINED if place[0] in ("ETTh1", "Exchange
 ABLATED = (("ETTh1", 96),)
 """Cells of tables 9 and 10 that were trained here."""
 NAMES = {"exchange": "Exchange"}
-"""Of benchmarks here, as the paper has them."""
+"""Names of benchmarks in the paper, by their names here."""
 
 _TOY = {"training pairs": "10,000", "optimiser": "Adam, rate not given", "epochs": "not given", "seeds": "not given"}
 _RUNS = {"training": "Adam at 1e-3, batch 32, patience 5", "seeds": "5"}
 
 
 def cell(error: str, model: str, data: str, horizon: int) -> str:
-    """The name of a cell of tables 1 and 6."""
+    """Name a cell of tables 1 and 6."""
     return f"{error} of {model}, {data}, H = {horizon}"
 
 
@@ -73,7 +73,9 @@ def _cells(error: str, table: Mapping[str, Mapping[Cell, Printed]], where: str) 
     )
 
 
-def _ablated(model: str, mse: Mapping[Cell, Printed], mae: Mapping[Cell, Printed], where: str) -> tuple[Value, ...]:
+def _ablation_values(
+    model: str, mse: Mapping[Cell, Printed], mae: Mapping[Cell, Printed], where: str
+) -> tuple[Value, ...]:
     return tuple(
         Value(cell(error, model, *place), table[place].mean, where)
         for error, table in (("MSE", mse), ("MAE", mae))
@@ -238,7 +240,7 @@ ITEMS_OF_SAMFORMER = (
         "",
         (
             Value(CHANNELS_BETTER, 1, "section 3.4, table 9", HOLDS),
-            *_ablated(TEMPORAL, TEMPORAL_MSE, TEMPORAL_MAE, "appendix C.4, table 9"),
+            *_ablation_values(TEMPORAL, TEMPORAL_MSE, TEMPORAL_MAE, "appendix C.4, table 9"),
         ),
         _RUNS,
         note="the paper gives no details of it; here all but the tokens stays as it is",
@@ -251,7 +253,7 @@ ITEMS_OF_SAMFORMER = (
         "",
         (
             Value(ATTENTION_BETTER, 1, "section 3.4, table 10", HOLDS),
-            *_ablated(IDENTITY, IDENTITY_MSE, IDENTITY_MAE, "appendix C.4, table 10"),
+            *_ablation_values(IDENTITY, IDENTITY_MSE, IDENTITY_MAE, "appendix C.4, table 10"),
         ),
         _RUNS,
         also=("S1-IA",),
@@ -320,6 +322,6 @@ ITEMS_OF_SAMFORMER = (
     ),
 )
 SHIPPED_RUNS = tuple(item.id for item in ITEMS_OF_SAMFORMER if not item.theory)
-"""Measured on runs of the lab, whose results ship."""
+"""Items measured on runs of the lab, whose results ship."""
 FORMULAS = tuple(item.id for item in ITEMS_OF_SAMFORMER if item.theory)
-"""Measured by formulas and draws alone."""
+"""Items measured by formulas and draws alone."""

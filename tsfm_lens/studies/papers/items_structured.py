@@ -1,4 +1,4 @@
-"""What the paper on structured attention reports that is measured here: ids, quantities and claims."""
+"""Numbers of the paper on structured attention that are measured here: ids, quantities and claims."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _RUNS = {
 
 
 def _levels(width: int, ranks: tuple[int, ...]) -> int:
-    """Σ r_l p_l."""
+    """Compute Σ r_l p_l."""
     return sum(rank * 2**level for level, rank in enumerate(ranks))
 
 
@@ -233,6 +233,6 @@ ITEMS_OF_STRUCTURED = (
     ),
 )
 SHIPPED_IN_CONTEXT = tuple(item.id for item in ITEMS_OF_STRUCTURED if not item.theory)
-"""Measured on runs of the lab, whose results ship."""
+"""Items measured on runs of the lab, whose results ship."""
 FORMULAS = tuple(item.id for item in ITEMS_OF_STRUCTURED if item.theory)
-"""Measured by counts and draws alone."""
+"""Items measured by counts and draws alone."""

@@ -1,4 +1,4 @@
-"""How each table or figure of the paper is measured here: one function per id."""
+"""Measures of the paper's tables and figures: one function per id."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.released import middle_third
 
 
-def _sizes(asked: Asked) -> Found:
-    named = {
+def _sizes(request: Asked) -> Found:
+    titles = {
         "timesfm-2.5": ("TimesFM 2.5", "200m"),
         "chronos": ("Chronos", "base"),
         "chronos-bolt": ("Chronos-Bolt", "base"),
         "toto-1": ("Toto 1.0", "Open-Base-1.0"),
         "moirai-1.1": ("Moirai 1.1", "base"),
     }
-    if asked.lens is not None:
-        architecture = asked.lens.wiring.architecture
-        return Found(_size(named[architecture][0], asked.lens) if architecture in named else {})
+    if request.lens is not None:
+        architecture = request.lens.wiring.architecture
+        return Found(_size(titles[architecture][0], request.lens) if architecture in titles else {})
     values, missing = {}, []
-    for architecture, (name, size) in named.items():
+    for architecture, (name, size) in titles.items():
         try:
             values.update(_size(name, load(architectures()[architecture].build(size), check=False)))
         except MissingExtraError:
@@ -69,7 +69,7 @@ def _size(name: str, lens: Lens) -> dict[str, float]:
 
 
 def _steps_per_token(lens: Lens) -> int:
-    """Steps that the longest token of a series covers, read off an encoded series."""
+    """Count the steps that the longest token of a series covers, read off an encoded series."""
     context = as_series(np.sin(np.arange(256.0)))
     # the stack that reads the series comes first
     spans = lens.encode(context).spans[lens.wiring.stacks[0].name]
@@ -84,32 +84,34 @@ def _millions(lens: Lens) -> float:
 SMALLEST_GAIN = 1.0
 
 
-def _numbered(data: xr.DataArray) -> np.ndarray:
-    """Values of the numbered layers, the layer first."""
+def _layer_values(data: xr.DataArray) -> np.ndarray:
+    """Select the values of the numbered layers, the layer first."""
     names = [name for name in data["layer"].values if str(name).isdigit()]
     return np.asarray(data.sel(layer=names).transpose("layer", ...).values)
 
 
 def _thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
-    """The layers before the middle third, those in it, those after it."""
+    """Split the layers into those before the middle third, those in it, and those after it."""
     middle = middle_third(n_layers)
     return list(range(middle[0])), middle, list(range(middle[-1] + 1, n_layers))
 
 
-def _logit_entropy(asked: Asked) -> Found:
-    if asked.model.adapter.readout != "token":
-        raise InputError(f"{asked.model.model_id} has no logits; the entropy after each layer is of token models")
-    tables = [_numbered(logit_lens(run)["entropy"].mean("step")) for run in asked.in_groups("entropy after each layer")]
+def _logit_entropy(request: Asked) -> Found:
+    if request.model.adapter.readout != "token":
+        raise InputError(f"{request.model.model_id} has no logits; the entropy after each layer is of token models")
+    tables = [
+        _layer_values(logit_lens(run)["entropy"].mean("step")) for run in request.in_groups("entropy after each layer")
+    ]
     entropy = np.concatenate(tables, axis=1)
     before, middle, after = _thirds(len(entropy))
     inside = entropy[middle].mean(0)
     of = "logit entropy, nats"
-    rises = asked.judge(
+    rises = request.judge(
         Part(f"it lies above that after {_layers(before)}", inside - entropy[before].mean(0), of),
         Part(f"it lies above that after {_layers(after)}", inside - entropy[after].mean(0), of),
     )
-    falls = asked.judge(Part("it lies below that of the middle layers", inside - entropy[-1], of))
-    sheet = Sheet(asked)
+    falls = request.judge(Part("it lies below that of the middle layers", inside - entropy[-1], of))
+    sheet = Sheet(request)
     sheet.means("mean entropy", entropy)
     units = dict.fromkeys(sheet.values, "nats")
     medians = {
@@ -117,7 +119,7 @@ def _logit_entropy(asked: Asked) -> Found:
     }
     units |= dict.fromkeys(medians, "nats")
     claims = {RAISE_ENTROPY: rises, CONSOLIDATES: falls}
-    return Found({**medians, **sheet.values}, asked.settings(), units, sheet.intervals, claims)
+    return Found({**medians, **sheet.values}, request.settings(), units, sheet.intervals, claims)
 
 
 def _layers(layers: Sequence[int]) -> str:
@@ -126,14 +128,14 @@ def _layers(layers: Sequence[int]) -> str:
     return f"layers {layers[0]} to {layers[-1]}"
 
 
-def _entropic_rank(asked: Asked) -> Found:
-    groups = [entropic_rank(run) for run in asked.in_groups("entropic rank")]
-    entropy = np.concatenate([_numbered(group["entropy"]) for group in groups], axis=1)
+def _entropic_rank(request: Asked) -> Found:
+    groups = [entropic_rank(run) for run in request.in_groups("entropic rank")]
+    entropy = np.concatenate([_layer_values(group["entropy"]) for group in groups], axis=1)
     tokens = np.concatenate([group["tokens"].values for group in groups])
     rank = np.exp(entropy)
     before, middle, after = _thirds(len(rank))
     inside = rank[middle].mean(0)
-    verdict = asked.judge(
+    verdict = request.judge(
         Part(f"than in {_layers(before)}", inside - rank[before].mean(0), "entropic rank"),
         Part(f"than in {_layers(after)}", inside - rank[after].mean(0), "entropic rank"),
     )
@@ -141,39 +143,39 @@ def _entropic_rank(asked: Asked) -> Found:
     for layer, of_windows in enumerate(entropy):
         name = f"entropic rank, layer {layer}"
         values[name] = float(np.exp(np.average(of_windows, weights=tokens)))
-        mean = asked.over(of_windows)
+        mean = request.over(of_windows)
         # the mean over tokens is that over windows where all have as many
         if np.isfinite(mean.low) and len(set(tokens.tolist())) == 1:
             intervals[name] = (float(np.exp(mean.low)), float(np.exp(mean.high)))
-    return Found(values, asked.settings(), intervals=intervals, claims={HIGHER_RANK: verdict})
+    return Found(values, request.settings(), intervals=intervals, claims={HIGHER_RANK: verdict})
 
 
-def _distances(what: str, chosen: Callable[[str, bool], bool]) -> Callable[[Asked], Found]:
-    def measure(asked: Asked) -> Found:
-        stack = asked.model.wiring.output_stack
+def _distances(what: str, selects: Callable[[str, bool], bool]) -> Callable[[Asked], Found]:
+    def measure(request: Asked) -> Found:
+        stack = request.model.wiring.output_stack
         layers = list(map(str, range(stack.n_layers)))
         recipes = {
             layer: [
                 Component(stack.name, int(layer), row.kind)
                 for row in stack.rows(int(layer))
-                if chosen(row.kind, isinstance(row, Attention))
+                if selects(row.kind, isinstance(row, Attention))
             ]
             for layer in layers
         }
-        distance = measures_heads.forecasts_without(asked, recipes, "forecasts without layers")["spearman_distance"]
+        distance = measures_heads.forecasts_without(request, recipes, "forecasts without layers")["spearman_distance"]
         values = distance.values
-        claims = {ABLATABLE.format(what=what): asked.judge(*ablatable_parts(values))}
+        claims = {ABLATABLE.format(what=what): request.judge(*ablatable_parts(values))}
         if what != WHOLE:
-            claims[VARIES.format(what=what)] = _varies(asked, values)
-        sheet = Sheet(asked)
+            claims[VARIES.format(what=what)] = _varies(request, values)
+        sheet = Sheet(request)
         sheet.means("mean Spearman distance", values)
-        return Found(sheet.values, asked.settings(seeded=True), intervals=sheet.intervals, claims=claims)
+        return Found(sheet.values, request.settings(over_seeds=True), intervals=sheet.intervals, claims=claims)
 
     return measure
 
 
 def ablatable_parts(distance: np.ndarray) -> list[Part]:
-    """Middle layers against the others, by distance (layer, seed, window)."""
+    """Compare the middle layers with the others, by distance (layer, seed, window)."""
     before, middle, after = _thirds(len(distance))
     inside, last = distance[middle].mean(0), len(distance) - 1
     others = dict.fromkeys((tuple(before), tuple(after), (0,), (last,)))
@@ -187,9 +189,9 @@ def ablatable_parts(distance: np.ndarray) -> list[Part]:
     ]
 
 
-def _varies(asked: Asked, distance: np.ndarray) -> Verdict:
-    """Whether layers differ: two are chosen on the first half of the series and compared on the second."""
-    labels = np.array(asked.series_of(distance.shape[-1]))
+def _varies(request: Asked, distance: np.ndarray) -> Verdict:
+    """Test whether layers differ: choose two on the first half of the series, compare them on the second."""
+    labels = np.array(request.series_of(distance.shape[-1]))
     names = list(dict.fromkeys(labels.tolist()))
     first = np.isin(labels, names[: len(names) // 2])
     part = Part("two layers chosen on the first half of the windows differ on the second", np.empty(0), "")
@@ -203,39 +205,39 @@ def _varies(asked: Asked, distance: np.ndarray) -> Verdict:
 
 
 def released_share(name: str) -> tuple[float, int]:
-    """Heads that a recipe of the paper ablates, in percent of all, and MLPs, counted in the released heads@1pp."""
+    """Count the heads that a recipe ablates, in percent of all, and its MLPs, by the released heads@1pp."""
     recipe = read_recipe(name)
     lists = recipe.lists
     assert lists is not None
-    listed = {layer for group in recipe.layers_at if isinstance(group.layers, tuple) for layer in group.layers}
-    going = 0
+    explicit = {layer for group in recipe.layers_at if isinstance(group.layers, tuple) for layer in group.layers}
+    count = 0
     for group in recipe.layers_at:
-        layers = group.layers if isinstance(group.layers, tuple) else set(range(len(lists.kept))) - listed
-        going += sum(max(lists.n_heads - lists.kept[layer] - group.extra, 0) for layer in layers)
-    return 100 * going / (lists.n_heads * len(lists.kept)), len(recipe.mlps)
+        layers = group.layers if isinstance(group.layers, tuple) else set(range(len(lists.kept))) - explicit
+        count += sum(max(lists.n_heads - lists.kept[layer] - group.extra, 0) for layer in layers)
+    return 100 * count / (lists.n_heads * len(lists.kept)), len(recipe.mlps)
 
 
-def _released(quantity: str, recipe: str) -> Callable[[Asked], Found]:
-    def measure(asked: Asked) -> Found:
+def _share_measure(quantity: str, recipe: str) -> Callable[[Asked], Found]:
+    def measure(request: Asked) -> Found:
         share, mlps = released_share(recipe)
         return Found({quantity: share, "MLPs ablated": float(mlps)})
 
     return measure
 
 
-def _patches(asked: Asked) -> Found:
-    stack = asked.model.wiring.output_stack
-    if "cross_attn" not in stack.attention_kinds() or asked.model.adapter.readout == "token":
+def _patches(request: Asked) -> Found:
+    stack = request.model.wiring.output_stack
+    if "cross_attn" not in stack.attention_kinds() or request.model.adapter.readout == "token":
         raise InputError(
-            f"{asked.model.model_id} has no cross-attention between patches; the figure is of Chronos-Bolt"
+            f"{request.model.model_id} has no cross-attention between patches; the figure is of Chronos-Bolt"
         )
     layer, head = min(3, stack.n_layers - 1), min(4, stack.n_heads - 1)
-    maps = rollout_maps(asked.run.select([0]), keys="window")
+    maps = rollout_maps(request.run.select([0]), keys="window")
     ordinary = np.flatnonzero(maps["key_special"].values == "")
     mass = maps["attention"].sel(layer=str(layer), head=head).values[ordinary].sum(axis=1)
     patch = int(mass.argmax())
     width = int(maps["key_stop"].values[ordinary[0]] - maps["key_start"].values[ordinary[0]])
-    ranks = head_spectra(asked.model, kind="cross_attn", products=["QK"])["stable_rank"].sel(product="QK")
+    ranks = head_spectra(request.model, kind="cross_attn", products=["QK"])["stable_rank"].sel(product="QK")
     values = {
         "context patches": float(len(ordinary)),
         "context tokens with the register": float(maps.sizes["key"]),
@@ -253,19 +255,19 @@ def _patches(asked: Asked) -> Found:
         values |= {
             f"stable rank of layer {row}, head {index}": float(rank) for index, rank in enumerate(ranks_of_heads)
         }
-    settings = {**asked.settings(), "windows": "1", "head": f"layer {layer}, head {head}"}
+    settings = {**request.settings(), "windows": "1", "head": f"layer {layer}, head {head}"}
     settings.pop("intervals over")
     return Found(values, settings, claims=claims)
 
 
-def _gains(asked: Asked) -> Found:
-    groups = [layer_gain(logit_lens(run))["gain"] for run in asked.in_groups("gain of each layer")]
+def _gains(request: Asked) -> Found:
+    groups = [layer_gain(logit_lens(run))["gain"] for run in request.in_groups("gain of each layer")]
     gain = xr.concat(groups, dim="series")
     parts, medians, intervals = [], {}, {}
     for metric in gain["metric"].values:
-        values = _numbered(gain.sel(metric=metric))
+        values = _layer_values(gain.sel(metric=metric))
         for layer, of_windows in enumerate(values):
-            median = asked.median(of_windows)
+            median = request.median(of_windows)
             medians[f"median gain, {metric}, layer {layer}"] = median.estimate
             if np.isfinite(median.low):
                 intervals[f"median gain, {metric}, layer {layer}"] = (median.low, median.high)
@@ -278,7 +280,7 @@ def _gains(asked: Asked) -> Found:
             for layer in middle_third(len(values))
         ]
     return Found(
-        medians, asked.settings(), dict.fromkeys(medians, "%"), intervals, {NO_IMPROVEMENT: asked.judge(*parts)}
+        medians, request.settings(), dict.fromkeys(medians, "%"), intervals, {NO_IMPROVEMENT: request.judge(*parts)}
     )
 
 
@@ -287,15 +289,15 @@ MEASURES: dict[str, Callable[[Asked], Found]] = {
     "S3-F1D": _logit_entropy,
     "S3-F1E": _entropic_rank,
     "S3-F2": _distances(WHOLE, lambda kind, heads: True),
-    "S3-F6": _released("heads ablated with layers 7 to 13 at heads@1pp", "timesfm-28"),
+    "S3-F6": _share_measure("heads ablated with layers 7 to 13 at heads@1pp", "timesfm-28"),
     "S3-F8": _distances("all heads", lambda kind, heads: heads),
     "S3-F9": _distances("the MLP", lambda kind, heads: not heads),
-    "S3-F13": _released(
+    "S3-F13": _share_measure(
         "heads ablated with layers 7 to 13 at heads@1pp and all others at one head more",
         "timesfm-51",
     ),
-    "S3-F14": _released("heads ablated with layers 2, 9, 10 and 11 at heads@1pp", "toto-29"),
-    "S3-F15": _released("heads ablated with layers 0 to 10 at heads@1pp", "bolt-60"),
+    "S3-F14": _share_measure("heads ablated with layers 2, 9, 10 and 11 at heads@1pp", "toto-29"),
+    "S3-F15": _share_measure("heads ablated with layers 0 to 10 at heads@1pp", "bolt-60"),
     "S3-F20": measures_heads.without_sharp_heads,
     "S3-F21": _patches,
     "S3-F22": _gains,

@@ -25,16 +25,16 @@ COMPARED = 64  # first steps of a forecast that the paper measures Spearman dist
 
 
 def forecasts_without(
-    asked: Asked, recipes: Mapping[str, Sequence[Component]], what: str, *, steps: int | None = None, done: int = 0
+    request: Asked, recipes: Mapping[str, Sequence[Component]], what: str, *, steps: int | None = None, offset: int = 0
 ) -> xr.Dataset:
-    """Forecasts without components, with every seed, compared with those of the whole model.
+    """Compare forecasts without components, with every seed, with those of the whole model.
 
     Args:
-        asked: what for.
+        request: input of the measure.
         recipes: name -> components.
-        what: is told while it runs.
+        what: label of the progress.
         steps: first ones that are compared; all if None.
-        done: what has been told of before.
+        offset: forecasts that were reported before.
 
     Returns:
         Dataset over (recipe, seed, series), without the whole model: ``spearman_distance``, and ``error_ratio``, the
@@ -43,17 +43,17 @@ def forecasts_without(
     Raises:
         InputError: forecasts of one step, which have no order.
     """
-    runs = [run if steps is None else run.shortened(steps) for run in asked.seeded()]
+    runs = [run if steps is None else run.shortened(steps) for run in request.seeded()]
     if runs[0].horizon < 2:
         raise InputError("the Spearman distance compares the order of a forecast's steps; give a horizon of 2 or more")
     tables = []
     for number, run in enumerate(runs):
-        before = done + number * len(recipes)
+        before = offset + number * len(recipes)
 
-        def forecast_done(count: int, _: int, before: int = before) -> None:
-            asked.tell(what, before + count, done + len(runs) * len(recipes))
+        def report(count: int, _: int, before: int = before) -> None:
+            request.tell(what, before + count, offset + len(runs) * len(recipes))
 
-        result = ablation_recipes(run, recipes, progress=forecast_done)
+        result = ablation_recipes(run, recipes, progress=report)
         distances = result[["spearman_distance"]]
         if "mae" in result:
             error = result["mae"].where(result["mae"] > 0)
@@ -62,15 +62,15 @@ def forecasts_without(
     return xr.concat(tables, dim="seed").transpose("recipe", "seed", "series")
 
 
-def without_sharp_heads(asked: Asked) -> Found:
-    """How far forecasts move without sharp and without diffuse heads (S3-F20)."""
-    windows, seeds = len(asked.run.batch), len(asked.seeded())
+def without_sharp_heads(request: Asked) -> Found:
+    """Measure how far forecasts move without sharp and without diffuse heads (S3-F20)."""
+    windows, seeds = len(request.run.batch), len(request.seeded())
 
-    def attention_read(done: int, _: int) -> None:
-        asked.tell("attention of every window", done, windows + 4 * seeds)
+    def report(number: int, _: int) -> None:
+        request.tell("attention of every window", number, windows + 4 * seeds)
 
-    steps = min(COMPARED, asked.run.horizon)
-    entropy = head_entropy(asked.run.shortened(min(steps, asked.model.adapter.longest_pass)), progress=attention_read)
+    steps = min(COMPARED, request.run.horizon)
+    entropy = head_entropy(request.run.shortened(min(steps, request.model.adapter.longest_pass)), progress=report)
     count = min(6, entropy["entropy"].size // 2)
     recipes = {
         "sharpest": sharp_heads(entropy),
@@ -78,20 +78,20 @@ def without_sharp_heads(asked: Asked) -> Found:
         "sharpest six": sharp_heads(entropy, count),
         "most diffuse six": diffuse_heads(entropy, count),
     }
-    result = forecasts_without(asked, recipes, "forecasts without heads", steps=steps, done=windows)
+    result = forecasts_without(request, recipes, "forecasts without heads", steps=steps, offset=windows)
 
     def claim(sharp: str, diffuse: str, heads: str) -> Verdict:
         distance = result["spearman_distance"]
         further = (distance.sel(recipe=sharp) - distance.sel(recipe=diffuse)).values
         worse = result["error_ratio"].sel(recipe=sharp).values
-        return asked.judge(
+        return request.judge(
             Part(f"without the {sharp} {heads} the forecast's error rises", worse, "log ratio of mean absolute errors"),
             Part(
                 f"without the {sharp} {heads} it moves further than without the {diffuse}", further, "Spearman distance"
             ),
         )
 
-    sheet = Sheet(asked, {"six heads of all": 100 * count / entropy["entropy"].size})
+    sheet = Sheet(request, {"six heads of all": 100 * count / entropy["entropy"].size})
     for name in recipes:
         distance = result["spearman_distance"].sel(recipe=name).values
         sheet.mean(f"mean Spearman distance without the {name}", distance)
@@ -99,20 +99,20 @@ def without_sharp_heads(asked: Asked) -> Found:
         SHARP_HEAD: claim("sharpest", "most diffuse", "head"),
         SIX_HEADS: claim("sharpest six", "most diffuse six", "heads"),
     }
-    settings = {**asked.settings(seeded=True), "steps compared": str(steps)}
+    settings = {**request.settings(over_seeds=True), "steps compared": str(steps)}
     return Found(sheet.values, settings, intervals=sheet.intervals, claims=claims)
 
 
-def sharp_share(asked: Asked) -> Found:
-    """Sharp heads (S3-HENT)."""
-    entropies = head_entropy(asked.run, progress=partial(asked.tell, "attention of every window"))
+def sharp_share(request: Asked) -> Found:
+    """Count sharp heads (S3-HENT)."""
+    entropies = head_entropy(request.run, progress=partial(request.tell, "attention of every window"))
     values = {
         "normalised entropy below which a head is sharp": float(entropies.attrs["sharp_below"]),
         "sharp heads of all": 100 * float(entropies["sharp"].mean()),
         "heads of the decoder's cross-attention": float(entropies["sharp"].size),
         "sharp heads": float(entropies["sharp"].sum()),
     }
-    return Found(values, _without_intervals(asked.settings()))
+    return Found(values, _without_intervals(request.settings()))
 
 
 def _without_intervals(settings: dict[str, str]) -> dict[str, str]:

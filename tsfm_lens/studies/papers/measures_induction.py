@@ -1,4 +1,4 @@
-"""Measures of induction: which heads copy what came before, and whether they are the sharp ones."""
+"""Measures of induction: heads that copy what came before, and their overlap with the sharp ones."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BLOCKS = 16  # parts of the sequences, each with a draw of its own, that interva
 DRAWS = 1000
 
 
-def induction_share(asked: Asked) -> Found:
-    """Induction heads (S3-PREF)."""
-    blocks = _blocks(asked)
+def induction_share(request: Asked) -> Found:
+    """Count induction heads (S3-PREF)."""
+    blocks = _blocks(request)
     scores_of_heads = _together(blocks)
-    scores = Scores.of(blocks, [], asked.seed)
+    scores = Scores.of(blocks, [], request.seed)
     low, high = scores.span(lambda prefix, copy, _: 100 * inducing(prefix, copy).mean(1), sequences_only=True)
     values = {
         "prefix-matching score from which a head matches": float(scores_of_heads.attrs["prefix_from"]),
@@ -48,45 +48,45 @@ def _parts_of_sequences(blocks: Sequence[xr.Dataset]) -> str:
 def _repeated_settings(scores: xr.Dataset) -> dict[str, str]:
     words = {"motif": "motif", "repeats": "repeats", "decoding": "decoding", "n_sequences": "sequences"}
     target = "the token after it" if scores.attrs["offset"] else "the instance itself"
-    read = {"last": "the last decoder position", "first": "the position after the prompt", "all": "all positions"}
-    chosen = {"prefix matching looks at": target, "scores are read at": read[scores.attrs["positions"]]}
-    return {**{word: str(scores.attrs[key]) for key, word in words.items()}, **chosen}
+    places = {"last": "the last decoder position", "first": "the position after the prompt", "all": "all positions"}
+    scoring = {"prefix matching looks at": target, "scores are read at": places[scores.attrs["positions"]]}
+    return {**{word: str(scores.attrs[key]) for key, word in words.items()}, **scoring}
 
 
-def _blocks(asked: Asked) -> list[xr.Dataset]:
-    """The repeated-random-tokens test on parts of the sequences.
+def _blocks(request: Asked) -> list[xr.Dataset]:
+    """Run the repeated-random-tokens test on parts of the sequences.
 
     Raises:
         InputError: the model cannot take it, or no sequence rolls out to a token of its context.
     """
-    count = min(BLOCKS, asked.n_sequences)
-    sizes = [len(part) for part in np.array_split(np.arange(asked.n_sequences), count)]
-    blocks, refused = [], None
+    count = min(BLOCKS, request.n_sequences)
+    sizes = [len(part) for part in np.array_split(np.arange(request.n_sequences), count)]
+    blocks, failure = [], None
     for number, size in enumerate(sizes):
-        seed = int(np.random.SeedSequence((asked.seed, number)).generate_state(1)[0])
+        seed = int(np.random.SeedSequence((request.seed, number)).generate_state(1)[0])
         try:
-            blocks.append(repeated_tokens(asked.model, motif=MOTIF, repeats=REPEATS, n_sequences=size, seed=seed))
+            blocks.append(repeated_tokens(request.model, motif=MOTIF, repeats=REPEATS, n_sequences=size, seed=seed))
         except InputError as error:
-            # all sequences of this part rolled out to no token of their context; if those of all do, it is said below
-            refused = error
-        asked.tell("parts of the repeated tokens", number + 1, count)
-    if refused is not None and not blocks:
-        raise refused
+            # no sequence of this part rolled out to a token of its context; raised below if that is so of all parts
+            failure = error
+        request.tell("parts of the repeated tokens", number + 1, count)
+    if failure is not None and not blocks:
+        raise failure
     return blocks
 
 
 def _together(blocks: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Parts of the sequences as one result."""
+    """Join parts of the sequences into one result."""
     sizes = xr.DataArray([block.attrs["n_sequences"] for block in blocks], dims="block")
     scores = [block.drop_vars("induction") for block in blocks]
-    joined = xr.concat(scores, dim="block").weighted(sizes).mean("block")
-    joined["induction"] = (joined["prefix_matching"] >= PREFIX_FROM) & (joined["copy_score"] >= COPY_FROM)
-    return joined.assign_attrs({**blocks[0].attrs, "n_sequences": int(sizes.sum())})
+    mean = xr.concat(scores, dim="block").weighted(sizes).mean("block")
+    mean["induction"] = (mean["prefix_matching"] >= PREFIX_FROM) & (mean["copy_score"] >= COPY_FROM)
+    return mean.assign_attrs({**blocks[0].attrs, "n_sequences": int(sizes.sum())})
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of heads, part by part of what they were measured on.
+    """Scores of heads, for each part of the data that they were measured on.
 
     Attributes:
         prefix, copy: (block of sequences, head).
@@ -101,17 +101,17 @@ class Scores:
 
     @classmethod
     def of(cls, blocks: Sequence[xr.Dataset], entropies: Sequence[xr.Dataset], seed: int) -> Scores:
-        """Those of results of the repeated tokens, and of head entropies, if there are any."""
+        """Collect the scores of repeated-token results, and of head entropies, if there are any."""
 
-        def stacked(results: Sequence[xr.Dataset], name: str) -> np.ndarray:
+        def stack(results: Sequence[xr.Dataset], name: str) -> np.ndarray:
             return np.stack([result[name].values.ravel() for result in results])
 
-        prefix, copy = (stacked(blocks, name) for name in ("prefix_matching", "copy_score"))
-        return cls(prefix, copy, stacked(entropies, "entropy") if entropies else np.zeros((1, prefix.shape[1])), seed)
+        prefix, copy = (stack(blocks, name) for name in ("prefix_matching", "copy_score"))
+        return cls(prefix, copy, stack(entropies, "entropy") if entropies else np.zeros((1, prefix.shape[1])), seed)
 
     @cached_property
-    def drawn(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The means (draw, head) over blocks and over series, both drawn with replacement; first over all."""
+    def bootstrap_means(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Means (draw, head) over blocks and over series, both drawn with replacement; first over all."""
         rng = np.random.default_rng(self.seed)
 
         def weights(units: int) -> np.ndarray:
@@ -126,24 +126,24 @@ class Scores:
     def part(
         self, words: str, of: str, measure: Callable[..., np.ndarray], *, sequences_only: bool = False
     ) -> Resampled:
-        """A part of a claim, from a function of three (draw, head) arrays: prefix, copy, normalised entropy."""
-        margins = measure(*self.drawn)
+        """Build a part of a claim from a function of three (draw, head) arrays: prefix, copy, normalised entropy."""
+        margins = measure(*self.bootstrap_means)
         units = len(self.prefix) if sequences_only else min(len(self.prefix), len(self.entropy))
         return Resampled(words, of, float(margins[0]), margins[1:], units)
 
     def span(self, measure: Callable[..., np.ndarray], *, sequences_only: bool = False) -> tuple[float, float]:
-        """The 95 % interval of a quantity; NaN where there are too few parts for one."""
+        """Return the 95 % interval of a quantity; NaN where there are too few parts for one."""
         interval, _ = percentiles(self.part("", "", measure, sequences_only=sequences_only))
         return interval.low, interval.high
 
 
 def inducing(prefix: np.ndarray, copy: np.ndarray) -> np.ndarray:
-    """Which heads of (draw, head) scores are induction heads."""
+    """Mark the induction heads among (draw, head) scores."""
     return (prefix >= PREFIX_FROM) & (copy >= COPY_FROM)
 
 
 def correlations(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """(draw,) Pearson's, over heads, of two (draw, head) scores; NaN of a constant."""
+    """Compute Pearson's correlation (draw,), over heads, of two (draw, head) scores; NaN of a constant."""
     a, b = (values - values.mean(1, keepdims=True) for values in (one, other))
     size = np.sqrt((a**2).sum(1) * (b**2).sum(1))
     return np.divide((a * b).sum(1), size, out=np.full(len(a), np.nan), where=size > 0)
@@ -152,19 +152,19 @@ def correlations(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def sharp_of_induction(
     prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray, below: float = SHARP_BELOW
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(draw,) P(sharp | induction), NaN without induction heads, and P(sharp), of (draw, head) scores."""
+    """Compute (draw,) P(sharp | induction), NaN without induction heads, and P(sharp), of (draw, head) scores."""
     induction, sharp = inducing(prefix, copy), entropy < below
     return _shares(induction & sharp, induction), sharp.mean(1)
 
 
 def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """(draw,) of (draw, head): how many of some heads are others too, NaN where there are none."""
+    """Compute (draw,) the share of some heads (draw, head) that are others too, NaN where there are none."""
     count = whole.sum(1)
     return np.divide(part.sum(1), count, out=np.full(len(count), np.nan), where=count > 0)
 
 
 def proportions(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> dict[str, np.ndarray]:
-    """(draw,) each number of table 5, of (draw, head) scores."""
+    """Compute (draw,) each number of table 5, of (draw, head) scores."""
     induction, sharp = inducing(prefix, copy), entropy < SHARP_BELOW
     return {
         "proportion induction, sharp": (induction & sharp).mean(1),
@@ -181,33 +181,33 @@ def proportions(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> di
 
 
 def most_sharp(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.ndarray:
-    """(draw,) the largest P(sharp | induction) at thresholds that call fewer than half of all heads sharp."""
+    """Return (draw,) the largest P(sharp | induction) at thresholds that call fewer than half of all heads sharp."""
     largest = np.full(len(prefix), -np.inf)
     for below in ENTROPY_GRID:
-        given, share = sharp_of_induction(prefix, copy, entropy, below)
-        largest = np.where(share < 0.5, np.maximum(largest, given), largest)
+        conditional, share = sharp_of_induction(prefix, copy, entropy, below)
+        largest = np.where(share < 0.5, np.maximum(largest, conditional), largest)
     return np.where(np.isfinite(largest), largest, np.nan)
 
 
-def _overlap(asked: Asked) -> tuple[xr.Dataset, Scores, dict[str, str]]:
-    """The overlap of induction and sharp heads, the scores behind it, and the settings."""
-    blocks = _blocks(asked)
+def _overlap(request: Asked) -> tuple[xr.Dataset, Scores, dict[str, str]]:
+    """Compute the overlap of induction and sharp heads; return the scores behind it and the settings, too."""
+    blocks = _blocks(request)
     scores = _together(blocks)
-    labels = asked.series_of(len(asked.run.batch))
+    labels = request.series_of(len(request.run.batch))
     parts, windows = [], []
     for number, name in enumerate(names := list(dict.fromkeys(labels))):
         rows = [row for row, label in enumerate(labels) if label == name]
-        parts.append(head_entropy(asked.run.select(rows)))
+        parts.append(head_entropy(request.run.select(rows)))
         windows.append(len(rows))
-        asked.tell("attention of every series", number + 1, len(names))
+        request.tell("attention of every series", number + 1, len(names))
     overlap = induction_overlap(scores, _mean_entropy(parts, windows))
-    settings = {**_repeated_settings(scores), **asked.settings()}
+    settings = {**_repeated_settings(scores), **request.settings()}
     settings["intervals over"] += f" and {_parts_of_sequences(blocks)}"
-    return overlap, Scores.of(blocks, parts, asked.seed), settings
+    return overlap, Scores.of(blocks, parts, request.seed), settings
 
 
 def _mean_entropy(parts: list[xr.Dataset], windows: list[int]) -> xr.Dataset:
-    """Entropies of parts of the windows as those of all windows."""
+    """Average entropies of parts of the windows to those of all windows."""
     weights = xr.DataArray(windows, dims="part")
     entropy = xr.concat([part["entropy"] for part in parts], dim="part").weighted(weights).mean("part")
     low, high = float(entropy.min()), float(entropy.max())
@@ -215,22 +215,22 @@ def _mean_entropy(parts: list[xr.Dataset], windows: list[int]) -> xr.Dataset:
     return parts[0].assign(entropy=entropy, normalised=normalised, sharp=normalised < parts[0].attrs["sharp_below"])
 
 
-def motif_tokens(asked: Asked) -> Found:
-    """Tokens of the repeated-random-tokens test (S3-RRT)."""
-    if not hasattr(asked.model.adapter, "encode_tokens"):
-        raise InputError(f"{asked.model.model_id} has no value tokens; the repeated-random-tokens test is of Chronos")
-    ids = frequent_tokens(asked.model)
+def motif_tokens(request: Asked) -> Found:
+    """List the tokens of the repeated-random-tokens test (S3-RRT)."""
+    if not hasattr(request.model.adapter, "encode_tokens"):
+        raise InputError(f"{request.model.model_id} has no value tokens; the repeated-random-tokens test is of Chronos")
+    ids = frequent_tokens(request.model)
     values = {
         "lowest token id": float(ids.min()),
         "highest token id": float(ids.max()),
         "tokens in a motif": float(MOTIF),
         "times it is shown": float(REPEATS),
     }
-    return Found(values, {"tokens of the vocabulary": str(asked.model.adapter.settings.n_tokens)})  # type: ignore[attr-defined]
+    return Found(values, {"tokens of the vocabulary": str(request.model.adapter.settings.n_tokens)})  # type: ignore[attr-defined]
 
 
 def overlap_values(overlap: xr.Dataset) -> dict[str, float]:
-    """Table 5 from a result of :func:`tsfm_lens.probes.induction_overlap`."""
+    """Extract table 5 from a result of :func:`tsfm_lens.probes.induction_overlap`."""
     table = overlap["proportion"]
 
     def cell(induction: str, sharp: str) -> float:
@@ -250,30 +250,30 @@ def overlap_values(overlap: xr.Dataset) -> dict[str, float]:
     }
 
 
-def table_5(asked: Asked) -> Found:
-    """Overlap of induction and sharp heads (S3-T5)."""
-    overlap, scores, settings = _overlap(asked)
+def table_5(request: Asked) -> Found:
+    """Measure the overlap of induction and sharp heads (S3-T5)."""
+    overlap, scores, settings = _overlap(request)
     names = {"sharp below": "sharp_below", "prefix from": "prefix_from", "copy from": "copy_from"}
-    used = {word: f"{overlap.attrs[key]:g}" for word, key in names.items()}
+    limits = {word: f"{overlap.attrs[key]:g}" for word, key in names.items()}
 
     def beyond_chance(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.ndarray:
-        given, share = sharp_of_induction(prefix, copy, entropy)
-        return given - share
+        conditional, share = sharp_of_induction(prefix, copy, entropy)
+        return conditional - share
 
     verdict = judged_together([scores.part("", "P(sharp | induction) less P(sharp)", beyond_chance)])
     values = overlap_values(overlap)
-    spans = {name: scores.span(lambda *drawn, name=name: proportions(*drawn)[name]) for name in values}
+    spans = {name: scores.span(lambda *arrays, name=name: proportions(*arrays)[name]) for name in values}
     intervals = {name: ends for name, ends in spans.items() if np.isfinite(ends[0])}
-    return Found(values, {**settings, **used}, intervals=intervals, claims={BETTER_THAN_RANDOM: verdict})
+    return Found(values, {**settings, **limits}, intervals=intervals, claims={BETTER_THAN_RANDOM: verdict})
 
 
 def _correlation(overlap: xr.Dataset, one: str, other: str) -> float:
     return float(overlap["correlation"].sel(score=one, other_score=other))
 
 
-def thresholds(asked: Asked) -> Found:
-    """The same over thresholds, and correlations of the scores (S3-F23)."""
-    overlap, scores, settings = _overlap(asked)
+def thresholds(request: Asked) -> Found:
+    """Measure the same overlap over thresholds, and correlations of the scores (S3-F23)."""
+    overlap, scores, settings = _overlap(request)
     rise, fall = "correlation over heads", "correlation over heads, its sign turned"
     together = judged_together(
         [
@@ -287,18 +287,18 @@ def thresholds(asked: Asked) -> Found:
             scores.part("the copy score falls with entropy", fall, lambda _, copy, e: -correlations(copy, e)),
         ]
     )
-    relaxed = scores.part(
+    relaxation = scores.part(
         "with fewer than half of all heads called sharp, half of the induction heads are",
         "largest P(sharp | induction) less 0.5",
-        lambda *drawn: most_sharp(*drawn) - 0.5,
+        lambda *arrays: most_sharp(*arrays) - 0.5,
     )
     reverse = overlap["sweep_induction_given_sharp"].values
-    known = reverse[np.isfinite(reverse)]
+    finite = reverse[np.isfinite(reverse)]
     prefix, copy, entropy = "prefix_matching", "copy_score", "normalised"
     values = {
-        "P(induction | sharp), median over thresholds": float(np.median(known)) if len(known) else np.nan,
+        "P(induction | sharp), median over thresholds": float(np.median(finite)) if len(finite) else np.nan,
         "correlation of prefix-matching and copy scores": _correlation(overlap, prefix, copy),
         "correlation of prefix-matching score and entropy": _correlation(overlap, prefix, entropy),
         "correlation of copy score and entropy": _correlation(overlap, copy, entropy),
     }
-    return Found(values, settings, claims={SCORES_GO_TOGETHER: together, RELAXED: judged_together([relaxed])})
+    return Found(values, settings, claims={SCORES_GO_TOGETHER: together, RELAXED: judged_together([relaxation])})

@@ -1,4 +1,4 @@
-"""How what the paper on the flow of ranks prints of models is measured here, on one model after another."""
+"""Measures of what the paper on the flow of ranks prints of models, on one model after another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsfm_lens import compress
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
 from tsfm_lens.probes.row_angles import random_angle
 from tsfm_lens.probes.weight_ranks import weight_matrices
-from tsfm_lens.studies.papers import values_ranks as said
+from tsfm_lens.studies.papers import values_ranks as paper
 from tsfm_lens.studies.papers.measuring import Asked, Found
 from tsfm_lens.studies.papers.verdicts import FAILS, HOLDS, Part, Tested, Verdict, judged, undecided
 from tsfm_lens.studies.rank_theory import ranks_by_model, spectra_by_patch, vocabulary_plane
@@ -30,7 +30,7 @@ ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 
 @dataclass
 class _Sheet:
-    """What is measured, model by model.
+    """Measured quantities, model by model.
 
     Attributes:
         values: by quantity.
@@ -45,46 +45,46 @@ class _Sheet:
     text: set[str] = field(default_factory=set)
     family: dict[str, str] = field(default_factory=dict)
 
-    def each(self, given: Iterator[Asked], *, series: bool = False) -> Iterator[tuple[str, Asked]]:
-        """Models by name, in turn."""
-        for asked in given:
-            name = asked.model.model_id
-            self.family[name] = asked.model.wiring.architecture
-            if asked.model.takes_ids:
+    def each(self, requests: Iterator[Asked], *, series: bool = False) -> Iterator[tuple[str, Asked]]:
+        """Yield models by name, in turn, and note their settings."""
+        for request in requests:
+            name = request.model.model_id
+            self.family[name] = request.model.wiring.architecture
+            if request.model.takes_ids:
                 self.text.add(name)
-            words = asked.settings() if series else {}
-            if asked.model.takes_ids and asked.stand_in and series:
+            words = request.settings() if series else {}
+            if request.model.takes_ids and request.stand_in and series:
                 words["series"] = "random ids of tokens"
             for key, value in words.items():
-                known = self.settings.get(key)
-                self.settings[key] = value if known in (None, value) else f"{known}; {value}"
-            yield name, asked
+                previous = self.settings.get(key)
+                self.settings[key] = value if previous in (None, value) else f"{previous}; {value}"
+            yield name, request
 
     def put(self, model: str, quantity: str, value: float | xr.DataArray) -> None:
-        """One number of one model."""
+        """Add one number of one model."""
         self.values[f"{model}: {quantity}"] = float(value)
 
-    def found(self, claims: dict[str, Verdict], **settings: str) -> Found:
-        """All of it."""
+    def result(self, claims: dict[str, Verdict], **settings: str) -> Found:
+        """Return everything measured."""
         return Found(self.values, {**self.settings, **settings}, intervals=self.intervals, claims=claims)
 
     def of_series(self, by_model: dict[str, T]) -> dict[str, T]:
-        """Those of models of series."""
+        """Select the entries of models of series."""
         return {name: value for name, value in by_model.items() if name not in self.text}
 
     def of_text(self, by_model: dict[str, T]) -> dict[str, T]:
-        """Those of models of text."""
+        """Select the entries of models of text."""
         return {name: value for name, value in by_model.items() if name in self.text}
 
     def steps(
         self, of: dict[str, tuple[float, float]], what: str, measure: str, *, falling: bool = False, within: float = 0.0
     ) -> Verdict:
-        """That a measure rises from each place to the next within an architecture, falls, or stays within a factor.
+        """Test that a measure rises, falls, or stays within a factor from place to place within an architecture.
 
         Args:
             of: place (a width, heads, a patch) and measure of each model; their mean where several have one place.
-            what: the places are; measure: what is measured.
-            falling: instead of rising; within: a factor instead.
+            what: name of the place; measure: name of the measure.
+            falling: test for a fall instead of a rise; within: for a factor instead.
         """
         parts = []
         for family in dict.fromkeys(self.family[name] for name in of):
@@ -97,85 +97,87 @@ class _Sheet:
         return _whole(parts, f"no architecture is among the models with more than one {what}", measure)
 
 
-def cut_off_matrices(given: Iterator[Asked]) -> Found:
-    """Every attention matrix cut at its ε-rank, and what is left in both readings of "ratio"."""
+def cut_off_matrices(requests: Iterator[Asked]) -> Found:
+    """Cut every attention matrix at its ε-rank, and count what is left in both readings of "ratio"."""
     sheet, off = _Sheet(), 0
-    for name, asked in sheet.each(given):
-        weights = [one.weight.double().cpu() for one in weight_matrices(asked.model, parts=ATTENTION)]
+    for name, request in sheet.each(requests):
+        weights = [one.weight.double().cpu() for one in weight_matrices(request.model, parts=ATTENTION)]
         spectra = {str(place): torch.linalg.svdvals(weight).numpy() for place, weight in enumerate(weights)}
         forms = [compress.Form(1, *weight.shape) for weight in weights]
         for level in EPSILON:
             ranks = list(compress.ranks_by_epsilon(spectra, level).values())
             for weight, rank, values in zip(weights, ranks, spectra.values(), strict=True):
-                left = weight - compress.product(compress.cut_off(weight, rank))
-                off += int(torch.linalg.matrix_norm(left, 2) > level * float(values[0]) * (1 + ROUNDING))
+                residual = weight - compress.product(compress.cut_off(weight, rank))
+                off += int(torch.linalg.matrix_norm(residual, 2) > level * float(values[0]) * (1 + ROUNDING))
             ratio = compress.ratio_of(forms, ranks)
             sheet.put(name, f"ratio at ε = {level:g}, of ranks", ratio.ranks)
             sheet.put(name, f"ratio at ε = {level:g}, of entries of the factors", ratio.factors)
-    sheet.values[said.MODEL_CUT_OFF] = off
-    for quantity, rank in ((said.QUARTER, 16), (said.HALF, 32)):
+    sheet.values[paper.MODEL_CUT_OFF] = off
+    for quantity, rank in ((paper.QUARTER, 16), (paper.HALF, 32)):
         ratio = compress.ratio_of([compress.Form(12, 64, 768)], [rank])
         sheet.values[quantity] = ratio.ranks
         sheet.values[f"{quantity}, of entries of the factors"] = ratio.factors
-    return sheet.found({}, **_levels())
+    return sheet.result({}, **_levels())
 
 
-def scores(given: Iterator[Asked]) -> Found:
-    """Scores of a model beside itself, and of it cut to a quarter of its ranks."""
-    sheet, same = _Sheet(), dict.fromkeys((said.SAME_MASE, said.SAME_WQL), 0.0)
-    for name, asked in sheet.each(given, series=True):
-        run = asked.run
-        if asked.model.takes_ids:
+def scores(requests: Iterator[Asked]) -> Found:
+    """Score a model beside itself, and cut to a quarter of its ranks."""
+    sheet, same = _Sheet(), dict.fromkeys((paper.SAME_MASE, paper.SAME_WQL), 0.0)
+    for name, request in sheet.each(requests, series=True):
+        run = request.run
+        if request.model.takes_ids:
             continue
-        found = compress.quality(run, asked.model)
-        for quantity, error in ((said.SAME_MASE, "mase"), (said.SAME_WQL, "wql")):
-            same[quantity] = _farthest(0.0, same[quantity], float(found[f"{error}_rise_estimate"]))
+        quality = compress.quality(run, request.model)
+        for quantity, error in ((paper.SAME_MASE, "mase"), (paper.SAME_WQL, "wql")):
+            same[quantity] = _farthest(0.0, same[quantity], float(quality[f"{error}_rise_estimate"]))
         smaller, _ = compress.compressed(compress.calibration_run(run), 0.25)
-        cut = compress.quality(run, smaller)
+        quality_at_quarter = compress.quality(run, smaller)
         for error in ("mase", "wql"):
             quantity = f"rise of {error.upper()} at a quarter of the ranks"
-            sheet.put(name, quantity, float(cut[f"{error}_rise_estimate"]))
-            ends = tuple(float(cut[f"{error}_rise_{end}"]) for end in ("low", "high"))
+            sheet.put(name, quantity, float(quality_at_quarter[f"{error}_rise_estimate"]))
+            ends = tuple(float(quality_at_quarter[f"{error}_rise_{end}"]) for end in ("low", "high"))
             if np.isfinite(ends).all():
                 sheet.intervals[f"{name}: {quantity}"] = (ends[0], ends[1])
-        if "overlap" in found:
-            whole, again, after = (float(each) for each in [*found["log_perplexity"], cut["log_perplexity"][1]])
-            same[said.SAME_OVERLAP] = _farthest(1.0, same.get(said.SAME_OVERLAP, 1.0), float(found["overlap"]))
-            same[said.SAME_LPPL] = _farthest(1.0, same.get(said.SAME_LPPL, 1.0), again / whole)
-            sheet.put(name, "overlap at a quarter of the ranks", float(cut["overlap"]))
+        if "overlap" in quality:
+            whole, again, after = (
+                float(each) for each in [*quality["log_perplexity"], quality_at_quarter["log_perplexity"][1]]
+            )
+            same[paper.SAME_OVERLAP] = _farthest(1.0, same.get(paper.SAME_OVERLAP, 1.0), float(quality["overlap"]))
+            same[paper.SAME_LPPL] = _farthest(1.0, same.get(paper.SAME_LPPL, 1.0), again / whole)
+            sheet.put(name, "overlap at a quarter of the ranks", float(quality_at_quarter["overlap"]))
             sheet.put(name, "log-perplexity at a quarter of the ranks, over its own", after / whole)
     sheet.values |= same
-    return sheet.found({})
+    return sheet.result({})
 
 
-def embedded_spectra(given: Iterator[Asked]) -> Found:
-    """Ranks of embedded families of signals, and how much of a vocabulary lies in two directions."""
+def embedded_spectra(requests: Iterator[Asked]) -> Found:
+    """Measure ranks of embedded families of signals, and the share of a vocabulary in two directions."""
     sheet, shares, planes = _Sheet(), {}, {}
-    for name, asked in sheet.each(given, series=True):
-        ranks = _families(sheet, name, asked)
+    for name, request in sheet.each(requests, series=True):
+        ranks = _families(sheet, name, request)
         shares[name] = max(ranks[family] for family in ranks if family not in ("vocabulary", "zero"))
         if "vocabulary" in ranks:
-            plane = vocabulary_plane(asked.model)
+            plane = vocabulary_plane(request.model)
             planes[name] = float(plane["neighbour_ratio"])
             sheet.put(name, "distance of neighbouring tokens over that of others, on two directions", planes[name])
             sheet.put(name, "share of the vocabulary's squares along two directions", float(plane["share"].sum()))
     claims = {
-        said.FASTER: _apart(sheet.of_text(shares), sheet.of_series(shares), f"share of directions at ε = {FINE:g}"),
-        said.STRUCTURED: _apart(
+        paper.FASTER: _apart(sheet.of_text(shares), sheet.of_series(shares), f"share of directions at ε = {FINE:g}"),
+        paper.STRUCTURED: _apart(
             sheet.of_text(planes), sheet.of_series(planes), "distance of neighbours over that of others"
         ),
     }
-    return sheet.found(claims, **_levels())
+    return sheet.result(claims, **_levels())
 
 
-def embedded_patches(given: Iterator[Asked]) -> Found:
-    """Ranks of embedded noise by patch size, and angles of its tokens beside those of random vectors."""
+def embedded_patches(requests: Iterator[Asked]) -> Found:
+    """Measure ranks of embedded noise by patch size, and angles of its tokens beside those of random vectors."""
     sheet, by_patch, tokens = _Sheet(), {}, []
-    for name, asked in sheet.each(given, series=True):
-        if asked.model.takes_ids:
+    for name, request in sheet.each(requests, series=True):
+        if request.model.takes_ids:
             continue
-        found = embedding_ranks(asked.run, epsilon=EPSILON, seed=asked.seed)
-        beside = spectra_by_patch(asked.run, epsilon=FINE, seed=asked.seed)
+        embedding = embedding_ranks(request.run, epsilon=EPSILON, seed=request.seed)
+        beside = spectra_by_patch(request.run, epsilon=FINE, seed=request.seed)
         for label, patch, rank in zip(
             beside["embedding"].values, beside["patch"].values, beside["epsilon_rank"].values[0], strict=True
         ):
@@ -183,33 +185,33 @@ def embedded_patches(given: Iterator[Asked]) -> Found:
             sheet.put(name, f"{FINE:g}-rank of noise, {'' if of_model else 'random MLP of '}patch {patch}", rank)
             if of_model:
                 k = float(patch)
-                by_patch[name] = (k, float(rank) / asked.model.wiring.stacks[0].d_model)
-        angle, random = float(found["mean_angle"].sel(family="white noise")), float(found.attrs["random_angle"])
+                by_patch[name] = (k, float(rank) / request.model.wiring.stacks[0].d_model)
+        angle, random = float(embedding["mean_angle"].sel(family="white noise")), float(embedding.attrs["random_angle"])
         for family in ("sinusoids", "white noise"):
-            sheet.put(name, f"mean angle of tokens, {family}", float(found["mean_angle"].sel(family=family)))
+            sheet.put(name, f"mean angle of tokens, {family}", float(embedding["mean_angle"].sel(family=family)))
         sheet.put(name, f"mean angle of random lines in {k:g} dimensions", random_angle(int(k)))
-        sheet.put(name, f"mean angle of random lines in {found.attrs['d_model']} dimensions", random)
+        sheet.put(name, f"mean angle of random lines in {embedding.attrs['d_model']} dimensions", random)
         tokens.append(_exact(name, angle < random, "mean angle of noise below that of random lines"))
     claims = {
-        said.BY_PATCH: sheet.steps(by_patch, "patch", "share of directions"),
-        said.SMALLER_SPACE: _whole(tokens, "no model of series is given", "mean angle"),
+        paper.BY_PATCH: sheet.steps(by_patch, "patch", "share of directions"),
+        paper.SMALLER_SPACE: _whole(tokens, "no model of series is given", "mean angle"),
     }
-    return sheet.found(claims, **_levels())
+    return sheet.result(claims, **_levels())
 
 
-def embedded_noise(given: Iterator[Asked]) -> Found:
-    """Ranks of single signals of noise and of sinusoids, over signals."""
+def embedded_noise(requests: Iterator[Asked]) -> Found:
+    """Measure ranks of single signals of noise and of sinusoids, over signals."""
     sheet, parts = _Sheet(), []
-    for name, asked in sheet.each(given, series=True):
-        if asked.model.takes_ids:
+    for name, request in sheet.each(requests, series=True):
+        if request.model.takes_ids:
             continue
-        found = embedding_ranks(asked.run, epsilon=EPSILON, seed=asked.seed)
-        at = found.sel(epsilon=FINE)
+        embedding = embedding_ranks(request.run, epsilon=EPSILON, seed=request.seed)
+        at = embedding.sel(epsilon=FINE)
         for family in ("sinusoids", "white noise"):
             sheet.put(name, f"{FINE:g}-rank of a signal of {family}", at["signal_rank_estimate"].sel(family=family))
-            sheet.put(name, f"mean angle of tokens, {family}", found["mean_angle"].sel(family=family))
+            sheet.put(name, f"mean angle of tokens, {family}", embedding["mean_angle"].sel(family=family))
         noise, sines = (at["signal_rank"].sel(family=family).values for family in ("white noise", "sinusoids"))
-        # any signal of noise against any sinusoid: they are drawn apart
+        # any signal of noise against any sinusoid: they are drawn independently
         parts.append(Part(name, noise - sines, f"{FINE:g}-rank of a signal"))
     count = max((len(part.margins) for part in parts), default=0)
     parts = [
@@ -217,20 +219,20 @@ def embedded_noise(given: Iterator[Asked]) -> Found:
         for part in parts
     ]
     claim = judged(parts, range(count), "pair") if parts else undecided("no model of series is given", "rank")
-    return sheet.found({said.RANDOM_HIGHER: claim}, **_levels())
+    return sheet.result({paper.RANDOM_HIGHER: claim}, **_levels())
 
 
-def query_ranks(given: Iterator[Asked]) -> Found:
-    """Average ranks of W_Q by width."""
+def query_ranks(requests: Iterator[Asked]) -> Found:
+    """Measure average ranks of W_Q by width."""
     sheet, shares = _Sheet(), {}
-    for name, asked in sheet.each(given):
-        found = ranks_by_model([asked.model], epsilon=EPSILON).isel(model=0)
-        width = float(found["width"])
+    for name, request in sheet.each(requests):
+        ranks = ranks_by_model([request.model], epsilon=EPSILON).isel(model=0)
+        width = float(ranks["width"])
         sheet.put(name, "d", width)
-        for level, rank in zip(EPSILON, found["rank"].values, strict=True):
+        for level, rank in zip(EPSILON, ranks["rank"].values, strict=True):
             sheet.put(name, f"mean {level:g}-rank of W_Q", rank)
             sheet.put(name, f"mean {level:g}-rank of W_Q over d", rank / width)
-        shares[name] = (width, float(found["rank"].sel(epsilon=FINE)) / width)
+        shares[name] = (width, float(ranks["rank"].sel(epsilon=FINE)) / width)
     power, text = np.nan, sorted(sheet.of_text(shares).values())
     if len({width for width, _ in text}) > 1:
         widths, own = np.array(text).T
@@ -238,66 +240,66 @@ def query_ranks(given: Iterator[Asked]) -> Found:
         sheet.values["power of d that the rank of W_Q in language models grows with"] = power
     linear = [_exact("", power >= ALMOST_LINEAR, "power of d")] if np.isfinite(power) else []
     claims = {
-        said.STAYS_LOW: sheet.steps(sheet.of_series(shares), "width", "share of the full rank", falling=True),
-        said.LINEAR: _whole(linear, "language models of two widths or more are needed", "power of d"),
+        paper.STAYS_LOW: sheet.steps(sheet.of_series(shares), "width", "share of the full rank", falling=True),
+        paper.LINEAR: _whole(linear, "language models of two widths or more are needed", "power of d"),
     }
-    return sheet.found(claims, **_levels())
+    return sheet.result(claims, **_levels())
 
 
-def ranks_by_layer(given: Iterator[Asked]) -> Found:
-    """Ranks of W_Q and of the input of every layer, of series and of the constant zero signal."""
+def ranks_by_layer(requests: Iterator[Asked]) -> Found:
+    """Measure ranks of W_Q and of the input of every layer, of series and of the constant zero signal."""
     sheet, weights, inputs, clusters = _Sheet(), [], [], range(0)
-    for name, asked in sheet.each(given, series=True):
-        run = asked.run
-        found = flow_of_ranks(run, epsilon=EPSILON, apart=len(run.batch))
-        fine = found.sel(epsilon=FINE)
-        for layer, rank in zip(found["layer"].values, fine["weight_rank"].values, strict=True):
+    for name, request in sheet.each(requests, series=True):
+        run = request.run
+        flow = flow_of_ranks(run, epsilon=EPSILON, apart=len(run.batch))
+        fine = flow.sel(epsilon=FINE)
+        for layer, rank in zip(flow["layer"].values, fine["weight_rank"].values, strict=True):
             sheet.put(name, f"{FINE:g}-rank of W_Q, layer {layer}", rank)
         _streams(sheet, name, "series", fine)
-        if not asked.model.takes_ids:
-            zeros = asked.model.run([np.zeros(max(run.batch.lengths))], run.horizon, num_samples=run.num_samples)
+        if not request.model.takes_ids:
+            zeros = request.model.run([np.zeros(max(run.batch.lengths))], run.horizon, num_samples=run.num_samples)
             _streams(sheet, name, "the zero signal", flow_of_ranks(zeros, epsilon=[FINE]).sel(epsilon=FINE))
         ends = fine["weight_rank"].values[[0, -1]]
         weights.append(_exact(name, ends[1] > ends[0], f"{FINE:g}-rank of W_Q"))
         # the input of the last layer against that of the first
         rise = fine["series_rank"].isel(stream=-2) - fine["series_rank"].isel(stream=0)
         inputs.append(Part(name, rise.values, f"{FINE:g}-rank of the input"))
-        clusters = range(found.sizes["series"])
-    claims = {said.DEEPER_WEIGHTS: Verdict(tuple(weights)), said.DEEPER_INPUT: judged(inputs, clusters)}
-    return sheet.found(claims, **_levels())
+        clusters = range(flow.sizes["series"])
+    claims = {paper.DEEPER_WEIGHTS: Verdict(tuple(weights)), paper.DEEPER_INPUT: judged(inputs, clusters)}
+    return sheet.result(claims, **_levels())
 
 
-def head_ranks(given: Iterator[Asked]) -> Found:
-    """Average ranks of W_Q and of its heads, by how many there are, and whether rows of a head lie together."""
+def head_ranks(requests: Iterator[Asked]) -> Found:
+    """Measure mean ranks of W_Q and its heads by number of heads, and whether rows of a head lie together."""
     sheet, whole, single, blocks = _Sheet(), {}, {}, []
-    for name, asked in sheet.each(given):
-        found = ranks_by_model([asked.model], epsilon=FINE).isel(model=0, epsilon=0)
-        heads, rank, own = (float(found[each]) for each in ("heads", "rank", "head_rank"))
-        whole[name], single[name] = (heads, rank / float(found["width"])), (heads, own)
+    for name, request in sheet.each(requests):
+        ranks = ranks_by_model([request.model], epsilon=FINE).isel(model=0, epsilon=0)
+        heads, rank, own = (float(ranks[each]) for each in ("heads", "rank", "head_rank"))
+        whole[name], single[name] = (heads, rank / float(ranks["width"])), (heads, own)
         sheet.put(name, "heads", heads)
         sheet.put(name, f"mean {FINE:g}-rank of W_Q", rank)
         sheet.put(name, f"mean {FINE:g}-rank of W_Q of one head", own)
-        angles = row_angles(asked.model, seed=asked.seed).isel(layer=0)
+        angles = row_angles(request.model, seed=request.seed).isel(layer=0)
         for which, words in (("within", "within a head"), ("between", "of different heads")):
             sheet.put(name, f"mean angle of rows {words}, first layer", float(angles[which]))
         blocks.append(_exact(name, bool(angles["closer_stands_out"]), "angle between heads less that within"))
     claims = {
-        said.MORE_HEADS: sheet.steps(whole, "heads", "share of the full rank"),
-        said.HEAD_CONSTANT: sheet.steps(single, "heads", "mean rank of a head", within=CONSTANT_WITHIN),
-        said.BLOCKS: Verdict(tuple(blocks)),
+        paper.MORE_HEADS: sheet.steps(whole, "heads", "share of the full rank"),
+        paper.HEAD_CONSTANT: sheet.steps(single, "heads", "mean rank of a head", within=CONSTANT_WITHIN),
+        paper.BLOCKS: Verdict(tuple(blocks)),
     }
-    return sheet.found(claims, **_levels())
+    return sheet.result(claims, **_levels())
 
 
-def weight_spectra(given: Iterator[Asked]) -> Found:
-    """Shares of relative singular values above 0.1 of W_Q and of the MLP's first matrix, layer by layer."""
+def weight_spectra(requests: Iterator[Asked]) -> Found:
+    """Measure shares of relative singular values above 0.1 of W_Q and the MLP's first matrix, layer by layer."""
     sheet, shares, deeper, less = _Sheet(), {}, [], []
-    for name, asked in sheet.each(given):
-        stack = asked.model.wiring.stacks[0]
-        found = weight_ranks(asked.model, stack=stack.name, epsilon=EPSILON, parts=["W_Q", "W_in"])
-        share = found["decade_count"].isel(decade=0).values / found["full"].values
-        kind = found["layer_kind"].values
-        parts = found["part"].values
+    for name, request in sheet.each(requests):
+        stack = request.model.wiring.stacks[0]
+        ranks = weight_ranks(request.model, stack=stack.name, epsilon=EPSILON, parts=["W_Q", "W_in"])
+        share = ranks["decade_count"].isel(decade=0).values / ranks["full"].values
+        kind = ranks["layer_kind"].values
+        parts = ranks["part"].values
         queries = share[(parts == "W_Q") & (kind == kind[0])]
         hidden = share[parts == "W_in"]
         for layer, value in enumerate(queries):
@@ -310,19 +312,19 @@ def weight_spectra(given: Iterator[Asked]) -> Found:
             deeper.append(_exact(name, rise, "share of the later half over the earlier"))
             less.append(_exact(name, np.median(queries) < np.median(hidden), "share above 0.1"))
     claims = {
-        said.WEIGHTS_FASTER: _apart(sheet.of_text(shares), sheet.of_series(shares), "share above 0.1"),
-        said.DEEPER_WEIGHTS: _whole(deeper, "no model of series is given", "share above 0.1"),
-        said.LESS_THAN_MLP: _whole(less, "no model of series is given", "share above 0.1"),
+        paper.WEIGHTS_FASTER: _apart(sheet.of_text(shares), sheet.of_series(shares), "share above 0.1"),
+        paper.DEEPER_WEIGHTS: _whole(deeper, "no model of series is given", "share above 0.1"),
+        paper.LESS_THAN_MLP: _whole(less, "no model of series is given", "share above 0.1"),
     }
-    return sheet.found(claims)
+    return sheet.result(claims)
 
 
-def _families(sheet: _Sheet, name: str, asked: Asked) -> dict[str, float]:
-    """Share of all directions that each family uses, by family; those that rounding hides are left out."""
-    found = embedding_ranks(asked.run, epsilon=EPSILON, seed=asked.seed).sel(epsilon=FINE)
+def _families(sheet: _Sheet, name: str, request: Asked) -> dict[str, float]:
+    """Compute the share of all directions that each family uses; leave out those that rounding hides."""
+    ranks = embedding_ranks(request.run, epsilon=EPSILON, seed=request.seed).sel(epsilon=FINE)
     shares = {}
-    for family in map(str, found["family"].values):
-        one = found.sel(family=family)
+    for family in map(str, ranks["family"].values):
+        one = ranks.sel(family=family)
         if bool(one["told"]):
             sheet.put(name, f"{FINE:g}-rank of {family}, of {int(one['full'])}", one["epsilon_rank"])
             shares[family] = float(one["epsilon_rank"] / one["full"])
@@ -335,13 +337,13 @@ def _streams(sheet: _Sheet, name: str, what: str, fine: xr.Dataset) -> None:
 
 
 def _apart(more: dict[str, float], less: dict[str, float], of: str) -> Verdict:
-    """That each of the one is larger than each of the other."""
+    """Test that each value of the first is larger than each of the second."""
     parts = [_exact(f"{one} over {other}", more[one] > less[other], of) for one in more for other in less]
     return _whole(parts, "models of series and of text are both needed", of)
 
 
 def _whole(parts: Sequence[Tested], why: str, of: str) -> Verdict:
-    """Parts that need no draws, or why there are none."""
+    """Build a verdict of parts that need no draws, or say why there are none."""
     return Verdict(tuple(parts)) if parts else undecided(why, of)
 
 
@@ -349,9 +351,9 @@ def _exact(words: str, true: bool | np.bool_, of: str) -> Tested:
     return Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn")
 
 
-def _farthest(known: float, *values: float) -> float:
-    """That which is farthest from what is known; one that is no number is."""
-    return max(values, key=lambda value: abs(value - known) if np.isfinite(value) else np.inf)
+def _farthest(reference: float, *values: float) -> float:
+    """Return the value farthest from a reference; one that is no number is farthest."""
+    return max(values, key=lambda value: abs(value - reference) if np.isfinite(value) else np.inf)
 
 
 def _levels() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What each reported error over the benchmark is swept over, and how it is read from the store."""
+"""Sweep designs of the reported errors over the benchmark, and their readers of a finished store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TITLES = {"sMAPE": "SMAPE"}
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of a sweep.
+    """Model of a sweep.
 
     Attributes:
         source: checkpoint, folder or hub id; its name in results.
@@ -51,18 +51,18 @@ class Subject:
 
     @property
     def settings(self) -> Evaluated | None:
-        """How the paper evaluates this architecture."""
+        """Evaluation of this architecture in the paper; None if it has none."""
         return TABLE_3.get(self.architecture)
 
     @property
     def published(self) -> bool:
-        """Whether it has architecture and sizes of one of the paper's models."""
-        printed = self.settings
-        return printed is not None and (printed.layers, printed.heads) == (self.layers, self.heads)
+        """True if it has architecture and sizes of one of the paper's models."""
+        evaluation = self.settings
+        return evaluation is not None and (evaluation.layers, evaluation.heads) == (self.layers, self.heads)
 
     @property
     def words(self) -> str:
-        """The model's name in the names of quantities."""
+        """Name of the model in the names of quantities."""
         return self.settings.title if self.published and self.settings is not None else self.source
 
 
@@ -70,32 +70,32 @@ class Subject:
 class _Sheet:
     """Quantities as they are read."""
 
-    found: Found = field(default_factory=lambda: Found({}))
+    result: Found = field(default_factory=lambda: Found({}))
 
     def add(self, quantity: str, value: float, unit: str = "") -> None:
-        self.found.values[quantity] = float(value)
-        self.found.units[quantity] = unit
+        self.result.values[quantity] = float(value)
+        self.result.units[quantity] = unit
 
     def change(self, quantity: str, value: float, lower: float, upper: float) -> None:
-        """A relative change, in percent, with its interval if there is one."""
+        """Add a relative change, in percent, with its interval if there is one."""
         self.add(quantity, 100 * value, "%")
         if lower == lower and upper == upper:
-            self.found.intervals[quantity] = (100 * float(lower), 100 * float(upper))
+            self.result.intervals[quantity] = (100 * float(lower), 100 * float(upper))
 
     def mase(self, quantity: str, row: Mapping[str, Any]) -> None:
-        """The change of MASE of a row of a table."""
+        """Add the change of MASE of a row of a table."""
         self.change(quantity, row["change"], row["lower"], row["upper"])
 
 
 @dataclass(frozen=True)
 class Design:
-    """A sweep for one table or figure.
+    """Sweep for one table or figure.
 
     Attributes:
         variants: of the configuration, for some models.
         read: the quantities in a finished store.
         single: whether its numbers are of one model.
-        fit: the models that it has something to run on, and words on what is left out.
+        fit: selects the models that it can run.
     """
 
     variants: Callable[[Sequence[Subject]], dict[str, Any]]
@@ -112,21 +112,21 @@ def _recipe(row: HeavyRow) -> Recipe:
 
 
 def rows_of(subjects: Sequence[Subject]) -> dict[str, Subject]:
-    """Rows of tables 1 and 4, by name, that some models can run.
+    """Assign models to the rows of tables 1 and 4, by name.
 
-    A model runs the rows of its architecture. One of no architecture with a known recipe, and none of the paper's,
-    stands in for all models of the table.
+    A model runs the rows of its architecture. A model whose architecture has no recipe, and that is none of the
+    paper's, stands in for all models of the table.
 
     Raises:
         InputError: two models for one row, or none for any.
     """
-    known = {row.name: _recipe(row).architecture for row in HEAVY if not _recipe(row).unknown}
-    left_open = {row.name: _recipe(row) for row in HEAVY if _recipe(row).unknown}
+    architectures = {row.name: _recipe(row).architecture for row in HEAVY if not _recipe(row).unknown}
+    open_recipes = {row.name: _recipe(row) for row in HEAVY if _recipe(row).unknown}
     subject_of_row: dict[str, Subject] = {}
     for subject in subjects:
-        names = [name for name, architecture in known.items() if architecture == subject.architecture]
-        if not names and not (subject.published and _is_open(subject, left_open)):
-            names = list(known)
+        names = [name for name, architecture in architectures.items() if architecture == subject.architecture]
+        if not names and not (subject.published and _is_open(subject, open_recipes)):
+            names = list(architectures)
         for name in names:
             if name in subject_of_row:
                 raise InputError(
@@ -135,23 +135,23 @@ def rows_of(subjects: Sequence[Subject]) -> dict[str, Subject]:
                 )
             subject_of_row[name] = subject
     if not subject_of_row:
-        rows = "; ".join(f"{name}: {recipe.unknown}" for name, recipe in left_open.items())
+        rows = "; ".join(f"{name}: {recipe.unknown}" for name, recipe in open_recipes.items())
         raise InputError(f"no row of the table can be run on {', '.join(s.source for s in subjects)}: {rows}")
     return subject_of_row
 
 
-def _is_open(subject: Subject, left_open: Mapping[str, Recipe]) -> bool:
-    return subject.architecture in {recipe.architecture for recipe in left_open.values()}
+def _is_open(subject: Subject, open_recipes: Mapping[str, Recipe]) -> bool:
+    return subject.architecture in {recipe.architecture for recipe in open_recipes.values()}
 
 
 def _heavy_variants(subjects: Sequence[Subject]) -> dict[str, Any]:
     rows = rows_of(subjects)
     names = [row.recipe for row in HEAVY if row.name in rows]
-    return {"recipes": names, "scale_recipes": bool(_scaled(rows))}
+    return {"recipes": names, "scale_recipes": bool(_rows_to_scale(rows))}
 
 
-def _scaled(rows: Mapping[str, Subject]) -> list[str]:
-    """Rows whose recipe is written for a model of another architecture or size."""
+def _rows_to_scale(rows: Mapping[str, Subject]) -> list[str]:
+    """List rows whose recipe is written for a model of another architecture or size."""
     architectures = {row.name: _recipe(row).architecture for row in HEAVY}
     return [
         name for name, subject in rows.items() if not subject.published or subject.architecture != architectures[name]
@@ -163,10 +163,10 @@ def _heavy_models(subjects: Sequence[Subject]) -> Sequence[Subject]:
 
 
 def _read_heavy(metrics: tuple[str, ...], *, counts: bool) -> Callable[[Gathered, Sequence[Subject]], Found]:
-    def read(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
+    def read(sweep: Gathered, subjects: Sequence[Subject]) -> Found:
         rows, sheet = rows_of(subjects), _Sheet()
-        scaled = _scaled(rows)
-        table = gathered.results["recipes"]
+        to_scale = _rows_to_scale(rows)
+        table = sweep.results["recipes"]
         for row in HEAVY:
             if row.name not in rows:
                 continue
@@ -174,8 +174,8 @@ def _read_heavy(metrics: tuple[str, ...], *, counts: bool) -> Callable[[Gathered
             # the informed choice comes before those at random
             by_metric = {str(change["metric"]): change for change in _rows(table[here].drop_duplicates("metric"))}
             whole = by_metric["MASE"]
-            # what is scaled to another model is no row of the paper, whose numbers are not put beside it
-            name = f"{row.recipe} scaled to {rows[row.name].source}" if row.name in scaled else row.name
+            # a recipe scaled to another model is no row of the paper, so the paper's numbers do not apply
+            name = f"{row.recipe} scaled to {rows[row.name].source}" if row.name in to_scale else row.name
             sheet.add(f"{name}: heads ablated", 100 * whole["heads_ablated"] / whole["heads_total"], "%")
             sheet.add(f"{name}: MLPs ablated", whole["n_mlps"])
             for metric in metrics:
@@ -183,7 +183,7 @@ def _read_heavy(metrics: tuple[str, ...], *, counts: bool) -> Callable[[Gathered
             if counts:
                 sheet.add(f"{name}: resilient datasets", whole["n_resilient"])
                 sheet.add(f"{name}: improved datasets", whole["n_improved"])
-        return replace(sheet.found, notes=_heavy_notes(rows))
+        return replace(sheet.result, notes=_heavy_notes(rows))
 
     return read
 
@@ -191,9 +191,9 @@ def _read_heavy(metrics: tuple[str, ...], *, counts: bool) -> Callable[[Gathered
 def _heavy_notes(rows: Mapping[str, Subject]) -> tuple[str, ...]:
     open_rows = [row.name for row in HEAVY if _recipe(row).unknown]
     notes = [f"not given by the paper, so not run: which layers and MLPs go in {'; in '.join(open_rows)}"]
-    scaled = _scaled(rows)
-    if scaled:
-        notes.append(f"recipes scaled to the same shares of heads at the same depths: {'; '.join(scaled)}")
+    to_scale = _rows_to_scale(rows)
+    if to_scale:
+        notes.append(f"recipes scaled to the same shares of heads at the same depths: {'; '.join(to_scale)}")
     return tuple(notes)
 
 
@@ -204,34 +204,34 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 
-def _baseline(gathered: Gathered, name: str, subject: Subject) -> float:
-    table = gathered.results[name]
+def _baseline(sweep: Gathered, name: str, subject: Subject) -> float:
+    table = sweep.results[name]
     return float(table.loc[table["model"] == subject.source, "baseline_mase"].iloc[0])
 
 
-def _read_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
-    table, sheet = gathered.results["effects"], _Sheet()
+def _read_layers(sweep: Gathered, subjects: Sequence[Subject]) -> Found:
+    table, sheet = sweep.results["effects"], _Sheet()
     table = table[table["family"] == "layers"]
     for subject in subjects:
         effects = table[table["model"] == subject.source]
         whole = effects[effects["part"] == "both"]
         layer = int(whole.sort_values("change")["first"].iloc[0])
         sheet.add(f"{subject.words}: most ablatable layer", layer)
-        sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "effects", subject))
+        sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(sweep, "effects", subject))
         for row in _rows(effects[effects["first"] == layer]):
             part = PARTS[str(row["part"])]
             sheet.add(f"{subject.words}: {RELATIVE_MASE}, without {part} of that layer", float(row["mase"]))
             sheet.mase(f"{subject.words}: change of MASE without {part} of that layer", row)
-    return sheet.found
+    return sheet.result
 
 
-def _read_ranges(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
-    table, sheet = gathered.results["effects"], _Sheet()
+def _read_ranges(sweep: Gathered, subjects: Sequence[Subject]) -> Found:
+    table, sheet = sweep.results["effects"], _Sheet()
     table = table[table["family"] == "ranges"]
     half: dict[str, Estimated] = {}
     for subject in subjects:
         effects = table[table["model"] == subject.source]
-        sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "effects", subject))
+        sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(sweep, "effects", subject))
         for row in _rows(effects):
             sheet.mase(f"{subject.words}: change of MASE without {row['label']}", row)
             if row["part"] == "mlp" and row["last"] - row["first"] + 1 == subject.layers // 2:
@@ -239,8 +239,8 @@ def _read_ranges(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
                 half[subject.architecture] = (change, lower, upper)
     if {"chronos-bolt", "toto-1"} <= half.keys():
         more = larger(half["toto-1"], half["chronos-bolt"], "change of MASE, percentage points")
-        sheet.found.claims[HALF_MLPS] = more
-    return sheet.found
+        sheet.result.claims[HALF_MLPS] = more
+    return sheet.result
 
 
 # --- figures 7, 10, 11 and 16 to 19: heads of single layers -------------------------------------------------
@@ -251,7 +251,7 @@ def _heads_at(layers: Sequence[int] | None = None) -> dict[str, Any]:
 
 
 def _at(layers: Sequence[int], of: int, subject: Subject) -> tuple[int, ...]:
-    """The paper's layers on a model of another depth, each once."""
+    """Map the paper's layers to a model of another depth, each once."""
     return tuple(dict.fromkeys(_deep(layer, of, subject) for layer in layers))
 
 
@@ -261,28 +261,28 @@ def _deep(layer: int, of: int, subject: Subject) -> int:
     return min(at_depth([layer], of, subject.layers))
 
 
-def _read_curves(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
-    table, sheet = gathered.results["curves"], _Sheet()
-    sheet.add(f"{RELATIVE_MASE}: whole model, geometric mean", _baseline(gathered, "curves", subjects[0]))
+def _read_curves(sweep: Gathered, subjects: Sequence[Subject]) -> Found:
+    table, sheet = sweep.results["curves"], _Sheet()
+    sheet.add(f"{RELATIVE_MASE}: whole model, geometric mean", _baseline(sweep, "curves", subjects[0]))
     for row in _rows(table[table["ablated"] > 0].sort_values(["layer", "order", "ablated"])):
         words = f"layer {row['layer']}, {order_words(str(row['order']))}, {row['ablated']} of {row['of']} heads"
         sheet.mase(f"change of MASE without heads: {words}", row)
-    _kept_by_order(gathered, sheet, subjects, named=False)
-    return sheet.found
+    _add_head_counts(sweep, sheet, subjects, with_model=False)
+    return sheet.result
 
 
-def _kept_by_order(gathered: Gathered, sheet: _Sheet, subjects: Sequence[Subject], *, named: bool) -> None:
-    kept = gathered.results["heads_at"]
+def _add_head_counts(sweep: Gathered, sheet: _Sheet, subjects: Sequence[Subject], *, with_model: bool) -> None:
+    table = sweep.results["heads_at"]
     for subject in subjects:
-        where = f"{subject.words}, layer" if named else "layer"
-        for row in _rows(kept[kept["model"] == subject.source]):
+        where = f"{subject.words}, layer" if with_model else "layer"
+        for row in _rows(table[table["model"] == subject.source]):
             sheet.add(f"heads kept: {where} {row['layer']}, {order_words(row['order'])}", row["kept"])
 
 
-def _read_all_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
-    table, sheet = gathered.results["curves"], _Sheet()
+def _read_all_layers(sweep: Gathered, subjects: Sequence[Subject]) -> Found:
+    table, sheet = sweep.results["curves"], _Sheet()
     for subject in subjects:
-        sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "curves", subject))
+        sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(sweep, "curves", subject))
         curve = table[(table["model"] == subject.source) & table["ablated"].isin([subject.heads // 2, subject.heads])]
         for row in _rows(curve.sort_values(["layer", "ablated", "order"])):
             words = f"{subject.words}, layer {row['layer']}, {order_words(str(row['order']))}"
@@ -290,33 +290,33 @@ def _read_all_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
             words = f"{subject.words}, layer {row['layer']}" if every else words
             what = "all heads" if every else f"{row['ablated']} of {row['of']} heads"
             sheet.mase(f"change of MASE without {what}: {words}", row)
-    _kept_by_order(gathered, sheet, subjects, named=True)
-    return sheet.found
+    _add_head_counts(sweep, sheet, subjects, with_model=True)
+    return sheet.result
 
 
-def _read_kept(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
-    kept, sheet = gathered.results["heads_at"], _Sheet()
+def _read_head_counts(sweep: Gathered, subjects: Sequence[Subject]) -> Found:
+    table, sheet = sweep.results["heads_at"], _Sheet()
     notes = []
     for subject in subjects:
-        kept_by_model = kept[kept["better"] & (kept["model"] == subject.source)]
-        # counts of other sizes stand for other layers and shares: they are not put beside the paper's
+        rows = table[table["better"] & (table["model"] == subject.source)]
+        # counts of another size are of other layers and shares: they do not compare with the paper's
         name = subject.architecture if subject.published else subject.source
-        for layer, count in zip(kept_by_model["layer"], kept_by_model["kept"], strict=True):
+        for layer, count in zip(rows["layer"], rows["kept"], strict=True):
             sheet.add(f"{name}: heads kept in layer {layer}", count)
-        share = 100 * float(kept_by_model["ablated"].sum() / kept_by_model["of"].sum())
+        share = 100 * float(rows["ablated"].sum() / rows["of"].sum())
         sheet.add(f"{name}: heads ablated of all, every layer at heads@1pp by itself", share, "%")
         if not subject.published:
             notes.append(
                 f"{subject.source} has {subject.layers} layers of {subject.heads} heads, so that its counts are not "
                 "those that the paper prints"
             )
-    return replace(sheet.found, notes=tuple(notes))
+    return replace(sheet.result, notes=tuple(notes))
 
 
 def _read_datasets(subject_layers: Callable[[Subject], tuple[int, ...]]) -> Callable[..., Found]:
-    def read(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
+    def read(sweep: Gathered, subjects: Sequence[Subject]) -> Found:
         sheet, rises = _Sheet(), {}
-        panels, curves = gathered.results["datasets"], gathered.results["curves"]
+        panels, curves = sweep.results["datasets"], sweep.results["curves"]
         layers = subject_layers(subjects[0])
         for layer in layers:
             panel = panels[panels["layer"] == layer]
@@ -327,16 +327,16 @@ def _read_datasets(subject_layers: Callable[[Subject], tuple[int, ...]]) -> Call
             sheet.mase(f"layer {layer}: change of MASE without all heads", row)
             far = float((rises[layer] > FAR).sum())
             sheet.add(f"layer {layer}: datasets on which that is above {100 * FAR:.0f} %", far)
-            all_go = float((whole["largest_within"] == of).sum())
-            sheet.add(f"layer {layer}: datasets on which all heads can go within 1 %", all_go)
+            robust = float((whole["largest_within"] == of).sum())
+            sheet.add(f"layer {layer}: datasets on which all heads can go within 1 %", robust)
             middle = float(whole["largest_within"].median())
             sheet.add(f"layer {layer}: heads that can go within 1 %, median of datasets", middle)
         if len(layers) == 2:
             important, ablatable = (rises[layer] for layer in layers)
             margins = 100 * (important.reindex(ablatable.index) - ablatable).to_numpy()
             part = Part("", margins, "change of MASE, percentage points")
-            sheet.found.claims[KINDER] = judged([part], range(len(margins)))
-        return sheet.found
+            sheet.result.claims[KINDER] = judged([part], range(len(margins)))
+        return sheet.result
 
     return read
 
@@ -364,7 +364,7 @@ DESIGNS: dict[str, Design] = {
     "S3-F4": Design(lambda s: {"ranges": {"grow": ["outward"]}}, _read_ranges),
     "S3-F7": Design(_figure_7, _read_curves, single=True),
     "S3-F10": Design(_every_layer, _read_all_layers),
-    "S3-F11": Design(_every_layer, _read_kept),
+    "S3-F11": Design(_every_layer, _read_head_counts),
     **{f"S3-F{number}": _datasets_design(*layers) for number, layers in LAYERS_BY_DATASET.items()},
     "S3-T1": Design(_heavy_variants, _read_heavy(("MASE", "CRPS"), counts=False), fit=_heavy_models),
     "S3-T4": Design(_heavy_variants, _read_heavy(_ALL, counts=True), fit=_heavy_models),

@@ -1,4 +1,4 @@
-"""Comparing results that are printed as mean ± deviation over seeds, and results over many cells."""
+"""Comparison of results printed as mean ± deviation over seeds, and of results over many cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CellName = TypeVar("CellName", bound=Hashable)
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two means over seeds.
+    """Comparison of two means over seeds.
 
     Attributes:
         difference: the first mean less the second.
@@ -33,10 +33,10 @@ class Comparison:
 def compare(
     first: tuple[float, float], second: tuple[float, float], *, n: int = 5, n_second: int | None = None
 ) -> Comparison:
-    """Two means with their sample deviations over seeds, by Welch's and by Student's pooled t-test.
+    """Compare two means with their sample deviations over seeds, by Welch's and by Student's pooled t-test.
 
     The paper does not say which of the two it took (S1-TT); its bold numbers are those of the pooled one. With both
-    deviations 0 there is no spread that a test could go by: p is then 0 if the means differ, and 1 if they do not.
+    deviations 0 no test is possible: p is then 0 if the means differ, and 1 if they do not.
 
     Args:
         first, second: mean and standard deviation.
@@ -66,9 +66,9 @@ def compare(
 
 
 def improvement(ours: Mapping[CellName, float], theirs: Mapping[CellName, float]) -> float:
-    """Overall improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the cells that both have.
+    """Compute the improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the cells that both have.
 
-    The paper does not define it; this is what gives its numbers (S1-IMP, E1-7).
+    The paper does not define it; this formula gives its numbers (S1-IMP, E1-7).
 
     Raises:
         InputError: there is no common cell, or theirs sum to 0.

@@ -36,15 +36,15 @@ _FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roess
 
 
 def item_of(name: str) -> Item:
-    """The table or figure of an id; capitals do not matter.
+    """Return the table or figure of an id; capitals do not matter.
 
     Raises:
         UnknownNameError: there is none.
     """
-    known = {each: item for item in ITEMS for each in item.ids}
-    if name.upper() not in known:
-        raise unknown_name("reported value", name.upper(), known, hint=LIST_HINT)
-    return known[name.upper()]
+    items = {each: item for item in ITEMS for each in item.ids}
+    if name.upper() not in items:
+        raise unknown_name("reported value", name.upper(), items, hint=LIST_HINT)
+    return items[name.upper()]
 
 
 def reproduce(
@@ -68,8 +68,8 @@ def reproduce(
 ) -> xr.Dataset:
     """Measure what a table or figure of the paper reports, and put the paper's numbers beside it.
 
-    Errors over the benchmark under ablations run as a sweep, whose finished cells are kept in ``store``: the same call
-    goes on with one that was interrupted.
+    Errors over the benchmark under ablations run as a sweep, whose finished cells are kept in ``store``. After an
+    interrupt the same call resumes the sweep.
 
     Args:
         name: id of the table or figure, such as "S3-T5".
@@ -83,29 +83,30 @@ def reproduce(
         num_samples: sample paths of a sampling model; if None its configured number, of a sweep the paper's.
         n_sequences: sequences of the repeated-random-tokens test.
         seed: of the windows, forecasts and sequences.
-        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. What follows a path of
-            medians, or reads out a distribution, draws nothing and is measured once. Of an experiment of no model
-            how often it is drawn; as often as its settings say if None.
+        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. A model that follows a path
+            of medians, or reads out a distribution, draws nothing and is measured once. Of an experiment of no model
+            the number of draws; that of its settings if None.
         store: folder of a sweep's results; the id with .store if None.
         benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
         configs: configurations of GIFT-Eval, or patterns of their names.
         engine: of a sweep: "single", "processes" or "ray".
         workers: of the engine; one per core if None.
-        progress: called with what is done, how much, of how much, and the seconds left where they are known; see
-            :data:`tsfm_lens.sweep.run.ledger.Progress`. Measures that take one pass of a model have nothing to tell.
-        reading: how the files of a sweep are read, as options of ``tsfm_lens.data.read_series``.
+        progress: called with a label, the number done, the total, and the seconds left where they are known; see
+            :data:`tsfm_lens.sweep.run.ledger.Progress`. Measures that take one pass of a model do not call it.
+        reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
 
     Returns:
         Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
         paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed.
-        A claim stands in the paper's words, its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
-        "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and says ``why`` if it is undecided; see
-        :func:`tsfm_lens.studies.papers.verdicts.judged`. ``estimate``, ``low`` and ``high``: of a part the median
-        margin by which it is true, with its 95 % interval, ``margin`` says of what, and ``p`` its p-value after Holm;
-        of a number that number, with the interval of those that are means over windows or counts of heads. NaN where
-        there is none. Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given
-        by the paper; they say what intervals are over. ``note`` says what keeps the two from being compared, ``over``
-        what claims are tested over, windows or draws.
+        A claim has the paper's words, and its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
+        "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and a reason ``why`` if it is undecided; see
+        :func:`tsfm_lens.studies.papers.verdicts.judged`.
+        ``estimate``, ``low`` and ``high`` of a part are the median margin by which it is true, with its 95 % interval.
+        ``margin`` names the unit of that margin, and ``p`` is the p-value after Holm. Of a number they are that number,
+        with an interval if it is a mean over windows or a count of heads. NaN where there is none.
+        Over ``setting``: ``paper_setting`` and ``our_setting``, for those that differ or are not given by the paper.
+        They name what intervals are over. ``note`` says why the two may not compare, and ``over`` is the unit of the
+        tests of claims, windows or draws.
 
     Raises:
         UnknownNameError: no such id.
@@ -128,14 +129,14 @@ def reproduce(
     if seeds is not None and seeds < 1:
         raise InputError(f"seeds is {seeds}, expected 1 or more")
     if item.theory:
-        if several or any(given is not None for given in (data, windows, horizon, num_samples)):
+        if several or any(option is not None for option in (data, windows, horizon, num_samples)):
             raise InputError(
                 f"{item.id} is of no model: it takes a seed and a number of seeds, which are draws, and no model, "
                 "series, windows, horizon or sample paths"
             )
         return compare(item, MEASURES[item.id](Asked(None, None, False, 0, seed, seeds or 0, progress=progress)))
 
-    def asked(model: str | Lens | None) -> Asked:
+    def request(model: str | Lens | None) -> Asked:
         if model is None:
             return Asked(None, None, data is None, n_sequences, seed, seeds or 3, progress=progress)
         lens = model if isinstance(model, Lens) else load(model)
@@ -143,50 +144,50 @@ def reproduce(
         return Asked(run, lens, data is None, n_sequences, seed, seeds or 3, clusters, progress)
 
     if item.models:
-        return _over_models(item, map(asked, several or item.models))
-    one = asked(several[0] if several else None if item.id in NO_MODEL else item.model)
+        return _over_models(item, map(request, several or item.models))
+    one = request(several[0] if several else None if item.id in NO_MODEL else item.model)
     return compare(item, MEASURES[item.id](one), one.lens)
 
 
-def _over_models(item: Item, given: Iterator[Asked]) -> xr.Dataset:
-    """What is measured on one model after another, each opened when its turn comes."""
+def _over_models(item: Item, requests: Iterator[Asked]) -> xr.Dataset:
+    """Measure one model after another, each opened when its turn comes."""
     names: list[str] = []
 
-    def told() -> Iterator[Asked]:
-        for each in given:
+    def with_unique_names() -> Iterator[Asked]:
+        for each in requests:
             if each.model.model_id in names:
                 raise InputError(f"two models are called {each.model.model_id!r}, expected names that tell them apart")
             names.append(each.model.model_id)
             yield each
 
-    found = MEASURES_OF_MODELS[item.id](told())
-    return _beside(item, found, tuple(names), {"model": ", ".join(names)})
+    result = MEASURES_OF_MODELS[item.id](with_unique_names())
+    return _beside(item, result, tuple(names), {"model": ", ".join(names)})
 
 
-def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
-    """The paper's numbers beside found ones; see :func:`reproduce`.
+def compare(item: Item, result: Found, lens: Lens | None = None) -> xr.Dataset:
+    """Put the paper's numbers beside measured ones; see :func:`reproduce`.
 
     Args:
         item: the table or figure.
-        found: values by the item's own quantities, others beside them, and settings.
+        result: values by the item's own quantities, others beside them, and settings.
         lens: the model that was measured, if any.
 
     Raises:
         InputError: none of the item's quantities was found.
     """
-    if not any(value.quantity in {*found.values, *found.claims} for value in item.values):
+    if not any(value.quantity in {*result.values, *result.claims} for value in item.values):
         raise InputError(f"{item.id} reports no number for this model; it is about {item.model or 'other models'}")
-    return _beside(item, found, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
+    return _beside(item, result, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
 
 
-def _beside(item: Item, measured: Found, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
-    """The paper's numbers beside found ones, of models by name."""
+def _beside(item: Item, result: Found, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
+    """Put the paper's numbers beside measured ones, of models by name."""
     other = _other_models(item, models)
-    printed = {**item.settings, "model": item.model or ", ".join(item.others)}
-    here = {**({"model": ", ".join(models)} if other else {}), **measured.settings}
-    differ = {key: value for key, value in here.items() if value != printed.get(key)}
-    data = table_of(item, measured).assign_coords(setting=list(differ))
-    data["paper_setting"] = ("setting", [printed.get(key, "not given") for key in differ])
+    paper = {**item.settings, "model": item.model or ", ".join(item.others)}
+    here = {**({"model": ", ".join(models)} if other else {}), **result.settings}
+    differ = {key: value for key, value in here.items() if value != paper.get(key)}
+    data = table_of(item, result).assign_coords(setting=list(differ))
+    data["paper_setting"] = ("setting", [paper.get(key, "not given") for key in differ])
     data["our_setting"] = ("setting", list(differ.values()))
     data.attrs = {
         "kind": "reproduction",
@@ -194,14 +195,14 @@ def _beside(item: Item, measured: Found, models: Sequence[str], attrs: Mapping[s
         "source": item.source,
         "paper_model": item.model,
         **attrs,
-        "note": "; ".join(part for part in (other, item.note, *measured.notes) if part),
-        "over": next((claim.over for claim in measured.claims.values()), ""),
+        "note": "; ".join(part for part in (other, item.note, *result.notes) if part),
+        "over": next((claim.over for claim in result.claims.values()), ""),
     }
     return data
 
 
 def _other_models(item: Item, models: Sequence[str]) -> str:
-    """Words on models that are not the paper's."""
+    """Describe models that are not the paper's; "" if there are none."""
     theirs = tuple(dict.fromkeys(name for name in (*item.model.split(", "), *item.others) if name))
     others = [name for name in models if name not in theirs]
     if not theirs or not others:
@@ -222,7 +223,7 @@ def _run_of(
     num_samples: int | None,
     seed: int,
 ) -> tuple[Run, tuple[str, ...]]:
-    """The run of the windows that an item is measured on, and the series that each window is from."""
+    """Run the windows that an item is measured on; return the series that each window is from, too."""
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
     default_horizon = lens.adapter.prediction_length
@@ -245,7 +246,7 @@ def _run_of(
 
 
 def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBatch, tuple[str, ...]]:
-    """The last windows of each series, whose held-out ends follow one another.
+    """Cut the last windows of each series, whose held-out ends follow one another.
 
     Args:
         batch: the series.
@@ -266,18 +267,18 @@ def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBa
             f"series {batch.ids[shortest]!r} has {batch.lengths[shortest]} steps: {count} windows of {horizon} "
             f"forecast steps need more than {count * horizon}; give fewer windows, a shorter horizon or longer series"
         )
-    cut = []
+    windows = []
     for back in range(count):
-        shown = batch if not back else batch.split(back * horizon)[0]
+        window = batch if not back else batch.split(back * horizon)[0]
         if back:
             names, groups = ([f"{name} -{back * horizon}" for name in labels] for labels in (batch.ids, batch.groups))
-            shown = replace(shown, ids=tuple(names), groups=tuple(groups))
-        cut.append(shown)
-    return SeriesBatch.concat(cut), batch.groups * count
+            window = replace(window, ids=tuple(names), groups=tuple(groups))
+        windows.append(window)
+    return SeriesBatch.concat(windows), batch.groups * count
 
 
 def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
-    """Windows of the first coordinate of Lorenz and Roessler trajectories, in turn.
+    """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in turn.
 
     They stand in for the paper's chaotic systems, of which they are two. Starts are drawn at random and run onto the
     attractor first.
@@ -294,8 +295,8 @@ def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
         if not turns:
             continue
         # all windows of a system side by side, four steps of the integration to one of the series
-        settled = rk4(flow, starts[turns.start :: len(_FLOWS)], 0.02, WARM_UP)[-1]
-        path = rk4(flow, settled, dt / 4, 4 * length)[::4, :, 0]
+        on_attractor = rk4(flow, starts[turns.start :: len(_FLOWS)], 0.02, WARM_UP)[-1]
+        path = rk4(flow, on_attractor, dt / 4, 4 * length)[::4, :, 0]
         values.update(zip(turns, path.T, strict=True))
     names = tuple(f"{_FLOWS[i % len(_FLOWS)][0]}-{i // len(_FLOWS)}" for i in range(count))
     return SeriesBatch(tuple(values[index] for index in range(count)), names)

@@ -1,4 +1,4 @@
-"""The paper's errors over the whole benchmark: the sweep is run, or gone on with, and read."""
+"""Errors of the paper over the whole benchmark: a sweep is run or resumed, and read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tsfm_lens.sweep.run.sweeping import run_sweep
 
 @dataclass(frozen=True)
 class Where:
-    """What a sweep runs on, and where it is kept.
+    """Benchmark, store and engine of a sweep.
 
     Attributes:
         store: folder; the item's id with .store if None.
@@ -44,7 +44,7 @@ class Where:
     reading: Mapping[str, Any] = field(default_factory=dict)
 
     def folder(self, item: Item) -> Path:
-        """The store."""
+        """Return the store."""
         return Path(self.store or f"{item.id}.store")
 
 
@@ -72,7 +72,7 @@ def sweep_item(
         seed: of windows, forecasts and replicates.
 
     Returns:
-        What was found, the models that ran, and attributes of the result: store, versions.
+        The result, the models that ran, and attributes of the result: store, versions.
 
     Raises:
         InputError: models or data cannot be used for this item, or the benchmark is not there.
@@ -94,12 +94,10 @@ def sweep_item(
             f"{len(outcome.failed)} groups of {item.id} failed, the rest is kept in {folder} and the same command "
             f"goes on with it; the first: {outcome.failed[0]}"
         )
-    gathered = gather(folder, config.name)
-    numbers = DESIGNS[item.id].read(gathered, subjects)
-    numbers = replace(
-        numbers, settings=_settings(item, gathered, subjects, config), notes=(*numbers.notes, *gathered.notes)
-    )
-    return numbers, [subject.source for subject in subjects], _attributes(gathered, subjects, folder)
+    sweep = gather(folder, config.name)
+    numbers = DESIGNS[item.id].read(sweep, subjects)
+    numbers = replace(numbers, settings=_settings(item, sweep, subjects, config), notes=(*numbers.notes, *sweep.notes))
+    return numbers, [subject.source for subject in subjects], _attributes(sweep, subjects, folder)
 
 
 def sweep_config(
@@ -113,22 +111,22 @@ def sweep_config(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> tuple[SweepConfig, Sequence[Subject]]:
-    """The sweep behind a table or figure, and the models that it runs; see :func:`sweep_item`.
+    """Configure the sweep behind a table or figure, and list the models that it runs; see :func:`sweep_item`.
 
     Models that are not the paper's are opened to learn their sizes.
     """
     design = DESIGNS[item.id]
-    given = list(dict.fromkeys(models)) or item.model.split(", ")
-    if design.single and len(given) > 1:
-        raise InputError(f"{item.id} is about one model, and {len(given)} are given: {', '.join(given)}")
-    subjects = design.fit([subject_of(source) for source in given])
-    chosen = where or Where()
+    sources = list(dict.fromkeys(models)) or item.model.split(", ")
+    if design.single and len(sources) > 1:
+        raise InputError(f"{item.id} is about one model, and {len(sources)} are given: {', '.join(sources)}")
+    subjects = design.fit([subject_of(source) for source in sources])
+    where = where or Where()
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
     content = {
         "name": item.id,
         "models": [_model(subject, num_samples) for subject in subjects],
-        "data": _gift_eval(chosen) if data is None else _series(data, subjects, windows or 1, horizon, chosen.reading),
+        "data": _gift_eval(where) if data is None else _series(data, subjects, windows or 1, horizon, where.reading),
         "variants": design.variants(subjects),
         "windows": windows if data is None else None,
         "seed": seed,
@@ -137,7 +135,7 @@ def sweep_config(
 
 
 def subject_of(source: str) -> Subject:
-    """A model by name; the paper's own are known without being opened.
+    """Return a model by name; the paper's own need not be opened.
 
     Raises:
         InputError: it is none of time series.
@@ -147,23 +145,23 @@ def subject_of(source: str) -> Subject:
         raise InputError(
             f"a sweep opens its models by name, in every worker: give a checkpoint, folder or hub id, not {source!r}"
         )
-    for architecture, configured in TABLE_3.items():
-        if configured.model == source:
-            return Subject(configured.model, architecture, configured.layers, configured.heads)
+    for architecture, evaluation in TABLE_3.items():
+        if evaluation.model == source:
+            return Subject(evaluation.model, architecture, evaluation.layers, evaluation.heads)
     lens = open_model(ModelConfig(source=str(source)))
     if getattr(lens.adapter, "integers", False):
         raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
     stack, architecture = lens.wiring.output_stack, lens.wiring.architecture
-    known = SAME_WEIGHTS.get(architecture, architecture)
-    return Subject(str(source), known, stack.n_layers, stack.n_heads, int(lens.adapter.prediction_length))
+    canonical = SAME_WEIGHTS.get(architecture, architecture)
+    return Subject(str(source), canonical, stack.n_layers, stack.n_heads, int(lens.adapter.prediction_length))
 
 
 def _model(subject: Subject, num_samples: int | None) -> dict[str, Any]:
-    configured = subject.settings
+    evaluation = subject.settings
     model: dict[str, Any] = {"source": subject.source}
-    if configured is not None:
-        model["context_length"] = configured.context
-        model["num_samples"] = None if configured.samples is None else num_samples or configured.samples
+    if evaluation is not None:
+        model["context_length"] = evaluation.context
+        model["num_samples"] = None if evaluation.samples is None else num_samples or evaluation.samples
     return model
 
 
@@ -175,20 +173,20 @@ def _gift_eval(where: Where) -> list[dict[str, Any]]:
 def _series(
     data: Any, subjects: Sequence[Subject], windows: int, horizon: int | None, reading: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Bundled series and files, as sources of a sweep."""
-    named = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, list | tuple) else []
-    if not named or not all(isinstance(entry, str | Path) for entry in named):
+    """Configure bundled series and files as sources of a sweep."""
+    entries = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, list | tuple) else []
+    if not entries or not all(isinstance(entry, str | Path) for entry in entries):
         raise InputError(
             "a sweep reads its series in every worker: give names of bundled series or CSV or Parquet files, not "
             f"{type(data).__name__}"
         )
-    known = [subject.steps for subject in subjects if subject.steps is not None]
-    if horizon is None and not known:
+    steps = [subject.steps for subject in subjects if subject.steps is not None]
+    if horizon is None and not steps:
         raise InputError("give a horizon, in forecast steps, for series of your own")
-    cut = {"horizon": min(known) if horizon is None else horizon, "windows": windows}
+    windowing = {"horizon": min(steps) if horizon is None else horizon, "windows": windows}
     names: list[str] = []
     files: list[Path] = []
-    for name in map(str, named):
+    for name in map(str, entries):
         bundled = bundled_in([name]) or ([name] if name in bundled_names() else [])
         names += bundled
         if not bundled:
@@ -198,43 +196,45 @@ def _series(
             raise unknown_name("series", str(file), bundled_names(), hint="Or give a CSV or Parquet file.")
     if reading and not files:
         raise InputError(f"{next(iter(reading))}=… says how to read a file, and there is none")
-    sources: list[dict[str, Any]] = [{"source": "bundled", "names": list(dict.fromkeys(names)), **cut}] if names else []
-    return sources + [{"source": "file", "path": str(file.resolve()), **cut, **reading} for file in files]
+    sources: list[dict[str, Any]] = (
+        [{"source": "bundled", "names": list(dict.fromkeys(names)), **windowing}] if names else []
+    )
+    return sources + [{"source": "file", "path": str(file.resolve()), **windowing, **reading} for file in files]
 
 
-def _settings(item: Item, gathered: Gathered, subjects: Sequence[Subject], config: SweepConfig) -> dict[str, str]:
-    """Series, windows, contexts and samples, in the words of the items' settings."""
-    sets = gathered.provenance["datasets"]
+def _settings(item: Item, sweep: Gathered, subjects: Sequence[Subject], config: SweepConfig) -> dict[str, str]:
+    """Describe series, windows, contexts and samples, in the words of the items' settings."""
+    sets = sweep.provenance["datasets"]
     names = [dataset["name"] for dataset in sets]
     benchmark = config.data[0].source == "gift_eval"
-    listed = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+    first_names = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     words = {
-        "series": GIFT if benchmark and str(len(names)) == item.settings["datasets"] else listed,
+        "series": GIFT if benchmark and str(len(names)) == item.settings["datasets"] else first_names,
         "datasets": str(len(names)),
         "windows": "all" if benchmark and config.windows is None else str(sum(dataset["windows"] for dataset in sets)),
     }
     if not benchmark:
         words["horizon"] = ", ".join(sorted({str(dataset["horizon"]) for dataset in sets}))
     for subject, model in zip(subjects, config.models, strict=True):
-        configured = subject.settings
-        title = configured.title if configured is not None else subject.source
-        words[f"context of {title}"] = str(gathered.provenance["models"][subject.source]["context_length"])
+        evaluation = subject.settings
+        title = evaluation.title if evaluation is not None else subject.source
+        words[f"context of {title}"] = str(sweep.provenance["models"][subject.source]["context_length"])
         if model.num_samples is not None:
             words[f"samples of {title}"] = str(model.num_samples)
     return words
 
 
-def _attributes(gathered: Gathered, subjects: Sequence[Subject], folder: Path) -> dict[str, Any]:
-    about = [gathered.provenance["models"][subject.source] for subject in subjects]
+def _attributes(sweep: Gathered, subjects: Sequence[Subject], folder: Path) -> dict[str, Any]:
+    about = [sweep.provenance["models"][subject.source] for subject in subjects]
 
-    def joined(name: str) -> str:
+    def join(name: str) -> str:
         return ", ".join(dict.fromkeys(str(model.get(name, "")) for model in about))
 
     return {
         "model": ", ".join(subject.source for subject in subjects),
-        "revision": joined("revision"),
-        "architecture": joined("architecture"),
-        "versions": joined("versions"),
+        "revision": join("revision"),
+        "architecture": join("architecture"),
+        "versions": join("versions"),
         "store": str(folder),
-        "confidence": gathered.provenance["config"]["statistics"]["confidence"],
+        "confidence": sweep.provenance["config"]["statistics"]["confidence"],
     }

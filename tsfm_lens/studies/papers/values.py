@@ -1,4 +1,4 @@
-"""The reported numbers of the papers, and the settings they were measured with: data, no code of a measure."""
+"""Reported numbers of the papers, and the settings they were measured with: data, no code of a measure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _RRT = {
 _SPEARMAN = {"series": "GIFT-Eval, about 2000 windows (Chronos: dysts)", "horizon": "64"}
 
 
-# claims in the paper's words; how each is split into parts and tested stands in its measure
+# claims in the paper's words; each measure splits its claim into parts and tests them
 RAISE_ENTROPY = (
     "middle layers introduce uncertainty, measured as an increase in the entropy of the resulting distribution over "
     "tokens"

@@ -1,4 +1,4 @@
-"""What the paper on the flow of ranks prints of compressed models, cut off after training or trained at low rank."""
+"""Printed numbers of the paper on the flow of ranks: models cut off after training or trained at low rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsfm_lens.studies.papers.values_theory import SOURCE
 
 
 class CutOff(NamedTuple):
-    """A row of table 2: a pretrained model cut off by truncated SVD, scores over those of the whole model."""
+    """Row of table 2: a pretrained model cut off by truncated SVD, scores over those of the whole model."""
 
     ratio: float
     in_domain_wql: float
@@ -23,7 +23,7 @@ class CutOff(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A row of figure 7 or of tables 3 and 4: a model trained with a schedule of ranks, beside the dense one."""
+    """Row of figure 7 or of tables 3 and 4: a model trained with a schedule of ranks, beside the dense one."""
 
     first: float
     exponent: float
@@ -31,7 +31,7 @@ class Schedule(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As quantities have it."""
+        """Name of the schedule in quantities."""
         return f"schedule ({self.first:g}, {self.exponent:g})"
 
 
@@ -44,7 +44,7 @@ TABLE_2 = (
     CutOff(0.755, 1.007, 1.021, 1.027, 1.000, 0.999, 1.085, 0.871),
     CutOff(0.889, 1.000, 0.960, 1.016, 1.001, 0.999, 1.028, 0.954),
 )
-"""Its last row, ratio 1, is the whole model."""
+"""Rows of table 2 without the last one, ratio 1, which is the whole model."""
 COLUMNS_2 = {
     "zero_shot_wql": "zero-shot WQL",
     "zero_shot_mase": "zero-shot MASE",
@@ -105,7 +105,7 @@ LEADING = "the leading singular value, i.e., the norm of the weight matrix, even
 NOT_GIVEN_BACK = "matrices that factors of each head, as large as a head, do not give back"
 
 
-def _printed(rows: tuple[Schedule, ...], where: str) -> tuple[Value, ...]:
+def _values(rows: tuple[Schedule, ...], where: str) -> tuple[Value, ...]:
     return tuple(Value(f"{name}, {row.words}", number, where) for row in rows for name, number in row.numbers.items())
 
 
@@ -129,7 +129,7 @@ _ITEMS = (
         "S0-T3",
         "Chronos-Bolt with a schedule of ranks",
         BOLT_SMALL,
-        _printed(TABLE_3, "appendix K, table 3"),
+        _values(TABLE_3, "appendix K, table 3"),
         {"ranks": "trained", "series": "Chronos benchmark II (zero-shot), I (in-domain)"},
         note="the paper trains these models, which takes its training sets and GPUs; here a trained model is cut to "
         "the same schedule and not trained again, which is worse; space is that of weights, time is of a forward of "
@@ -139,7 +139,7 @@ _ITEMS = (
         "S0-F7",
         "Chronos trained with a schedule of ranks",
         "",
-        _printed(FIGURE_7, "section 5, figure 7"),
+        _values(FIGURE_7, "section 5, figure 7"),
         {"model": "Chronos of the paper's sizes", "heads": "of 64"},
         note=f"{_NANO}; scores are of held-out synthetic series, beside the paper's zero-shot ones; space is numbers "
         "held, time is of a training step; schedule (5, 0.35) and kept embeddings are not trained here; a given model "
@@ -149,7 +149,7 @@ _ITEMS = (
         "S0-T4",
         "a schedule of ranks beside one rank for all layers",
         "",
-        (*_printed(TABLE_4, "appendix K, table 4"), Value(LAYERED, 1, "appendix K, table 4", HOLDS)),
+        (*_values(TABLE_4, "appendix K, table 4"), Value(LAYERED, 1, "appendix K, table 4", HOLDS)),
         {"model": "Moirai-1.0-R-base", "heads": "of 64"},
         note=f"{_NANO}, of Chronos, at a quarter of the ranks; the schedule has a tenth fewer of them than the one "
         "rank; a given model is cut to the schedules and not trained",
@@ -184,4 +184,4 @@ _ITEMS = (
 )
 ITEMS_OF_LOW_RANK = tuple(replace(item, source=SOURCE) for item in _ITEMS)
 SHIPPED = tuple(item.id for item in ITEMS_OF_LOW_RANK if not item.model)
-"""Measured on models that were trained for it, of which the results are shipped."""
+"""Items measured on models trained for them, whose results ship."""

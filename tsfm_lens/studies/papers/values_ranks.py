@@ -1,4 +1,4 @@
-"""What the paper on the flow of ranks defines, and what it prints of spectra and ranks of models."""
+"""Definitions of the paper on the flow of ranks, and its printed spectra and ranks of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the paper on SAMformer prints: settings, errors over seeds, parameter counts; nothing of it is ours."""
+"""Printed settings, errors over seeds and parameter counts of the paper on SAMformer; nothing of it is ours."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COLUMNS = (
 """Models of tables 1 and 6; the first four were trained by the authors, the others are from earlier papers."""
 
 Cell = tuple[str, int]
-"""A dataset and a horizon."""
+"""Dataset and horizon."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A mean over seeds and its standard deviation, NaN where the paper prints none."""
+    """Mean over seeds and its standard deviation, NaN where the paper prints none."""
 
     mean: float
     std: float = math.nan
@@ -37,7 +37,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A row of table 5.
+    """Row of table 5.
 
     Attributes:
         features, steps: D and the number of rows.
@@ -51,31 +51,31 @@ class Dataset:
     rate: float
 
 
-def _printed(text: str) -> Printed:
+def _parse(text: str) -> Printed:
     mean, _, std = text.partition("±")
     return Printed(float(mean), float(std)) if std else Printed(float(mean))
 
 
 def _cells(columns: Sequence[str], text: str) -> Mapping[str, Mapping[Cell, Printed]]:
-    """By model and cell; a dash stands for no number."""
-    found: dict[str, dict[Cell, Printed]] = {name: {} for name in columns}
+    """Parse a table by model and cell; a dash stands for no number."""
+    table: dict[str, dict[Cell, Printed]] = {name: {} for name in columns}
     for line in text.strip().splitlines():
         dataset, horizon, *numbers = line.split()
         for name, number in zip(columns, numbers, strict=True):
             if number != "-":
-                found[name][dataset, int(horizon)] = _printed(number)
-    return found
+                table[name][dataset, int(horizon)] = _parse(number)
+    return table
 
 
 def _by_horizon(text: str) -> Mapping[Cell, Printed]:
-    """By cell, of lines of a horizon each with a number for every dataset."""
-    found: dict[Cell, Printed] = {}
+    """Parse a table by cell, of lines of a horizon each with a number for every dataset."""
+    table: dict[Cell, Printed] = {}
     for line in text.strip().splitlines():
         horizon, *numbers = line.split()
         for dataset, number in zip(DATASETS, numbers, strict=True):
             if number != "-":
-                found[dataset, int(horizon)] = _printed(number)
-    return found
+                table[dataset, int(horizon)] = _parse(number)
+    return table
 
 
 TABLE_5 = {
@@ -249,7 +249,7 @@ NOT_SIGNIFICANT = {("ETTm1", 96), ("Traffic", 96), ("ETTm1", 192), ("Exchange", 
 
 
 def parameter_count(length: int, horizon: int, channels: int, *, width: int = 16, bias: bool = False) -> int:
-    """Trained numbers of SAMformer by the shapes that the paper states: 4·L·d_m + L·H + 2·D, and the biases.
+    """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and the biases.
 
     Args:
         length, horizon, channels: L, H and D.

@@ -1,4 +1,4 @@
-"""The reported errors over the whole benchmark under ablations, and their settings: data, no code of a measure."""
+"""Reported errors over the whole benchmark under ablations, and their settings: data, no code of a measure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _METRICS = ("MASE", "NRMSE", "SMAPE", "CRPS", "MSIS")
 
 @dataclass(frozen=True)
 class HeavyRow:
-    """A row of tables 1 and 4.
+    """Row of tables 1 and 4.
 
     Attributes:
         name: of the row.
-        recipe: that says what goes, by its name in the package; the paper leaves some open.
+        recipe: of the ablation, by its name in the package; the paper leaves some open.
         share: heads ablated in percent of all, as printed.
         mlps: MLPs ablated.
         changes: of MASE, NRMSE, SMAPE, CRPS and MSIS, in percent.
-        resilient, improved: datasets, of 97.
+        n_resilient, n_improved: datasets, of 97.
     """
 
     name: str
@@ -30,8 +30,8 @@ class HeavyRow:
     share: float
     mlps: int
     changes: tuple[float, ...]
-    resilient: int
-    improved: int
+    n_resilient: int
+    n_improved: int
 
 
 HEAVY = (
@@ -54,16 +54,16 @@ def _heavy(where: str, metrics: tuple[str, ...], counts: bool) -> tuple[Value, .
             for metric in metrics
         ]
         if counts:
-            values.append(Value(f"{row.name}: resilient datasets", row.resilient, where, "of 97"))
-            values.append(Value(f"{row.name}: improved datasets", row.improved, where, "of 97"))
+            values.append(Value(f"{row.name}: resilient datasets", row.n_resilient, where, "of 97"))
+            values.append(Value(f"{row.name}: improved datasets", row.n_improved, where, "of 97"))
     return tuple(values)
 
 
-def _kept() -> tuple[Value, ...]:
+def _head_counts() -> tuple[Value, ...]:
     return tuple(
-        Value(f"{architecture}: heads kept in layer {layer}", kept, "figure 11, as released")
+        Value(f"{architecture}: heads kept in layer {layer}", count, "figure 11, as released")
         for architecture, (_, counts) in RELEASED.items()
-        for layer, kept in enumerate(counts)
+        for layer, count in enumerate(counts)
     )
 
 
@@ -82,7 +82,7 @@ def _sweep(
 _ABLATED = ("timesfm-2.5", "toto-1", "chronos-bolt")
 _FOUR = ("chronos-bolt", "toto-1", "timesfm-2.5", "moirai-1.1")
 _CURVES = "`tsfm-lens sweep report` on the store draws the figure"
-# what figures 16 to 19 show a model's two layers for
+# claim of figures 16 to 19, which show two layers of a model
 KINDER = "on most datasets MASE rises less without the heads of the most ablatable layer than of the important one"
 RELATIVE_MASE = "MASE over the seasonal naive's"
 HALF_MLPS = "without half of the MLPs, MASE rises less for Chronos-Bolt than for Toto"
@@ -126,7 +126,9 @@ _ITEMS: tuple[Item, ...] = (
         f"{_RELATIVE}; {_CURVES}",
     ),
     _sweep("S3-F10", "MASE over heads ablated in every layer", _FOUR, note=f"{_RELATIVE}; {_CURVES}"),
-    _sweep("S3-F11", "heads@1pp of every layer", _FOUR, _kept(), f"of both orders the better one counts; {_CURVES}"),
+    _sweep(
+        "S3-F11", "heads@1pp of every layer", _FOUR, _head_counts(), f"of both orders the better one counts; {_CURVES}"
+    ),
     *(_by_dataset(number, *layers) for number, layers in LAYERS_BY_DATASET.items()),
     _sweep("S3-T1", "heavy ablations", _ABLATED, _heavy("table 1", ("MASE", "CRPS"), False)),
     _sweep("S3-T4", "heavy ablations, all metrics", _ABLATED, _heavy("table 4", _METRICS, True)),

@@ -1,4 +1,4 @@
-"""What the paper on the flow of ranks prints of experiments and theorems that need no model."""
+"""Printed numbers of the paper on the flow of ranks: experiments and theorems that need no model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ABOVE_PRINTED = "singular values above the corollary, index as printed"
 
 
 def _none(*rows: tuple[str, str]) -> tuple[Value, ...]:
-    """Statements that nothing contradicts: none of so many."""
+    """List statements that nothing contradicts: none of so many."""
     return tuple(Value(quantity, 0, where) for quantity, where in rows)
 
 

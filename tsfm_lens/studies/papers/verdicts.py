@@ -1,4 +1,4 @@
-"""Whether a claim holds: each part of it tested over windows and seeds, with an interval and three outcomes."""
+"""Tests of claims: each part over windows and seeds, with an interval and three outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Estimated = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Interval:
-    """A quantity over windows and seeds.
+    """Quantity over windows and seeds.
 
     Attributes:
         estimate: mean, or median.
@@ -44,7 +44,7 @@ class Part:
     Attributes:
         words: the part, in the paper's words as far as they go.
         margins: (window,) or (seed, window), above 0 where the part is true; NaN where nothing was measured.
-        of: what the margins are, with their unit.
+        of: meaning of the margins, with their unit.
     """
 
     words: str
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Resampled:
-    """A part about a quantity of all windows together, which no window has by itself.
+    """Part about a quantity of all windows together, which no window has by itself.
 
     Attributes:
         words, of: see :class:`Part`.
@@ -77,26 +77,26 @@ class Tested:
     Attributes:
         words, of: see :class:`Part`.
         outcome: "holds", "does not hold" or "undecided".
-        found: the median margin; None of a part that needs no measurement.
+        interval: of the median margin; None of a part that needs no measurement.
         p: after Holm over the parts of the claim.
-        why: of an undecided part; of others what must be known.
+        why: reason of an undecided part; of others a remark.
     """
 
     words: str
     of: str
     outcome: str
-    found: Interval | None = None
+    interval: Interval | None = None
     p: float = float("nan")
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, judged by its parts: it holds if all do, does not if one does not, and is undecided otherwise.
+    """Verdict on a claim: it holds if all parts do, does not if one does not, and is undecided otherwise.
 
     Attributes:
         parts: tested.
-        over: one of what they are tested over.
+        over: unit that they are tested over, in the singular.
     """
 
     parts: tuple[Tested, ...]
@@ -104,7 +104,7 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """What the parts decide: "holds", "does not hold" or "undecided"."""
+        """Outcome of all parts: "holds", "does not hold" or "undecided"."""
         outcomes = [part.outcome for part in self.parts]
         if FAILS in outcomes:
             return FAILS
@@ -112,7 +112,7 @@ class Verdict:
 
     @property
     def why(self) -> str:
-        """Why it is not decided."""
+        """Reason why the claim is undecided."""
         reasons = dict.fromkeys(part.why for part in self.parts if part.outcome == UNDECIDED)
         return "; ".join(reasons) if self.outcome == UNDECIDED else ""
 
@@ -121,15 +121,15 @@ def judged(parts: Sequence[Part], clusters: Sequence[Hashable], over: str = WIND
     """Test every part of a claim on the median window.
 
     Windows of one cluster (a series, or an item of several variates) count as one value, their median, after the mean
-    over seeds. Over clusters the test is the sign test, which asks nothing of the margins' distribution and gives no
-    p-value that so many clusters cannot; it is corrected after Holm over the parts. Where there are seeds, the
-    interval also holds what they differ by. A part holds, or does not, if its p-value is at most 5 % and its interval
-    lies on one side of 0: without an effect that happens to at most 2.5 % of parts on either side.
+    over seeds. Over clusters the test is the sign test, corrected after Holm over the parts. It assumes nothing about
+    the distribution of margins and gives no p-value below what so many clusters allow. Where there are seeds, their
+    spread widens the interval. A part is decided if its p-value is at most 5 % and its interval lies on one side of 0.
+    Without an effect at most 2.5 % of parts are decided on either side.
 
     Args:
         parts: of the claim.
         clusters: (window,) label of the series that a window is from.
-        over: one of what the margins are of, where these are no windows.
+        over: unit of the margins in the singular, where these are no windows.
 
     Raises:
         InputError: no part, or another number of margins than of windows.
@@ -138,14 +138,14 @@ def judged(parts: Sequence[Part], clusters: Sequence[Hashable], over: str = WIND
         raise InputError("a claim has no part to test: expected at least one")
     tables = [_by_cluster(part.margins, clusters, np.median) for part in parts]
     medians = [_median(table) for table in tables]
-    return _decided(parts, medians, [_sign_test(table.mean(0)) for table in tables], over)
+    return _decide(parts, medians, [_sign_test(table.mean(0)) for table in tables], over)
 
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:
     """Test every part of a claim by a bootstrap.
 
-    Intervals are percentiles of the draws, expanded as a t interval of so few units is wider than a normal one (T.
-    Hesterberg 2015, What teachers should know about the bootstrap); p-values are what they give at 0, after Holm.
+    Intervals are percentiles of the draws, expanded by the ratio of a t interval of so few units to a normal one (T.
+    Hesterberg 2015, What teachers should know about the bootstrap). P-values invert the intervals at 0, after Holm.
 
     Args:
         parts: of the claim.
@@ -156,49 +156,49 @@ def judged_together(parts: Sequence[Resampled]) -> Verdict:
     if not parts:
         raise InputError("a claim has no part to test: expected at least one")
     tests = [percentiles(part) for part in parts]
-    return _decided(parts, [interval for interval, _ in tests], [p for _, p in tests])
+    return _decide(parts, [interval for interval, _ in tests], [p for _, p in tests])
 
 
 def percentiles(part: Resampled) -> tuple[Interval, float]:
-    """The interval of a quantity over draws, and the p-value of 0; see :func:`judged_together`."""
-    units, known = part.units, part.draws[np.isfinite(part.draws)]
-    if units < FEWEST or not np.isfinite(part.margin) or len(known) < CONFIDENCE * len(part.draws):
-        count = units if np.isfinite(part.margin) and len(known) else 0
+    """Compute the interval of a quantity over draws, and the p-value of 0; see :func:`judged_together`."""
+    units, finite = part.units, part.draws[np.isfinite(part.draws)]
+    if units < FEWEST or not np.isfinite(part.margin) or len(finite) < CONFIDENCE * len(part.draws):
+        count = units if np.isfinite(part.margin) and len(finite) else 0
         return Interval(part.margin, np.nan, np.nan, count), 1.0
     wider = math.sqrt(units / (units - 1))
     tail = float(stats.norm.cdf(stats.t.ppf(LEVEL / 2, units - 1) * wider))
-    low, high = np.quantile(known, (tail, 1 - tail))
-    beyond = (min((known <= 0).sum(), (known >= 0).sum()) + 1) / (len(known) + 1)
+    low, high = np.quantile(finite, (tail, 1 - tail))
+    beyond = (min((finite <= 0).sum(), (finite >= 0).sum()) + 1) / (len(finite) + 1)
     p = min(2 * float(stats.t.sf(stats.norm.isf(min(beyond, 0.5)) / wider, units - 1)), 1.0)
     return Interval(part.margin, float(low), float(high), units), p
 
 
-def _decided(
+def _decide(
     parts: Sequence[Part | Resampled], intervals: Sequence[Interval], p_values: Sequence[float], over: str = WINDOW
 ) -> Verdict:
-    adjusted = holm(np.array(p_values))
-    needed = fewest(len(parts))
-    tested = []
-    for part, interval, p in zip(parts, intervals, adjusted, strict=True):
-        side = 1 if interval.low > 0 else -1 if interval.high < 0 else 0
-        outcome = {1: HOLDS, -1: FAILS}.get(side, UNDECIDED) if p <= LEVEL and interval.count >= needed else UNDECIDED
-        why = "" if outcome != UNDECIDED else _why(interval, needed, len(parts), over)
-        tested.append(Tested(part.words, part.of, outcome, interval, float(p), why))
-    return Verdict(tuple(tested), over)
+    p_adjusted = holm(np.array(p_values))
+    minimum = fewest(len(parts))
+    tests = []
+    for part, each, p in zip(parts, intervals, p_adjusted, strict=True):
+        side = 1 if each.low > 0 else -1 if each.high < 0 else 0
+        outcome = {1: HOLDS, -1: FAILS}.get(side, UNDECIDED) if p <= LEVEL and each.count >= minimum else UNDECIDED
+        why = "" if outcome != UNDECIDED else _why(each, minimum, len(parts), over)
+        tests.append(Tested(part.words, part.of, outcome, each, float(p), why))
+    return Verdict(tuple(tests), over)
 
 
 def undecided(why: str, of: str) -> Verdict:
-    """A claim of which nothing here can be measured, and why."""
+    """Build the verdict on a claim of which nothing here can be measured, and say why."""
     return Verdict((Tested("", of, UNDECIDED, why=why),))
 
 
 def exactly(words: str, *, true: bool, of: str) -> Verdict:
-    """A claim that follows from weights or counts, without anything to draw."""
+    """Build the verdict on a claim that follows from weights or counts, without anything to draw."""
     return Verdict((Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn"),))
 
 
 def larger(more: Estimated, less: Estimated, of: str, words: str = "") -> Verdict:
-    """A claim that one of two quantities is larger, both given as (estimate, low, high).
+    """Test that one of two quantities is larger, both given as (estimate, low, high).
 
     The interval of the difference is made from both (MOVER), as if they were independent: too wide where the same
     series stand behind both.
@@ -206,19 +206,19 @@ def larger(more: Estimated, less: Estimated, of: str, words: str = "") -> Verdic
     difference = more[0] - less[0]
     low = difference - math.hypot(more[0] - more[1], less[2] - less[0])
     high = difference + math.hypot(more[2] - more[0], less[0] - less[1])
-    known = math.isfinite(low) and math.isfinite(high)
+    finite = math.isfinite(low) and math.isfinite(high)
     outcome = HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
-    why = "" if outcome != UNDECIDED else "the interval holds 0" if known else "too few series for an interval"
+    why = "" if outcome != UNDECIDED else "the interval holds 0" if finite else "too few series for an interval"
     return Verdict((Tested(words, of, outcome, Interval(difference, low, high, 0), why=why),))
 
 
 def fewest(parts: int = 1) -> int:
-    """Clusters below which not even full agreement decides a claim of so many parts."""
+    """Count the clusters below which not even full agreement decides a claim of so many parts."""
     return math.ceil(math.log2(2 * parts / LEVEL))
 
 
 def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """A mean over windows and seeds, with the t interval over clusters, widened by what seeds differ by.
+    """Average over windows and seeds, with the t interval over clusters, widened by what seeds differ by.
 
     Args:
         values: (window,) or (seed, window); a window that lacks a value for any seed is left out.
@@ -237,7 +237,7 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
 
 
 def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """A median over windows, after the mean over seeds, with the interval of the sign test, widened like a mean's.
+    """Compute the median over windows, after the mean over seeds, with the sign-test interval widened by seeds.
 
     Args:
         values, clusters: see :func:`interval`.
@@ -246,21 +246,21 @@ def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
 
 
 def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: Callable[..., np.ndarray]) -> np.ndarray:
-    """(seed, cluster): one value of each cluster that has any."""
-    given = np.atleast_2d(np.asarray(values, dtype=float))
-    if given.ndim != 2 or given.shape[1] != len(clusters):
-        raise InputError(f"values have shape {given.shape}, expected (seed, window) with {len(clusters)} windows")
-    known = np.isfinite(given).all(axis=0)
+    """Return (seed, cluster) one value of each cluster that has any."""
+    table = np.atleast_2d(np.asarray(values, dtype=float))
+    if table.ndim != 2 or table.shape[1] != len(clusters):
+        raise InputError(f"values have shape {table.shape}, expected (seed, window) with {len(clusters)} windows")
+    finite = np.isfinite(table).all(axis=0)
     members = [
-        np.flatnonzero([cluster == label and here for cluster, here in zip(clusters, known, strict=True)])
+        np.flatnonzero([cluster == label and here for cluster, here in zip(clusters, finite, strict=True)])
         for label in dict.fromkeys(clusters)
     ]
-    columns = [middle(given[:, rows], axis=1) for rows in members if len(rows)]
-    return np.stack(columns, axis=1) if columns else np.empty((len(given), 0))
+    columns = [middle(table[:, rows], axis=1) for rows in members if len(rows)]
+    return np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
 
 
 def _reach(values: np.ndarray) -> float:
-    """Half the t interval of a mean."""
+    """Compute half the t interval of a mean."""
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
     return float(stats.t.ppf(1 - LEVEL / 2, len(values) - 1)) * error
 
@@ -270,34 +270,34 @@ def _over_seeds(values: np.ndarray) -> float:
 
 
 def _median(table: np.ndarray) -> Interval:
-    """Of (seed, cluster), over clusters; its ends are order statistics, set further apart by the spread of seeds."""
-    ordered = np.sort(table.mean(0))
-    count = len(ordered)
+    """Compute the median of (seed, cluster) over clusters; the ends are order statistics, set apart by seeds."""
+    order = np.sort(table.mean(0))
+    count = len(order)
     if not count:
         return Interval(np.nan, np.nan, np.nan, 0)
-    median = float(np.median(ordered))
+    middle = float(np.median(order))
     # the values that can be cut off at either end, and one more
-    cut = int(stats.binom.ppf(LEVEL / 2, count, 0.5))
-    if not cut:
-        return Interval(median, np.nan, np.nan, count)
+    trim = int(stats.binom.ppf(LEVEL / 2, count, 0.5))
+    if not trim:
+        return Interval(middle, np.nan, np.nan, count)
     seeds = _over_seeds(np.median(table, axis=1))
-    low, high = float(ordered[cut - 1]), float(ordered[-cut])
-    return Interval(median, median - math.hypot(median - low, seeds), median + math.hypot(high - median, seeds), count)
+    low, high = float(order[trim - 1]), float(order[-trim])
+    return Interval(middle, middle - math.hypot(middle - low, seeds), middle + math.hypot(high - middle, seeds), count)
 
 
 def _sign_test(values: np.ndarray) -> float:
-    """Two-sided p-value of a median of 0; values of 0 speak for neither side."""
+    """Return the two-sided p-value of a median of 0; values of 0 speak for neither side."""
     tails = [float(stats.binom.sf(int((side * values > 0).sum()) - 1, len(values), 0.5)) for side in (1, -1)]
     return min(2 * min(tails), 1.0)
 
 
-def _why(interval: Interval, needed: int, parts: int, over: str) -> str:
+def _why(interval: Interval, minimum: int, parts: int, over: str) -> str:
     of = f"{parts} parts" if parts > 1 else "one part"
     if interval.count == 0:
         return "it is not defined here"
-    if interval.count < needed:
+    if interval.count < minimum:
         count = f"one {over}" if interval.count == 1 else f"{interval.count} {over}s"
-        return f"{count}, too few for a test: {of} need {needed} or more"
+        return f"{count}, too few for a test: {of} need {minimum} or more"
     if not math.isfinite(interval.low):
         return "undefined in too many draws"
     if interval.low <= 0 <= interval.high:
