@@ -177,11 +177,11 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         panel.level(epsilon, dash="dot")
     grid.y(gridcolor=PALE, **log_axis(np.array([max(float(np.nanmin(first)), 1e-8), 1.0])), range=[-8, 0.2])
     title_axes(grid, "index", "relative singular value")
-    list_of_ranks = ", ".join(f"{rank:g}" for rank in ranks[0])
+    rank_list = ", ".join(f"{rank:g}" for rank in ranks[0])
     return grid.dress(
         "Spectra of U + attention(U) by heads",
         f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
-        f"at ε = {epsilon:g} the input has rank {int(ds['input_rank'])}, the outputs of the first panel {list_of_ranks}",
+        f"at ε = {epsilon:g} the input has rank {int(ds['input_rank'])}, the outputs of the first panel {rank_list}",
     )
 
 

@@ -31,28 +31,28 @@ def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
         >>> figures.embedding_bound_lines(bounds).layout.meta["title"]
         'Singular values of embeddings fall as fast as their smoothness asks'
     """
-    singular, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
+    sigma, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
     x = array(ds, "index", "index")
     titles = [*names(ds, "embedding"), "residual MLPs"]
     figure = sheet([ROW, ROW], [1, 1, 1], titles=titles, row_gap=74, column_gap=0.12, min_width=560)
     panels = list(figure)
-    for values, most, panel in zip(singular, bound, panels, strict=False):
+    for values, most, panel in zip(sigma, bound, panels, strict=False):
         _draw_with_bound(panel, x, values, np.where(most > LEAST * values[0], most, np.nan), "bound")
         panel.x("index")
         panel.y(gridcolor=PALE, **log_axis(np.append(seen(values, values[0]), most[np.isfinite(most)][:1])))
     epsilon, counts = array(ds, "epsilon", "epsilon"), array(ds, "count", "activation", "draw", "epsilon")
-    last = panels[len(singular)]
+    last = panels[len(sigma)]
     last.line(epsilon, counts.max(axis=(0, 1)), "measured", "ε = %{x:g}<br>%{y} singular values", dots=5)
     last.line(epsilon, array(ds, "most", "epsilon"), "bound", "at most %{y:.3g}", colour=VERMILION, dash="dash")
     last.x("threshold ε")
     last.y("singular values above")
     panels[0].y("singular value")
     below = int(
-        (singular > bound * (1 + 1e-9) + 1e-12 * singular[:, :1]).sum() + (counts > array(ds, "most", "epsilon")).sum()
+        (sigma > bound * (1 + 1e-9) + 1e-12 * sigma[:, :1]).sum() + (counts > array(ds, "most", "epsilon")).sum()
     )
     return figure.dress(
         "Singular values of embeddings fall as fast as their smoothness asks",
-        f"d = {ds.attrs['dimension']}, {ds.attrs['n_tokens']} tokens; {below} of {singular.size + counts.size} are above "
+        f"d = {ds.attrs['dimension']}, {ds.attrs['n_tokens']} tokens; {below} of {sigma.size + counts.size} are above "
         "their bounds",
     )
 

@@ -82,12 +82,12 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
 
 def read_embedding_bounds(ds: xr.Dataset) -> list[str]:
     """Count the singular values and the counts that exceed their bounds."""
-    singular, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
+    sigma, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
     counts, most = array(ds, "count", "activation", "draw", "epsilon"), array(ds, "most", "epsilon")
     # below this no value differs from zero
-    over, many = int((singular > bound + 1e-12 * singular[:, :1]).sum()), int((counts > most).sum())
+    over, many = int((sigma > bound + 1e-12 * sigma[:, :1]).sum()), int((counts > most).sum())
     return [
-        f"{over} of {singular.size} singular values are above the bound of their smoothness, and {many} of {counts.size} "
+        f"{over} of {sigma.size} singular values are above the bound of their smoothness, and {many} of {counts.size} "
         "counts of residual MLPs are above what they may be."
     ]
 

@@ -166,9 +166,9 @@ def fit_levels(
     """Fit a multi-level low-rank matrix to a matrix, by alternating least squares.
 
     The first sweep peels: the best low-rank matrix for the whole, then for each finer level the best one for the
-    remainder. Every further sweep goes through the levels and fits the left factors, then the right ones, all else held; in
-    the end the whole matrix gets the best one once more. No step makes the error larger; the limit need not be the best
-    of all.
+    remainder. Every further sweep goes through the levels and fits the left factors, then the right ones, all else
+    fixed; in the end the whole matrix gets the best one once more. No step makes the error larger; the limit need not
+    be the best of all.
 
     Args:
         left, right: of the matrix.

@@ -1,4 +1,4 @@
-"""What is trained and how: one frozen pydantic model a checkpoint."""
+"""Training recipes: one frozen pydantic model for each checkpoint."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class TrainingRecipe(BaseModel):
 
     @model_validator(mode="after")
     def _in_order(self) -> TrainingRecipe:
-        starts, begun = [stage.start for stage in self.stages], [restart.at for restart in self.restarts]
+        starts, restarts = [stage.start for stage in self.stages], [restart.at for restart in self.restarts]
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(f"stages start at {starts}; expected 0 first, then each after the one before")
-        if begun != sorted(set(begun)):
-            raise ValueError(f"restarts at {begun}; expected each after the one before")
+        if restarts != sorted(set(restarts)):
+            raise ValueError(f"restarts at {restarts}; expected each after the one before")
         if self.attention_rank is not None and any(restart.config for restart in self.restarts):
             raise ValueError("a restart widens a model whose attention is factorised; only full matrices are widened")
         return self
@@ -109,21 +109,21 @@ class TrainingRecipe(BaseModel):
         return [stage for stage in self.stages if stage.start <= step][-1]
 
     def restarts_within(self) -> tuple[Restart, ...]:
-        """Those of the restarts that come before the last step."""
+        """Return the restarts before the last step."""
         return tuple(restart for restart in self.restarts if restart.at < self.steps)
 
     def leg(self, step: int) -> Restart | None:
-        """The restart that `step` comes after; None in the first leg."""
-        begun = [restart for restart in self.restarts if restart.at <= step]
-        return begun[-1] if begun else None
+        """Return the restart that `step` comes after; None in the first leg."""
+        earlier = [restart for restart in self.restarts if restart.at <= step]
+        return earlier[-1] if earlier else None
 
     def config_at(self, step: int) -> dict[str, Any]:
-        """Configuration of the model that takes `step`."""
+        """Return the configuration of the model that takes `step`."""
         changes = [restart.config for restart in self.restarts if restart.at <= step]
         return {key: value for part in (self.config, *changes) for key, value in part.items()}
 
     def rate(self, step: int) -> float:
-        """Learning rate at `step`."""
+        """Compute the learning rate at `step`."""
         first, last, peak, decay = 0, self.steps, self.learning_rate, self.decay
         for restart in self.restarts_within():
             if step < restart.at:
@@ -133,14 +133,14 @@ class TrainingRecipe(BaseModel):
         return trapezoid_rate(step, peak, first=first, last=last, warmup=self.warmup, decay=decay)
 
     def ending(self, step: int, decay: int) -> TrainingRecipe:
-        """The recipe that stood at `step` and now ends within `decay` steps: its leg's last stage, the rate falling."""
-        begun = tuple(restart for restart in self.restarts if restart.at <= step)
+        """Return the recipe at `step` with an end within `decay` steps: its leg's last stage, the rate falling."""
+        earlier = tuple(restart for restart in self.restarts if restart.at <= step)
         later = [restart.at for restart in self.restarts if restart.at > step]
         stages = [stage for stage in self.stages if not later or stage.start < later[0]]
         last = stages[-1].model_copy(update={"start": step})
         changes = {"steps": step + decay, "stages": (*(stage for stage in stages if stage.start < step), last)}
-        if begun:
-            changes["restarts"] = (*begun[:-1], begun[-1].model_copy(update={"decay": decay}))
+        if earlier:
+            changes["restarts"] = (*earlier[:-1], earlier[-1].model_copy(update={"decay": decay}))
         else:
             changes |= {"restarts": (), "decay": decay}
         return self.model_copy(update=changes)
@@ -150,7 +150,7 @@ QUANTILES = [round(0.1 * i, 1) for i in range(1, 10)]
 
 
 def _t5(d_model: int, d_kv: int, vocab_size: int) -> dict[str, Any]:
-    """Three layers of four heads per stack."""
+    """Return the configuration of three layers of four heads per stack."""
     return {
         "vocab_size": vocab_size,
         "d_model": d_model,
