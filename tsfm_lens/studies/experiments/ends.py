@@ -136,10 +136,10 @@ def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
         >>> norms["nuclear_norm"].dims
         ('run', 'layer', 'head', 'input')
     """
-    known_arms = [str(name) for name in data["arm"].values]
+    names = [str(name) for name in data["arm"].values]
     for arm in arms:
-        if arm not in known_arms:
-            raise unknown_name("arm", arm, known_arms)
+        if arm not in names:
+            raise unknown_name("arm", arm, names)
     of_arms = data["end_nuclear_norm"].sel(arm=list(arms))
     values = of_arms.values.reshape(len(arms), 1, 1, -1)
     channels = int(data["end_pattern"].sel(arm=list(arms)).isel(query=0).notnull().any(("arm", "seed")).sum())

@@ -123,8 +123,8 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``, ``validation_mae`` and, of files,
         ``test_mse`` and ``test_mae``, NaN where a run has not ended; ``epochs``, ``best_epoch``, ``seconds``,
         ``parameters``; and ``curve`` (arm, seed, epoch), the validation error after every epoch from 0 on. Where all
-        are on files, ``horizon`` and ``rho`` of each arm are coordinates. Of runs that
-        were watched also what was seen, over ``look`` (``look_step`` is its optimiser step): ``sharpness`` with its
+        are on files, ``horizon`` and ``rho`` of each arm are coordinates. Runs with a watch
+        also have its measures, over ``look`` (``look_step`` is its optimiser step): ``sharpness`` with its
         residual, and ``entropy``, ``nuclear_norm``, ``diagonal_mass``, ``numerical_rank`` of the attention,
         means over heads; and ``pattern`` (arm, look, query, key) of the first input and seed where it was kept. Of
         prompts ``validation_last`` and, over ``pairs``, ``by_pairs``, the error after so many pairs.

@@ -112,7 +112,7 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         Dataset of kind "in_context_runs": that of :func:`tsfm_lens.studies.experiments.gathered`, with ``oracle``
         (pairs,), the expected error of least squares, and by arm ``group`` (its name without the width), ``width``,
         ``heads``, ``score_rank``, the generic rank of a head's scores as a matrix (width, width), ``rank_ratio``,
-        that over the inputs, and ``score_parameters``, the numbers that the matrix is held by.
+        that over the inputs, and ``score_parameters``, the number of parameters of the matrix.
 
     Raises:
         InputError: no run has ended.

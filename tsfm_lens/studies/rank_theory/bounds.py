@@ -119,7 +119,7 @@ def chebyshev_bound(
     Args:
         function: points (n,) of [−1, 1] to tokens (d, n).
         points: x, (L,).
-        nodes: of the interpolation that stands for the projection; any number gives a true bound, many the least.
+        nodes: of the interpolation in place of the projection; any number gives a true bound, many the tightest.
 
     Source:
         Flow of ranks, proof of theorem 1, equation 8 (S0-TH1).

@@ -150,7 +150,7 @@ class QuantisedEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class ResidualMlpEmbedding(Embedding):
-    """Two layers and a path past them, W₃X + W₂ω(W₁X).
+    """Two layers with a skip connection, W₃X + W₂ω(W₁X).
 
     Attributes:
         inner: W₁, (d_f, k).

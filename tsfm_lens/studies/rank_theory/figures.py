@@ -103,8 +103,8 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
         ds: of kind "theory_sketching".
 
     Returns:
-        At the left the singular values, with an upright line per number of heads where what its sparse sketch misses
-        stands; at the right the distances of sparse and dense sketches, and what no sketch of so many rows goes below.
+        At the left the singular values, with an upright line per number of heads at the error of its sparse sketch; at
+        the right the distances of sparse and dense sketches, and the least distance of any sketch of so many rows.
 
     Example:
         >>> found = rank_theory.sketching_by_heads(width=32, rank=2, heads=(1, 2, 4), decay=4.0)

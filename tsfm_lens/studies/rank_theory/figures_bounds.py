@@ -111,8 +111,8 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
         ds: of kind "theory_growth_bounds".
 
     Returns:
-        Above the construction that grows as fast as it can, with what it is at least; below one layer of random
-        weights, with the corollary's bound, as its proof and as the paper has it; the input as a dotted line.
+        Above the construction that grows as fast as it can, with its lower bound; below one layer of random weights,
+        with the corollary's bound, as its proof and as the paper has it; the input as a dotted line.
 
     Example:
         >>> figures.growth_bound_lines(rank_theory.growth_bounds(width=8, heads=(2,), draws=2)).layout.meta["title"]
@@ -128,13 +128,13 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
         column_gap=0.06,
         shared_xaxes="all",
     )
-    grown, lower = (array(ds, name, "heads", "index") for name in ("grown", "lower"))
+    growth, lower = (array(ds, name, "heads", "index") for name in ("grown", "lower"))
     alone = array(ds, "alone", "heads", "draw", "index")
     proof, printed = array(ds, "corollary", "form", "heads", "index")
     first = array(ds, "input_singular_value", "index")
     for column in range(len(heads)):
         above, under = figure.panel(1, column + 1), figure.panel(2, column + 1)
-        above.line(x, grown[column], "measured", "σ<sub>%{x}</sub> = %{y:.3g}")
+        above.line(x, growth[column], "measured", "σ<sub>%{x}</sub> = %{y:.3g}")
         floor = np.where(lower[column] > 0, lower[column], np.nan)
         above.line(x, floor, "at least", "at least %{y:.3g}", colour=BLUE, dash="dash")
         _draw_with_bound(under, x, alone[column].max(axis=0), proof[column], "at most")

@@ -75,7 +75,7 @@ def read_head_spectra(ds: xr.Dataset) -> list[str]:
 def read_chebyshev(ds: xr.Dataset) -> list[str]:
     """Describe whether every embedding has the rank that it was made for."""
     wrong = [
-        str(rank) for rank, measured in zip(ds["rank"].values, ds["found_rank"].values, strict=True) if rank != measured
+        str(rank) for rank, actual in zip(ds["rank"].values, ds["found_rank"].values, strict=True) if rank != actual
     ]
     return [f"Of ranks {listed(names(ds, 'rank'))} {listed(wrong) + ' are not' if wrong else 'every one is'} found."]
 
@@ -108,9 +108,9 @@ def read_compression_bounds(ds: xr.Dataset) -> list[str]:
 def read_growth_bounds(ds: xr.Dataset) -> list[str]:
     """Count the values above the upper bounds, and compare the construction with the lower one."""
     relative, alone = (array(ds, name, "heads", "draw", "index") for name in ("relative", "alone"))
-    upper, grown, lower = (array(ds, name, "heads", "index") for name in ("upper", "grown", "lower"))
+    upper, growth, lower = (array(ds, name, "heads", "index") for name in ("upper", "grown", "lower"))
     proof, printed = array(ds, "corollary", "form", "heads", "index")
-    near = (grown / np.where(lower > 0, lower, np.nan))[lower > 0].min()
+    near = (growth / np.where(lower > 0, lower, np.nan))[lower > 0].min()
     return [
         f"{int((relative > upper[:, None]).sum())} of {relative.size} singular values are above the theorem's bound; "
         f"the construction keeps {num(near)} times what it is at least.",

@@ -30,7 +30,7 @@ DEVIATION_FLOOR = 1e-4
 
 @dataclass(frozen=True)
 class Groups:
-    """A batch in Chronos-2's own form, three rows per group: the target and two other series.
+    """Batch in Chronos-2's own form, three rows per group: the target and two other series.
 
     Attributes:
         context: (row, context); NaN = not there.

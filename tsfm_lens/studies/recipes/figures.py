@@ -77,9 +77,8 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         ds: of kind "vocabulary_ranks".
 
     Returns:
-        A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right what training
-        added to what it began as; the dashed line is the rank of the vocabulary itself, the dotted ones what W_Q began
-        with.
+        A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right its change in
+        training; the dashed line is the rank of the vocabulary itself, the dotted ones the rank of the initial W_Q.
 
     Source:
         Flow of ranks, figure 4c (S0-I).

@@ -25,9 +25,9 @@ NEW_SHARE = 0.5
 def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
     """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding.
 
-    New directions of the residual stream and new features of heads and feed-forward layers are read by random weights
-    and written by none, so they are 0 at first and have gradients from the first step on. Gains of norms make up for
-    the root mean square over more entries; that of a token model's last norm needs none, for T5 scales the logits of a
+    Random weights read the new directions of the residual stream and the new features of heads and feed-forward layers;
+    no weights write them. So they are 0 at first and have gradients from the first step on. Gains of norms make up for
+    the root mean square over more entries. The last norm of a token model needs no such gain: T5 scales the logits of a
     shared embedding by the width. A finer table of relative positions begins with the coarser one's values.
 
     Source:

@@ -24,10 +24,10 @@ from tsfm_lens.training.losses import Stage, trapezoid_rate
 class Restart(BaseModel):
     """Another leg: from step `at` on the rate rises again, up to `learning_rate`, and falls over its last `decay`.
 
-    With the optimizer "Muon" the matrices of the layers are moved by it, the rest by AdamW as before. The leg begins
-    with a fresh optimiser; with `from_mean`, from the mean of the weights that stand here and those that stood one
-    restart before. `config` has the entries of the model's configuration that change here: the model is widened
-    without a change of what it computes (`grow.py`).
+    The optimizer "Muon" updates the matrices of the layers, AdamW the rest as before. The leg begins with a fresh
+    optimiser; with `from_mean`, from the mean of the weights at this restart and at the one before. `config` has the
+    entries of the model's configuration that change here: the model is widened and computes the same as before
+    (`grow.py`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,10 +46,10 @@ SKETCHES = ("by head", "shared")
 class AttentionRank(BaseModel):
     """Attention whose matrices are the product of two factors from the first step on.
 
-    Layer i of a stack has the rank ⌈rank · (1 + i)^growth⌉, at most the full one, with which it is left as it is.
-    Sketch "by head": ranks are those of each head, which has both factors for itself. "shared": they are those of the
-    whole matrix, so that all heads look at the same few directions. What a model cannot have is refused when it is
-    built, before anything is written.
+    Layer i of a stack has the rank ⌈rank · (1 + i)^growth⌉; a layer of full rank stays as it is. Sketch "by head":
+    ranks are those of each head, which has both factors for itself. "shared": ranks are those of the whole matrix, so
+    that all heads read the same few directions. Invalid ranks are refused when the model is built, before anything
+    is written.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,7 +60,7 @@ class AttentionRank(BaseModel):
 
 
 class TrainingRecipe(BaseModel):
-    """A reproducible training run; steps are optimiser steps.
+    """Reproducible training run; steps are optimiser steps.
 
     The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that
     a run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). Before each of the `restarts`

@@ -49,8 +49,8 @@ def ordinal_embedding(
 ) -> torch.Tensor:
     """Draw an embedding (tokens, width) whose value bins are Fourier features of the bin's rank.
 
-    Wavelengths run geometrically from twice the range to `finest` bins, so that the product of two rows falls off with
-    the distance of their values: what is learnt about one value holds for its neighbours from the first step on.
+    Wavelengths run geometrically from twice the range to `finest` bins. So the product of two rows falls with the
+    distance of their values, and the model generalises from one value to its neighbours from the first step on.
     """
     table = torch.randn(tokens, width, generator=generator)
     ranks = torch.arange(tokens - first_bin, dtype=torch.float32)[:, None]

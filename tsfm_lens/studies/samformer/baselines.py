@@ -75,8 +75,8 @@ class LinearForecaster(nn.Module):
     def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> LinearForecaster:
         """Set W to the least squares over batches of windows and what followed them, exactly.
 
-        With RevIN its γ and β become 1 and 0: what it puts around the map is then the mean of each window, which is
-        taken off both sides.
+        With RevIN its γ and β become 1 and 0. RevIN then only shifts by the mean of each window, which is taken off
+        both sides.
 
         Raises:
             InputError: the map has a bias, or there are fewer rows than steps in a window.
@@ -175,8 +175,8 @@ class MixerBlock(nn.Module):
 class TSMixer(nn.Module):
     """TSMixer as published: blocks that mix over time and over channels, a linear map to the horizon, RevIN around.
 
-    Its maps over time have no output matrix after the activation and those over channels act across the tokens of the
-    others, which no stack of one residual stream holds; so it has no wiring and does not open behind a lens.
+    It has no wiring and does not open behind a lens: its maps over time have no output matrix after the activation, and
+    those over channels act across the tokens of the others. No stack of one residual stream has either.
 
     Args:
         length, horizon, channels: L, H and D.

@@ -45,11 +45,11 @@ class HeldPairs:
 class ForecastTask:
     """Task of a model that learns to forecast from pairs.
 
-    Every epoch goes through all pairs once, in an order that the seed and the epoch's number draw, the last batch being
-    as short as it comes out; so a batch is a function of seed and step, and a resumed run is the undisturbed one.
+    Every epoch goes through all pairs once, in an order drawn from the seed and the epoch's number; the last batch may
+    be shorter. So a batch is a function of seed and step, and a resumed run equals an uninterrupted one.
 
     Args:
-        name: in words.
+        name: title of the task.
         model: windows (batch, channel, L) to forecasts (batch, channel, H), on the device where it is trained.
         training, validation: pairs.
         batch: windows in a batch; 32 in the paper.
@@ -119,7 +119,7 @@ def errors_of(model: nn.Module, pairs: Pairs, *, at_once: int = 256) -> dict[str
 
     Args:
         model: windows (batch, channel, L) to forecasts (batch, channel, H).
-        pairs: what it is measured on.
+        pairs: that the errors are measured on.
         at_once: windows in a forward; it changes no result beyond rounding.
 
     Example:

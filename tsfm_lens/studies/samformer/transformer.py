@@ -59,7 +59,7 @@ class ChannelTransformer(nn.Module):
     """f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
 
     With ``normalise`` and trained with SAM it is SAMformer; without, the transformer of the toy problem. All matrices
-    are drawn as Glorot and Bengio have it, uniformly. It opens behind a lens: ``load(model)``.
+    are drawn by the uniform initialisation of Glorot and Bengio. It opens behind a lens: ``load(model)``.
 
     Args:
         length: L, steps of a window.

@@ -97,7 +97,7 @@ class KeyCache:
     Args:
         reach: keys that a query scores.
         batch, heads: sequences, and heads of each.
-        length: tokens that there is room for.
+        length: largest number of tokens.
         d_value: features of values.
         like: a tensor of the type and device to use.
     """
@@ -128,7 +128,7 @@ class KeyCache:
         """Store one more token's key (batch, head, 1, feature) and value.
 
         Raises:
-            InputError: there is no room.
+            InputError: the cache is full.
         """
         if self.tokens >= self.length:
             raise InputError(f"the cache has room for {self.length} tokens and is full; make one for more")

@@ -40,13 +40,13 @@ def read_scoring_errors(ds: xr.Dataset, budget: int = -1) -> list[str]:
 
 def read_block_shares(ds: xr.Dataset) -> list[str]:
     """Describe the share of the forms in the blocks of each level."""
-    share, rotated_share = (
+    share, null_share = (
         array(ds, "block_share", "level", "component"),
         array(ds, "null_block_share", "level", "component", null=names(ds, "null").index("rotated")),
     )
     shares = [
         f"{num(100 * float(np.nanmedian(own)))} % in {count} blocks (rotated {num(100 * float(np.nanmedian(other)))} %)"
-        for count, own, other in zip(names(ds, "level"), share, rotated_share, strict=True)
+        for count, own, other in zip(names(ds, "level"), share, null_share, strict=True)
         if int(count) > 1 and np.isfinite(own).any()
     ]
     return [f"Of the squared median form lie {listed(shares)}."] if shares else []

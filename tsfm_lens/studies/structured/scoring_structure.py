@@ -51,19 +51,19 @@ def scoring_structure(
     """Measure the distance of matrices of four structures and one size to W_Q W_Kᵀ of every head.
 
     A head scores a query token x against a key token x' by xᵀ W_Q W_Kᵀ x', a form of rank d_head over the features of
-    the stream. It is taken from the weights, in the basis of the stream: biases, rotary embeddings and position biases,
-    norms of queries and keys, and scales of the product act in between and are not part of it. With rotary embeddings
-    it is the form between tokens of one position.
+    the stream. It is computed from the weights, in the basis of the stream. Biases, rotary embeddings, position biases,
+    norms of queries and keys, and scales of the product are not part of it. With rotary embeddings it is the form
+    between tokens of one position.
 
-    Each structure gets the numbers of a low-rank matrix of rank ρ, a share of d_head, or the nearest below: at the
-    whole of it low rank errs by nothing, since a head is low rank. Low rank, block diagonal and block tensor train are
-    the best there are; multi-level matrices are fitted level by level, from above.
+    Each structure gets as many parameters as a low-rank matrix of rank ρ, a share of d_head, or the nearest number
+    below. At ρ = d_head low rank has no error, since a head is low rank. Low rank, block diagonal and block tensor
+    train are the best approximations; multi-level matrices are fitted level by level, from above.
 
-    Features have no order, and all structures but low rank depend on it and on the basis. So every error is held
-    against three nulls: the stream turned by a random rotation, its features in a random order, and random normal
-    W_Q and W_K, whose scale cancels. One rotation or order turns the whole stream, alike for queries and keys that
-    read it; keys of a cross-attention read a stream of their own. A form that fits better than rotated ones has a
-    privileged basis; one that fits better than shuffled ones has blocks in the order in which features stand.
+    Features have no order, and all structures but low rank depend on it and on the basis. So every error is compared
+    with three nulls: a random rotation of the stream, a random order of its features, and random normal W_Q and W_K,
+    whose scale cancels. One rotation or order acts on the whole stream, alike for queries and keys that read it; keys
+    of a cross-attention read a stream of their own. A form that fits better than rotated ones has a privileged basis;
+    one that fits better than shuffled ones has blocks in the order of the features.
 
     Args:
         lens: the model.

@@ -151,7 +151,7 @@ def compression_bounds(
             errors[row, draw] = [np.linalg.norm(whole - other) for other in outputs]
             bounds[row, draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
             rates[row, draw] = compression_rate(vocabulary, ranks)
-    repeated, rate = _one_token(width)
+    repeat_errors, rate = _one_token(width)
     over = {"d": width, "4d + 1": 4 * width + 1, "16d": 16 * width}
     singular = np.exp(-np.arange(width) / width)
     least, sharp = np.empty((len(over), width - 1)), np.empty((2, len(over)))
@@ -167,7 +167,7 @@ def compression_bounds(
             "error": (where, errors),
             "bound": (where, bounds),
             "rate": (where, rates),
-            "repeated_error": ("length", repeated),
+            "repeated_error": ("length", repeat_errors),
             "repeated_rate": ("length", np.full(len(LENGTHS), rate)),
             "least_error": (("length_over", "rank"), least),
             "floor": ("rank", singular[1:] / 4),
@@ -223,7 +223,7 @@ def growth_bounds(
     Returns:
         Dataset of kind "theory_growth_bounds". ``relative`` (heads, draw, index): σ_k(Z)/σ_1(Z) for the fewest layers D
         that the theorem is about, and ``upper`` (heads, index); ``grown`` and ``lower`` (heads, index): of the
-        construction at D = 1 and what it is at least, 0 where nothing is said; ``alone`` (heads, draw, index): σ_k(Z)
+        construction at D = 1 and its lower bound, 0 where there is none; ``alone`` (heads, draw, index): σ_k(Z)
         at D = 1, and ``corollary`` (form, heads, index), which bounds it with the index of the proof, and does not
         with that printed; ``depth`` (heads): D.
 
@@ -250,7 +250,7 @@ def growth_bounds(
             relative[row, draw] = deep / deep[0]
             alone[row, draw] = np.linalg.svd(residual_layer(tokens, weights), compute_uv=False)
     constructions = [growing(singular, count, 2 * width) for count in counts]
-    grown = np.array([np.linalg.svd(residual_layer(*each), compute_uv=False) for each in constructions])
+    growth = np.array([np.linalg.svd(residual_layer(*each), compute_uv=False) for each in constructions])
     k = np.arange(1, width + 1)
     proof = np.array([one_layer_bound(singular, count) for count in counts])
     printed = [np.minimum(corollary_index(k, count, as_printed=True), width) - 1 for count in counts]
@@ -262,7 +262,7 @@ def growth_bounds(
                 ("heads", "index"),
                 np.array([flow_bound(singular, *each) for each in zip(counts, depths, strict=True)]),
             ),
-            "grown": (("heads", "index"), grown / grown[:, :1]),
+            "grown": (("heads", "index"), growth / growth[:, :1]),
             "lower": (("heads", "index"), np.array([flow_floor(singular, count, 1) for count in counts])),
             "alone": (("heads", "draw", "index"), alone),
             "corollary": (("form", "heads", "index"), np.array([proof, constants * singular[np.array(printed)]])),
