@@ -359,6 +359,6 @@ def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkey
             straight += int(rest.square().mean() < 0.2)
     # with all of the variance carried, most targets are a sum of their covariates or of their absolute values
     assert straight >= 10
-    known = ~batch.known.view(30, 3, 8).isnan().any(-1)
+    known = ~batch.future_covariates.view(30, 3, 8).isnan().any(-1)
     assert not known[:, 0].any()
     assert (known[:, 1:] <= (ids[:, 1:] == ids[:, :1])).all()

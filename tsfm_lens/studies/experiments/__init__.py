@@ -1,4 +1,4 @@
-"""Small trainable models and controlled experiments of the literature, one room each; runs, and grids of runs."""
+"""Small trainable models and controlled experiments of the literature, a package each; runs, and grids of runs."""
 
 from tsfm_lens.studies import samformer, structured
 from tsfm_lens.studies.experiments.config import TrainConfig, read_train_config

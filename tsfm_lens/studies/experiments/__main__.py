@@ -38,15 +38,15 @@ _TOY = {"oracle": oracle_loss(512, 70_000), "about": "forecasts that are linear 
 @app.command()
 def toy(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
     """The toy problem: transformer, random transformer, σReparam, SAM, watched (figures 1 to 3)."""
-    made = toy_arms(TOY_ARMS, epochs=epochs, watch=True)
-    _train(list(of_seeds(made, range(seeds))), out, "toy", threads, {"epochs": epochs, **_TOY})
+    arms = toy_arms(TOY_ARMS, epochs=epochs, watch=True)
+    _train(list(of_seeds(arms, range(seeds))), out, "toy", threads, {"epochs": epochs, **_TOY})
 
 
 @app.command()
 def optimizers(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
     """The toy problem by other optimisers (figure 15)."""
-    made = toy_arms(TOY_OPTIMIZERS, epochs=epochs)
-    _train(list(of_seeds(made, range(seeds))), out, "optimizers", threads, {"epochs": epochs, **_TOY})
+    arms = toy_arms(TOY_OPTIMIZERS, epochs=epochs)
+    _train(list(of_seeds(arms, range(seeds))), out, "optimizers", threads, {"epochs": epochs, **_TOY})
 
 
 @app.command()
@@ -61,14 +61,14 @@ def benchmarks(
 ) -> None:
     """Benchmarks of tables 1, 6, 9 and 10, and what the trained weights are like, from files of your own."""
     runs: list[Arm] = []
-    for name, file in map(_named, data):
+    for name, file in map(_name_and_file, data):
         for steps in horizon:
-            made = benchmark_arms(file, name, steps)
-            chosen = {title: config for title, config in made.items() if title.split(" ", 2)[2] in arm}
-            if len(chosen) < len(set(arm)):
-                known = ", ".join(title.split(" ", 2)[2] for title in made)
-                raise InputError(f"arms {', '.join(arm)}; there are {known}")
-            runs += of_seeds(chosen, range(seeds))
+            arms = benchmark_arms(file, name, steps)
+            subset = {title: config for title, config in arms.items() if title.split(" ", 2)[2] in arm}
+            if len(subset) < len(set(arm)):
+                names = ", ".join(title.split(" ", 2)[2] for title in arms)
+                raise InputError(f"arms {', '.join(arm)}; there are {names}")
+            runs += of_seeds(subset, range(seeds))
     _train(runs, out, "benchmarks", threads, {"names": ", ".join(RHO)}, _with_ends)
 
 
@@ -83,12 +83,12 @@ def radii(
     threads: Threads = 1,
 ) -> None:
     """SAMformer by the radius ρ of sharpness-aware minimisation (figure 14), from a file of your own."""
-    name, file = _named(data)
+    name, file = _name_and_file(data)
     runs = list(of_seeds(rho_arms(file, name, horizon, rho), range(seeds)))
     _train(runs, out, "radii", threads, {"names": name})
 
 
-def _named(entry: str) -> tuple[str, str]:
+def _name_and_file(entry: str) -> tuple[str, str]:
     name, _, file = entry.partition("=")
     if not file:
         raise InputError(f"{entry!r}; expected the name of a benchmark and its file, as in ETTh1=ETTh1.csv")
@@ -142,10 +142,10 @@ def _train(
 ) -> None:
     torch.set_num_threads(threads)
 
-    def tell(what: str, done: int, of: int) -> None:
-        console(stderr=True).print(f"{what}: {done} of {of} done")
+    def show_progress(folder: str, place: int, total: int) -> None:
+        console(stderr=True).print(f"{folder}: {place} of {total} done")
 
-    if not run_arms(runs, out, progress=tell):
+    if not run_arms(runs, out, progress=show_progress):
         console().print("stopped; the same command goes on")
         raise typer.Exit(130)
     record = gather(runs, out).assign_attrs({key: value for key, value in facts.items() if value})

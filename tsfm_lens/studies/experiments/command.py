@@ -1,4 +1,4 @@
-"""The command that trains a model of the lab."""
+"""Command that trains a small model."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def train(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    chosen = read_train_config(config)
+    settings = read_train_config(config)
     if seed is not None:
-        chosen = chosen.model_copy(update={"seed": seed})
+        settings = settings.model_copy(update={"seed": seed})
     folder = out or config.with_suffix("")
-    found = train_run(chosen, folder, resume=resume)
+    result = train_run(settings, folder, resume=resume)
     if as_json:
-        echo(json.dumps({**found, "folder": str(folder)}))
-    elif not found["ended"]:
-        echo(f"stopped after step {found['step']}; --resume goes on")
+        echo(json.dumps({**result, "folder": str(folder)}))
+    elif not result["ended"]:
+        echo(f"stopped after step {result['step']}; --resume goes on")
     else:
-        parts = [part for part in ("validation", "test") if part in found]
-        rows = [[part, *(f"{found[part][error]:.4f}" for error in ("mse", "mae"))] for part in parts]
+        parts = [part for part in ("validation", "test") if part in result]
+        rows = [[part, *(f"{result[part][error]:.4f}" for error in ("mse", "mae"))] for part in parts]
         show_rows(["", "MSE", "MAE"], rows)
         echo(
-            f"{found['parameters']:,} parameters, {found['epochs']} epochs, the best after {found['best_epoch']}, "
-            f"{found['seconds']:.0f} s"
+            f"{result['parameters']:,} parameters, {result['epochs']} epochs, the best after {result['best_epoch']}, "
+            f"{result['seconds']:.0f} s"
         )
         echo(str(folder))
-    if not found["ended"]:
+    if not result["ended"]:
         raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""The configuration of a training run of the lab: a YAML file, checked field by field."""
+"""Configuration of a training run: a YAML file, checked field by field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelFields(Strict):
-    """What is trained.
+    """Model to train.
 
     Attributes:
         name: of ``samformer.MODELS``, such as "samformer", or, for prompts and files, of
@@ -31,14 +31,14 @@ class ModelFields(Strict):
 
     @field_validator("name")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         if name not in (*MODELS, *REGRESSORS):
             raise ValueError(f"there is no model {name!r}; there are {', '.join((*MODELS, *REGRESSORS))}")
         return name
 
 
 class ToyData(Strict):
-    """The toy problem of SAMformer, forecasts that are linear in the window.
+    """Toy problem of SAMformer: forecasts that are linear in the window.
 
     Attributes:
         length, horizon, channels, training, validation, noise: as in ``samformer.LinearToy``.
@@ -56,7 +56,7 @@ class ToyData(Strict):
 
 
 class FileData(Strict):
-    """A multivariate series in a file.
+    """Multivariate series in a file.
 
     Attributes:
         file: CSV, Parquet or text, plain or .gz.
@@ -72,7 +72,7 @@ class FileData(Strict):
 
     @field_validator("split")
     @classmethod
-    def _known(cls, split: str) -> str:
+    def _check_split(cls, split: str) -> str:
         if split not in SPLITS:
             raise ValueError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
         return split
@@ -84,7 +84,7 @@ class InContextData(Strict):
     Attributes:
         inputs, points, curriculum: as in ``structured.Prompts``.
         epoch: steps between two evaluations.
-        held_out: prompts that they are on.
+        held_out: prompts of an evaluation.
     """
 
     kind: Literal["in-context"]
@@ -96,7 +96,7 @@ class InContextData(Strict):
 
 
 class OptimizerFields(Strict):
-    """The optimiser.
+    """Optimiser of a run.
 
     Attributes:
         name: "adam", "adamw" or "sgd".
@@ -133,7 +133,7 @@ class OptimizerFields(Strict):
 
 
 class PlanFields(Strict):
-    """How long.
+    """Length of a run.
 
     Attributes:
         epochs: at most.
@@ -148,13 +148,13 @@ class PlanFields(Strict):
 
 
 class WatchFields(Strict):
-    """What is looked at during training.
+    """Measures to record during training.
 
     Attributes:
-        every: epochs between two looks.
+        every: epochs between two measurements.
         measures: among "sharpness", "gradient_noise" and "attention".
-        windows: training windows that are looked at.
-        snapshots: whether the patterns themselves are kept at every look.
+        windows: training windows to measure on.
+        snapshots: whether to save the patterns themselves at every measurement.
         products: the most products with the Hessian.
     """
 
@@ -166,13 +166,13 @@ class WatchFields(Strict):
 
 
 class TrainConfig(Strict):
-    """A training run.
+    """Configuration of a training run.
 
     Attributes:
         model, data, optimizer, plan: see there.
-        watch: what is looked at; nothing if None.
+        watch: measures to record; nothing if None.
         seed: of the weights and of the order of batches.
-        device: of torch; a GPU if there is one, where "auto".
+        device: of torch; "auto" is a GPU if there is one.
     """
 
     model: ModelFields
@@ -188,10 +188,10 @@ class TrainConfig(Strict):
         prompts = isinstance(self.data, InContextData)
         # scoring functions make a model of either; the toy's windows and forecasts differ in length
         both = isinstance(self.data, FileData)
-        fitting = (*MODELS, *REGRESSORS) if both else tuple(REGRESSORS) if prompts else tuple(MODELS)
-        if self.model.name not in fitting:
+        candidates = (*MODELS, *REGRESSORS) if both else tuple(REGRESSORS) if prompts else tuple(MODELS)
+        if self.model.name not in candidates:
             kind = "prompts in context" if prompts else "series"
-            raise ValueError(f"model {self.model.name!r} is not for {kind}; there are {', '.join(fitting)}")
+            raise ValueError(f"model {self.model.name!r} is not for {kind}; there are {', '.join(candidates)}")
         if self.optimizer.base_width and self.model.name not in REGRESSORS:
             raise ValueError(f"base_width is for models of structured scores, {', '.join(REGRESSORS)}")
         if prompts and self.watch is not None:
@@ -200,7 +200,7 @@ class TrainConfig(Strict):
 
 
 def read_train_config(path: str | Path) -> TrainConfig:
-    """A configuration from a YAML file; the path of its data starts at its folder.
+    """Read a configuration from a YAML file; the path of its data starts at its folder.
 
     Raises:
         InputError: the file cannot be read, is no YAML, or a field is wrong; the message names every such field.
@@ -235,6 +235,6 @@ _PARTS: dict[str, type[Strict]] = {
 
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
-    """Fields of the part of a configuration at a place."""
+    """Return the fields of the part of a configuration at a place."""
     part = _PARTS.get(str(place[-1])) if place else TrainConfig
     return [] if part is None else list(part.model_fields)

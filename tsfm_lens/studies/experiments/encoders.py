@@ -1,4 +1,4 @@
-"""The experiment on ETTh1: one encoder by its scoring function, at several horizons."""
+"""Experiment on ETTh1: one encoder by its scoring function, at several horizons."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def encoder_arms(
     epochs: int = 1,
     learning_rate: float = 2e-3,
 ) -> dict[str, TrainConfig]:
-    """Configurations of forecasting by arm and horizon, windows being as long as forecasts.
+    """Return the configurations of forecasting by arm and horizon, windows being as long as forecasts.
 
     Args:
         file: of ETTh1, or another series that the split of ETT by hours fits.
@@ -44,12 +44,12 @@ def encoder_arms(
         >>> list(experiments.encoder_arms("ETTh1.csv", horizons=(96,)))[:2]
         ['standard, T = 96', 'MLR attention 6+2, T = 96']
     """
-    made = {}
+    configs = {}
     for steps in horizons:
         for title, fields in arms.items():
             form = {key: fields[key] for key in fields if key != "name"}
             options = {"width": width, "layers": 2, "heads": heads, "d_mlp": 2 * width, **form}
-            made[f"{title}, T = {steps}"] = TrainConfig.model_validate(
+            configs[f"{title}, T = {steps}"] = TrainConfig.model_validate(
                 {
                     "model": {"name": fields["name"], "options": options},
                     "data": {
@@ -63,4 +63,4 @@ def encoder_arms(
                     "plan": {"epochs": epochs, "batch": 32, "patience": None},
                 }
             )
-    return made
+    return configs

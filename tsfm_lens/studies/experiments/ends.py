@@ -1,4 +1,4 @@
-"""What trained weights are like: how sharp the loss is around them, and what their attention does on test windows."""
+"""Measures of trained weights: sharpness of the loss around them, and their attention on test windows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MEANS = ("entropy", "numerical_rank")
 
 
 def ends(arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: int = 20) -> xr.Dataset:
-    """Sharpness and attention at the weights that runs on benchmarks ended with.
+    """Measure sharpness and attention at the weights that runs on benchmarks ended with.
 
     Args:
         arms: runs; those that have not ended are left out.
         out: folder of their folders.
-        windows: test windows that attention is looked at on, evenly spread; twice as many training windows are those
-            of the loss whose sharpness is meant.
+        windows: evenly spaced test windows to measure attention on. The loss whose sharpness is measured takes twice
+            as many training windows.
         products: with the Hessian.
 
     Returns:
@@ -54,19 +54,19 @@ def ends(arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: i
         >>> dict(experiments.ends(runs, folder / "ends", windows=4)["end_pattern"].sizes)
         {'arm': 1, 'seed': 1, 'query': 2, 'key': 2}
     """
-    done = [arm for arm in arms if (Path(out) / arm.folder / RESULT).exists()]
-    if not done:
+    runs = [arm for arm in arms if (Path(out) / arm.folder / RESULT).exists()]
+    if not runs:
         raise InputError(f"no run in {out} has ended; train them first")
-    names, seeds = (list(dict.fromkeys(part)) for part in zip(*((a.name, a.config.seed) for a in done), strict=True))
-    found = {
+    names, seeds = (list(dict.fromkeys(part)) for part in zip(*((a.name, a.config.seed) for a in runs), strict=True))
+    cells = {
         (names.index(arm.name), seeds.index(arm.config.seed)): _of_run(arm, Path(out) / arm.folder, windows, products)
-        for arm in done
+        for arm in runs
     }
     columns: dict[str, Any] = {}
     for name, dims in _DIMS.items():
-        known = {place: values[name] for place, values in found.items() if name in values}
-        if known:
-            columns[f"end_{name}"] = (("arm", "seed", *dims), _stacked(known, (len(names), len(seeds))))
+        arrays = {place: values[name] for place, values in cells.items() if name in values}
+        if arrays:
+            columns[f"end_{name}"] = (("arm", "seed", *dims), _stack(arrays, (len(names), len(seeds))))
     return xr.Dataset(columns, coords={"arm": names, "seed": seeds})
 
 
@@ -79,11 +79,11 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _stacked(known: Mapping[tuple[int, int], np.ndarray], shape: tuple[int, int]) -> np.ndarray:
-    """Values of all runs in one array, those of fewer channels in its corner."""
-    sizes = [max(sizes) for sizes in zip(*(np.shape(values) for values in known.values()), strict=True)]
+def _stack(arrays: Mapping[tuple[int, int], np.ndarray], shape: tuple[int, int]) -> np.ndarray:
+    """Stack the values of all runs in one array, those of fewer channels in its corner."""
+    sizes = [max(sizes) for sizes in zip(*(np.shape(values) for values in arrays.values()), strict=True)]
     out = np.full((*shape, *sizes), np.nan, dtype=np.float32)
-    for place, values in known.items():
+    for place, values in arrays.items():
         corner: tuple[int | slice, ...] = (*place, *(slice(size) for size in np.shape(values)))
         out[corner] = values
     return out
@@ -95,30 +95,30 @@ def _of_run(arm: Arm, folder: Path, windows: int, products: int) -> dict[str, np
         raise InputError(f"run {arm.name!r} is of no benchmark; expected one on a file")
     task.model.load_state_dict(load_file(folder / WEIGHTS))
     task.model.eval()
-    x, y = task.training.take(_spread(len(task.training), 2 * windows))
-    trained = [weight for weight in task.model.parameters() if weight.requires_grad]
-    curved = sharpness(losses_of(task, x, y), trained, steps=products)
-    out = {"sharpness": np.array(curved.largest), "sharpness_residual": np.array(curved.largest_residual)}
+    x, y = task.training.take(_even_indices(len(task.training), 2 * windows))
+    weights = [weight for weight in task.model.parameters() if weight.requires_grad]
+    curvature = sharpness(losses_of(task, x, y), weights, steps=products)
+    out = {"sharpness": np.array(curvature.largest), "sharpness_residual": np.array(curvature.largest_residual)}
     if getattr(task.model, "over", "time") == "time":
         return out
-    looked = attention_of(task, task.data.test.take(_spread(len(task.data.test), windows))[0])
-    pattern = looked()["0"][:, 0].double()
-    measured = attention_measures(pattern)
+    patterns = attention_of(task, task.data.test.take(_even_indices(len(task.data.test), windows))[0])
+    pattern = patterns()["0"][:, 0].double()
+    measures = attention_measures(pattern)
     return {
         **out,
-        **{name: measured[name].mean() for name in MEANS},
-        **{name: measured[name] for name in BY_WINDOW},
+        **{name: measures[name].mean() for name in MEANS},
+        **{name: measures[name] for name in BY_WINDOW},
         "pattern": pattern.mean(0).cpu().numpy(),
     }
 
 
-def _spread(count: int, some: int) -> torch.Tensor:
-    """So many numbers from 0 to below a count, evenly spread, each once."""
+def _even_indices(count: int, some: int) -> torch.Tensor:
+    """Return evenly spaced indices from 0 to below a count, each once."""
     return torch.linspace(0, count - 1, min(some, count), dtype=torch.float64).long()
 
 
 def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
-    """Nuclear norms of some arms' attention, all seeds and windows, for :func:`tsfm_lens.viz.nuclear_norms`.
+    """Return nuclear norms of some arms' attention, all seeds and windows, for :func:`tsfm_lens.viz.nuclear_norms`.
 
     Args:
         data: with ``end_nuclear_norm``, such as :func:`tsfm_lens.studies.experiments.record` ("benchmarks").
@@ -136,10 +136,10 @@ def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
         >>> norms["nuclear_norm"].dims
         ('run', 'layer', 'head', 'input')
     """
-    known = [str(name) for name in data["arm"].values]
+    names = [str(name) for name in data["arm"].values]
     for arm in arms:
-        if arm not in known:
-            raise unknown_name("arm", arm, known)
+        if arm not in names:
+            raise unknown_name("arm", arm, names)
     of_arms = data["end_nuclear_norm"].sel(arm=list(arms))
     values = of_arms.values.reshape(len(arms), 1, 1, -1)
     channels = int(data["end_pattern"].sel(arm=list(arms)).isel(query=0).notnull().any(("arm", "seed")).sum())

@@ -1,4 +1,4 @@
-"""The paper's experiments as grids of runs: the toy problem, and the benchmarks of tables 1, 6, 9 and 10."""
+"""Experiments of the paper as grids of runs: the toy problem, and the benchmarks of tables 1, 6, 9 and 10."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ def toy_arms(
     watch: bool = False,
     **sizes: Any,
 ) -> dict[str, TrainConfig]:
-    """Configurations of the toy problem by arm.
+    """Return the configurations of the toy problem by arm.
 
     Args:
         arms: model, and what differs of the optimiser.
         epochs: of each; the paper does not say.
         learning_rate: of Adam, falling by a half cosine; the paper does not say.
-        watch: whether sharpness and attention are looked at, at every third epoch.
+        watch: whether to measure sharpness and attention at every third epoch.
         sizes: of the problem, where they are not the paper's.
 
     Example:
         >>> {name: config.optimizer.rho for name, config in experiments.toy_arms().items()}["transformer + SAM"]
         0.5
     """
-    made = {}
+    configs = {}
     for name, fields in arms.items():
         optimizer = {key: value for key, value in fields.items() if key not in ("model", "options")}
         content: dict[str, Any] = {
@@ -86,14 +86,14 @@ def toy_arms(
         }
         if watch:
             content["watch"] = {"every": 3, "measures": ["sharpness", "attention"], "snapshots": True}
-        made[name] = TrainConfig.model_validate(content)
-    return made
+        configs[name] = TrainConfig.model_validate(content)
+    return configs
 
 
 def benchmark_arms(
     file: str | Path, data: str, horizon: int, arms: Mapping[str, Mapping[str, Any]] = BENCHMARK_ARMS, **plan: Any
 ) -> dict[str, TrainConfig]:
-    """Configurations of a benchmark by arm: batches of 32, Adam at 1e-3, at most 300 epochs, patience 5.
+    """Return a benchmark's configurations by arm: batches of 32, Adam at 1e-3, at most 300 epochs, patience 5.
 
     Args:
         file: of the data.
@@ -113,11 +113,11 @@ def benchmark_arms(
         raise unknown_name("benchmark", data, RHO)
     if horizon not in RHO[data]:
         raise unknown_name("horizon", str(horizon), map(str, RHO[data]))
-    made = {}
+    configs = {}
     for name, fields in arms.items():
         optimizer = {key: value for key, value in fields.items() if key not in ("model", "options", "rho")}
         rho = fields["rho"][data][horizon] if "rho" in fields else 0.0
-        made[f"{data} {horizon} {name}"] = TrainConfig.model_validate(
+        configs[f"{data} {horizon} {name}"] = TrainConfig.model_validate(
             {
                 "model": {"name": fields["model"], "options": dict(fields.get("options", {}))},
                 "data": {"kind": "file", "file": str(file), "split": SPLIT[data], "horizon": horizon},
@@ -125,11 +125,11 @@ def benchmark_arms(
                 "plan": plan,
             }
         )
-    return made
+    return configs
 
 
 def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float], **plan: Any) -> dict[str, TrainConfig]:
-    """Configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
+    """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
 
     Args:
         file, data, horizon, plan: as :func:`benchmark_arms` takes them.

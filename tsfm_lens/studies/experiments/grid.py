@@ -46,12 +46,12 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """Name of its folder."""
+        """Name of the run's folder."""
         return f"{self.name.replace(' ', '-').replace('/', '-')}-{self.config.seed}"
 
 
 def of_seeds(arms: Mapping[str, TrainConfig], seeds: Iterable[int]) -> Iterator[Arm]:
-    """Every arm under every seed, seed by seed, so that a grid that was stopped compares as many as there are.
+    """Yield every arm under every seed, seed by seed, so that a grid that was stopped compares as many as there are.
 
     Example:
         >>> runs = list(experiments.of_seeds(experiments.toy_arms(), range(2)))
@@ -70,7 +70,7 @@ def run_arms(
     quiet: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> bool:
-    """Train what has no result yet, and go on with what was stopped.
+    """Train the runs without a result, and resume those that were stopped.
 
     Args:
         arms: runs.
@@ -79,7 +79,7 @@ def run_arms(
         progress: called with an arm's folder, how many are done, and how many there are, before it is trained.
 
     Returns:
-        Whether all have ended; False if one was stopped by a signal.
+        True if all have ended; False if one was stopped by a signal.
 
     Raises:
         CheckpointError, InputError: as :func:`tsfm_lens.studies.experiments.train` says; what has ended is kept.
@@ -106,14 +106,14 @@ def run_arms(
 
 
 def _refuse_other(folder: Path, config: TrainConfig) -> None:
-    held = TrainConfig.model_validate_json((folder / "config.json").read_text(encoding="utf-8"))
-    if held != config:
-        names = [name for name in TrainConfig.model_fields if getattr(held, name) != getattr(config, name)]
+    previous = TrainConfig.model_validate_json((folder / "config.json").read_text(encoding="utf-8"))
+    if previous != config:
+        names = [name for name in TrainConfig.model_fields if getattr(previous, name) != getattr(config, name)]
         raise CheckpointError(f"{folder} holds a run of other settings ({', '.join(names)}); give another folder")
 
 
 def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Errors of runs that have ended, by arm and seed, and their validation errors by epoch.
+    """Collect the errors of finished runs by arm and seed, and their validation errors by epoch.
 
     Args:
         arms: runs; those that have not ended are left out.
@@ -123,8 +123,8 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``, ``validation_mae`` and, of files,
         ``test_mse`` and ``test_mae``, NaN where a run has not ended; ``epochs``, ``best_epoch``, ``seconds``,
         ``parameters``; and ``curve`` (arm, seed, epoch), the validation error after every epoch from 0 on. Where all
-        are on files, ``horizon`` and ``rho`` of each arm are coordinates. Of runs that
-        were watched also what was seen, over ``look`` (``look_step`` is its optimiser step): ``sharpness`` with its
+        are on files, ``horizon`` and ``rho`` of each arm are coordinates. Runs with a watch
+        also have its measures, over ``look`` (``look_step`` is its optimiser step): ``sharpness`` with its
         residual, and ``entropy``, ``nuclear_norm``, ``diagonal_mass``, ``numerical_rank`` of the attention,
         means over heads; and ``pattern`` (arm, look, query, key) of the first input and seed where it was kept. Of
         prompts ``validation_last`` and, over ``pairs``, ``by_pairs``, the error after so many pairs.
@@ -139,18 +139,18 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         >>> dict(experiments.gathered(runs, folder / "gathered")["curve"].sizes)
         {'arm': 4, 'seed': 1, 'epoch': 2}
     """
-    known = [(arm, Path(out) / arm.folder) for arm in arms]
-    done = [(arm, *_result(folder)) for arm, folder in known if (folder / RESULT).exists()]
-    if not done:
+    folders = [(arm, Path(out) / arm.folder) for arm in arms]
+    results = [(arm, *_result(folder)) for arm, folder in folders if (folder / RESULT).exists()]
+    if not results:
         raise InputError(f"no run in {out} has ended; train them first")
-    names = list(dict.fromkeys(arm.name for arm, _, _ in done))
-    seeds = list(dict.fromkeys(arm.config.seed for arm, _, _ in done))
-    columns = sorted({column for _, row, _ in done for column in row})
-    longest = max(len(curve) for _, _, curve in done)
+    names = list(dict.fromkeys(arm.name for arm, _, _ in results))
+    seeds = list(dict.fromkeys(arm.config.seed for arm, _, _ in results))
+    columns = sorted({column for _, row, _ in results for column in row})
+    longest = max(len(curve) for _, _, curve in results)
     shape = (len(names), len(seeds))
     values = {column: np.full(shape, np.nan) for column in columns}
     curves = np.full((*shape, longest), np.nan)
-    for arm, row, curve in done:
+    for arm, row, curve in results:
         at = names.index(arm.name), seeds.index(arm.config.seed)
         for column, value in row.items():
             values[column][at] = value
@@ -160,67 +160,69 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         coords={"arm": names, "seed": seeds, "epoch": np.arange(longest)},
         attrs={"kind": "lab_runs", "title": "Runs of the lab"},
     )
-    of_arm = {arm.name: arm.config for arm, _, _ in done}
+    of_arm = {arm.name: arm.config for arm, _, _ in results}
     if all(isinstance(config.data, FileData) for config in of_arm.values()):
         horizons = [config.data.horizon for config in of_arm.values() if isinstance(config.data, FileData)]
         rhos = [config.optimizer.rho for config in of_arm.values()]
         data = data.assign_coords(horizon=("arm", horizons), rho=("arm", rhos))
-    data = data.assign(curve=(("arm", "seed", "epoch"), curves), **_by_pairs(done, Path(out), names, seeds))
-    seen = {
+    data = data.assign(curve=(("arm", "seed", "epoch"), curves), **_by_pairs(results, Path(out), names, seeds))
+    watches = {
         (names.index(arm.name), seeds.index(arm.config.seed)): (read_watch(folder), arm.config)
-        for arm, folder in known
+        for arm, folder in folders
         if (folder / RESULT).exists() and (folder / WATCH).exists()
     }
-    return data.assign(_seen(seen, shape)) if seen else data
+    return data.assign(_watch_columns(watches, shape)) if watches else data
 
 
-def _by_pairs(done: Sequence[tuple[Arm, Any, Any]], out: Path, names: list[str], seeds: list[int]) -> dict[str, Any]:
-    """Errors of prompts by the number of pairs; {} of other runs."""
-    found = {
+def _by_pairs(results: Sequence[tuple[Arm, Any, Any]], out: Path, names: list[str], seeds: list[int]) -> dict[str, Any]:
+    """Collect the errors of prompts by the number of pairs; {} for other runs."""
+    cells = {
         (names.index(arm.name), seeds.index(arm.config.seed)): json.loads(
             (out / arm.folder / RESULT).read_text(encoding="utf-8")
         ).get("by_pairs", [])
-        for arm, _, _ in done
+        for arm, _, _ in results
     }
-    longest = max(map(len, found.values()))
+    longest = max(map(len, cells.values()))
     if not longest:
         return {}
     values = np.full((len(names), len(seeds), longest), np.nan)
-    for at, errors in found.items():
+    for at, errors in cells.items():
         values[at][: len(errors)] = errors
     return {"by_pairs": (("arm", "seed", "pairs"), values)}
 
 
-def _seen(seen: Mapping[tuple[int, int], tuple[xr.Dataset, TrainConfig]], shape: tuple[int, int]) -> dict[str, Any]:
-    """What was watched, over looks."""
-    looks = max(watch.sizes["step"] for watch, _ in seen.values())
+def _watch_columns(
+    watches: Mapping[tuple[int, int], tuple[xr.Dataset, TrainConfig]], shape: tuple[int, int]
+) -> dict[str, Any]:
+    """Collect the measures of watches, over looks."""
+    looks = max(watch.sizes["step"] for watch, _ in watches.values())
     out: dict[str, Any] = {}
     for name in WATCHED:
         values = np.full((*shape, looks), np.nan)
-        for at, (watch, _) in seen.items():
+        for at, (watch, _) in watches.items():
             if name in watch:
                 of = watch[name].mean([dim for dim in ("layer", "head") if dim in watch[name].dims])
                 values[at][: watch.sizes["step"]] = of
         if np.isfinite(values).any():
             out[name] = (("arm", "seed", "look"), values)
-    longest = max((watch for watch, _ in seen.values()), key=lambda watch: watch.sizes["step"])
+    longest = max((watch for watch, _ in watches.values()), key=lambda watch: watch.sizes["step"])
     out["look_step"] = ("look", longest["step"].values)
-    first = {at[0]: watch for at, (watch, _) in seen.items() if at[1] == 0 and "pattern" in watch}
+    first = {at[0]: watch for at, (watch, _) in watches.items() if at[1] == 0 and "pattern" in watch}
     if first:
         sizes = next(iter(first.values()))["pattern"].isel(input=0, layer=0, head=0).shape
         patterns = np.full((shape[0], *sizes), np.nan, dtype=np.float32)
         for row, watch in first.items():
-            kept = watch["pattern"].isel(input=0, layer=0, head=0).values
-            if kept.shape == sizes:
-                patterns[row] = kept
+            pattern = watch["pattern"].isel(input=0, layer=0, head=0).values
+            if pattern.shape == sizes:
+                patterns[row] = pattern
         out["pattern"] = (("arm", "snapshot", "query", "key"), patterns)
     return out
 
 
 def _result(folder: Path) -> tuple[dict[str, float], list[float]]:
-    """What a run came to, and its validation errors by epoch."""
-    found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    row = {f"{part}_{name}": value for part in ("validation", "test") for name, value in found.get(part, {}).items()}
-    row |= {name: np.nan if found[name] is None else found[name] for name in ("epochs", "best_epoch", "seconds")}
-    row["parameters"] = found["parameters"]
+    """Read a run's results and its validation errors by epoch."""
+    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    row = {f"{part}_{name}": value for part in ("validation", "test") for name, value in result.get(part, {}).items()}
+    row |= {name: np.nan if result[name] is None else result[name] for name in ("epochs", "best_epoch", "seconds")}
+    row["parameters"] = result["parameters"]
     return row, [line["mse"] for line in read_log(folder / LOG) if "mse" in line]

@@ -1,4 +1,4 @@
-"""The experiment on regression in context: arms by scoring function, heads and width, and what they come to."""
+"""Experiment on regression in context: arms by scoring function, heads and width, and their results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def in_context_arms(
     tokens: str = "pairs",
     **data: Any,
 ) -> dict[str, TrainConfig]:
-    """Configurations of regression in context by arm and width.
+    """Return the configurations of regression in context by arm and width.
 
     AdamW with betas 0.9 and 0.95 and no weight decay, as in the published code; batches of 32, a warm-up of 100 steps,
     and a rate that falls as a half cosine. MLPs have twice the width. Weights are drawn, and rates given, by μP: as
@@ -68,12 +68,12 @@ def in_context_arms(
         >>> list(experiments.in_context_arms())[:2]
         ['1 head, rank 16, D = 16', '8 heads, rank 2, D = 16']
     """
-    made = {}
+    configs = {}
     for width in widths:
         for title, fields in arms.items():
             form = {key: fields[key] for key in fields if key != "name"}
             options = {"width": width, "layers": layers, "d_mlp": 2 * width, "tokens": tokens, **form}
-            made[f"{title}, D = {width}"] = TrainConfig.model_validate(
+            configs[f"{title}, D = {width}"] = TrainConfig.model_validate(
                 {
                     "model": {"name": fields["name"], "options": options},
                     "data": {"kind": "in-context", "inputs": inputs, "epoch": 250, **data},
@@ -87,11 +87,11 @@ def in_context_arms(
                     "plan": {"epochs": epochs, "batch": 32, "patience": None},
                 }
             )
-    return made
+    return configs
 
 
 def form_of(fields: ModelFields) -> StructuredMatrix:
-    """A head's scores as a matrix of the width, of the family that the model's name says."""
+    """Return a head's scores as a matrix of the width, of the family that the model's name says."""
     width, heads = fields.options["width"], fields.options["heads"]
     if fields.name == "bilinear-btt":
         return BlockTensorTrain(width, width, fields.options.get("rank", 1))
@@ -102,7 +102,7 @@ def form_of(fields: ModelFields) -> StructuredMatrix:
 
 
 def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """What runs in context came to, with the oracle beside them.
+    """Collect the results of runs in context, with those of the oracle.
 
     Args:
         arms: runs, all of one number of inputs and points; those that have not ended are left out.
@@ -112,7 +112,7 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         Dataset of kind "in_context_runs": that of :func:`tsfm_lens.studies.experiments.gathered`, with ``oracle``
         (pairs,), the expected error of least squares, and by arm ``group`` (its name without the width), ``width``,
         ``heads``, ``score_rank``, the generic rank of a head's scores as a matrix (width, width), ``rank_ratio``,
-        that over the inputs, and ``score_parameters``, the numbers that the matrix is held by.
+        that over the inputs, and ``score_parameters``, the number of parameters of the matrix.
 
     Raises:
         InputError: no run has ended.
@@ -122,22 +122,22 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         'in_context_runs'
     """
     data = gathered(arms, out)
-    configs = {arm.name: arm.config for arm in arms}
-    chosen = [configs[str(name)] for name in data["arm"].values]
-    asked = chosen[0].data
-    assert isinstance(asked, InContextData)
-    options = [config.model.options for config in chosen]
+    config_of = {arm.name: arm.config for arm in arms}
+    configs = [config_of[str(name)] for name in data["arm"].values]
+    prompts = configs[0].data
+    assert isinstance(prompts, InContextData)
+    options = [config.model.options for config in configs]
     width = np.array([each["width"] for each in options])
     heads = np.array([each["heads"] for each in options])
-    forms = [form_of(config.model) for config in chosen]
+    forms = [form_of(config.model) for config in configs]
     rank = np.array([form.generic_rank for form in forms])
     facts = {
-        "inputs": asked.inputs,
+        "inputs": prompts.inputs,
         "layers": options[0]["layers"],
         "tokens": options[0].get("tokens", "single"),
-        "steps": asked.epoch * chosen[0].plan.epochs,
-        "batch": chosen[0].plan.batch,
-        "learning_rate": chosen[0].optimizer.learning_rate,
+        "steps": prompts.epoch * configs[0].plan.epochs,
+        "batch": configs[0].plan.batch,
+        "learning_rate": configs[0].optimizer.learning_rate,
     }
     return (
         data.assign_coords(
@@ -145,10 +145,10 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
             width=("arm", width),
             heads=("arm", heads),
             score_rank=("arm", rank),
-            rank_ratio=("arm", rank / asked.inputs),
+            rank_ratio=("arm", rank / prompts.inputs),
             score_parameters=("arm", [form.n_parameters for form in forms]),
             pairs=np.arange(data.sizes["pairs"]),
         )
-        .assign(oracle=("pairs", oracle_errors(asked.inputs, data.sizes["pairs"]).numpy()))
+        .assign(oracle=("pairs", oracle_errors(prompts.inputs, data.sizes["pairs"]).numpy()))
         .assign_attrs(facts, kind="in_context_runs", title="Regression in context")
     )

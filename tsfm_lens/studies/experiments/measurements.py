@@ -1,4 +1,4 @@
-"""Measurements of grids of trainings, as reports and the gallery show them."""
+"""Measurements of grids of training runs, as reports and the gallery show them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _MAKER = "made by grids of trainings: `python -m {0}` makes it, `tsfm_lens.studi
 
 
 def read_runs(ds: xr.Dataset) -> list[str]:
-    """Where every arm ends, and which stay above the oracle."""
+    """Describe where every arm ends, and which arms stay above the oracle."""
     last, oracle = array(ds, "validation_mse", "arm", "seed"), float(ds.attrs.get("oracle", np.nan))
     out = []
     for arm, values in zip(names(ds, "arm"), last, strict=True):
-        known = values[np.isfinite(values)]
-        over = f", {num(100 * (float(known.min()) / oracle - 1))} % or more above the oracle"
+        finite = values[np.isfinite(values)]
+        over = f", {num(100 * (float(finite.min()) / oracle - 1))} % or more above the oracle"
         near = ", within 1 % of the oracle with every seed"
-        beside = "" if not np.isfinite(oracle) else near if known.max() <= 1.01 * oracle else over
+        beside = "" if not np.isfinite(oracle) else near if finite.max() <= 1.01 * oracle else over
         out.append(
-            f"{arm} ends at {num(float(known.min()))} to {num(float(known.max()))} ({len(known)} seeds){beside}."
+            f"{arm} ends at {num(float(finite.min()))} to {num(float(finite.max()))} ({len(finite)} seeds){beside}."
         )
     return out
 
 
 def read_errors(ds: xr.Dataset) -> list[str]:
-    """The arm of the lowest test error of each benchmark, and how far the next one is."""
+    """Name the arm of the lowest test error of each benchmark, and the distance to the next one."""
     errors = array(ds, "test_mse", "arm", "seed")
     cells: dict[str, dict[str, float]] = {}
     for arm, of_seeds in zip(names(ds, "arm"), errors, strict=True):
@@ -55,7 +55,7 @@ def read_errors(ds: xr.Dataset) -> list[str]:
 
 
 def _cell(arm: str) -> tuple[str, str]:
-    """Benchmark and horizon of an arm that begins with both, else "", and the rest of its name."""
+    """Split an arm that begins with benchmark and horizon into these, else "", and the rest of its name."""
     parts = arm.split(" ", 2)
     if len(parts) < 3 or not parts[1].isdigit():
         return "", arm
@@ -63,7 +63,7 @@ def _cell(arm: str) -> tuple[str, str]:
 
 
 def _varies(ds: xr.Dataset, over: str) -> bool:
-    """Whether arms that agree in all but it differ in it."""
+    """Return whether arms that agree in everything else differ in ρ or in the horizon."""
     other = "horizon" if over == "rho" else "rho"
     if over == "horizon":
         return len(np.unique(ds[over].values)) > 1
@@ -87,16 +87,16 @@ def _plates(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def read_in_context(ds: xr.Dataset) -> list[str]:
-    """The error of every arm after the last pair, lowest first."""
+    """Describe the error of every arm after the last pair, lowest first."""
     last = array(ds, "by_pairs", "arm", "seed", "pairs")[..., -1]
-    told = []
+    sentences = []
     for arm, ratio, values in zip(names(ds, "arm"), ds["rank_ratio"].values, last, strict=True):
-        known = values[np.isfinite(values)]
-        if len(known):
-            ends = f"{num(float(known.min()))} to {num(float(known.max()))}, {len(known)} seeds"
-            words = f"{arm}: {num(float(known.mean()))} ({ends}), scores of rank {num(float(ratio))} d."
-            told.append((float(known.mean()), words))
-    return [words for _, words in sorted(told)]
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
+            words = f"{arm}: {num(float(finite.mean()))} ({ends}), scores of rank {num(float(ratio))} d."
+            sentences.append((float(finite.mean()), words))
+    return [words for _, words in sorted(sentences)]
 
 
 def _in_context_plates(ds: xr.Dataset) -> Iterator[Plate]:
@@ -104,32 +104,34 @@ def _in_context_plates(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def read_rates(ds: xr.Dataset) -> list[str]:
-    """The best rate of every width, by parametrisation."""
-    rates, told = np.asarray(ds["rate"].values, float), []
+    """Name the best rate of every width, by parametrisation."""
+    rates, sentences = np.asarray(ds["rate"].values, float), []
     errors = array(ds, "mse", "parametrisation", "width", "rate", "seed")
     for kind, of_kind in zip(names(ds, "parametrisation"), errors, strict=True):
         best = []
         for width, of_width in zip(ds["width"].values.tolist(), of_kind, strict=True):
-            known = np.isfinite(of_width).any(axis=1)
-            if known.any():
+            finite = np.isfinite(of_width).any(axis=1)
+            if finite.any():
                 mean = np.array(
-                    [np.nanmean(row) if some else np.inf for row, some in zip(of_width, known, strict=True)]
+                    [np.nanmean(row) if some else np.inf for row, some in zip(of_width, finite, strict=True)]
                 )
                 best.append(f"{num(float(rates[mean.argmin()]))} at width {width} ({num(float(mean.min()))})")
-        told.append(f"{kind}: the best rate is {', '.join(best)}.")
-    return told
+        sentences.append(f"{kind}: the best rate is {', '.join(best)}.")
+    return sentences
 
 
 def read_losses(ds: xr.Dataset) -> list[str]:
-    """The loss of every arm beside what its scores cost."""
-    told = []
+    """Describe the loss of every arm with the cost of its scores."""
+    sentences = []
     for arm, share, values in zip(
         names(ds, "arm"), ds["score_share"].values, array(ds, "loss", "arm", "seed"), strict=True
     ):
-        known = values[np.isfinite(values)]
-        ends = f"{num(float(known.min()))} to {num(float(known.max()))}, {len(known)} seeds"
-        told.append(f"{arm}: {num(float(known.mean()))} nats ({ends}) at {num(float(share))} of the multiply-adds.")
-    return told
+        finite = values[np.isfinite(values)]
+        ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
+        sentences.append(
+            f"{arm}: {num(float(finite.mean()))} nats ({ends}) at {num(float(share))} of the multiply-adds."
+        )
+    return sentences
 
 
 def _rates(ds: xr.Dataset) -> Iterator[Plate]:

@@ -1,4 +1,4 @@
-"""Results that ship: what grids of runs came to, as ``python -m tsfm_lens.studies.experiments`` wrote them."""
+"""Results in the package: those of grids of runs, as ``python -m tsfm_lens.studies.experiments`` wrote them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tsfm_lens.errors import unknown_name
 
 __all__ = ["record", "record_names"]
 
-_ROOM = Path(__file__).parent / "results"
+_FOLDER = Path(__file__).parent / "results"
 
 
 def record_names() -> tuple[str, ...]:
-    """Names of the results that ship, sorted; ``lab/results/README.md`` is their card.
+    """Return the names of the results in the package, sorted; ``results/README.md`` describes them.
 
     Example:
         >>> "toy" in experiments.record_names()
         True
     """
-    return tuple(sorted(file.stem for file in _ROOM.glob("*.nc")))
+    return tuple(sorted(file.stem for file in _FOLDER.glob("*.nc")))
 
 
 def record(name: str) -> xr.Dataset:
-    """Results of a grid, see :func:`tsfm_lens.studies.experiments.gathered`.
+    """Load the results of a grid, see :func:`tsfm_lens.studies.experiments.gathered`.
 
     Args:
         name: "toy", the toy problem of SAMformer; "optimizers", the same by other optimisers; "benchmarks", rows of
@@ -43,5 +43,5 @@ def record(name: str) -> xr.Dataset:
     """
     if name not in record_names():
         raise unknown_name("record of the lab", name, record_names())
-    with xr.open_dataset(_ROOM / f"{name}.nc", engine="scipy") as data:
+    with xr.open_dataset(_FOLDER / f"{name}.nc", engine="scipy") as data:
         return data.load()

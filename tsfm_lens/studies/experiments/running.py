@@ -1,4 +1,4 @@
-"""Training runs of the lab: from a configuration to weights, a log, what was watched, and the errors at the end."""
+"""Training runs: from a configuration to weights, a log, measures during training, and the errors at the end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LATER = ("betas", "warm_up", "base_width")
 
 
 def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
-    """The model, drawn, and its data.
+    """Return the task of a configuration: the model with drawn weights, and its data.
 
     Raises:
         InputError: the data cannot be read, or do not fit; an option is none of the model's.
@@ -59,19 +59,19 @@ def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
         regressor = _model(config, make_regressor, prompts)
         return InContextTask(regressor, prompts, epoch=data.epoch, held_out=data.held_out, **options, settings=settings)
     if isinstance(data, FileData):
-        made = benchmark(
+        windows = benchmark(
             data.file, length=data.length, horizon=data.horizon, split=data.split, channels=data.channels or None
         )
         make = make_forecaster if config.model.name in REGRESSORS else make_model
-        model = _model(config, make, data.length, data.horizon, len(made.channels))
-        return BenchmarkTask(model, made, **options, settings=settings)
+        model = _model(config, make, data.length, data.horizon, len(windows.channels))
+        return BenchmarkTask(model, windows, **options, settings=settings)
     fields = data.model_dump(exclude={"kind", "problem_seed"})
     model = _model(config, make_model, data.length, data.horizon, data.channels)
     return ToyTask(model, LinearToy(**fields, seed=data.problem_seed), **options, settings=settings)
 
 
 def _settings(fields: OptimizerFields) -> dict[str, Any]:
-    """What a run's identity says of the optimiser; later fields only where they are set, so that older runs go on."""
+    """Return the optimiser's settings for a run's identity; later fields only where set, so that older runs go on."""
     return {key: value for key, value in fields.model_dump().items() if value or key not in LATER}
 
 
@@ -87,11 +87,11 @@ def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
 
 
 def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
-    """The optimiser of what is trained of a model."""
-    trained: list[Any] = [weight for weight in model.parameters() if weight.requires_grad]
+    """Return the optimiser of a model's trainable weights."""
+    parameters: list[Any] = [weight for weight in model.parameters() if weight.requires_grad]
     if fields.base_width:
         groups = parameter_groups(model, fields.learning_rate, fields.base_width)
-        trained = [{**group, "share": group["lr"] / fields.learning_rate} for group in groups]
+        parameters = [{**group, "share": group["lr"] / fields.learning_rate} for group in groups]
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
@@ -100,12 +100,12 @@ def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim
     extra: dict[str, Any] = {"momentum": fields.momentum} if fields.momentum else {}
     if fields.betas:
         extra["betas"] = fields.betas
-    base = kinds[fields.name](trained, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra)
+    base = kinds[fields.name](parameters, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra)
     return SAM(base, fields.rho) if fields.rho else base
 
 
 def rate_of(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
-    """Learning rate of each step; None where it stays what it is.
+    """Return the learning rate of each step; None where it is constant.
 
     Args:
         config: of the run.
@@ -126,7 +126,7 @@ def rate_of(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
 def prepare(
     config: TrainConfig, out: str | Path | None = None
 ) -> tuple[Training, ForecastTask | InContextTask, Watch | None]:
-    """A run that has not begun, its task, and what watches it.
+    """Prepare a run without starting it, with its task and its watch.
 
     Args:
         config: of the run.
@@ -180,17 +180,17 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
 
 
 def losses_of(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
-    """The losses of both halves of some windows, of which sharpness takes the mean."""
+    """Return the losses of both halves of some windows; sharpness is that of their mean."""
     halves = [(part.to(task.device) for part in pair) for pair in zip(x.chunk(2), y.chunk(2), strict=True)]
 
-    def loss_of(given: Tensor, wanted: Tensor) -> Callable[[], Tensor]:
-        return lambda: (task.model(given) - wanted).square().mean()
+    def loss_of(inputs: Tensor, targets: Tensor) -> Callable[[], Tensor]:
+        return lambda: (task.model(inputs) - targets).square().mean()
 
     return [loss_of(*half) for half in halves]
 
 
 def attention_of(task: ForecastTask, x: Tensor) -> Callable[[], dict[str, Tensor]]:
-    """Attention of a model over some windows by the lens on it."""
+    """Return a function that computes a model's attention over some windows by its lens."""
     lens = load(task.model, check=False)
     (stack,) = lens.wiring.stacks
     point = f"{stack.prefix}.0.attn.hook_pattern"
@@ -228,7 +228,7 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
         2
     """
     folder = Path(out)
-    known, state = folder / CONFIG, folder / STATE
+    config_file, state = folder / CONFIG, folder / STATE
     if state.exists() and not resume:
         raise CheckpointError(f"{folder} holds a run; go on with it by --resume (resume=True), or give another folder")
     if resume and not state.exists():
@@ -236,16 +236,16 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
     run, task, _ = prepare(config, folder)
     if resume:
         run.resume()
-    _write(known, config.model_dump_json(indent=1))
+    _write(config_file, config.model_dump_json(indent=1))
     if not run.run(quiet=quiet):
         return {"ended": False, "step": run.step}
-    found: dict[str, Any] = {"ended": True, "validation": task.evaluate()}
+    result: dict[str, Any] = {"ended": True, "validation": task.evaluate()}
     if isinstance(task, BenchmarkTask):
-        found["test"] = task.test()
+        result["test"] = task.test()
     if isinstance(task, InContextTask):
-        found["by_pairs"] = task.by_pairs()
+        result["by_pairs"] = task.by_pairs()
     epoch = task.batches_per_epoch
-    found |= {
+    result |= {
         "epochs": run.step // epoch,
         "best_epoch": None if run.best is None else run.best[1] // epoch,
         "seconds": round(run.seconds, 2),
@@ -253,8 +253,8 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
     }
     with replacing(folder / WEIGHTS) as part:
         save_file({name: value.contiguous().cpu() for name, value in task.model.state_dict().items()}, part)
-    _write(folder / RESULT, json.dumps(found, indent=1))
-    return found
+    _write(folder / RESULT, json.dumps(result, indent=1))
+    return result
 
 
 def _write(file: Path, text: str) -> None:

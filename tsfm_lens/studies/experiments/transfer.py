@@ -1,4 +1,4 @@
-"""The experiment on learning rates: whether the best one carries over from one width to others."""
+"""Experiment on learning rates: transfer of the best rate from one width to others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def transfer_arms(
     steps: int = 160,
     **data: Any,
 ) -> dict[str, TrainConfig]:
-    """Configurations of regression in context by arm, width and learning rate, with the optimiser of the other grid.
+    """Return configurations of regression in context by arm, width and learning rate, with the other grid's optimiser.
 
     Args:
         arms: name of the scoring function, and options; those named "μP" are drawn and given rates by it, the first
@@ -47,7 +47,7 @@ def transfer_arms(
         >>> len(experiments.transfer_arms())
         54
     """
-    made = {}
+    configs = {}
     for title, fields in arms.items():
         for width in widths:
             for rate in rates:
@@ -55,7 +55,7 @@ def transfer_arms(
                 options = {"width": width, "layers": 2, "heads": width // 4, "d_mlp": 2 * width, "tokens": "pairs"}
                 base = widths[0] if title.startswith("μP") else 0
                 optimizer = {"name": "adamw", "learning_rate": rate, "betas": [0.9, 0.95], "warm_up": 50}
-                made[f"{title}, D = {width}, {rate:g}"] = TrainConfig.model_validate(
+                configs[f"{title}, D = {width}, {rate:g}"] = TrainConfig.model_validate(
                     {
                         "model": {"name": fields["name"], "options": {**options, **form}},
                         "data": {"kind": "in-context", "inputs": inputs, "epoch": steps // 4, "held_out": 512, **data},
@@ -63,11 +63,11 @@ def transfer_arms(
                         "plan": {"epochs": 4, "batch": 32, "patience": None},
                     }
                 )
-    return made
+    return configs
 
 
 def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """What runs came to, by parametrisation, width and rate.
+    """Collect the results of runs, by parametrisation, width and rate.
 
     Args:
         arms: runs; those that have not ended are left out.
@@ -89,20 +89,20 @@ def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         {'parametrisation': 1, 'width': 2, 'rate': 1, 'seed': 1}
     """
     data = gathered(arms, out)
-    configs = {arm.name: arm.config for arm in arms}
-    known = [configs[str(name)] for name in data["arm"].values]
+    config_of = {arm.name: arm.config for arm in arms}
+    configs = [config_of[str(name)] for name in data["arm"].values]
     titles = [str(name).rsplit(", D = ", 1)[0] for name in data["arm"].values]
     places = {
         "parametrisation": titles,
-        "width": [config.model.options["width"] for config in known],
-        "rate": [config.optimizer.learning_rate for config in known],
+        "width": [config.model.options["width"] for config in configs],
+        "rate": [config.optimizer.learning_rate for config in configs],
     }
     cells = data["validation_mse"].assign_coords({name: ("arm", values) for name, values in places.items()})
     table = cells.drop_vars("arm").set_index(arm=list(places)).unstack("arm").transpose(*places, "seed")
     # in the order that they were given in, which unstacking sorts
     table = table.sel(parametrisation=list(dict.fromkeys(titles)))
-    first = known[0]
+    first = configs[0]
     steps = first.plan.epochs * first.data.epoch  # type: ignore[union-attr]
     facts = {"inputs": first.data.inputs, "layers": first.model.options["layers"], "steps": steps}  # type: ignore[union-attr]
-    made = table.to_dataset(name="mse")
-    return made.assign_attrs(facts, kind="transfer_runs", title="Learning rates across widths")
+    results = table.to_dataset(name="mse")
+    return results.assign_attrs(facts, kind="transfer_runs", title="Learning rates across widths")

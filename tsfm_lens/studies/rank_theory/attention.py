@@ -22,7 +22,7 @@ which the norms of W_QᵀW_K and W_V grow as √d, as theorem 3 allows; all with
 
 @dataclass(frozen=True, eq=False)
 class AttentionWeights:
-    """The matrices of an attention layer, head by head, each (head, d_head, d) and acting from the left on columns.
+    """Matrices of an attention layer, head by head, each (head, d_head, d) and acting from the left on columns.
 
     Attributes:
         query: W_Q, of tokens that are attended to.
@@ -49,7 +49,7 @@ class AttentionWeights:
 
     @classmethod
     def stacked(cls, query: np.ndarray, key: np.ndarray, value: np.ndarray, heads: int = 1) -> AttentionWeights:
-        """Of three matrices (d, d) whose rows belong to one head after another.
+        """Make weights of three matrices (d, d) whose rows belong to one head after another.
 
         Raises:
             InputError: the rows cannot be shared out over so many heads.
@@ -58,7 +58,7 @@ class AttentionWeights:
 
     @classmethod
     def random(cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0) -> AttentionWeights:
-        """Of Gaussian entries.
+        """Draw weights of Gaussian entries.
 
         Args:
             width: d.
@@ -79,7 +79,7 @@ class AttentionWeights:
 
     @property
     def heads(self) -> int:
-        """How many."""
+        """Number of heads."""
         return self.query.shape[0]
 
     @property
@@ -103,23 +103,23 @@ class AttentionWeights:
         return np.asarray(np.linalg.norm(self.value, 2, axis=(1, 2)))
 
     def times(self, matrix: np.ndarray) -> AttentionWeights:
-        """Each matrix of the layer times one of shape (d, d): the layer of what that matrix makes of the input."""
+        """Multiply each matrix of the layer by one of shape (d, d), as if that matrix acted on the input first."""
         return AttentionWeights(self.query @ matrix, self.key @ matrix, self.value @ matrix)
 
     def within(self, score: float, value: float) -> AttentionWeights:
-        """The same directions, scaled so that every head has these norms of W_QᵀW_K and of W_V."""
+        """Scale the weights so that every head has these norms of W_QᵀW_K and of W_V; directions stay."""
         by_score = np.sqrt(score / self.score_norms)[:, None, None]
         by_value = (value / self.value_norms)[:, None, None]
         return AttentionWeights(self.query * by_score, self.key * by_score, self.value * by_value)
 
     def with_value(self, value: np.ndarray) -> AttentionWeights:
-        """The same with another W_V, (head, d_head, d) or (d, d)."""
+        """Replace W_V by another, (head, d_head, d) or (d, d)."""
         matrix = np.asarray(value, dtype=np.float64)
         return replace(self, value=matrix if matrix.ndim == 3 else _by_head(matrix, self.heads))
 
 
 def column_softmax(scores: np.ndarray) -> np.ndarray:
-    """Softmax of each column, (…, t, j): every column sums to 1, however large the scores.
+    """Compute the softmax of each column, (…, t, j): every column sums to 1, however large the scores.
 
     Example:
         >>> rank_theory.column_softmax(np.array([[0.0, 1000.0], [0.0, 0.0]])).tolist()
@@ -131,7 +131,7 @@ def column_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
-    """UᵀW_QᵀW_KU / √d_h of each head, (head, t, j): what token t, attended to, scores with token j.
+    """Compute UᵀW_QᵀW_KU / √d_h of each head, (head, t, j): the score of token t, attended to, with token j.
 
     Args:
         tokens: U, (d, L).
@@ -149,12 +149,12 @@ def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
         >>> rank_theory.logits(np.ones((6, 4)), weights).shape
         (2, 4, 4)
     """
-    checked = _tokens(tokens, weights)
-    return np.stack([next(_logit_blocks(checked, weights, head, checked.shape[1]))[1] for head in range(weights.heads)])
+    matrix = _tokens(tokens, weights)
+    return np.stack([next(_logit_blocks(matrix, weights, head, matrix.shape[1]))[1] for head in range(weights.heads)])
 
 
 def attention(tokens: np.ndarray, weights: AttentionWeights, *, chunk: int = 1024) -> np.ndarray:
-    """W_V U softmax(UᵀW_QᵀW_KU / √d_h), the heads below one another, (head · d_head, L).
+    """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h), the heads below one another, (head · d_head, L).
 
     Args:
         tokens: U, (d, L), a token a column.
@@ -172,22 +172,22 @@ def attention(tokens: np.ndarray, weights: AttentionWeights, *, chunk: int = 102
         >>> rank_theory.attention(np.array([[3.0, 3.0], [1.0, 1.0]]), alike).tolist()
         [[3.0, 3.0], [1.0, 1.0]]
     """
-    checked = _tokens(tokens, weights)
+    matrix = _tokens(tokens, weights)
     if chunk < 1:
         raise InputError(f"chunk is {chunk}, expected 1 column or more")
-    out = np.empty((weights.heads, weights.head_width, checked.shape[1]))
+    out = np.empty((weights.heads, weights.head_width, matrix.shape[1]))
     # tokens of few coordinates are mixed before they become values, which is less work
     late = weights.width < weights.head_width
     for head, value in enumerate(weights.value):
-        values = checked if late else value @ checked
-        for columns, block in _logit_blocks(checked, weights, head, chunk):
+        values = matrix if late else value @ matrix
+        for columns, block in _logit_blocks(matrix, weights, head, chunk):
             mixed = values @ column_softmax(block)
             out[head, :, columns] = value @ mixed if late else mixed
-    return out.reshape(-1, checked.shape[1])
+    return out.reshape(-1, matrix.shape[1])
 
 
 def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1) -> np.ndarray:
-    """U + attention(U) / √D: what a layer of a model of D layers hands on, (d, L).
+    """Compute U + attention(U) / √D, the output of a layer of a model of D layers, (d, L).
 
     Args:
         tokens: U, (d, L).
@@ -216,7 +216,7 @@ def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1
 
 
 def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Random orthonormal columns (rows, columns), evenly over all directions.
+    """Draw random orthonormal columns (rows, columns), uniformly over all directions.
 
     Source:
         QR of a Gaussian matrix, with signs by which the result does not depend on the library (Mezzadri 2007).
@@ -242,7 +242,7 @@ def _by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _product_norm(left: np.ndarray, right: np.ndarray) -> float:
-    """Spectral norm of leftᵀ right, through triangular factors no larger than a head."""
+    """Compute the spectral norm of leftᵀ right, through triangular factors no larger than a head."""
     one, other = (np.asarray(np.linalg.qr(side.T, mode="r")) for side in (left, right))
     small = one @ other.T
     return float(np.linalg.norm(small, 2))
@@ -258,7 +258,7 @@ def _tokens(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
 def _logit_blocks(
     tokens: np.ndarray, weights: AttentionWeights, head: int, chunk: int
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Columns, and the scores (t, column) of that many columns of one head."""
+    """Yield columns, and the scores (t, column) of that many columns of one head."""
     query, key = weights.query[head], weights.key[head] / np.sqrt(weights.head_width)
     left, right = query @ tokens, key @ tokens
     if weights.width < weights.head_width:

@@ -1,4 +1,4 @@
-"""Theorems 1 and 2 and corollary 2: how fast singular values of a smooth or a small embedding must fall."""
+"""Theorems 1 and 2 and corollary 2: decay of the singular values of a smooth or a small embedding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def differentiable_bound(dimension: int, n_tokens: int, *, order: int, variation: float) -> np.ndarray:
-    """What the k-th singular value of an embedding of ν derivatives cannot exceed, for each k from 1 on, (d,).
+    """Bound the k-th singular value of an embedding of ν derivatives, for each k from 1 on, (d,).
 
     Args:
         dimension: d.
@@ -30,7 +30,7 @@ def differentiable_bound(dimension: int, n_tokens: int, *, order: int, variation
         variation: V, its largest over coordinates.
 
     Returns:
-        2V√(dL) / (πν(k − 2 − ν)^ν), infinite for k ≤ ν + 2, of which nothing is said.
+        2V√(dL) / (πν(k − 2 − ν)^ν), infinite for k ≤ ν + 2, where the theorem gives no bound.
 
     Source:
         Flow of ranks, theorem 1, first statement (S0-TH1).
@@ -46,13 +46,13 @@ def differentiable_bound(dimension: int, n_tokens: int, *, order: int, variation
         raise InputError(f"order is {order}, expected 1 derivative or more")
     steps = np.arange(1, dimension + 1) - 2.0 - order
     bound = np.full(dimension, np.inf)
-    known = steps > 0
-    bound[known] = 2 * variation * np.sqrt(dimension * n_tokens) / (np.pi * order * steps[known] ** order)
+    finite = steps > 0
+    bound[finite] = 2 * variation * np.sqrt(dimension * n_tokens) / (np.pi * order * steps[finite] ** order)
     return bound
 
 
 def analytic_bound(dimension: int, n_tokens: int, *, radius: float, largest: float) -> np.ndarray:
-    """What the k-th singular value of an analytic embedding cannot exceed, for each k from 1 on, (d,).
+    """Bound the k-th singular value of an analytic embedding, for each k from 1 on, (d,).
 
     Args:
         dimension: d.
@@ -80,7 +80,7 @@ def analytic_bound(dimension: int, n_tokens: int, *, radius: float, largest: flo
 
 
 def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
-    """What the k-th singular value of a gated embedding cannot exceed, (d,), if |w_i| ≤ 1 and |w_i v_i| ≤ 1.
+    """Bound the k-th singular value of a gated embedding, (d,), if |w_i| ≤ 1 and |w_i v_i| ≤ 1.
 
     The bound of :func:`analytic_bound` with ρ = 1 + π/(2β): within that ellipse the exponential has a positive real
     part, so that no coordinate exceeds the square of the ellipse's half axis (ρ + 1/ρ)/2.
@@ -111,7 +111,7 @@ def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
 def chebyshev_bound(
     function: Callable[[np.ndarray], np.ndarray], points: np.ndarray, *, nodes: int = 400
 ) -> np.ndarray:
-    """What the k-th singular value of any embedding of points cannot exceed, from Chebyshev projections, (d,).
+    """Bound the k-th singular value of any embedding of points, from Chebyshev projections, (d,).
 
     √(dL) δ with δ the largest deviation, over coordinates and points, from a polynomial of degree k − 2; the bounds of
     theorem 1 are bounds on this δ.
@@ -119,7 +119,7 @@ def chebyshev_bound(
     Args:
         function: points (n,) of [−1, 1] to tokens (d, n).
         points: x, (L,).
-        nodes: of the interpolation that stands for the projection; any number gives a true bound, many the least.
+        nodes: of the interpolation in place of the projection; any number gives a true bound, many the tightest.
 
     Source:
         Flow of ranks, proof of theorem 1, equation 8 (S0-TH1).
@@ -132,21 +132,21 @@ def chebyshev_bound(
         [6.928203, 3.464102, 1.732051]
     """
     grid = np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
-    values, left = function(grid), function(np.asarray(points, dtype=np.float64)).astype(np.float64)
-    dimension, n_tokens = left.shape
+    values, remainder = function(grid), function(np.asarray(points, dtype=np.float64)).astype(np.float64)
+    dimension, n_tokens = remainder.shape
     if nodes <= dimension:
         raise InputError(f"{nodes} nodes for {dimension} singular values, expected more")
     coefficients = 2 / nodes * values @ chebvander(grid, dimension)
     coefficients[:, 0] /= 2
     basis, deviations = chebvander(points, dimension), []
     for degree in range(dimension):
-        deviations.append(np.abs(left).max())
-        left -= np.outer(coefficients[:, degree], basis[:, degree])
+        deviations.append(np.abs(remainder).max())
+        remainder -= np.outer(coefficients[:, degree], basis[:, degree])
     return np.asarray(np.sqrt(dimension * n_tokens) * np.array(deviations))
 
 
 def quasimatrix_spectrum(function: Callable[[np.ndarray], np.ndarray], *, nodes: int = 200) -> np.ndarray:
-    """Singular values of an embedding of all of [−1, 1], with d rows and a column for every point, (d,).
+    """Compute singular values of an embedding of all of [−1, 1], d rows and a column for every point, (d,).
 
     They are bounded as those of L = 4 points are: of theorem 1's two bounds one is the other at 4.
 
@@ -168,7 +168,7 @@ def quasimatrix_spectrum(function: Callable[[np.ndarray], np.ndarray], *, nodes:
 def mlp_count(
     embedding: ResidualMlpEmbedding, columns: np.ndarray, epsilon: float | Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many singular values of a residual MLP's tokens are above a threshold, and how many can be.
+    """Count the singular values of a residual MLP's tokens above a threshold, and bound their number.
 
     Args:
         embedding: of d above k.

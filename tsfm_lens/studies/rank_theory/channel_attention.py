@@ -19,7 +19,7 @@ __all__ = [
 
 
 def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """A(X) = softmax of the rows of X W_Q W_Kᵀ Xᵀ / √d_m, (channel, channel).
+    """Compute A(X) = softmax of the rows of X W_Q W_Kᵀ Xᵀ / √d_m, (channel, channel).
 
     Args:
         x: X, (channel, time).
@@ -33,16 +33,16 @@ def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
         [[0.5, 0.5], [0.5, 0.5]]
     """
     scores = (x @ queries) @ (x @ keys).T / np.sqrt(queries.shape[1])
-    grown = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(grown / grown.sum(axis=1, keepdims=True))
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
-def readout_exists(tokens: np.ndarray, wanted: np.ndarray) -> bool:
-    """Whether any W has P W = Z, by rank([P Z]) = rank(P).
+def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
+    """Return whether any W has P W = Z, by rank([P Z]) = rank(P).
 
     Args:
         tokens: P, (channel, time): what the attention leaves, X + A(X) X W_V W_O.
-        wanted: Z, (channel, step), such as X W_toy.
+        targets: Z, (channel, step), such as X W_toy.
 
     Source:
         SAMformer, proposition 4 (S1-P4). It holds for one X; it is enough that P has full row rank, for which there
@@ -55,19 +55,19 @@ def readout_exists(tokens: np.ndarray, wanted: np.ndarray) -> bool:
         >>> rank_theory.readout_exists(np.ones((2, 3)), np.eye(2))
         False
     """
-    _refuse_other_rows(tokens, wanted)
-    # scaled alike, so that one threshold tells both ranks
-    size = np.linalg.norm(wanted, 2) or 1.0
-    joined = np.hstack([tokens, wanted * (np.linalg.norm(tokens, 2) / size)])
-    return bool(np.linalg.matrix_rank(joined) == np.linalg.matrix_rank(tokens))
+    _refuse_other_rows(tokens, targets)
+    # scaled alike, so that one threshold serves both ranks
+    size = np.linalg.norm(targets, 2) or 1.0
+    both = np.hstack([tokens, targets * (np.linalg.norm(tokens, 2) / size)])
+    return bool(np.linalg.matrix_rank(both) == np.linalg.matrix_rank(tokens))
 
 
-def optimal_readout(tokens: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The smallest W that brings P W as near to Z as can be, P⁺ Z, (time, step); P W = Z where any W does that.
+def optimal_readout(tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Compute the smallest W that minimises ‖P W − Z‖, P⁺ Z, (time, step); P W = Z where any W reaches it.
 
     Args:
         tokens: P, (channel, time).
-        wanted: Z, (channel, step).
+        targets: Z, (channel, step).
 
     Source:
         SAMformer, proposition 4 (S1-P4).
@@ -76,12 +76,12 @@ def optimal_readout(tokens: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         >>> rank_theory.optimal_readout(np.array([[2.0, 0.0]]), np.array([[6.0]])).tolist()
         [[3.0], [0.0]]
     """
-    _refuse_other_rows(tokens, wanted)
-    return np.asarray(np.linalg.pinv(tokens) @ wanted)
+    _refuse_other_rows(tokens, targets)
+    return np.asarray(np.linalg.pinv(tokens) @ targets)
 
 
 def nuclear_norm(matrix: np.ndarray) -> float:
-    """Sum of the singular values.
+    """Sum the singular values.
 
     Of a row-stochastic (D, D) matrix it is at least 1; it is D for the identity, and √D times the length of a row
     where all rows are alike (S1-NUC).
@@ -94,7 +94,7 @@ def nuclear_norm(matrix: np.ndarray) -> float:
 
 
 def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> float:
-    """What the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ cannot exceed: ‖W_Q W_Kᵀ‖₂ ‖X‖²_F.
+    """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ: ‖W_Q W_Kᵀ‖₂ ‖X‖²_F.
 
     So a small spectral norm of W_Q W_Kᵀ, as σReparam makes it, brings the scores near to a low rank. Equal where
     W_Q W_Kᵀ is a multiple of the identity.
@@ -107,7 +107,7 @@ def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> 
         SAMformer, proposition 5 (S1-P5).
 
     Raises:
-        InputError: W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, of which alone something is said.
+        InputError: W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, as the bound requires.
 
     Example:
         >>> rank_theory.nuclear_norm_bound(np.ones((2, 3)), 2 * np.eye(3), np.eye(3))
@@ -131,7 +131,7 @@ def revin_linear(
     beta: np.ndarray | float = 0.0,
     eps: float = 1e-5,
 ) -> np.ndarray:
-    """What a linear map between RevIN and its inverse gives, in closed form: Ŷ = X W + ξ, (channel, step).
+    """Compute a linear map between RevIN and its inverse, in closed form: Ŷ = X W + ξ, (channel, step).
 
     Args:
         x: X, (channel, time).
@@ -159,7 +159,7 @@ def revin_offset(
     beta: np.ndarray | float = 0.0,
     eps: float = 1e-5,
 ) -> np.ndarray:
-    """ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), what RevIN adds to a linear map, (channel, step).
+    """Compute ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), RevIN's addition to a linear map, (channel, step).
 
     Nothing where the columns of W sum to 1.
 
@@ -187,7 +187,7 @@ def revin_offset(
 
 
 def trace_bounds(symmetric: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
-    """λ_min(S) Tr B and λ_max(S) Tr B, between which Tr(S B) is for symmetric S and B with eigenvalues of at least 0.
+    """Compute λ_min(S) Tr B and λ_max(S) Tr B, bounds on Tr(S B) for symmetric S and B with eigenvalues of at least 0.
 
     Args:
         symmetric: S, (n, n).
@@ -206,8 +206,8 @@ def trace_bounds(symmetric: np.ndarray, positive: np.ndarray) -> tuple[float, fl
     return float(values[0]) * trace, float(values[-1]) * trace
 
 
-def _refuse_other_rows(tokens: np.ndarray, wanted: np.ndarray) -> None:
-    if tokens.ndim != 2 or wanted.ndim != 2 or len(tokens) != len(wanted):
+def _refuse_other_rows(tokens: np.ndarray, targets: np.ndarray) -> None:
+    if tokens.ndim != 2 or targets.ndim != 2 or len(tokens) != len(targets):
         raise InputError(
-            f"tokens have the shape {tokens.shape}, what is wanted {wanted.shape}; expected a row a channel"
+            f"tokens have the shape {tokens.shape}, what is wanted {targets.shape}; expected a row a channel"
         )

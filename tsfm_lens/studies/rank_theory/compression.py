@@ -1,4 +1,4 @@
-"""Theorems 3 and 5: attention on a vocabulary of low rank needs matrices of low rank only, and where it needs more."""
+"""Theorems 3 and 5: attention on a vocabulary of low rank needs matrices of low rank only, and its exceptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
-    """P: onto the leading left singular vectors of a vocabulary, (d, d).
+    """Compute P, the projector onto the leading left singular vectors of a vocabulary, (d, d).
 
     Args:
         vocabulary: Ξ, (d, N), a token a column.
@@ -45,9 +45,9 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
 
 
 def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> AttentionWeights:
-    """The layer whose three matrices, all heads together, have at most this rank, made for a vocabulary.
+    """Return the layer for a vocabulary whose three matrices, all heads together, have at most this rank.
 
-    On any input it gives what the layer itself gives on the projected input, Att(U; W̃) = Att(PU; W): exact algebra.
+    Its output on any input is that of the layer itself on the projected input, Att(U; W̃) = Att(PU; W): exact algebra.
 
     Args:
         weights: of the layer.
@@ -70,7 +70,7 @@ def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> 
 
 
 def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]) -> np.ndarray:
-    """‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary at several ranks, (rank,).
+    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary at several ranks, (rank,).
 
     Computed as the layer on the projected vocabulary, which has so few coordinates that a rank costs 4 N² d̃
     operations and never more memory than a few matrices of the vocabulary's size.
@@ -98,8 +98,8 @@ def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks:
     whole = attention(coordinates, inner)
 
     def error(rank: int) -> float:
-        cut = AttentionWeights(*(part[..., :rank] for part in (inner.query, inner.key, inner.value)))
-        return float(np.linalg.norm(whole - attention(coordinates[:rank], cut)))
+        truncated = AttentionWeights(*(part[..., :rank] for part in (inner.query, inner.key, inner.value)))
+        return float(np.linalg.norm(whole - attention(coordinates[:rank], truncated)))
 
     return np.array([error(rank) for rank in ranks])
 
@@ -107,7 +107,7 @@ def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks:
 def compression_bound(
     vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int], n_tokens: int
 ) -> np.ndarray:
-    """What the error of compression on any tokens of a vocabulary cannot exceed, (rank,): √L times a rate in σ_{d̃+1}.
+    """Bound the error of compression on any tokens of a vocabulary, (rank,): √L times a rate in σ_{d̃+1}.
 
     For each head the values lose ‖W_V‖σ, and scores move by 2Cσ‖W_QᵀW_K‖/√d_h, by which softmax moves values of length
     C: together √L σ √Σ_i (‖W_V^(i)‖ (1 + 2C²‖W_Q^(i)ᵀW_K^(i)‖/√d_h))², with C the longest token.
@@ -138,7 +138,7 @@ def compression_bound(
 
 
 def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
-    """√d σ_{d̃+1}, the rate that the paper prints, without its constant, (rank,).
+    """Compute √d σ_{d̃+1}, the rate that the paper prints, without its constant, (rank,).
 
     Args:
         vocabulary: Ξ, (d, N).
@@ -161,7 +161,7 @@ def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray
 def incompressible(
     singular_values: np.ndarray, n_tokens: int, *, seed: int = 0, as_printed: bool = False
 ) -> tuple[np.ndarray, AttentionWeights]:
-    """Tokens of given singular values and a layer that loses σ_{d̃+1}/4 or more with any value matrix of rank d̃.
+    """Make tokens of given singular values and a layer that loses σ_{d̃+1}/4 or more with any value matrix of rank d̃.
 
     Args:
         singular_values: (d,) from the largest on, above 0.
@@ -194,7 +194,7 @@ def incompressible(
 
 
 def least_value_error(tokens: np.ndarray, weights: AttentionWeights, rank: int) -> float:
-    """The smallest error, in the Frobenius norm, that a value matrix of a rank can have beside the layer's own scores.
+    """Compute the smallest error, in the Frobenius norm, of a value matrix of a rank beside the layer's own scores.
 
     That of the best approximation of W_V U G of this rank, which some value matrix reaches if U G has full row rank.
 
@@ -237,6 +237,6 @@ def _check_ranks(ranks: Sequence[int], width: int) -> None:
 def _next_singular_value(matrix: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
     _check_ranks(ranks, len(matrix))
     values = np.zeros(len(matrix) + 1)
-    found = np.linalg.svd(matrix, compute_uv=False)
-    values[: len(found)] = found
+    singular = np.linalg.svd(matrix, compute_uv=False)
+    values[: len(singular)] = singular
     return values[list(ranks)]

@@ -1,4 +1,4 @@
-"""How series become tokens: patches, bins, small networks and polynomials, as objects that give a matrix of tokens."""
+"""Embeddings of series as tokens: patches, bins, small networks and polynomials, as functions to a matrix of tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def patches(series: np.ndarray, width: int) -> np.ndarray:
-    """A series cut into disjoint patches, (width, patch), in order of time.
+    """Cut a series into disjoint patches, (width, patch), in order of time.
 
     Args:
         series: (steps,) or (1, steps).
@@ -63,9 +63,9 @@ def patches(series: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """A function of patches. Called on a series of T steps it gives the tokens as columns, (d, T / k).
+    """Function of patches. Called on a series of T steps it returns the tokens as columns, (d, T / k).
 
-    The series is taken as it is: what a model does to scale it is not part of the embedding.
+    The series is taken as it is: the scaling of a model is not part of the embedding.
     """
 
     @property
@@ -74,11 +74,11 @@ class Embedding:
         return 1
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Patches (k, L) to tokens (d, L)."""
+        """Map patches (k, L) to tokens (d, L)."""
         raise NotImplementedError
 
     def __call__(self, series: np.ndarray) -> np.ndarray:
-        """A series (steps,) or (1, steps) to tokens (d, L).
+        """Map a series (steps,) or (1, steps) to tokens (d, L).
 
         Raises:
             InputError: see :func:`patches`.
@@ -107,13 +107,13 @@ class PatchEmbedding(Embedding):
         return self.steps
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Patches (k, L) to tokens (d, L)."""
+        """Map patches (k, L) to tokens (d, L)."""
         return np.stack([np.asarray(self.function(column), dtype=np.float64) for column in columns.T], axis=1)
 
 
 @dataclass(frozen=True, eq=False)
 class QuantisedEmbedding(Embedding):
-    """A vector for each of V bins of the value; patches are single steps.
+    """Vector for each of V bins of the value; patches are single steps.
 
     Attributes:
         edges: (V − 1,) between the bins, rising; a value on an edge belongs to the bin above.
@@ -138,19 +138,19 @@ class QuantisedEmbedding(Embedding):
 
     @classmethod
     def random(cls, dimension: int, bins: int = 4094, *, largest: float = 15.0, seed: int = 0) -> QuantisedEmbedding:
-        """Even bins from −largest to largest, as Chronos has them, and Gaussian vectors of unit length on average."""
+        """Make even bins from −largest to largest, as in Chronos, and Gaussian vectors of unit length on average."""
         centres = np.linspace(-largest, largest, bins)
         vectors = np.random.default_rng(seed).normal(size=(dimension, bins)) / np.sqrt(dimension)
         return cls((centres[1:] + centres[:-1]) / 2, vectors)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Values (1, L) to tokens (d, L)."""
+        """Map values (1, L) to tokens (d, L)."""
         return np.asarray(self.vectors)[:, np.searchsorted(self.edges, columns[0], side="right")]
 
 
 @dataclass(frozen=True, eq=False)
 class ResidualMlpEmbedding(Embedding):
-    """Two layers and a path past them, W₃X + W₂ω(W₁X).
+    """Two layers with a skip connection, W₃X + W₂ω(W₁X).
 
     Attributes:
         inner: W₁, (d_f, k).
@@ -182,7 +182,7 @@ class ResidualMlpEmbedding(Embedding):
     def random(
         cls, dimension: int, patch: int = 16, hidden: int | None = None, *, activation: str = "relu", seed: int = 0
     ) -> ResidualMlpEmbedding:
-        """Gaussian weights whose variance is one over the inputs of each, with 4d hidden units unless given."""
+        """Draw Gaussian weights whose variance is one over the inputs of each, with 4d hidden units unless given."""
         units, rng = hidden or 4 * dimension, np.random.default_rng(seed)
         inner, skip = (rng.normal(size=(rows, patch)) / np.sqrt(patch) for rows in (units, dimension))
         return cls(inner, rng.normal(size=(dimension, units)) / np.sqrt(units), skip, activation)
@@ -193,13 +193,13 @@ class ResidualMlpEmbedding(Embedding):
         return int(np.shape(self.inner)[1])
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Patches (k, L) to tokens (d, L)."""
+        """Map patches (k, L) to tokens (d, L)."""
         return np.asarray(self.skip @ columns + self.outer @ ACTIVATIONS[self.activation](self.inner @ columns))
 
 
 @dataclass(frozen=True, eq=False)
 class GatedEmbedding(Embedding):
-    """Of single steps, swish_β(w_i x) · (v_i x) for each coordinate i.
+    """Embedding of single steps, swish_β(w_i x) · (v_i x) for each coordinate i.
 
     Attributes:
         gate: w, (d,).
@@ -226,12 +226,12 @@ class GatedEmbedding(Embedding):
 
     @classmethod
     def random(cls, dimension: int, *, beta: float = 1.0, seed: int = 0) -> GatedEmbedding:
-        """Both vectors even between −1 and 1, so that |w_i| ≤ 1 and |w_i v_i| ≤ 1, which the bound asks for."""
+        """Draw both vectors uniformly between −1 and 1, so that |w_i| ≤ 1 and |w_i v_i| ≤ 1, as the bound requires."""
         gate, value = np.random.default_rng(seed).uniform(-1, 1, size=(2, dimension))
         return cls(gate, value, beta)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Values (1, L) to tokens (d, L)."""
+        """Map values (1, L) to tokens (d, L)."""
         gated = np.asarray(self.gate)[:, None] * columns
         return np.asarray(gated * expit(self.beta * gated) * (np.asarray(self.value)[:, None] * columns))
 
@@ -263,7 +263,7 @@ class ChebyshevEmbedding(Embedding):
 
     @classmethod
     def random(cls, dimension: int, rank: int, *, largest: float = 15.0, seed: int = 0) -> ChebyshevEmbedding:
-        """Directions even over all; those of a lower rank and the same seed are not the first of these.
+        """Draw uniform directions; those of a lower rank and the same seed are not the first of these.
 
         Raises:
             InputError: the rank is not from 1 to the dimension.
@@ -271,7 +271,7 @@ class ChebyshevEmbedding(Embedding):
         return cls(orthonormal(dimension, rank, np.random.default_rng(seed)), largest)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Values (1, L) to tokens (d, L)."""
+        """Map values (1, L) to tokens (d, L)."""
         inside = np.clip(columns[0] / self.largest, -1, 1)
         polynomials = chebyshev.chebvander(inside, np.shape(self.directions)[1])[:, 1:].T
         return np.asarray(self.directions @ polynomials)

@@ -26,7 +26,7 @@ ROW = 200  # pixels
 
 @draws("theory_compression_rank", needs=("error", "next_singular_value", "bound", "slope"))
 def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
-    """Error of a layer cut to a rank, over the first singular value that is cut off, on logarithmic axes.
+    """Draw the error of a layer cut to a rank, over the first singular value cut off, on logarithmic axes.
 
     Args:
         ds: of kind "theory_compression_rank".
@@ -43,8 +43,8 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     x, ranks = array(ds, "next_singular_value", "rank"), names(ds, "rank")
     error, bound = (_rms(array(ds, name, "scaling", "draw", "rank")) for name in ("error", "bound"))
     slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
-    made = blank(320)
-    panel = made.panel()
+    figure = blank(320)
+    panel = figure.panel()
     for row, scaling in enumerate(names(ds, "scaling")):
         colour = CATEGORICAL[row % len(CATEGORICAL)]
         hover = f"{plain(scaling)} weights, rank %{{customdata}}<br>σ %{{x:.3g}}, error %{{y:.3g}}"
@@ -53,7 +53,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     _reference(panel, x, error[0], 1.0, "slope 1")
     panel.x("first singular value that is cut off", **log_axis(x))
     panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(np.concatenate([error.ravel(), bound.ravel()])))
-    return made.dress(
+    return figure.dress(
         "Error of attention cut to a rank grows with the singular value that is cut off",
         f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
         "slopes are of least-squares lines through ranks up to 3/4 of the width",
@@ -62,7 +62,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
 
 @draws("theory_compression_width", needs=("error", "slope", "slope_low", "slope_high"))
 def compression_width_lines(ds: xr.Dataset) -> go.Figure:
-    """Error of a layer cut to a fixed rank over its width, for weights that grow with it and for others.
+    """Draw the error of a layer cut to a fixed rank over its width, for weights that grow with it and for others.
 
     Args:
         ds: of kind "theory_compression_width".
@@ -77,8 +77,8 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     """
     error, widths = array(ds, "error", "weights", "draw", "width"), array(ds, "width", "width")
     fits = np.stack([array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")], axis=-1)
-    middle, made = _rms(error), blank(320)
-    panel = made.panel()
+    middle, figure = _rms(error), blank(320)
+    panel = figure.panel()
     for row, weights in enumerate(names(ds, "weights")):
         colour, (slope, low, high) = CATEGORICAL[row], fits[row]
         every = np.broadcast_to(widths, error[row].shape).ravel()
@@ -88,7 +88,7 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     _reference(panel, widths, middle[0], 0.5, "slope 1/2")
     panel.x("width d", type="log", tickvals=widths, ticktext=[str(int(width)) for width in widths])
     panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(error.ravel()))
-    return made.dress(
+    return figure.dress(
         f"Error of attention cut to rank {ds.attrs['rank']}, by width",
         f"{ds.attrs['n_tokens']} tokens, root mean square over {draws_in(ds)}, slopes with 95 % intervals over them",
         "the error grows as √d if the norm of W_V does: theorem and orthogonal, not normalised",
@@ -97,14 +97,14 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
 
 @draws("theory_sketching", needs=("distance", "effective_index", "floor", "singular_value"))
 def sketching_lines(ds: xr.Dataset) -> go.Figure:
-    """What sketches of several heads miss, and where on the spectrum of the input that is.
+    """Draw the errors of sketches of several heads, and their places on the spectrum of the input.
 
     Args:
         ds: of kind "theory_sketching".
 
     Returns:
-        At the left the singular values, with an upright line per number of heads where what its sparse sketch misses
-        stands; at the right the distances of sparse and dense sketches, and what no sketch of so many rows goes below.
+        At the left the singular values, with an upright line per number of heads at the error of its sparse sketch; at
+        the right the distances of sparse and dense sketches, and the least distance of any sketch of so many rows.
 
     Example:
         >>> found = rank_theory.sketching_by_heads(width=32, rank=2, heads=(1, 2, 4), decay=4.0)
@@ -114,11 +114,11 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     heads, spectrum = array(ds, "heads", "heads"), array(ds, "singular_value", "index")
     distance = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
     index = array(ds, "effective_index", "sketch", "draw", "heads").mean(axis=1)
-    made = sheet([280], [0.5, 0.5], titles=["singular values of the input", "sketching error"], column_gap=0.14)
-    left, right = made
-    known = spectrum > LEAST
-    places = np.arange(1, len(spectrum) + 1)[known]
-    left.line(places, spectrum[known], "", "σ<sub>%{x}</sub> = %{y:.3g}")
+    figure = sheet([280], [0.5, 0.5], titles=["singular values of the input", "sketching error"], column_gap=0.14)
+    left, right = figure
+    positive = spectrum > LEAST
+    places = np.arange(1, len(spectrum) + 1)[positive]
+    left.line(places, spectrum[positive], "", "σ<sub>%{x}</sub> = %{y:.3g}")
     upright: dict[float, list[str]] = {}
     for count, place in zip(heads, index[0], strict=True):
         upright.setdefault(max(float(place), 1.0), []).append(f"{count:.0f}")
@@ -130,11 +130,11 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
         right.line(heads, distance[row], f"{name} sketch", hover, colour=colour, dots=6)
     right.line(heads, array(ds, "floor", "heads"), "best of as many rows", "%{y:.3g}", colour=GREY, dash="dot")
     left.x("index", **log_axis(places.astype(float)))
-    left.y("singular value", **log_axis(spectrum[known]))
+    left.y("singular value", **log_axis(spectrum[positive]))
     right.x("heads h", type="log", tickvals=heads, ticktext=[f"{count:.0f}" for count in heads])
     right.y(gridcolor=PALE, **log_axis(distance.ravel()))
     slope = array(ds, "slope", "sketch", "draw").mean(axis=1)[0]
-    return made.dress(
+    return figure.dress(
         f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width {ds.attrs['width']}",
         f"upright lines: as many singular values are as large as the sparse error at so many heads; {draws_in(ds)}",
         f"their number grows as the power {slope:.2f} of the heads",
@@ -143,7 +143,7 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
 
 @draws("theory_head_spectra", needs=("singular_value", "rank", "logit_deviation", "input_singular_value"))
 def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
-    """Relative singular values of a layer's output by its number of heads, a panel per size of the input.
+    """Draw relative singular values of a layer's output by its number of heads, a panel per size of the input.
 
     Args:
         ds: of kind "theory_head_spectra".
@@ -177,17 +177,17 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         panel.level(epsilon, dash="dot")
     grid.y(gridcolor=PALE, **log_axis(np.array([max(float(np.nanmin(first)), 1e-8), 1.0])), range=[-8, 0.2])
     title_axes(grid, "index", "relative singular value")
-    told = ", ".join(f"{rank:g}" for rank in ranks[0])
+    rank_list = ", ".join(f"{rank:g}" for rank in ranks[0])
     return grid.dress(
         "Spectra of U + attention(U) by heads",
         f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
-        f"at ε = {epsilon:g} the input has rank {int(ds['input_rank'])}, the outputs of the first panel {told}",
+        f"at ε = {epsilon:g} the input has rank {int(ds['input_rank'])}, the outputs of the first panel {rank_list}",
     )
 
 
 @draws("theory_chebyshev", needs=("coordinate", "found_rank"))
 def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
-    """The first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
+    """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
 
     Args:
         ds: of kind "theory_chebyshev".
@@ -213,28 +213,28 @@ def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
         panel.line(across, up, "", "value %{customdata:.3g}", colour=BLUE, width=1, customdata=values)
         panel.dots(across[[0, -1]], up[[0, -1]], "ends", "value %{customdata:.3g}", size=5, customdata=values[[0, -1]])
     title_axes(grid, "coordinate 1", "coordinate 2")
-    found = ", ".join(str(int(rank)) for rank in ds["found_rank"].values)
+    rank_list = ", ".join(str(int(rank)) for rank in ds["found_rank"].values)
     return grid.dress(
         f"Embeddings of Chebyshev polynomials: the first two of {ds.attrs['dimension']} coordinates",
         f"{len(values)} values from {number(values[0])} to {number(values[-1])}",
-        f"ranks found: {found}",
+        f"ranks found: {rank_list}",
     )
 
 
 def _reference(panel: Panel, x: np.ndarray, y: np.ndarray, slope: float, words: str) -> None:
-    """A line of a slope through the middle of what it is compared with."""
+    """Draw a line of a slope through the middle of a curve."""
     ends = np.array([x.min(), x.max()])
     middle = np.exp(np.log(y).mean() + slope * (np.log(ends) - np.log(x).mean()))
     panel.line(ends, middle, words, "", colour=GREY, dash="dash")
 
 
 def _rms(values: np.ndarray) -> np.ndarray:
-    """Root mean square over draws, the second axis."""
+    """Compute the root mean square over draws, the second axis."""
     return np.asarray(np.sqrt((values**2).mean(axis=1)))
 
 
 def seen(values: np.ndarray, largest: float = 1.0) -> np.ndarray:
-    """Values that double precision can tell from zero."""
+    """Mask values that double precision cannot tell from zero."""
     return np.where(values > LEAST * largest, values, np.nan)
 
 

@@ -1,4 +1,4 @@
-"""Figures of bounds on embeddings and on attention beside what they bound."""
+"""Figures of bounds on embeddings and on attention with the bounded quantities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["compression_bound_lines", "embedding_bound_lines", "growth_bound_lin
 
 @draws("theory_embedding_bounds", needs=("singular_value", "bound", "count", "most"))
 def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
-    """Spectra of embeddings whose smoothness is known beside their bounds, and counts of residual MLPs beside theirs.
+    """Draw spectra of embeddings of known smoothness with their bounds, and counts of residual MLPs with theirs.
 
     Args:
         ds: of kind "theory_embedding_bounds".
@@ -31,35 +31,35 @@ def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
         >>> figures.embedding_bound_lines(bounds).layout.meta["title"]
         'Singular values of embeddings fall as fast as their smoothness asks'
     """
-    found, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
+    sigma, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
     x = array(ds, "index", "index")
     titles = [*names(ds, "embedding"), "residual MLPs"]
-    made = sheet([ROW, ROW], [1, 1, 1], titles=titles, row_gap=74, column_gap=0.12, min_width=560)
-    panels = list(made)
-    for values, most, panel in zip(found, bound, panels, strict=False):
-        _bounded(panel, x, values, np.where(most > LEAST * values[0], most, np.nan), "bound")
+    figure = sheet([ROW, ROW], [1, 1, 1], titles=titles, row_gap=74, column_gap=0.12, min_width=560)
+    panels = list(figure)
+    for values, most, panel in zip(sigma, bound, panels, strict=False):
+        _draw_with_bound(panel, x, values, np.where(most > LEAST * values[0], most, np.nan), "bound")
         panel.x("index")
         panel.y(gridcolor=PALE, **log_axis(np.append(seen(values, values[0]), most[np.isfinite(most)][:1])))
     epsilon, counts = array(ds, "epsilon", "epsilon"), array(ds, "count", "activation", "draw", "epsilon")
-    last = panels[len(found)]
+    last = panels[len(sigma)]
     last.line(epsilon, counts.max(axis=(0, 1)), "measured", "ε = %{x:g}<br>%{y} singular values", dots=5)
     last.line(epsilon, array(ds, "most", "epsilon"), "bound", "at most %{y:.3g}", colour=VERMILION, dash="dash")
     last.x("threshold ε")
     last.y("singular values above")
     panels[0].y("singular value")
     below = int(
-        (found > bound * (1 + 1e-9) + 1e-12 * found[:, :1]).sum() + (counts > array(ds, "most", "epsilon")).sum()
+        (sigma > bound * (1 + 1e-9) + 1e-12 * sigma[:, :1]).sum() + (counts > array(ds, "most", "epsilon")).sum()
     )
-    return made.dress(
+    return figure.dress(
         "Singular values of embeddings fall as fast as their smoothness asks",
-        f"d = {ds.attrs['dimension']}, {ds.attrs['n_tokens']} tokens; {below} of {found.size + counts.size} are above "
+        f"d = {ds.attrs['dimension']}, {ds.attrs['n_tokens']} tokens; {below} of {sigma.size + counts.size} are above "
         "their bounds",
     )
 
 
 @draws("theory_compression_bounds", needs=("error", "bound", "rate", "repeated_error", "least_error", "floor"))
 def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
-    """Theorem 3 in three panels: errors and their bound, one token repeated, and inputs that cannot be compressed.
+    """Draw theorem 3 in three panels: errors and their bound, one token repeated, and incompressible inputs.
 
     Args:
         ds: of kind "theory_compression_bounds".
@@ -76,9 +76,9 @@ def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
     rank, length = array(ds, "rank", "rank"), array(ds, "length", "length")
     error, bound, rate = (array(ds, name, "heads", "draw", "rank") for name in ("error", "bound", "rate"))
     titles = ["any tokens of a vocabulary", "one token repeated", "what none compresses"]
-    made = sheet([280], [1, 1, 1], titles=titles, column_gap=0.1, min_width=560)
-    first, second, third = made
-    _bounded(first, rank, error.max(axis=(0, 1)), bound.min(axis=(0, 1)), "bound, with √L")
+    figure = sheet([280], [1, 1, 1], titles=titles, column_gap=0.1, min_width=560)
+    first, second, third = figure
+    _draw_with_bound(first, rank, error.max(axis=(0, 1)), bound.min(axis=(0, 1)), "bound, with √L")
     first.line(rank, np.median(rate, axis=(0, 1)), "√d σ, as printed", "√d σ = %{y:.3g}", colour=GREY, dash="dot")
     first.x("rank")
     first.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(np.append(error, bound)))
@@ -95,7 +95,7 @@ def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
     third.line(rank, floor, "σ/4", "at least %{y:.3g}", colour=VERMILION, dash="dash")
     third.x("rank")
     third.y(gridcolor=PALE, **log_axis(np.append(least, floor)))
-    return made.dress(
+    return figure.dress(
         "Errors of attention cut to a rank, from both sides",
         f"d = {ds.attrs['width']}, {draws_in(ds)}; {int((error > bound).sum())} of {error.size} errors are above the "
         "bound (left: the largest error, the smallest bound)",
@@ -105,14 +105,14 @@ def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
 
 @draws("theory_growth_bounds", needs=("relative", "upper", "grown", "lower", "alone", "corollary"))
 def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
-    """Theorem 4 and corollary 1, a row each and a column per number of heads.
+    """Draw theorem 4 and corollary 1, a row each and a column per number of heads.
 
     Args:
         ds: of kind "theory_growth_bounds".
 
     Returns:
-        Above the construction that grows as fast as it can, with what it is at least; below one layer of random
-        weights, with the corollary's bound, as its proof and as the paper has it; the input as a dotted line.
+        Above the construction that grows as fast as it can, with its lower bound; below one layer of random weights,
+        with the corollary's bound, as its proof and as the paper has it; the input as a dotted line.
 
     Example:
         >>> figures.growth_bound_lines(rank_theory.growth_bounds(width=8, heads=(2,), draws=2)).layout.meta["title"]
@@ -120,7 +120,7 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
     """
     heads, x = names(ds, "heads"), array(ds, "index", "index")
     words = [f"{count} head{'s' * (count != '1')}" for count in heads]
-    made = sheet(
+    figure = sheet(
         [ROW, ROW],
         [1] * len(heads),
         titles=words + [""] * len(heads),
@@ -128,25 +128,25 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
         column_gap=0.06,
         shared_xaxes="all",
     )
-    grown, lower = (array(ds, name, "heads", "index") for name in ("grown", "lower"))
+    growth, lower = (array(ds, name, "heads", "index") for name in ("grown", "lower"))
     alone = array(ds, "alone", "heads", "draw", "index")
     proof, printed = array(ds, "corollary", "form", "heads", "index")
     first = array(ds, "input_singular_value", "index")
     for column in range(len(heads)):
-        above, under = made.panel(1, column + 1), made.panel(2, column + 1)
-        above.line(x, grown[column], "measured", "σ<sub>%{x}</sub> = %{y:.3g}")
+        above, under = figure.panel(1, column + 1), figure.panel(2, column + 1)
+        above.line(x, growth[column], "measured", "σ<sub>%{x}</sub> = %{y:.3g}")
         floor = np.where(lower[column] > 0, lower[column], np.nan)
         above.line(x, floor, "at least", "at least %{y:.3g}", colour=BLUE, dash="dash")
-        _bounded(under, x, alone[column].max(axis=0), proof[column], "at most")
+        _draw_with_bound(under, x, alone[column].max(axis=0), proof[column], "at most")
         under.line(x, printed[column], "at most, as printed", "%{y:.3g}", colour=mixed(VERMILION, 0.5), dash="dot")
         for panel in (above, under):
             panel.line(x, first, "input", "input %{y:.3g}", colour=GREY, dash="dot")
             panel.y(gridcolor=PALE, **log_axis(np.concatenate([first, proof.ravel()])))
         under.x("index")
-    made.panel(1, 1).y("construction")
-    made.panel(2, 1).y("random layer")
+    figure.panel(1, 1).y("construction")
+    figure.panel(2, 1).y("random layer")
     relative, upper = array(ds, "relative", "heads", "draw", "index"), array(ds, "upper", "heads", "index")[:, None]
-    return made.dress(
+    return figure.dress(
         "How far one layer raises the rank of its input",
         "singular values of U + attention(U), those of the construction relative; "
         f"d = {ds.attrs['width']}, {draws_in(ds)}",
@@ -158,7 +158,7 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
 
 @draws("theory_sketch_bounds", needs=("shared_error", "own_error", "shared_floor", "own_bound"))
 def sketch_bound_dots(ds: xr.Dataset) -> go.Figure:
-    """Errors with one sketch for all heads and with one for each, and what theorem 6 says of both, a row per size.
+    """Draw errors with one sketch for all heads and with one for each, and their bounds by theorem 6, a row per size.
 
     Args:
         ds: of kind "theory_sketch_bounds".
@@ -171,27 +171,29 @@ def sketch_bound_dots(ds: xr.Dataset) -> go.Figure:
         'A sketch for each head does better than one for all'
     """
     sizes = [plain(size) for size in names(ds, "size")]
-    made = blank(60 + 44 * len(sizes))
-    panel, everything = made.panel(), []
-    for kind, words, limit, said, colour in (
+    figure = blank(60 + 44 * len(sizes))
+    panel, everything = figure.panel(), []
+    for kind, words, limit, relation, colour in (
         ("shared_error", "one for all", "shared_floor", "at least", VERMILION),
         ("own_error", "one for each", "own_bound", "at most", BLUE),
     ):
         error, edge = array(ds, kind, "size", "draw").mean(axis=1), array(ds, limit, "size")
         panel.dots(error, sizes, words, f"{words}: %{{x:.3g}}", colour=colour, size=9)
-        panel.dots(edge, sizes, f"{said}, {words}", f"{said} %{{x:.3g}}", colour=colour, size=12, symbol="line-ns-open")
+        panel.dots(
+            edge, sizes, f"{relation}, {words}", f"{relation} %{{x:.3g}}", colour=colour, size=12, symbol="line-ns-open"
+        )
         everything += [*error, *edge]
     panel.x("error (spectral norm)", showgrid=True, gridcolor=PALE, **log_axis(np.array(everything)))
     panel.y(autorange="reversed")
-    return made.dress(
+    return figure.dress(
         "A sketch for each head does better than one for all",
         f"theorem 6's construction, {draws_in(ds)}; the least error with a value matrix of rank d̃ for all heads "
         "against factors of d̃ + 1 for each",
     )
 
 
-def _bounded(panel: Panel, x: np.ndarray, values: np.ndarray, bound: np.ndarray, words: str) -> None:
-    """What was measured, and above it what it cannot exceed."""
+def _draw_with_bound(panel: Panel, x: np.ndarray, values: np.ndarray, bound: np.ndarray, words: str) -> None:
+    """Draw measured values, and their bound above them."""
     panel.line(x, seen(values, values[0]), "measured", "measured %{y:.3g}", colour=INK)
-    known = np.where(np.isfinite(bound), bound, np.nan)
-    panel.line(x, known, words, f"{words} %{{y:.3g}}", colour=VERMILION, dash="dash")
+    finite = np.where(np.isfinite(bound), bound, np.nan)
+    panel.line(x, finite, words, f"{words} %{{y:.3g}}", colour=VERMILION, dash="dash")

@@ -27,7 +27,7 @@ _AGAINST = {"width": "width d", "heads": "heads"}
 
 @draws("vocabulary_plane", needs=("coordinate", "value", "share"))
 def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
-    """Tokens of a vocabulary along its two leading directions, coloured by the value that they stand for.
+    """Draw tokens of a vocabulary along its two leading directions, coloured by the value that they stand for.
 
     Args:
         ds: of kind "vocabulary_plane".
@@ -47,15 +47,15 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     values, tokens = array(ds, "value", "token"), names(ds, "token")
     first, second = array(ds, "share", "direction")
     quantised = bool(np.isfinite(values).any())
-    made = blank(320)
-    panel = made.panel()
+    figure = blank(320)
+    panel = figure.panel()
     if quantised:
         panel.line(across, up, "", "", colour=mixed(GREY, 0.5), width=0.8)
         hover = "value %{marker.color:.3g}, token %{customdata}<br>%{x:.3g}, %{y:.3g}"
         # the palest bins would be lost on white without an edge
         on_scale = {"coloraxis": "coloraxis", "line": {"color": GREY, "width": 0.3}}
         panel.dots(across, up, "", hover, size=4, customdata=tokens, colour=values, marker=on_scale)
-        made.colours(colour_scale("value of the bin, in scales of the series", values))
+        figure.colours(colour_scale("value of the bin, in scales of the series", values))
         words = "a dot per bin, neighbours joined by a line"
     else:
         # no token hides another
@@ -68,12 +68,12 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     panel.y(f"direction 2 ({percent(float(second))})")
     ratio = float(ds["neighbour_ratio"]) if "neighbour_ratio" in ds else np.nan
     near = f"neighbouring ids lie {ratio:.2g} times as far apart as two others" if np.isfinite(ratio) else ""
-    return made.dress(f"Vocabulary of {model_of(ds)} along its two leading directions", words, near)
+    return figure.dress(f"Vocabulary of {model_of(ds)} along its two leading directions", words, near)
 
 
 @draws("spectra_by_patch", needs=("singular_value", "patch", "origin"))
 def patch_spectra(ds: xr.Dataset) -> go.Figure:
-    """Relative singular values of embedded white noise, a line per embedding, the longer its patches the darker.
+    """Draw relative singular values of embedded white noise, a line per embedding, the longer its patches the darker.
 
     Args:
         ds: of kind "spectra_by_patch".
@@ -92,8 +92,8 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
     values = relative(array(ds, "singular_value", "embedding", "mode"), array(ds, "rounding_floor", "embedding"))
     labels, patches = names(ds, "embedding"), np.asarray(ds["patch"].values, dtype=int)
     random = np.array([origin == "random" for origin in names_of(ds, "origin")])
-    modes, made = np.arange(1, values.shape[1] + 1), blank(320)
-    panel = made.panel()
+    modes, figure = np.arange(1, values.shape[1] + 1), blank(320)
+    panel = figure.panel()
     order, colours = np.unique(patches[random]), [each for each in CATEGORICAL if each != BLUE]
     for row in np.argsort(patches, kind="stable"):
         words = f"{labels[row]}" if random[row] else f"{labels[row]}, patch {patches[row]}"
@@ -109,7 +109,7 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
             panel.line(modes, values[row], words, hover, colour=colour, dash=dash, width=2, **look)
     panel.y("singular value / largest", **log_axis(values))
     panel.x("mode", range=[0, 1.02 * values.shape[1]])
-    return made.dress(
+    return figure.dress(
         "Spectra of embedded noise by patch size",
         "white noise before the first layer",
         "dotted: residual MLPs of random weights" if random.any() else "",
@@ -119,7 +119,7 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
 
 @draws("ranks_by_model", needs=("rank", "head_rank"))
 def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | None = None) -> go.Figure:
-    """Average ε-rank of W_Q, a dot per model, against the width or the number of heads.
+    """Draw the average ε-rank of W_Q, a dot per model, against the width or the number of heads.
 
     Args:
         ds: of kind "ranks_by_model".
@@ -146,37 +146,37 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | 
     titles = [(f"{measures[measure]}, ε = {float(ds['epsilon'].values[level]):g}",) for level, measure in places]
     grid = panel_grid(titles, row_height=230, most=2)
     x = np.asarray(ds[against].values, dtype=float)
-    ticks, joined = np.unique(x), _joined(ds, x)
+    ticks, families = np.unique(x), _families(ds, x)
     for panel, (level, measure) in zip(grid, places, strict=True):
         if against == "width":
             _contours(panel, ticks)
-        _models(panel, ds, x, level, measure, joined)
-    spread = [float(ticks[0]) / 1.4, float(ticks[-1]) * 1.4]
-    grid.x(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], range=np.log10(spread).tolist())
+        _models(panel, ds, x, level, measure, families)
+    extent = [float(ticks[0]) / 1.4, float(ticks[-1]) * 1.4]
+    grid.x(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], range=np.log10(extent).tolist())
     largest = np.nanmax([np.nanmax(ds[f"{measure}_high"].values) for measure in measures])
     grid.y(range=[0, 1.12 * float(largest)], gridcolor=PALE)
     title_axes(grid, _AGAINST[against], "mean ε-rank")
     return grid.dress(
         f"Ranks of queries by {'width' if against == 'width' else 'number of heads'}",
         "mean over the query matrices of a model, whiskers from the smallest to the largest",
-        "grey lines join an architecture" if joined else "",
+        "grey lines join an architecture" if families else "",
         f"pale lines: rank over width {', '.join(f'{ratio:g}' for ratio in _RATIOS)}" if against == "width" else "",
     )
 
 
-def _joined(ds: xr.Dataset, x: np.ndarray) -> list[np.ndarray]:
-    """Models of each architecture from place to place; none where two of it have one, between which none is first."""
+def _families(ds: xr.Dataset, x: np.ndarray) -> list[np.ndarray]:
+    """Group the models of each architecture from place to place; leave out those with two models at one place."""
     family = np.array(names_of(ds, "architecture"))
     groups = [np.flatnonzero(family == kind) for kind in dict.fromkeys(family)]
     return [own[np.argsort(x[own])] for own in groups if 1 < len(own) == len(set(x[own]))]
 
 
 def _models(
-    panel: Panel, ds: xr.Dataset, x: np.ndarray, level: int, measure: str, joined: Sequence[np.ndarray]
+    panel: Panel, ds: xr.Dataset, x: np.ndarray, level: int, measure: str, families: Sequence[np.ndarray]
 ) -> None:
     rank, low, high = (array(ds, f"{measure}{end}", "model", epsilon=level) for end in ("", "_low", "_high"))
     reads = names_of(ds, "reads")
-    for own in joined:
+    for own in families:
         panel.line(x[own], rank[own], colour=mixed(GREY, 0.6), width=1)
     for row, name in enumerate(names(ds, "model")):
         alike = np.flatnonzero(x == x[row])
@@ -201,7 +201,7 @@ def _models(
 
 
 def _contours(panel: Panel, widths: np.ndarray) -> None:
-    """Lines along which rank over width is the same."""
+    """Draw lines along which rank over width is constant."""
     ends = np.geomspace(widths[0] / 2, widths[-1] * 2, 40)
     for ratio in _RATIOS:
         panel.line(ends, ratio * ends, "", f"rank {ratio:g} of the width", colour=mixed(SKY, 0.35), width=1)

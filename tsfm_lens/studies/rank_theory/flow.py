@@ -1,4 +1,4 @@
-"""Theorem 4 and corollary 1: how fast rank can grow from one layer's input to the next, and how fast it does."""
+"""Theorem 4 and corollary 1: the largest growth of rank from one layer's input to the next, and a layer that has it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _E2 = float(np.exp(2.0))
 
 
 def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
-    """What σ_k(U + attention(U)) cannot exceed, (d,): (1 + e²h) σ_⌊(k−1)/(h+1)⌋+1, if weights are as in `flow_bound`.
+    """Bound σ_k(U + attention(U)), (d,): (1 + e²h) σ_⌊(k−1)/(h+1)⌋+1, if weights are as in `flow_bound`.
 
     Args:
         singular_values: of U, (d,), from the largest on, which is at most 1.
@@ -39,7 +39,7 @@ def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
 
 
 def corollary_index(k: np.ndarray, heads: int, *, as_printed: bool = False) -> np.ndarray:
-    """Which singular value of the input bounds the k-th of the output, counted from 1: ⌊(k−1)/(h+1)⌋ + 1.
+    """Return the input's singular value that bounds the output's k-th, counted from 1: ⌊(k−1)/(h+1)⌋ + 1.
 
     Args:
         k: from 1 on.
@@ -62,9 +62,9 @@ def corollary_index(k: np.ndarray, heads: int, *, as_printed: bool = False) -> n
 def growing(
     singular_values: np.ndarray, heads: int, n_tokens: int, *, depth: int = 1
 ) -> tuple[np.ndarray, AttentionWeights]:
-    """An input of given singular values and a layer that lets rank grow as fast as the bound allows, up to a constant.
+    """Make an input of given singular values and a layer in which rank grows as fast as the bound, up to a constant.
 
-    Head i moves the d_h − 1 leading directions of the input to where its directions of block i stand.
+    Head i moves the d_h − 1 leading directions of the input to its directions of block i.
 
     Args:
         singular_values: (d,) from the largest on, above 0, d a multiple of ``heads``.
@@ -107,7 +107,7 @@ def growing(
 
 
 def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
-    """What σ_k(Z)/σ_1(Z) of :func:`growing` is at least, (d,): the largest over i that equation 6 gives, 0 where none.
+    """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing`, (d,): the largest over i by equation 6, else 0.
 
     Args:
         singular_values: (d,) from the largest, which is taken as 1.
@@ -129,6 +129,6 @@ def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
         for head in range(1, heads + 1):
             place = -(-k // head)
             if place < size:
-                found = values[(head - 1) * size + place - 1] + values[place - 1] / np.sqrt(depth)
-                floor[k - 1] = max(floor[k - 1], found / 4)
+                bound = values[(head - 1) * size + place - 1] + values[place - 1] / np.sqrt(depth)
+                floor[k - 1] = max(floor[k - 1], bound / 4)
     return floor

@@ -1,4 +1,4 @@
-"""Chapters on the theory of ranks: numerical experiments and bounds, of no model."""
+"""Measurements of the theory of ranks: numerical experiments and bounds, without a model."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from tsfm_lens.viz.select import array, names
 
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:
-    """The slope beside that of the theorem, and how near the bounds are."""
+    """Describe the slope beside that of the theorem, and the distance to the bounds."""
     slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
     error, bound = (array(ds, name, "scaling", "draw", "rank") for name in ("error", "bound"))
     rate = array(ds, "rate", "rank")
-    said = listed([f"{num(value)} ({name} weights)" for name, value in zip(names(ds, "scaling"), slope, strict=True)])
+    powers = listed([f"{num(value)} ({name} weights)" for name, value in zip(names(ds, "scaling"), slope, strict=True)])
     return [
-        f"The error grows as the power {said} of the first singular value that is cut off; the theorem says 1.",
+        f"The error grows as the power {powers} of the first singular value that is cut off; the theorem says 1.",
         f"It is at most {num((error / rate).max())} of √d σ, the printed rate, and {num((error / bound).max())} of "
         "what holds for every input, which has a factor √L more.",
     ]
 
 
 def read_compression_width(ds: xr.Dataset) -> list[str]:
-    """The slope of each kind of weights with its interval, beside one half."""
+    """Describe the slope of each kind of weights with its interval, beside one half."""
     fits = [array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")]
     return [
         f"With {name} weights the error grows as the power {num(slope)} ({num(low)} to {num(high)}) of the width"
@@ -49,7 +49,7 @@ def read_compression_width(ds: xr.Dataset) -> list[str]:
 
 
 def read_sketching(ds: xr.Dataset) -> list[str]:
-    """How the effective index grows, and sparse beside dense."""
+    """Describe the growth of the effective index, and sparse sketches beside dense ones."""
     slope = array(ds, "slope", "sketch", "draw").mean(axis=1)
     sparse, dense = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
     apart = 100 * np.abs(sparse / dense - 1).max()
@@ -61,7 +61,7 @@ def read_sketching(ds: xr.Dataset) -> list[str]:
 
 
 def read_head_spectra(ds: xr.Dataset) -> list[str]:
-    """Ranks by heads where scores differ and where they do not."""
+    """Describe ranks by heads where scores differ and where they do not."""
     ranks = np.median(array(ds, "rank", "input", "draw", "heads"), axis=1)
     deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
     heads, least = names(ds, "heads"), int(ds["input_rank"])
@@ -73,25 +73,27 @@ def read_head_spectra(ds: xr.Dataset) -> list[str]:
 
 
 def read_chebyshev(ds: xr.Dataset) -> list[str]:
-    """Whether every embedding has the rank that it was made for."""
-    wrong = [str(rank) for rank, found in zip(ds["rank"].values, ds["found_rank"].values, strict=True) if rank != found]
+    """Describe whether every embedding has the rank that it was made for."""
+    wrong = [
+        str(rank) for rank, actual in zip(ds["rank"].values, ds["found_rank"].values, strict=True) if rank != actual
+    ]
     return [f"Of ranks {listed(names(ds, 'rank'))} {listed(wrong) + ' are not' if wrong else 'every one is'} found."]
 
 
 def read_embedding_bounds(ds: xr.Dataset) -> list[str]:
-    """How many singular values and counts exceed their bounds."""
-    found, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
+    """Count the singular values and the counts that exceed their bounds."""
+    sigma, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
     counts, most = array(ds, "count", "activation", "draw", "epsilon"), array(ds, "most", "epsilon")
-    # below this nothing is told from zero
-    over, many = int((found > bound + 1e-12 * found[:, :1]).sum()), int((counts > most).sum())
+    # below this no value differs from zero
+    over, many = int((sigma > bound + 1e-12 * sigma[:, :1]).sum()), int((counts > most).sum())
     return [
-        f"{over} of {found.size} singular values are above the bound of their smoothness, and {many} of {counts.size} "
+        f"{over} of {sigma.size} singular values are above the bound of their smoothness, and {many} of {counts.size} "
         "counts of residual MLPs are above what they may be."
     ]
 
 
 def read_compression_bounds(ds: xr.Dataset) -> list[str]:
-    """Errors above their bound, the repeated token, and what cannot be compressed."""
+    """Describe errors above their bound, the repeated token, and incompressible inputs."""
     error, bound = (array(ds, name, "heads", "draw", "rank") for name in ("error", "bound"))
     ratio = array(ds, "repeated_error", "length") / array(ds, "repeated_rate", "length")
     least, floor = array(ds, "least_error", "length_over", "rank"), array(ds, "floor", "rank")
@@ -104,11 +106,11 @@ def read_compression_bounds(ds: xr.Dataset) -> list[str]:
 
 
 def read_growth_bounds(ds: xr.Dataset) -> list[str]:
-    """What is above the upper bounds, and how far above the lower one the construction is."""
+    """Count the values above the upper bounds, and compare the construction with the lower one."""
     relative, alone = (array(ds, name, "heads", "draw", "index") for name in ("relative", "alone"))
-    upper, grown, lower = (array(ds, name, "heads", "index") for name in ("upper", "grown", "lower"))
+    upper, growth, lower = (array(ds, name, "heads", "index") for name in ("upper", "grown", "lower"))
     proof, printed = array(ds, "corollary", "form", "heads", "index")
-    near = (grown / np.where(lower > 0, lower, np.nan))[lower > 0].min()
+    near = (growth / np.where(lower > 0, lower, np.nan))[lower > 0].min()
     return [
         f"{int((relative > upper[:, None]).sum())} of {relative.size} singular values are above the theorem's bound; "
         f"the construction keeps {num(near)} times what it is at least.",
@@ -118,11 +120,11 @@ def read_growth_bounds(ds: xr.Dataset) -> list[str]:
 
 
 def read_sketch_bounds(ds: xr.Dataset) -> list[str]:
-    """Whether a sketch for each head does better at every size."""
+    """Describe whether a sketch for each head does better at every size."""
     shared, own = (array(ds, name, "size", "draw") for name in ("shared_error", "own_error"))
-    kept = (shared >= array(ds, "shared_floor", "size")[:, None]) & (own <= array(ds, "own_bound", "size")[:, None])
+    holds = (shared >= array(ds, "shared_floor", "size")[:, None]) & (own <= array(ds, "own_bound", "size")[:, None])
     return [
-        f"Both statements hold in {int(kept.sum())} of {kept.size} constructions; a sketch for each head is "
+        f"Both statements hold in {int(holds.sum())} of {holds.size} constructions; a sketch for each head is "
         f"{num((shared / own).min())} to {num((shared / own).max())} times as near as one for all."
     ]
 

@@ -1,4 +1,4 @@
-"""Ranks beside one another: vocabularies on two directions, spectra by patch size, and queries model by model."""
+"""Measurements of ranks: vocabularies on two directions, spectra by patch size, and queries model by model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsfm_lens.viz.theme import percent
 
 
 def read_plane(ds: xr.Dataset) -> list[str]:
-    """How much lies on two directions, and whether ids that follow one another lie together there."""
+    """Describe the share of two directions, and the distance of tokens with neighbouring ids there."""
     share, ratio = float(ds["share"].sum()), float(ds["neighbour_ratio"])
     return [
         f"Along two directions lie {percent(share)} of the vocabulary's sum of squares.",
@@ -30,7 +30,7 @@ def read_plane(ds: xr.Dataset) -> list[str]:
 
 
 def read_patches(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """The rank of embedded noise by patch size."""
+    """Describe the rank of embedded noise by patch size."""
     place = level_position(ds, epsilon)
     ranks, full = array(ds, "epsilon_rank", "embedding", epsilon=place), np.asarray(ds["full"].values)
     words = [
@@ -43,7 +43,7 @@ def read_patches(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
 
 
 def read_models(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """Average ranks over widths, model by model."""
+    """Describe average ranks over widths, model by model."""
     place = level_position(ds, epsilon)
     rank, head = (array(ds, name, "model", epsilon=place) for name in ("rank", "head_rank"))
     widths, heads = (np.asarray(ds[name].values, dtype=float) for name in ("width", "heads"))

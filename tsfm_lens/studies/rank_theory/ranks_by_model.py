@@ -1,4 +1,4 @@
-"""How many directions the queries of several models use, by width and by number of heads: weights alone."""
+"""Directions that the queries of several models use, by width and by number of heads: weights alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ranks_by_model"]
 
 
 def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)) -> xr.Dataset:
-    """Average ε-rank of all W_Q of each model, and of the parts of single heads.
+    """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads.
 
     Args:
         lenses: the models, taken one after the other: a generator that opens them holds one at a time.
@@ -46,9 +46,9 @@ def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] =
     for lens in lenses:
         if lens.model_id in rows:
             raise InputError(f"two models are called {lens.model_id!r}, expected names that tell them apart")
-        found = weight_ranks(lens, epsilon=levels, parts=["W_Q"], per_head=True)
-        ranks = np.where(found["told"].values, found["epsilon_rank"].values.astype(float), np.nan)
-        of_head = found["head"].values.astype(str) != ""
+        result = weight_ranks(lens, epsilon=levels, parts=["W_Q"], per_head=True)
+        ranks = np.where(result["told"].values, result["epsilon_rank"].values.astype(float), np.nan)
+        of_head = result["head"].values.astype(str) != ""
         rows[lens.model_id] = {**_summary("rank", ranks[:, ~of_head]), **_summary("head_rank", ranks[:, of_head])}
         stack = lens.wiring.stacks[0]
         facts.append((stack.d_model, stack.n_heads, lens.wiring.architecture, "text" if lens.takes_ids else "series"))
@@ -74,5 +74,5 @@ def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] =
 
 
 def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean and ends of (epsilon, matrix), (epsilon,) each; NaN where one is not known."""
+    """Summarise (epsilon, matrix) by mean and ends, (epsilon,) each; NaN where one is not finite."""
     return {name: ranks.mean(1), f"{name}_low": ranks.min(1), f"{name}_high": ranks.max(1)}

@@ -1,4 +1,4 @@
-"""Theorem 6 and appendix J.2: sketches of few directions, one for all heads or one for each, and how much they miss."""
+"""Theorem 6 and appendix J.2: sketches of few directions, one for all heads or one for each, and their errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["HeadSketch", "effective_index", "head_sketch", "sketching_distance",
 
 
 def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
-    """How much of a matrix's rows is not in the rows of its sketch, ‖QQᵀXᵀ − Xᵀ‖₂ with Q = orth(XᵀW₂ᵀ).
+    """Compute the part of a matrix's rows outside the rows of its sketch, ‖QQᵀXᵀ − Xᵀ‖₂ with Q = orth(XᵀW₂ᵀ).
 
     Between σ_{m+1}(X), which no sketch of m rows goes below, and σ_1(X); 0 for a sketch of full rank.
 
@@ -39,14 +39,14 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
     if not (np.isfinite(x).all() and np.isfinite(w).all()):
         raise InputError("the matrix or its sketch holds an entry that is no number")
     basis = orth((w @ x).T)
-    missing = x - (x @ basis) @ basis.T
-    # the Gram matrix of what is missing is small and as exact as this number needs
-    gram = missing @ missing.T if len(missing) <= missing.shape[1] else missing.T @ missing
+    residual = x - (x @ basis) @ basis.T
+    # the Gram matrix of the residual is small and as exact as this number needs
+    gram = residual @ residual.T if len(residual) <= residual.shape[1] else residual.T @ residual
     return float(np.sqrt(max(np.linalg.eigvalsh(gram)[-1], 0.0)))
 
 
 def effective_index(singular_values: np.ndarray, distance: float) -> int:
-    """How many singular values are at least a sketching distance: as well as that many directions chosen best.
+    """Count the singular values of at least a sketching distance: as good as that many directions chosen best.
 
     Args:
         singular_values: in any order.
@@ -63,7 +63,7 @@ def effective_index(singular_values: np.ndarray, distance: float) -> int:
 
 
 def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.ndarray:
-    """W₂ of several heads: rank · heads rows, each with width / heads Gaussian entries at random places, else zeros.
+    """Draw W₂ of several heads: rank · heads rows with width / heads Gaussian entries at random places, else zeros.
 
     However many heads, it has rank · width entries that are not zero.
 
@@ -86,8 +86,8 @@ def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.nda
     if rank < 1 or heads < 1 or width % heads:
         raise InputError(f"{heads} heads of rank {rank} do not divide a width of {width}")
     rng = np.random.default_rng(seed)
-    rows, filled = rank * heads, width // heads
-    places = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :filled]
+    rows, entries = rank * heads, width // heads
+    places = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :entries]
     sketch = np.zeros((rows, width))
     np.put_along_axis(sketch, places, rng.normal(size=places.shape), axis=1)
     return sketch
@@ -95,7 +95,7 @@ def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.nda
 
 @dataclass(frozen=True, eq=False)
 class HeadSketch:
-    """An input and a layer that a sketch of its own for each head approximates, and no one sketch for all does.
+    """Input and layer that a sketch of its own for each head approximates, and no one sketch for all does.
 
     Attributes:
         tokens: U, (d, L).
@@ -115,23 +115,23 @@ class HeadSketch:
 
     @property
     def shared_error(self) -> float:
-        """The least error, in the spectral norm, with a value matrix of rank d̃ for all heads."""
+        """Least error, in the spectral norm, with a value matrix of rank d̃ for all heads."""
         output = attention(self.tokens, self.weights)
         return float(np.linalg.svd(output, compute_uv=False)[self.rank])
 
     @property
     def shared_floor(self) -> float:
-        """What it is at least: σ_{d̃+1}/2."""
+        """Lower bound of the shared error: σ_{d̃+1}/2."""
         return float(self.singular_values[self.rank] / 2)
 
     @property
     def own_error(self) -> float:
-        """The error, in the spectral norm, of the layer with a sketch for each head."""
+        """Error, in the spectral norm, of the layer with a sketch for each head."""
         return float(np.linalg.norm(attention(self.tokens, self.weights) - attention(self.tokens, self.reduced), 2))
 
     @property
     def own_bound(self) -> float:
-        """What it cannot exceed: 4√h σ_{hd̃+1}."""
+        """Upper bound of the own error: 4√h σ_{hd̃+1}."""
         heads = self.weights.heads
         return float(4 * np.sqrt(heads) * self.singular_values[heads * self.rank])
 
@@ -139,7 +139,7 @@ class HeadSketch:
 def head_sketch(
     singular_values: np.ndarray, heads: int, rank: int, n_tokens: int, *, stability: float = 1.0, seed: int = 0
 ) -> HeadSketch:
-    """The construction by which a sketch for each head does better than one for all.
+    """Make the construction by which a sketch for each head does better than one for all.
 
     Args:
         singular_values: of the input, (d,), from the largest, at most 1, on; d a multiple of ``heads``.
@@ -191,7 +191,7 @@ def head_sketch(
 
 
 def _left(directions: np.ndarray, diagonal: np.ndarray, heads: int, rank: int, head: int) -> np.ndarray:
-    """Left factor of query and key, (d_h, d̃ + 1): the head's leading directions, and the next head's first."""
+    """Return the left factor of query and key, (d_h, d̃ + 1): the head's leading directions, the next head's first."""
     size = len(diagonal) // heads
     own = slice(head * size, head * size + rank)
     following = directions[:, (head + 1) % heads * size]
@@ -199,7 +199,7 @@ def _left(directions: np.ndarray, diagonal: np.ndarray, heads: int, rank: int, h
 
 
 def _right(diagonal: np.ndarray, heads: int, rank: int, head: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Right factors of query, key and value."""
+    """Return the right factors of query, key and value."""
     width = len(diagonal)
     own = head * (width // heads) + np.arange(rank)
     value = np.zeros((rank, width))

@@ -1,4 +1,4 @@
-"""Spectra of embedded noise by patch size: of models, and of random residual MLPs beside them."""
+"""Spectra of embedded noise by patch size: of models, and of random residual MLPs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spectra_by_patch(
     epsilon: float | Iterable[float] = EPSILON,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Singular values of white noise as models embed it, and as random residual MLPs of several patch sizes do.
+    """Compute singular values of white noise as models embed it, and as random residual MLPs of several patch sizes do.
 
     Args:
         run: of a model, or one of each of several.
@@ -56,7 +56,7 @@ def spectra_by_patch(
     runs = [run] if isinstance(run, Run) else list(run)
     if not runs or min(patches, default=1) < 1:
         raise InputError(f"{len(runs)} runs and patches {list(patches)}, expected one run or more and 1 step or more")
-    found: list[tuple[str, int, int, str, np.ndarray, float]] = []
+    entries: list[tuple[str, int, int, str, np.ndarray, float]] = []
     for each in runs:
         lens = each.lens
         if lens.takes_ids:
@@ -66,14 +66,14 @@ def spectra_by_patch(
         values = one["singular_value"].values
         floor = float(one["rounding_floor"])
         width = int(one.attrs.get("d_model", lens.wiring.stacks[0].d_model))
-        found.append((lens.model_id, longest_token(each), width, "model", values[np.isfinite(values)], floor))
-    width = found[0][2]
+        entries.append((lens.model_id, longest_token(each), width, "model", values[np.isfinite(values)], floor))
+    width = entries[0][2]
     for patch in patches:
         columns = np.random.default_rng(seed).normal(size=(patch, 2 * width))
         tokens = ResidualMlpEmbedding.random(width, patch, seed=seed).embed(columns)
         values = np.linalg.svd(tokens, compute_uv=False)
-        found.append((f"random, patch {patch}", patch, width, "random", values, 0.0))
-    names, sizes, widths, origins, spectra, floors = zip(*found, strict=True)
+        entries.append((f"random, patch {patch}", patch, width, "random", values, 0.0))
+    names, sizes, widths, origins, spectra, floors = zip(*entries, strict=True)
     modes = max(map(len, spectra))
     data = xr.Dataset(
         {
@@ -103,6 +103,6 @@ def spectra_by_patch(
 
 
 def longest_token(run: Run) -> int:
-    """Steps that the longest token of the first stack covers."""
+    """Return the steps that the longest token of the first stack covers."""
     spans = run.encoded.spans[run.lens.wiring.stacks[0].name]
     return max(stop - start for start, stop in zip(spans.start, spans.stop, strict=True))

@@ -1,4 +1,4 @@
-"""How near structured matrices of a size come to a matrix that is given by two factors, M = left · rightᵀ.
+"""Distance of structured matrices of a size to a matrix that is given by two factors, M = left · rightᵀ.
 
 Factors have shapes (…, m, r) and (…, n, r), and M is never formed. Errors are ‖M − its approximation‖ / ‖M‖ in the
 Frobenius norm, NaN for a matrix of zeros. A size is the rank ρ of the low-rank matrix that takes (m + n) ρ numbers.
@@ -31,7 +31,7 @@ Level = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class StructureSizes:
-    """What each structure makes of the (m + n) ρ numbers of a low-rank matrix; none takes more.
+    """Sizes of each structure within the (m + n) ρ numbers of a low-rank matrix; none takes more.
 
     Attributes:
         rank: ρ.
@@ -54,9 +54,9 @@ class StructureSizes:
 
 
 def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> StructureSizes:
-    """Sizes of equal cost, the nearest below where something does not divide.
+    """Choose sizes of equal cost, the nearest below where something does not divide.
 
-    Of a multi-level matrix each level has half of what is left and the last one the rest, so that ρ = 32 becomes
+    Of a multi-level matrix each level has half of the remaining rank and the last one the rest, so that ρ = 32 becomes
     16, 8, 4, 4; levels whose blocks do not divide both sides are left out. A block tensor train is cut alike on both
     sides, b = c ≤ √gcd(m, n), so that it costs (m + n) b s: with the b above 1 that leave the least of ρ unused, of
     these the largest. Where only b = 1 fits, it is the low-rank matrix.
@@ -79,22 +79,22 @@ def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> Stru
         raise InputError(f"levels is {levels}, expected 1 or more")
     common = gcd(rows, columns)
     counts = [2**level for level in range(levels) if common % 2**level == 0]
-    shares, left = [], rank
+    shares, rest = [], rank
     for place, _ in enumerate(counts):
-        shares.append(left if place == len(counts) - 1 else -(-left // 2))
-        left -= shares[-1]
+        shares.append(rest if place == len(counts) - 1 else -(-rest // 2))
+        rest -= shares[-1]
     smallest = min(rows, columns)
-    fitting = [min(share, smallest // count) for share, count in zip(shares, counts, strict=True)]
-    # what a level has no room for goes to the whole matrix
-    fitting[0] += rank - sum(fitting)
+    ranks = [min(share, smallest // count) for share, count in zip(shares, counts, strict=True)]
+    # the rank that exceeds a level's blocks goes to the whole matrix
+    ranks[0] += rank - sum(ranks)
     cuts = [cut for cut in range(2, int(common**0.5) + 1) if common % cut == 0 and cut <= rank] or [1]
     slice_ranks = {cut: min(rank // cut, smallest // cut) for cut in cuts}
     cut = max(cuts, key=lambda each: (each * slice_ranks[each], each))
-    return StructureSizes(rank, tuple(fitting), counts[-1], min(rank, smallest // counts[-1]), cut, slice_ranks[cut])
+    return StructureSizes(rank, tuple(ranks), counts[-1], min(rank, smallest // counts[-1]), cut, slice_ranks[cut])
 
 
 def low_rank_error(left: np.ndarray, right: np.ndarray, rank: int) -> np.ndarray:
-    """Error of the best matrix of a rank, (…): what a truncated singular value decomposition leaves.
+    """Compute the error of the best matrix of a rank, (…): the rest of a truncated singular value decomposition.
 
     Source:
         Eckart and Young 1936; structured attention, table 1 (S2-LR).
@@ -108,7 +108,7 @@ def low_rank_error(left: np.ndarray, right: np.ndarray, rank: int) -> np.ndarray
 
 
 def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank: int) -> np.ndarray:
-    """Error of the best block-diagonal matrix with blocks of a rank, (…): each block truncated, all else left out.
+    """Compute the error of the best block-diagonal matrix with blocks of a rank, (…): each block truncated.
 
     Source:
         Structured attention, section 3.1 (S2-LRBD).
@@ -130,7 +130,7 @@ def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank:
 
 
 def tensor_train_error(left: np.ndarray, right: np.ndarray, cuts: int, rank: int) -> np.ndarray:
-    """Error of the best block tensor train with b = c = ``cuts`` and s = ``rank``, (…): every slice truncated.
+    """Compute the error of the best block tensor train with b = c = ``cuts`` and s = ``rank``, (…): slices truncated.
 
     Slice (β, γ) holds rows αb + β and columns γd + δ, and is a matrix of rank s of its own.
 
@@ -151,7 +151,7 @@ def tensor_train_error(left: np.ndarray, right: np.ndarray, cuts: int, rank: int
 
 
 def levels_error(left: np.ndarray, right: np.ndarray, ranks: Sequence[int], sweeps: int) -> np.ndarray:
-    """Error of the multi-level matrix of :func:`fit_levels`, (…): an upper bound of that of the best one.
+    """Compute the error of the multi-level matrix of :func:`fit_levels`, (…): an upper bound of that of the best one.
 
     Example:
         >>> float(rank_theory.levels_error(np.eye(2), np.eye(2), (0, 1), 1))
@@ -163,12 +163,12 @@ def levels_error(left: np.ndarray, right: np.ndarray, ranks: Sequence[int], swee
 def fit_levels(
     left: np.ndarray, right: np.ndarray, ranks: Sequence[int], sweeps: int
 ) -> tuple[list[Level | None], np.ndarray]:
-    """A multi-level low-rank matrix near to a matrix, by alternating least squares.
+    """Fit a multi-level low-rank matrix to a matrix, by alternating least squares.
 
-    The first sweep peels: the best low-rank matrix for the whole, then for each finer level the best one for what is
-    left. Every further sweep goes through the levels and fits the left factors, then the right ones, all else held; in
-    the end the whole matrix gets the best one once more. No step makes the error larger; the limit need not be the best
-    of all.
+    The first sweep peels: the best low-rank matrix for the whole, then for each finer level the best one for the
+    remainder. Every further sweep goes through the levels and fits the left factors, then the right ones, all else
+    fixed; in the end the whole matrix gets the best one once more. No step makes the error larger; the limit need not
+    be the best of all.
 
     Args:
         left, right: of the matrix.
@@ -192,29 +192,29 @@ def fit_levels(
     """
     if sweeps < 1 or not any(ranks) or min(ranks) < 0:
         raise InputError(f"ranks {list(ranks)} in {sweeps} sweeps, expected a rank above 0 and at least one sweep")
-    fitted: list[Level | None] = [None] * len(ranks)
+    factors: list[Level | None] = [None] * len(ranks)
     steps = [level for level, rank in enumerate(ranks) if rank]
     # ends with the whole matrix, whose remaining singular values are then the error
     for place, level in enumerate([*steps * sweeps, 0]):
         rows, columns = [_cut(left, 2**level)], [_cut(right, 2**level)]
-        for other, found in enumerate(fitted):
-            if found is not None and other != level:
-                rows.append(-_within(found[0], 2**level))
-                columns.append(_within(found[1], 2**level))
+        for other, factor in enumerate(factors):
+            if factor is not None and other != level:
+                rows.append(-_within(factor[0], 2**level))
+                columns.append(_within(factor[1], 2**level))
         remaining = np.concatenate(rows, -1), np.concatenate(columns, -1)
-        before = fitted[level]
+        before = factors[level]
         if before is not None and place < len(steps) * sweeps:
-            fitted[level] = _improved(*remaining, before[1])
+            factors[level] = _improve(*remaining, before[1])
             continue
-        u, values, v = _decomposed(*remaining)
+        u, values, v = _decompose(*remaining)
         rank = ranks[level]
         if rank:
-            fitted[level] = (u[..., :rank] * values[..., None, :rank], v[..., :rank])
-    return fitted, _relative(_tail(values, ranks[0])[..., 0], _values(left, right))
+            factors[level] = (u[..., :rank] * values[..., None, :rank], v[..., :rank])
+    return factors, _relative(_tail(values, ranks[0])[..., 0], _values(left, right))
 
 
 def block_share(left: np.ndarray, right: np.ndarray, blocks: int) -> np.ndarray:
-    """Share of the squared entries that lies in the blocks on the diagonal, (…): 1 / blocks where it lies anywhere.
+    """Compute the share of squared entries in the blocks on the diagonal, (…): 1 / blocks for entries anywhere.
 
     Raises:
         InputError: the blocks do not divide the sides.
@@ -228,7 +228,7 @@ def block_share(left: np.ndarray, right: np.ndarray, blocks: int) -> np.ndarray:
 
 
 def _cut(factor: np.ndarray, blocks: int) -> np.ndarray:
-    """(…, m, r) to (…, block, m / blocks, r)."""
+    """Reshape (…, m, r) to (…, block, m / blocks, r)."""
     _refuse(factor, factor, blocks)
     return factor.reshape(*factor.shape[:-2], blocks, factor.shape[-2] // blocks, factor.shape[-1])
 
@@ -239,7 +239,7 @@ def _refuse(left: np.ndarray, right: np.ndarray, blocks: int) -> None:
 
 
 def _within(factor: np.ndarray, blocks: int) -> np.ndarray:
-    """A level's factor (…, count, rows, rank) as factors of other blocks, (…, blocks, rows of these, columns)."""
+    """Return a level's factor (…, count, rows, rank) as factors of other blocks, (…, blocks, their rows, columns)."""
     count, rows, rank = factor.shape[-3:]
     lead, inner = factor.shape[:-3], max(count // blocks, 1)
     if inner == 1:
@@ -251,27 +251,27 @@ def _within(factor: np.ndarray, blocks: int) -> np.ndarray:
     return out.reshape(*lead, blocks, inner * rows, inner * rank)
 
 
-def _improved(left: np.ndarray, right: np.ndarray, columns: np.ndarray) -> Level:
-    """Least squares for the left factor of left · rightᵀ given the right one, then for the right one given the left."""
+def _improve(left: np.ndarray, right: np.ndarray, columns: np.ndarray) -> Level:
+    """Solve least squares for the left factor of left · rightᵀ given the right one, then for the right one."""
     basis = np.linalg.qr(left @ (np.swapaxes(right, -1, -2) @ columns))[0]
     return basis, right @ (np.swapaxes(left, -1, -2) @ basis)
 
 
-def _decomposed(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """U (…, m, j), singular values (…, j) and V (…, n, j) of left · rightᵀ."""
+def _decompose(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Compute U (…, m, j), singular values (…, j) and V (…, n, j) of left · rightᵀ."""
     (q, core), (p, other) = np.linalg.qr(left), np.linalg.qr(right)
     u, values, vt = np.linalg.svd(core @ np.swapaxes(other, -1, -2), full_matrices=False)
     return q @ u, values, p @ np.swapaxes(vt, -1, -2)
 
 
 def _values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Singular values of left · rightᵀ, (…, j)."""
+    """Compute singular values of left · rightᵀ, (…, j)."""
     core, other = np.linalg.qr(left, mode="r"), np.linalg.qr(right, mode="r")
     return np.asarray(np.linalg.svd(core @ np.swapaxes(other, -1, -2), compute_uv=False))
 
 
 def _norms(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Squared Frobenius norms of left · rightᵀ, (…); rounding is relative to the factors."""
+    """Compute squared Frobenius norms of left · rightᵀ, (…); rounding is relative to the factors."""
     grams = (np.swapaxes(left, -1, -2) @ left) * (np.swapaxes(right, -1, -2) @ right)
     return np.asarray(np.maximum(grams.sum((-1, -2)), 0.0))
 
@@ -281,10 +281,10 @@ def _squares(values: np.ndarray) -> np.ndarray:
 
 
 def _tail(values: np.ndarray, rank: int) -> np.ndarray:
-    """Squares of the singular values beyond a rank, summed over the last axis."""
+    """Sum the squares of the singular values beyond a rank, over the last axis."""
     return _squares(values[..., rank:])
 
 
-def _relative(missing: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _relative(residual: np.ndarray, values: np.ndarray) -> np.ndarray:
     whole = _squares(values)
-    return np.sqrt(np.divide(missing, whole, out=np.full_like(whole, np.nan), where=whole > 0))
+    return np.sqrt(np.divide(residual, whole, out=np.full_like(whole, np.nan), where=whole > 0))

@@ -1,4 +1,4 @@
-"""Where the tokens of a vocabulary lie along its two leading directions: weights alone."""
+"""Tokens of a vocabulary along its two leading directions: weights alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["vocabulary_plane"]
 
 
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
-    """The embedding of every token along the two leading singular vectors of the vocabulary.
+    """Project the embedding of every token on the two leading singular vectors of the vocabulary.
 
     Of a quantised model the tokens are its bins of the value, without special ones; of a language model all rows.
 
@@ -70,7 +70,7 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
 
 
 def _neighbours(plane: np.ndarray) -> float:
-    """Median distance of neighbours over that of tokens half the vocabulary apart, in a shuffled order."""
+    """Compute the median distance of neighbours over that of tokens in a shuffled order."""
     other = np.random.default_rng(0).permutation(len(plane))
     near = np.linalg.norm(np.diff(plane, axis=0), axis=1)
     far = np.linalg.norm(np.diff(plane[other], axis=0), axis=1)

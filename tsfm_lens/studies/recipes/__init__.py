@@ -1,4 +1,4 @@
-"""Recipes that trained the embedded checkpoints, and what training at low rank came to."""
+"""Recipes that trained the embedded checkpoints, and results of training at low rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOW_RANK = Path(__file__).parent / "low-rank"
 
 
 def low_rank_record(name: str) -> xr.Dataset:
-    """What training at low rank came to, as ``python -m tsfm_lens.studies.recipes.lowrank`` measured it.
+    """Load results of training at low rank, as ``python -m tsfm_lens.studies.recipes.lowrank`` measured them.
 
     Args:
         name: "attention", arms of low rank beside the dense one; "vocabulary", ranks of W_Q by the rank of a fixed
@@ -29,9 +29,9 @@ def low_rank_record(name: str) -> xr.Dataset:
         >>> recipes.low_rank_record("attention")["arm"].values.tolist()[0]
         'dense'
     """
-    known = sorted(path.stem for path in (_LOW_RANK).glob("*.nc"))
-    if name not in known:
-        raise unknown_name("record of training at low rank", name, known)
+    names = sorted(path.stem for path in (_LOW_RANK).glob("*.nc"))
+    if name not in names:
+        raise unknown_name("record of training at low rank", name, names)
     import xarray as xr
 
     with xr.open_dataset(_LOW_RANK / f"{name}.nc", engine="scipy") as data:

@@ -1,4 +1,4 @@
-"""The arms of the experiment on training at low rank, each a recipe and a seed."""
+"""Arms of the experiment on training at low rank, each a recipe and a seed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Arm(NamedTuple):
     Attributes:
         name: of the arm.
         seed: of weights and batches; arms of one seed see the same series.
-        recipe: what is trained.
+        recipe: of the run.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Arm(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Name of its folder."""
+        """Name of the run's folder."""
         return f"{self.name.replace(' ', '-')}-{self.seed}"
 
 
 def arms(*, steps: int | None = None, seeds: int = SEEDS, vocabulary_seeds: int = 1) -> Iterator[Arm]:
-    """Every run, those first without which nothing is compared.
+    """Yield every run; those first that every comparison needs.
 
     Args:
         steps: instead of those of :data:`BASE`.

@@ -15,13 +15,13 @@ WARM_UP = 500
 
 
 def lorenz(state: Array) -> Array:
-    """Lorenz (1963): sigma 10, rho 28, beta 8/3. State (..., 3)."""
+    """Compute the derivative of Lorenz (1963): sigma 10, rho 28, beta 8/3. State (..., 3)."""
     x, y, z = np.moveaxis(state, -1, 0)
     return np.stack([10.0 * (y - x), x * (28.0 - z) - y, x * y - 8.0 / 3.0 * z], axis=-1)
 
 
 def roessler(state: Array) -> Array:
-    """Roessler (1976): a = b = 0.2, c = 5.7. State (..., 3)."""
+    """Compute the derivative of Roessler (1976): a = b = 0.2, c = 5.7. State (..., 3)."""
     x, y, z = np.moveaxis(state, -1, 0)
     return np.stack([-y - z, x + 0.2 * y, 0.2 + z * (x - 5.7)], axis=-1)
 
@@ -40,18 +40,18 @@ def rk4(flow: Flow, state: Array, dt: float | Array, steps: int) -> Array:
 
 
 def flow_series(rng: np.random.Generator, count: int, length: int, *, flow: Flow, steps: tuple[float, float]) -> Array:
-    """One random coordinate of `count` trajectories, each at its own sampling step in `steps`: (count, length)."""
+    """Draw a random coordinate of `count` trajectories, each at its own sampling step in `steps`: (count, length)."""
     substeps = 4
     dt = np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]), size=(count, 1))) / substeps
     start = rng.normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
-    settled = rk4(flow, start, 0.02, WARM_UP)[-1]
-    path = rk4(flow, settled, dt, length * substeps)[::substeps]
+    attractor = rk4(flow, start, 0.02, WARM_UP)[-1]
+    path = rk4(flow, attractor, dt, length * substeps)[::substeps]
     coordinate = rng.integers(3, size=count)
     return path[:, np.arange(count), coordinate].T
 
 
 def logistic_series(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Logistic map x -> r x (1 - x), r in [3.5, 4] (periodic windows and chaos): (count, length)."""
+    """Draw the logistic map x -> r x (1 - x), r in [3.5, 4] (periodic windows and chaos): (count, length)."""
     rate = rng.uniform(3.5, 4.0, size=count)
     x = rng.uniform(0.1, 0.9, size=count)
     series = np.empty((count, length))
@@ -63,7 +63,7 @@ def logistic_series(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def chaotic(rng: np.random.Generator, count: int, length: int) -> Array:
-    """A third each of Lorenz, Roessler and logistic-map series: (count, length)."""
+    """Draw a third each of Lorenz, Roessler and logistic-map series: (count, length)."""
     parts = np.array_split(np.arange(count), 3)
     return np.concatenate(
         [

@@ -1,4 +1,4 @@
-"""What the arms of training at low rank came to: errors side by side, sizes and times, and spectra of W_Q."""
+"""Results of the arms of training at low rank: errors side by side, sizes and times, and spectra of W_Q."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tsfm_lens.studies.recipes.train import Trainer
 __all__ = ["EPSILONS", "attention_record", "held_out", "spectra_record", "vocabulary_record"]
 
 EPSILONS = (0.3, 0.1, 0.03, 0.01)
-SHOWN = 8
+N_SPECTRA = 8
 """Checkpoints of which spectra are kept, of the twenty of a run."""
 HELD_OUT_SEED = 20_261_123
 PER_FAMILY = 16
@@ -38,16 +38,16 @@ _SOURCE = "after Flow of ranks, section 5 and appendices G and I"
 
 
 def held_out(arm: Arm) -> SeriesBatch:
-    """Series of the families that an arm is trained on, of another seed: its context and horizon long."""
+    """Draw series of the families that an arm is trained on, of another seed: its context and horizon long."""
     stage = arm.recipe.stages[-1]
-    drawn = build_corpus(dict.fromkeys(arm.recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED)
+    corpus = build_corpus(dict.fromkeys(arm.recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED)
     steps = stage.context + stage.horizon
-    names = [f"{family} {row}" for family, (first, stop) in drawn.rows.items() for row in range(stop - first)]
-    return SeriesBatch(tuple(row[-steps:].astype(float) for row in drawn.values), tuple(names))
+    names = [f"{family} {row}" for family, (first, stop) in corpus.rows.items() for row in range(stop - first)]
+    return SeriesBatch(tuple(row[-steps:].astype(float) for row in corpus.values), tuple(names))
 
 
 def attention_record(runs: Mapping[str, Mapping[int, tuple[Arm, Path]]], corpus: Corpus) -> xr.Dataset:
-    """Arms of attention beside the dense one of the same seed.
+    """Compare arms of attention with the dense one of the same seed.
 
     Args:
         runs: by arm and seed, the arm and the folder of its run, which has ended; :data:`DENSE` among them.
@@ -76,27 +76,27 @@ def attention_record(runs: Mapping[str, Mapping[int, tuple[Arm, Path]]], corpus:
     for seed in seeds:
         dense = _last(runs[DENSE][seed][1]).run(series, steps, holdout=True, seed=seed)
         for row, name in enumerate(names):
-            found = quality(dense, _last(runs[name][seed][1]))
+            result = quality(dense, _last(runs[name][seed][1]))
             for score in SCORES:
-                values[score][row].append(found[score].values[1])
-            values["overlap"][row].append(float(found["overlap"]))
+                values[score][row].append(result[score].values[1])
+            values["overlap"][row].append(float(result["overlap"]))
     data = xr.Dataset(
         {
             name: (("arm", "seed", "series")[: np.ndim(every)], np.asarray(every, dtype=np.float32))
             for name, every in values.items()
         },
         coords={"arm": names, "seed": seeds, "series": list(series.ids)},
-        attrs=_described("low_rank_training", "Training at low rank", first),
+        attrs=_attributes("low_rank_training", "Training at low rank", first),
     )
     for name in SCORES:
-        data = _risen(data, name, names.index(DENSE))
+        data = _add_rise(data, name, names.index(DENSE))
     arms = {name: runs[name][seeds[0]][0] for name in names}
     lenses = {name: _last(runs[name][seeds[0]][1]) for name in names}
     return data.assign(_sizes(arms, lenses, lenses[DENSE])).assign(_times(arms, corpus))
 
 
-def _risen(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
-    """With the rise of a score over the dense arm of the same seed, judged over seeds."""
+def _add_rise(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
+    """Add the rise of a score over the dense arm of the same seed, judged over seeds."""
     values = data[name].values.astype(float)
     if name == "log_perplexity":
         rise = values - values[dense]
@@ -105,50 +105,54 @@ def _risen(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
             logs = np.log(values) - np.log(values[dense])
         # a series that one arm forecasts without error has no ratio
         rise = np.expm1(np.nanmean(np.where(np.isfinite(logs), logs, np.nan), axis=-1))
-    found = judge(
+    result = judge(
         data.assign({f"{name}_rise": (("arm", "seed"), rise)}), f"{name}_rise", floor=0.0, signed=True, over="seed"
     )
-    return found.drop_vars([f"{name}_rise_leads", f"{name}_rise_floor"])
+    return result.drop_vars([f"{name}_rise_leads", f"{name}_rise_floor"])
 
 
 def _sizes(arms: Mapping[str, Arm], lenses: Mapping[str, Lens], dense: Lens) -> dict[str, Any]:
-    """Numbers held, ranks by layer and both ratios."""
-    known = matrices(dense)
-    layers = 1 + max(matrix.layer for matrix in known.values())
+    """Count the numbers in the model, ranks by layer and both ratios."""
+    dense_matrices = matrices(dense)
+    layers = 1 + max(matrix.layer for matrix in dense_matrices.values())
     rows: dict[str, list[Any]] = {}
     for name, arm in arms.items():
-        wanted = arm.recipe.attention_rank
-        by_head = wanted is None or wanted.sketch == "by head"
-        forms: dict[str, Form] = {key: matrix.form(by_head=by_head) for key, matrix in known.items()}
-        ranks = {key: form.full for key, form in forms.items()} if wanted is None else attention_ranks(dense, wanted)
-        held = sizes(lenses[name])
+        target = arm.recipe.attention_rank
+        by_head = target is None or target.sketch == "by head"
+        forms: dict[str, Form] = {key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()}
+        ranks = {key: form.full for key, form in forms.items()} if target is None else attention_ranks(dense, target)
+        numbers = sizes(lenses[name])
         of_encoder = [
-            next(ranks[key] for key, matrix in known.items() if (matrix.stack, matrix.layer) == ("encoder", layer))
+            next(
+                ranks[key]
+                for key, matrix in dense_matrices.items()
+                if (matrix.stack, matrix.layer) == ("encoder", layer)
+            )
             for layer in range(layers)
         ]
-        row = {"parameters": held["all"], "attention_parameters": held["attention"], "rank": of_encoder}
-        stored = held["attention"] / sum(form.numbers for form in forms.values())
-        for key, value in {**row, "rank_ratio": ratio_of(forms, ranks).ranks, "stored_ratio": stored}.items():
+        row = {"parameters": numbers["all"], "attention_parameters": numbers["attention"], "rank": of_encoder}
+        share = numbers["attention"] / sum(form.numbers for form in forms.values())
+        for key, value in {**row, "rank_ratio": ratio_of(forms, ranks).ranks, "stored_ratio": share}.items():
             rows.setdefault(key, []).append(value)
     return {key: (("arm", "layer")[: np.ndim(values)], values) for key, values in rows.items()}
 
 
 def _times(arms: Mapping[str, Arm], corpus: Corpus) -> dict[str, Any]:
-    """CPU time of a training step and of a forward beside those of the dense arm, round by round in turn."""
-    taken = np.empty((2, len(arms), ROUNDS))
+    """Measure the CPU time of a training step and of a forward over those of the dense arm, round by round in turn."""
+    times = np.empty((2, len(arms), ROUNDS))
     with tempfile.TemporaryDirectory() as folder:
         trainers = [Trainer(arm.recipe, Path(folder, arm.folder), corpus, device="cpu") for arm in arms.values()]
         for trainer in trainers:
             trainer.train_step()
         for at in range(ROUNDS):
             for row, trainer in enumerate(trainers):
-                began = time.process_time()
+                start = time.process_time()
                 trainer.train_step()
                 middle = time.process_time()
                 with torch.no_grad():
                     trainer.task.loss(trainer.step, trainer.recipe.stages[-1])
-                taken[:, row, at] = middle - began, time.process_time() - middle
-    logs = np.log(taken) - np.log(taken[:, list(arms).index(DENSE)])[:, None]
+                times[:, row, at] = middle - start, time.process_time() - middle
+    logs = np.log(times) - np.log(times[:, list(arms).index(DENSE)])[:, None]
     return {
         f"{name}_time{end}": ("arm", np.exp(each))
         for name, of in zip(("step", "forward"), logs, strict=True)
@@ -157,7 +161,7 @@ def _times(arms: Mapping[str, Arm], corpus: Corpus) -> dict[str, Any]:
 
 
 def vocabulary_record(runs: Mapping[int, Mapping[int, tuple[Arm, Path]]]) -> xr.Dataset:
-    """Ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary.
+    """Compute ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary.
 
     Args:
         runs: by rank of the vocabulary and seed, the arm and the folder of its run.
@@ -169,10 +173,10 @@ def vocabulary_record(runs: Mapping[int, Mapping[int, tuple[Arm, Path]]]) -> xr.
     numbers, seeds = sorted(runs), sorted(next(iter(runs.values())))
     first = runs[numbers[0]][seeds[0]][0]
     series, steps = held_out(first), first.recipe.stages[-1].horizon
-    found = [[_spectra(runs[number][seed][1]) for seed in seeds] for number in numbers]
+    spectra = [[_spectra(runs[number][seed][1]) for seed in seeds] for number in numbers]
     ranks = [
-        np.stack([[np.moveaxis(epsilon_rank(getattr(each, part), EPSILONS), 0, -1) for each in row] for row in found])
-        for part in ("whole", "moved")
+        np.stack([[np.moveaxis(epsilon_rank(getattr(each, part), EPSILONS), 0, -1) for each in row] for row in spectra])
+        for part in ("whole", "change")
     ]
     perplexity = []
     for number in numbers:
@@ -180,8 +184,8 @@ def vocabulary_record(runs: Mapping[int, Mapping[int, tuple[Arm, Path]]]) -> xr.
         each = [quality(lens.run(series, steps, holdout=True), lens)["log_perplexity"].values[0] for lens in lenses]
         perplexity.append(each)
     dims = ("vocabulary", "seed", "training_step", "layer", "epsilon")
-    coords = {"vocabulary": numbers, "seed": seeds, "training_step": found[0][0].steps, "epsilon": list(EPSILONS)}
-    attrs = _described("vocabulary_ranks", "Ranks of W_Q by the rank of a fixed vocabulary", first)
+    coords = {"vocabulary": numbers, "seed": seeds, "training_step": spectra[0][0].steps, "epsilon": list(EPSILONS)}
+    attrs = _attributes("vocabulary_ranks", "Ranks of W_Q by the rank of a fixed vocabulary", first)
     return xr.Dataset(
         {
             "rank": (dims, ranks[0].astype(np.int16)),
@@ -194,7 +198,7 @@ def vocabulary_record(runs: Mapping[int, Mapping[int, tuple[Arm, Path]]]) -> xr.
 
 
 def spectra_record(runs: Mapping[int, tuple[Arm, Path]]) -> xr.Dataset:
-    """Singular values of W_Q of the encoder over the training of the dense arm.
+    """Compute singular values of W_Q of the encoder over the training of the dense arm.
 
     Args:
         runs: by seed, the arm and the folder of its run.
@@ -202,36 +206,38 @@ def spectra_record(runs: Mapping[int, tuple[Arm, Path]]) -> xr.Dataset:
     Returns:
         Dataset of kind "training_spectra": ``singular_value`` (seed, training_step, layer, index), absolute.
     """
-    found = {seed: _spectra(folder) for seed, (_, folder) in runs.items()}
-    values = np.stack([each.whole for each in found.values()]).astype(np.float32)
-    steps = next(iter(found.values())).steps
+    spectra = {seed: _spectra(folder) for seed, (_, folder) in runs.items()}
+    values = np.stack([each.whole for each in spectra.values()]).astype(np.float32)
+    steps = next(iter(spectra.values())).steps
     arm = next(iter(runs.values()))[0]
     return xr.Dataset(
         {"singular_value": (("seed", "training_step", "layer", "index"), values)},
-        coords={"seed": list(found), "training_step": steps},
-        attrs=_described("training_spectra", "Singular values of W_Q during training", arm),
+        coords={"seed": list(spectra), "training_step": steps},
+        attrs=_attributes("training_spectra", "Singular values of W_Q during training", arm),
     )
 
 
 class _Spectra(NamedTuple):
-    """Checkpoints that are shown, and singular values (step, layer, j) of W_Q and of what training added to it."""
+    """Checkpoints of the record, and singular values (step, layer, j) of W_Q and of its change in training."""
 
     steps: list[int]
     whole: np.ndarray
-    moved: np.ndarray
+    change: np.ndarray
 
 
 def _spectra(folder: Path) -> _Spectra:
     history = TrainingHistory(folder)
-    kept = sorted(history)
-    steps = [kept[place] for place in np.unique(np.linspace(0, len(kept) - 1, SHOWN).round().astype(int))]
+    checkpoints = sorted(history)
+    steps = [
+        checkpoints[place] for place in np.unique(np.linspace(0, len(checkpoints) - 1, N_SPECTRA).round().astype(int))
+    ]
     weights = np.stack([_queries(history[step]) for step in steps])
-    whole, moved = (np.linalg.svd(each, compute_uv=False) for each in (weights, weights - weights[:1]))
-    return _Spectra(steps, whole, moved)
+    whole, change = (np.linalg.svd(each, compute_uv=False) for each in (weights, weights - weights[:1]))
+    return _Spectra(steps, whole, change)
 
 
 def _queries(lens: Lens) -> np.ndarray:
-    """W_Q of every layer of the encoder, (layer, out, in)."""
+    """Return W_Q of every layer of the encoder, (layer, out, in)."""
     paths: Iterable[str] = (
         matrix.path for name, matrix in matrices(lens).items() if matrix.stack == "encoder" and name.endswith(".q")
     )
@@ -243,7 +249,7 @@ def _last(folder: Path) -> Lens:
     return history[max(history)]
 
 
-def _described(kind: str, title: str, arm: Arm) -> dict[str, Any]:
+def _attributes(kind: str, title: str, arm: Arm) -> dict[str, Any]:
     recipe, stage = arm.recipe, arm.recipe.stages[-1]
     return {
         "kind": kind,

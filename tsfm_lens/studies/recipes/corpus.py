@@ -1,4 +1,4 @@
-"""Every series that training draws from: one long table of rows, made once by seed and kept in a file."""
+"""Series that training draws from: one long table of rows, made once by seed and saved in a file."""
 
 from __future__ import annotations
 
@@ -41,69 +41,69 @@ def save_corpus(corpus: Corpus, path: Path) -> None:
 
 
 def read_corpus(path: Path) -> Corpus:
-    """Read what :func:`save_corpus` wrote."""
-    with arrays_of(path) as stored:
-        bounds = {str(name): (int(a), int(b)) for name, (a, b) in zip(stored["names"], stored["bounds"], strict=True)}
-        return Corpus(stored["values"], bounds)
+    """Read a file of :func:`save_corpus`."""
+    with arrays_of(path) as arrays:
+        bounds = {str(name): (int(a), int(b)) for name, (a, b) in zip(arrays["names"], arrays["bounds"], strict=True)}
+        return Corpus(arrays["values"], bounds)
 
 
 def known_families() -> tuple[str, ...]:
-    """Every name a mixture may hold."""
+    """Return every name that a mixture may contain."""
     return (*FAMILIES, "kernelsynth", "chaotic", REAL, "tsmixup")
 
 
 @contextmanager
 def arrays_of(path: Path) -> Iterator[NpzFile]:
-    """The arrays of a file that `tools/build_training_series.py` or :func:`save_corpus` wrote.
+    """Open the arrays of a file that `tools/build_training_series.py` or :func:`save_corpus` wrote.
 
     Raises:
         CheckpointError: there is no such file, or it is none of theirs.
     """
-    made = f"make it with tools/build_training_series.py {path}"
+    advice = f"make it with tools/build_training_series.py {path}"
     if not path.exists():
-        raise CheckpointError(f"no training series at {path}: {made}")
+        raise CheckpointError(f"no training series at {path}: {advice}")
     try:
-        stored = np.load(path)
+        arrays = np.load(path)
     except (ValueError, BadZipFile, EOFError) as error:
-        raise CheckpointError(f"{path} holds no series (.npz): {made}") from error
-    if not isinstance(stored, NpzFile):
-        raise CheckpointError(f"{path} holds one array, no series (.npz): {made}")
-    with stored:
-        yield stored
+        raise CheckpointError(f"{path} holds no series (.npz): {advice}") from error
+    if not isinstance(arrays, NpzFile):
+        raise CheckpointError(f"{path} holds one array, no series (.npz): {advice}")
+    with arrays:
+        yield arrays
 
 
-def series_of(stored: NpzFile, name: str, path: Path) -> NDArray[np.number]:
-    """A series (time,) among the arrays of the file `path`; NaN is a gap.
+def series_of(arrays: NpzFile, name: str, path: Path) -> NDArray[np.number]:
+    """Read a series (time,) from the arrays of the file `path`; NaN is a gap.
 
     Raises:
         CheckpointError: the array cannot be read, has another number of axes, holds no numbers, none that is known, or
             an infinite one.
     """
-    made = f"make it again with tools/build_training_series.py {path}"
+    advice = f"make it again with tools/build_training_series.py {path}"
     try:
-        values = stored[name]
+        values = arrays[name]
     except (ValueError, EOFError, OSError, BadZipFile, zlib.error) as error:
-        raise CheckpointError(f"{path}: array {name} cannot be read, expected a series of numbers; {made}") from error
+        raise CheckpointError(f"{path}: array {name} cannot be read, expected a series of numbers; {advice}") from error
     if values.ndim != 1 or values.dtype.kind not in "iuf":
         raise CheckpointError(
             f"{path}: array {name} is of shape {list(values.shape)} and type {values.dtype}, expected numbers along "
-            f"one axis, time; {made}"
+            f"one axis, time; {advice}"
         )
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     if np.isnan(single).all():
-        raise CheckpointError(f"{path}: array {name} has {len(values)} steps and no value in them; {made}")
+        raise CheckpointError(f"{path}: array {name} has {len(values)} steps and no value in them; {advice}")
     if np.isinf(single).any():
         first = int(np.isinf(single).argmax())
         raise CheckpointError(
             f"{path}: array {name} is {values[first]} at step {first}, expected a number of float32, or NaN for a gap; "
-            f"{made}"
+            f"{advice}"
         )
     return values
 
 
 def real_rows(path: Path) -> NDArray[np.float32]:
-    """Rows (row, LENGTH) of the training series in `path`, as `tools/build_training_series.py` writes it.
+    """Cut rows (row, LENGTH) from the training series in `path`, as `tools/build_training_series.py` writes it.
 
     Series of one source weigh as the square root of their length, so that no long record drowns the others; the rows
     of a long one are spread over all of it.
@@ -112,9 +112,9 @@ def real_rows(path: Path) -> NDArray[np.float32]:
         CheckpointError: there is no such file, no training series in it, or one that is none.
     """
     rows: list[NDArray[np.float32]] = []
-    with arrays_of(path) as stored:
-        for name in sorted(key for key in stored if key.startswith("training/")):
-            series = series_of(stored, name, path)
+    with arrays_of(path) as arrays:
+        for name in sorted(key for key in arrays if key.startswith("training/")):
+            series = series_of(arrays, name, path)
             pieces = 1 if len(series) <= LENGTH else -(-len(series) // OVERLAP)
             series = np.concatenate([np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series])
             starts = np.linspace(0, len(series) - LENGTH, int(np.ceil(4 * pieces**0.5))).astype(int)
@@ -129,11 +129,11 @@ def draw_family(name: str, count: int, *, seed: int, device: str = "cpu") -> NDA
     rng = np.random.default_rng([seed, *name.encode()])
     if name == "kernelsynth":
         quarters = np.array_split(np.arange(count), len(PERIOD_SCALES))
-        drawn = [
+        parts = [
             kernelsynth(rng, len(part), LENGTH, device=device, period_scale=scale)
             for part, scale in zip(quarters, PERIOD_SCALES, strict=True)
         ]
-        return unit(np.concatenate(drawn)).astype(np.float32)
+        return unit(np.concatenate(parts)).astype(np.float32)
     if name == "chaotic":
         return unit(chaotic(rng, count, LENGTH)).astype(np.float32)
     if name in FAMILIES:
@@ -146,14 +146,14 @@ def draw_family(name: str, count: int, *, seed: int, device: str = "cpu") -> NDA
 
 def build_corpus(sizes: Mapping[str, int], *, seed: int, real: Path | None = None, device: str = "cpu") -> Corpus:
     """Draw every family of `sizes` (name: rows), and the real series if their file is given."""
-    # looked at first: a wrong file is told before anything is drawn
-    return _drawn(sizes, seed, None if real is None else real_rows(real), device)
+    # read first: a wrong file is refused before anything is drawn
+    return _assemble(sizes, seed, None if real is None else real_rows(real), device)
 
 
-def _drawn(sizes: Mapping[str, int], seed: int, held: NDArray[np.float32] | None, device: str) -> Corpus:
+def _assemble(sizes: Mapping[str, int], seed: int, real: NDArray[np.float32] | None, device: str) -> Corpus:
     parts = {name: draw_family(name, count, seed=seed, device=device) for name, count in sorted(sizes.items())}
-    if held is not None:
-        parts[REAL] = held
+    if real is not None:
+        parts[REAL] = real
     stops = np.cumsum([len(part) for part in parts.values()])
     rows = {name: (int(stop) - len(part), int(stop)) for (name, part), stop in zip(parts.items(), stops, strict=True)}
     return Corpus(np.concatenate(list(parts.values())), rows)
@@ -162,16 +162,16 @@ def _drawn(sizes: Mapping[str, int], seed: int, held: NDArray[np.float32] | None
 def load_corpus(
     sizes: Mapping[str, int], *, seed: int, cache: Path, real: Path | None = None, device: str | None = None
 ) -> Corpus:
-    """Read the corpus of these sizes and this seed from the folder `cache`, or draw and keep it."""
+    """Read the corpus of these sizes and this seed from the folder `cache`, or draw and save it."""
     title = repr(
         (sorted(sizes.items()), seed, LENGTH, PERIOD_SCALES, real and hashlib.sha256(real.read_bytes()).hexdigest())
     )
     path = cache / f"corpus-{hashlib.sha256(title.encode()).hexdigest()[:12]}.npz"
     if not path.exists():
-        # what is wrong is told before the user is asked to wait
-        held = None if real is None else real_rows(real)
+        # a wrong file is refused before the user has to wait
+        real_values = None if real is None else real_rows(real)
         cache.mkdir(parents=True, exist_ok=True)
         console(stderr=True).print(f"drawing the series to train on, once, into {path}: minutes")
-        chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        save_corpus(_drawn(sizes, seed, held, chosen), path)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        save_corpus(_assemble(sizes, seed, real_values, device), path)
     return read_corpus(path)

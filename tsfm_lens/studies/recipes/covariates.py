@@ -30,34 +30,34 @@ DEVIATION_FLOOR = 1e-4
 
 @dataclass(frozen=True)
 class Groups:
-    """A batch in Chronos-2's own form, three rows per group: the target and two other series.
+    """Batch in Chronos-2's own form, three rows per group: the target and two other series.
 
     Attributes:
         context: (row, context); NaN = not there.
-        future: (row, horizon): what is to be forecast.
-        known: (row, horizon): the known future of covariates, NaN elsewhere.
+        future: (row, horizon): the target of the forecast.
+        future_covariates: (row, horizon): the known future of covariates, NaN elsewhere.
         group_ids: (row,): rows with one id see one another.
     """
 
     context: Tensor
     future: Tensor
-    known: Tensor
+    future_covariates: Tensor
     group_ids: Tensor
 
 
 def standardised(series: Tensor) -> Tensor:
-    """Rows with mean 0 and standard deviation 1, gaps filled with 0."""
-    seen = ~series.isnan()
-    count = seen.sum(-1, keepdim=True).clamp(min=1)
+    """Standardise rows to mean 0 and standard deviation 1, gaps filled with 0."""
+    present = ~series.isnan()
+    count = present.sum(-1, keepdim=True).clamp(min=1)
     mean = series.nan_to_num(0.0).sum(-1, keepdim=True) / count
-    centred = torch.where(seen, series - mean, 0.0)
+    centred = torch.where(present, series - mean, 0.0)
     return centred / (centred.square().sum(-1, keepdim=True) / count).sqrt().clamp(min=DEVIATION_FLOOR)
 
 
 def covariate_batch(
     source: SeriesSource, step: int, *, mix: Mapping[str, float], groups: int, context: int, horizon: int
 ) -> Groups:
-    """Draw `groups` groups: target = own part + what its covariates add, by a share of the variance.
+    """Draw `groups` groups: target = own part + the effect of its covariates, by a share of the variance.
 
     In a third of the groups a covariate is alone instead (its own group), so that the model also meets plain series.
     """
@@ -73,10 +73,10 @@ def covariate_batch(
     time = torch.arange(context + horizon, device=source.device)
     leading = others.gather(-1, (time - lag).clamp(min=0).expand_as(others))
     # one effect in five is not a straight line
-    bent = torch.from_numpy(rng.random((groups, 2, 1)) < 0.2).to(source.device)
-    effect = torch.where(bent, standardised(leading.abs()), leading)
-    joined = rng.random((groups, 2)) < 0.75
-    weight = rng.normal(0, 1, (groups, 2)) * joined
+    nonlinear = torch.from_numpy(rng.random((groups, 2, 1)) < 0.2).to(source.device)
+    effect = torch.where(nonlinear, standardised(leading.abs()), leading)
+    member = rng.random((groups, 2)) < 0.75
+    weight = rng.normal(0, 1, (groups, 2)) * member
     weight = weight / np.maximum(np.linalg.norm(weight, axis=1, keepdims=True), 1e-9)
     share = rng.choice(SHARES, (groups, 1))
     pull = (source._to(weight)[..., None] * effect).sum(1)
@@ -87,11 +87,11 @@ def covariate_batch(
     level = source._to(rng.normal(0, 2, (groups, 3, 1)) * (rng.random((groups, 3, 1)) < 0.5))
     rows = ((rows + level) * unit).view(3 * groups, -1)
     ids = np.arange(groups)[:, None].repeat(3, 1)
-    ids[:, 1:] = np.where(joined, ids[:, 1:], groups + np.arange(2 * groups).reshape(groups, 2))
-    known = np.zeros((groups, 3), dtype=bool)
-    known[:, 1:] = (rng.random((groups, 2)) < KNOWN_SHARE) & joined
+    ids[:, 1:] = np.where(member, ids[:, 1:], groups + np.arange(2 * groups).reshape(groups, 2))
+    has_future = np.zeros((groups, 3), dtype=bool)
+    has_future[:, 1:] = (rng.random((groups, 2)) < KNOWN_SHARE) & member
     future = rows[:, context:].contiguous()
-    shown = torch.from_numpy(known.reshape(-1, 1)).to(source.device)
+    mask = torch.from_numpy(has_future.reshape(-1, 1)).to(source.device)
     return Groups(
         torch.where(
             parts[0].isnan().view(groups, 3, context)[:, :1].expand(-1, 3, -1).reshape(3 * groups, context),
@@ -99,18 +99,18 @@ def covariate_batch(
             rows[:, :context],
         ),
         future,
-        torch.where(shown, future, torch.nan),
+        torch.where(mask, future, torch.nan),
         torch.from_numpy(ids.reshape(-1)).to(source.device),
     )
 
 
 def group_loss(model: PreTrainedModel, groups: Groups, stage: Stage) -> torch.Tensor:
-    """Native quantile loss per forecast step and level of a model with covariates."""
+    """Compute the native quantile loss per forecast step and level of a model with covariates."""
     patch = model.chronos_config.output_patch_size
     loss = model(
         context=groups.context,
         group_ids=groups.group_ids,
-        future_covariates=groups.known,
+        future_covariates=groups.future_covariates,
         future_target=groups.future,
         num_output_patches=-(-stage.horizon // patch),
     ).loss

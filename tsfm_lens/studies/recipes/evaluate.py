@@ -35,7 +35,7 @@ FLOOR = 1e-9
 
 
 def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
-    """One season of the kind "rough", "smooth" or "wave", standardised: (season,)."""
+    """Draw one season of the kind "rough", "smooth" or "wave", standardised: (season,)."""
     if kind == "wave":
         cycle = np.sin(2 * np.pi * np.arange(season) / season + rng.uniform(0, 2 * np.pi))
     elif kind == "smooth":
@@ -47,23 +47,23 @@ def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
 
 
 def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = TEST_SEED) -> list[Case]:
-    """Held-out seasonal series: three shapes of season, a drift, a level, and noise of 5 to 40 % of the season."""
+    """Draw held-out seasonal series: three shapes of season, a drift, a level, and noise of 5 to 40 % of the season."""
     rng = np.random.default_rng(seed)
     cases = []
     for row in range(count):
         kind = ("rough", "smooth", "wave")[row % 3]
         season = int(rng.choice(CALENDAR_PERIODS))
         drift = rng.normal() * np.linspace(0, 1, length)
-        spread = rng.choice([0.05, 0.1, 0.2, 0.4])
-        noise = spread * rng.standard_normal(length)
+        noise_scale = rng.choice([0.05, 0.1, 0.2, 0.4])
+        noise = noise_scale * rng.standard_normal(length)
         level = rng.choice([0.0, 3.0, 10.0])
         values = level + drift + np.resize(_cycle(rng, kind, season), length) + noise
-        cases.append(Case(f"{row}: {kind} season of {season}, noise {spread}", values, season))
+        cases.append(Case(f"{row}: {kind} season of {season}, noise {noise_scale}", values, season))
     return cases
 
 
 def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED) -> list[Case]:
-    """Held-out targets of which a known covariate carries half of the variance: a season and noise carry the rest."""
+    """Draw held-out targets: a known covariate carries half of the variance, a season and noise the rest."""
     rng = np.random.default_rng(seed)
     cases = []
     for row in range(count):
@@ -84,7 +84,7 @@ def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED
 
 
 def validation_cases(path: Path, split: str = "validation") -> list[Case]:
-    """The real series of one of :data:`REAL_SPLITS` in the file of `tools/build_training_series.py`.
+    """Read the real series of one of :data:`REAL_SPLITS` in the file of `tools/build_training_series.py`.
 
     Raises:
         UnknownNameError: there is no such split.
@@ -92,33 +92,33 @@ def validation_cases(path: Path, split: str = "validation") -> list[Case]:
     """
     if split not in REAL_SPLITS:
         raise unknown_name("split", split, REAL_SPLITS)
-    with arrays_of(path) as stored:
-        names = sorted(key.removeprefix(f"{split}/") for key in stored if key.startswith(f"{split}/"))
+    with arrays_of(path) as arrays:
+        names = sorted(key.removeprefix(f"{split}/") for key in arrays if key.startswith(f"{split}/"))
         if not names:
             raise CheckpointError(f"{path} has no array {split}/…: make it again with tools/build_training_series.py")
         return [
             Case(
                 name,
-                series_of(stored, f"{split}/{name}", path).astype(np.float64),
-                _season(stored, f"season/{name}", path),
+                series_of(arrays, f"{split}/{name}", path).astype(np.float64),
+                _season(arrays, f"season/{name}", path),
             )
             for name in names
         ]
 
 
-def _season(stored: NpzFile, name: str, path: Path) -> int:
-    value = stored.get(name)
+def _season(arrays: NpzFile, name: str, path: Path) -> int:
+    value = arrays.get(name)
     if value is None or value.shape or value.dtype.kind not in "iu" or value < 1:
-        said = "is not there" if value is None else f"is {np.array2string(value, threshold=4)}"
+        finding = "is not there" if value is None else f"is {np.array2string(value, threshold=4)}"
         raise CheckpointError(
-            f"{path}: array {name} {said}, expected a number of steps from 1 on; make it again with "
+            f"{path}: array {name} {finding}, expected a number of steps from 1 on; make it again with "
             "tools/build_training_series.py"
         )
     return int(value)
 
 
 def real_cases() -> list[Case]:
-    """Every bundled real series: the test set."""
+    """Return every bundled real series: the test set."""
     from tsfm_lens.data import bundled, bundled_names
 
     return [
@@ -129,7 +129,7 @@ def real_cases() -> list[Case]:
 
 
 def validation(model: PreTrainedModel, *, real: Path) -> dict[str, object]:
-    """Summaries over the validation sets, by name; with covariates also the ratio of with to without."""
+    """Summarise skill on the validation sets, by name; with covariates also the ratio of with to without."""
     pipeline = as_pipeline(model)
     summaries: dict[str, object] = {
         "synthetic": summary(measure(pipeline, synthetic_cases(seed=VALIDATION_SEED))),
@@ -142,15 +142,15 @@ def validation(model: PreTrainedModel, *, real: Path) -> dict[str, object]:
 
 
 def covariate_gain(model: PreTrainedModel, *, count: int = 48, seed: int = TEST_SEED) -> dict[str, Any]:
-    """MASE with known covariates over MASE without, geometric mean over :func:`covariate_cases` with its interval."""
+    """Compute MASE with known covariates over MASE without, geometric mean with its interval."""
     pipeline, cases = as_pipeline(model), covariate_cases(count=count, seed=seed)
-    with_them, without = (measure(pipeline, cases, covariates=shown) for shown in (True, False))
+    with_them, without = (measure(pipeline, cases, covariates=use) for use in (True, False))
     ratios = [one.model / other.model for one, other in zip(with_them, without, strict=True)]
     return {"ratio": geometric_mean(ratios), "interval": interval(ratios)}
 
 
 def skill_table(title: str, skills: list[Skill]) -> Table:
-    """Errors series by series, and their geometric means with 95 % intervals over series."""
+    """Tabulate errors series by series, and their geometric means with 95 % intervals over series."""
     table = Table("series", "MASE", "/ seasonal naive", "/ last value", "CRPS / seasonal naive", title=title)
     for skill in skills:
         ratios = (skill.ratio, skill.last_ratio, skill.crps_ratio)
@@ -206,8 +206,8 @@ def main(
     for title, cases in sets.items():
         console().print(skill_table(title, measure(pipeline, cases, horizon=horizon, samples=samples)))
     if seed is None and type(pipeline).__name__ == "Chronos2Pipeline":
-        drawn = TEST_SEED if real is None else VALIDATION_SEED
-        gain = covariate_gain(pipeline.model, seed=drawn)
+        gain_seed = TEST_SEED if real is None else VALIDATION_SEED
+        gain = covariate_gain(pipeline.model, seed=gain_seed)
         low, high = gain["interval"]
         which = "test" if real is None else "validation"
         console().print(f"{which}: MASE with known covariates / without: {gain['ratio']:.3f} ({low:.3f} to {high:.3f})")

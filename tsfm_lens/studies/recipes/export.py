@@ -1,4 +1,4 @@
-"""Write a trained model in the native format, and prove that what was written is what was trained."""
+"""Export of a trained model in the native format, with proof that the files have the trained weights."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def export(model: PreTrainedModel, folder: Path) -> None:
     A model with factors in its attentions becomes a compressed checkpoint, which :func:`tsfm_lens.load` opens.
 
     Raises:
-        CheckpointError: What was written is no complete checkpoint, or does not give back every weight bit for bit.
+        CheckpointError: the files are no complete checkpoint, or do not return every weight bit for bit.
     """
     model = model.eval().to("cpu", torch.float32)
     if any(isinstance(module, Compressed) for module in model.modules()):
@@ -71,7 +71,7 @@ def export(model: PreTrainedModel, folder: Path) -> None:
         return
     model.save_pretrained(folder)
     follow_umask(folder / WEIGHTS)
-    loaded = load(_path(folder), check=False).adapter.model.state_dict()
+    weights = load(_path(folder), check=False).adapter.model.state_dict()
     for name, weight in model.state_dict().items():
-        if name not in loaded or not torch.equal(weight, loaded[name]):
+        if name not in weights or not torch.equal(weight, weights[name]):
             raise CheckpointError(f"{folder}: the native loader does not give back {name!r} as it was trained")

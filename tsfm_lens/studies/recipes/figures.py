@@ -23,7 +23,7 @@ _PALEST = 0.25  # colour of the first step's line, the last one has 1
 
 @draws("low_rank_training", needs=("mase_rise_estimate", "stored_ratio", "step_time"))
 def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
-    """What attention of low rank costs in skill, over the numbers that it holds and over the time of a training step.
+    """Draw the loss of skill with attention of low rank, over its numbers and over the time of a training step.
 
     Args:
         ds: of kind "low_rank_training".
@@ -41,13 +41,13 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
         raise unknown_name("score", score, _SCORES)
     of_errors = score != "log_perplexity"
     times, unit = (100.0, "%") if of_errors else (1.0, "nats")
-    known = finding(ds, f"{score}_rise", "arm", unit=unit)
-    assert known is not None
-    rise, low, high = (times * each for each in (known.estimate, known.low, known.high))
-    scaled = replace(known, estimate=rise, low=low, high=high)
+    raw = finding(ds, f"{score}_rise", "arm", unit=unit)
+    assert raw is not None
+    rise, low, high = (times * each for each in (raw.estimate, raw.low, raw.high))
+    verdict = replace(raw, estimate=rise, low=low, high=high)
     times_of = [array(ds, f"step_time{end}", "arm") for end in ("", "_low", "_high")]
-    made = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
-    left, right = made
+    figure = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
+    left, right = figure
     for panel, places in ((left, 100 * array(ds, "stored_ratio", "arm")), (right, times_of[0])):
         panel.level(0.0, colour=GREY, dash="dot")
         for row, arm in enumerate(names(ds, "arm")):
@@ -56,13 +56,13 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
             reach = {"array": [times_of[2][row] - places[row]], "arrayminus": [places[row] - times_of[1][row]]}
             along = {"error_x": {"type": "data", "color": GREY, "thickness": 1, "width": 3, **reach}}
             # the dense one is at 0 by definition, and nothing to be judged
-            noise = scaled.at([row]) if rise[row] or low[row] != high[row] else None
+            noise = verdict.at([row]) if rise[row] or low[row] != high[row] else None
             more: Look = along if panel is right and noise is not None else {}
             panel.dots([places[row]], rise[[row]], arm, hover, colour=colour, size=8, noise=noise, **more)
     left.x("numbers in attention (% of the dense)")
     right.x("CPU time of a training step (of the dense)")
     left.y(f"{_SCORES[score]}: rise over the dense ({unit})")
-    return made.dress(
+    return figure.dress(
         "Skill of models trained at low rank, beside the dense one",
         f"{ds.attrs['steps']} steps each, mean over {ds.sizes['seed']} seeds",
         "95 % intervals over seeds, of the time over rounds",
@@ -71,15 +71,14 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
 
 @draws("vocabulary_ranks", needs=("rank", "moved_rank"))
 def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
-    """How many directions W_Q uses at the end of training over the rank of the vocabulary, and of what training added.
+    """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
 
     Args:
         ds: of kind "vocabulary_ranks".
 
     Returns:
-        A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right what training
-        added to what it began as; the dashed line is the rank of the vocabulary itself, the dotted ones what W_Q began
-        with.
+        A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right its change in
+        training; the dashed line is the rank of the vocabulary itself, the dotted ones the rank of the initial W_Q.
 
     Source:
         Flow of ranks, figure 4c (S0-I).
@@ -88,14 +87,14 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         >>> figures.vocabulary_ranks(recipes.low_rank_record("vocabulary")).layout.meta["title"]
         'Ranks of W_Q by the rank of a fixed vocabulary'
     """
-    whole, moved = (
+    whole, change = (
         array(ds, name, "training_step", "vocabulary", "seed", "layer", "epsilon") for name in ("rank", "moved_rank")
     )
     numbers = array(ds, "vocabulary", "vocabulary")
     titles = ["W_Q", "what training added to it"] + [""] * (2 * whole.shape[3] - 2)
-    made = sheet([150] * whole.shape[3], [0.5, 0.5], titles=titles, row_gap=26, column_gap=0.06, shared_yaxes=True)
-    for place, panel in enumerate(made):
-        layer, values = place // 2, (whole, moved)[place % 2]
+    figure = sheet([150] * whole.shape[3], [0.5, 0.5], titles=titles, row_gap=26, column_gap=0.06, shared_yaxes=True)
+    for place, panel in enumerate(figure):
+        layer, values = place // 2, (whole, change)[place % 2]
         for row, epsilon in enumerate(names(ds, "epsilon")):
             colour, name = CATEGORICAL[row % len(CATEGORICAL)], f"ε = {float(epsilon):g}"
             last = values[-1, :, :, layer, row]
@@ -107,9 +106,9 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         panel.x(type="log", tickvals=numbers, ticktext=[f"{number:.0f}" for number in numbers])
         if not place % 2:
             panel.y(layer_name(str(layer)))
-    for panel in list(made)[-2:]:
+    for panel in list(figure)[-2:]:
         panel.x("rank of the vocabulary")
-    return made.dress(
+    return figure.dress(
         "Ranks of W_Q by the rank of a fixed vocabulary",
         f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, mean over {ds.sizes['seed']} seeds"
         if ds.sizes["seed"] > 1
@@ -120,7 +119,7 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
 
 @draws("training_spectra", needs=("singular_value",))
 def training_spectra(ds: xr.Dataset) -> go.Figure:
-    """Singular values of W_Q at several steps of training, a panel per layer.
+    """Draw singular values of W_Q at several steps of training, a panel per layer.
 
     Args:
         ds: of kind "training_spectra".

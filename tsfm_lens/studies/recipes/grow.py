@@ -1,4 +1,4 @@
-"""Widen a model without a change of what it computes, so that training goes on where it stood."""
+"""Widening of a model that computes the same as before, so that training goes on from its state."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NEW_SHARE = 0.5
 
 
 def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
-    """A wider model that gives the same logits or quantiles, up to the epsilon of its norms and their rounding.
+    """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding.
 
-    New directions of the residual stream and new features of heads and feed-forward layers are read by random weights
-    and written by none, so they are 0 at first and have gradients from the first step on. Gains of norms make up for
-    the root mean square over more entries; that of a token model's last norm needs none, for T5 scales the logits of a
+    Random weights read the new directions of the residual stream and the new features of heads and feed-forward layers;
+    no weights write them. So they are 0 at first and have gradients from the first step on. Gains of norms make up for
+    the root mean square over more entries. The last norm of a token model needs no such gain: T5 scales the logits of a
     shared embedding by the width. A finer table of relative positions begins with the coarser one's values.
 
     Source:
@@ -63,9 +63,9 @@ def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) ->
         if "relative_attention_bias" in name:
             weights[name] = _finer_table(old[name], model.config, config, bidirectional=name.startswith("encoder"))
         else:
-            scaled = isinstance(model, T5ForConditionalGeneration) and name == "decoder.final_layer_norm.weight"
+            same_gain = isinstance(model, T5ForConditionalGeneration) and name == "decoder.final_layer_norm.weight"
             shape = weights[name].shape
-            weights[name] = _wider(name, old[name].cpu(), shape, model.config, generator, same_gain=scaled)
+            weights[name] = _wider(name, old[name].cpu(), shape, model.config, generator, same_gain=same_gain)
     wider.load_state_dict(weights)
     return wider.to(model.device).train(model.training)
 
@@ -73,7 +73,7 @@ def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) ->
 def _wider(
     name: str, old: Tensor, shape: torch.Size, config: T5Config, generator: torch.Generator, *, same_gain: bool
 ) -> Tensor:
-    """The weight `old` in the corner of one of `shape`."""
+    """Return the weight `old` in the corner of one of `shape`."""
     kind, heads = name.split(".")[-2], config.num_heads
     if name.endswith("bias"):
         return torch.cat([old, old.new_zeros(shape[0] - len(old))])
@@ -98,7 +98,7 @@ def _wider(
 
 
 def _finer_table(table: Tensor, before: T5Config, after: T5Config, *, bidirectional: bool) -> Tensor:
-    """Biases (bucket, head) of `after` that give every distance the bias that it had."""
+    """Return biases (bucket, head) of `after` that give every distance the bias that it had."""
     reach = 2 * after.relative_attention_max_distance
     distances = torch.arange(-reach, reach + 1)
     old, new = (

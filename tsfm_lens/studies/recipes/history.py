@@ -1,4 +1,4 @@
-"""How a reference checkpoint became what it is: its checkpoints over training, and what probes say of each.
+"""History of a reference checkpoint: its checkpoints over training, and the results of probes on each.
 
 ``python -m tsfm_lens.studies.recipes.history RUN --out FILE.nc`` measures the history of a training run; the files of
 the embedded checkpoints are shipped beside their weights.
@@ -31,14 +31,14 @@ from tsfm_lens.training.state import HISTORY, LOG, STATE, identity_of, snapshot_
 __all__ = ["TrainingHistory", "initial_model"]
 
 
-def _opened(model: PreTrainedModel, name: str) -> Lens:
+def _open(model: PreTrainedModel, name: str) -> Lens:
     lens = load(as_pipeline(model.eval()), check=False)
     lens.model_id = name
     return lens
 
 
 def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
-    """The model of a recipe before its first step, with the widths that it ends with: what training begins from.
+    """Build the model of a recipe before its first step, with the widths of its end: the start of training.
 
     The null of any model, also one without a recipe, is :func:`tsfm_lens.explain.untrained_twin`.
 
@@ -50,18 +50,18 @@ def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
         >>> initial_model(recipes.recipe("bolt-nano"), seed=1).model_id
         'bolt-nano (initial weights, seed 1)'
     """
-    seeded = recipe if seed is None else recipe.model_copy(update={"seed": seed})
-    return _opened(build_model(seeded, recipe.steps), f"{recipe.name} (initial weights, seed {seeded.seed})")
+    variant = recipe if seed is None else recipe.model_copy(update={"seed": seed})
+    return _open(build_model(variant, recipe.steps), f"{recipe.name} (initial weights, seed {variant.seed})")
 
 
 class TrainingHistory(Mapping[int, Lens]):
-    """The checkpoints of a training run by optimiser step, each opened when it is asked for.
+    """Checkpoints of a training run by optimiser step, each opened on access.
 
     Args:
         folder: of the run (``--out`` of :mod:`tsfm_lens.studies.recipes.train`).
 
     Attributes:
-        recipe: what was trained.
+        recipe: of the run.
         losses: mean training loss of the steps since the last entry, by step; those of a stage that counts rows by
             their logarithm are another measure and left out.
 
@@ -85,8 +85,8 @@ class TrainingHistory(Mapping[int, Lens]):
         self._files = snapshot_files(self.folder)
         if not self._files:
             raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")
-        found = {int(line["step"]): float(line["loss"]) for line in read_log(log) if "loss" in line}
-        self.losses = {step: loss for step, loss in found.items() if not self.recipe.stage(step - 1).log_floor}
+        losses = {int(line["step"]): float(line["loss"]) for line in read_log(log) if "loss" in line}
+        self.losses = {step: loss for step, loss in losses.items() if not self.recipe.stage(step - 1).log_floor}
 
     def __len__(self) -> int:
         return len(self._files)
@@ -96,13 +96,13 @@ class TrainingHistory(Mapping[int, Lens]):
 
     def __getitem__(self, step: int) -> Lens:
         if step not in self._files:
-            nearest = min(self._files, key=lambda kept: abs(kept - step))
+            nearest = min(self._files, key=lambda other: abs(other - step))
             raise InputError(f"no checkpoint of step {step}; the nearest is that of step {nearest}")
         model = build_model(self.recipe, step - 1)
         missing, unknown = model.load_state_dict(load_file(self._files[step]), strict=False)
         if unknown or set(missing) - set(model._tied_weights_keys or ()):
             raise CheckpointError(f"{self._files[step]} is no checkpoint of {self.recipe.name}")
-        return _opened(model, f"{self.recipe.name} (step {step})")
+        return _open(model, f"{self.recipe.name} (step {step})")
 
 
 def main(
@@ -118,9 +118,9 @@ def main(
     torch.set_num_threads(threads)
     history = TrainingHistory(folder)
     sizes = {"repeats": repeats} | ({} if motif is None else {"motif": motif})
-    measured: xr.Dataset = training_history(history, losses=history.losses, name=history.recipe.name, **sizes)
+    result: xr.Dataset = training_history(history, losses=history.losses, name=history.recipe.name, **sizes)
     with replacing(out) as part:
-        measured.to_netcdf(part, engine="scipy")
+        result.to_netcdf(part, engine="scipy")
     console().print(
         f"{out}: {len(history)} checkpoints of {history.recipe.name}, steps {min(history)} to {max(history)}"
     )

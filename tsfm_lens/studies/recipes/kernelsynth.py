@@ -22,7 +22,7 @@ JITTER = 1e-6
 
 
 def kernel_bank(length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0) -> Tensor:
-    """The covariances (33, length, length) of the bank for a series of `length` steps on [0, 1].
+    """Compute the covariances (33, length, length) of the bank for a series of `length` steps on [0, 1].
 
     Args:
         length: steps.
@@ -46,16 +46,16 @@ def kernel_bank(length: int, *, device: str | torch.device = "cpu", period_scale
     )
 
 
-def compose(bank: Tensor, chosen: np.ndarray, joined_by_sum: np.ndarray) -> Tensor:
+def compose(bank: Tensor, indices: np.ndarray, sums: np.ndarray) -> Tensor:
     """Join kernels of the bank left to right: a covariance (length, length).
 
     Args:
         bank: (kernels, length, length).
-        chosen: indices into the bank, (kernel,).
-        joined_by_sum: whether each kernel but the first is added; otherwise it multiplies. Same shape.
+        indices: into the bank, (kernel,).
+        sums: whether each kernel but the first is added; otherwise it multiplies. Same shape.
     """
-    covariance = bank[chosen[0]].clone()
-    for index, by_sum in zip(chosen[1:], joined_by_sum[1:], strict=True):
+    covariance = bank[indices[0]].clone()
+    for index, by_sum in zip(indices[1:], sums[1:], strict=True):
         covariance = covariance.add_(bank[index]) if by_sum else covariance.mul_(bank[index])
     return covariance
 
@@ -66,15 +66,15 @@ def kernelsynth(
     """Draw `count` series of `length` steps: array (count, length); covariances that do not factor are drawn anew."""
     bank = kernel_bank(length, device=device, period_scale=period_scale)
     series = np.empty((count, length))
-    done = 0
-    while done < count:
-        used = int(rng.integers(1, MAX_KERNELS + 1))
-        covariance = compose(bank, rng.integers(len(bank), size=used), rng.random(used) < 0.5)
+    row = 0
+    while row < count:
+        kernels = int(rng.integers(1, MAX_KERNELS + 1))
+        covariance = compose(bank, rng.integers(len(bank), size=kernels), rng.random(kernels) < 0.5)
         # jitter relative to the variance: a product of linear kernels reaches 1e8
         diagonal = covariance.diagonal()
         diagonal += JITTER * max(float(diagonal.mean()), 1e-12)
-        factor, failed = torch.linalg.cholesky_ex(covariance)
-        if not failed:
-            series[done] = (factor @ torch.from_numpy(rng.standard_normal(length)).to(device)).cpu().numpy()
-            done += 1
+        factor, failure = torch.linalg.cholesky_ex(covariance)
+        if not failure:
+            series[row] = (factor @ torch.from_numpy(rng.standard_normal(length)).to(device)).cpu().numpy()
+            row += 1
     return series

@@ -20,7 +20,7 @@ NAME = "token-levels"
 
 
 def spread(x: Tensor, ranks: Sequence[int]) -> Tensor:
-    """Queries or keys whose dot products are scores by nested blocks: features of a level have a place for each block.
+    """Spread queries or keys so that dot products are scores by nested blocks: each level has a place for each block.
 
     Args:
         x: (…, token, feature), the features of the levels side by side.
@@ -41,12 +41,12 @@ def spread(x: Tensor, ranks: Sequence[int]) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any) -> Any:
-    """T5's attention, of the module's levels where it has some."""
+def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+    """Compute T5's attention, by the module's levels where it has some."""
     ranks = getattr(module, "level_ranks", ())
     if ranks:
         query, key = spread(query, ranks), spread(key, ranks)
-    return eager_attention_forward(module, query, key, value, mask, **given)
+    return eager_attention_forward(module, query, key, value, mask, **options)
 
 
 def score_by_levels(model: PreTrainedModel, ranks: Sequence[int]) -> None:

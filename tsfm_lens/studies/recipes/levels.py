@@ -37,7 +37,7 @@ PER_FAMILY = 64
 
 
 def level_arms(*, steps: int | None = None, seeds: int = 3) -> list[Arm]:
-    """Every run, seed by seed; the standard one is the dense arm of training at low rank.
+    """List every run, seed by seed; the standard one is the dense arm of training at low rank.
 
     Args:
         steps: instead of those of :data:`tsfm_lens.studies.recipes.arms.BASE`.
@@ -52,7 +52,7 @@ def level_arms(*, steps: int | None = None, seeds: int = 3) -> list[Arm]:
 
 
 def level_record(arms: Sequence[Arm], out: Path, corpus: Corpus, *, per_family: int = PER_FAMILY) -> xr.Dataset:
-    """Losses of arms that have ended.
+    """Compute the losses of arms that have ended.
 
     Args:
         arms: runs.
@@ -68,8 +68,8 @@ def level_record(arms: Sequence[Arm], out: Path, corpus: Corpus, *, per_family: 
     """
     names, seeds = list(dict.fromkeys(arm.name for arm in arms)), sorted({arm.seed for arm in arms})
     stage = arms[0].recipe.stages[-1].model_copy(update={"smoothing": 0.0})
-    drawn = build_corpus(dict.fromkeys(arms[0].recipe.corpus, per_family), seed=HELD_OUT_SEED)
-    series = torch.from_numpy(drawn.values[:, -stage.context - stage.horizon :])
+    held_out = build_corpus(dict.fromkeys(arms[0].recipe.corpus, per_family), seed=HELD_OUT_SEED)
+    series = torch.from_numpy(held_out.values[:, -stage.context - stage.horizon :])
     past, future = series[:, : stage.context], series[:, stage.context :]
     loss, curves = np.full((len(names), len(seeds)), np.nan), {}
     for arm in arms:
@@ -80,8 +80,8 @@ def level_record(arms: Sequence[Arm], out: Path, corpus: Corpus, *, per_family: 
             loss[at] = float(token_step_losses(trainer.model.eval(), past, future, stage).mean())
         curves[at] = [line["loss"] for line in read_log(out / arm.folder / LOG)]
     lines = np.full((*loss.shape, max(map(len, curves.values()))), np.nan)
-    for at, found in curves.items():
-        lines[at][: len(found)] = found
+    for at, curve in curves.items():
+        lines[at][: len(curve)] = curve
     recipe = {arm.name: arm.recipe for arm in arms}
     # up to the end that closes every context
     tokens = -(-(stage.context + 1) // 2**5) * 2**5
@@ -119,13 +119,13 @@ def main(
     torch.set_num_threads(threads)
     refuse_unwritable(out)
     corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
-    chosen = level_arms(steps=steps, seeds=seeds)
-    for arm in chosen:
+    runs = level_arms(steps=steps, seeds=seeds)
+    for arm in runs:
         if not trained(arm, out, corpus):
             console().print("stopped; the same command goes on")
             raise typer.Exit(130)
     with replacing(out / "chronos_levels.nc") as part:
-        level_record(chosen, out, corpus).to_netcdf(part, engine="scipy")
+        level_record(runs, out, corpus).to_netcdf(part, engine="scipy")
     console().print(str(out / "chronos_levels.nc"))
 
 

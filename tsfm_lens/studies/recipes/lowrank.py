@@ -32,23 +32,23 @@ def trained(arm: Arm, out: Path, corpus: Corpus, *, quiet: bool = False) -> bool
     return trainer.run(quiet=quiet)
 
 
-def records(chosen: list[Arm], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
-    """What the arms came to, by the name of the file that it is kept in.
+def records(arm_list: list[Arm], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
+    """Compute the results of the arms, by the name of their file.
 
     Args:
-        chosen: arms that have ended, all seeds of each.
+        arm_list: arms that have ended, all seeds of each.
         out: folder of their runs.
         corpus: that they were trained on.
     """
     runs: dict[str, dict[int, tuple[Arm, Path]]] = {}
-    for arm in chosen:
+    for arm in arm_list:
         runs.setdefault(arm.name, {})[arm.seed] = arm, out / arm.folder
     vocabularies = {number: runs[f"vocabulary {number}"] for number in VOCABULARIES if f"vocabulary {number}" in runs}
-    found = {
+    result = {
         "attention": attention_record({name: runs[name] for name in ATTENTION if name in runs}, corpus),
         "spectra": spectra_record(runs[DENSE]),
     }
-    return found | ({"vocabulary": vocabulary_record(vocabularies)} if vocabularies else {})
+    return result | ({"vocabulary": vocabulary_record(vocabularies)} if vocabularies else {})
 
 
 def main(
@@ -63,12 +63,12 @@ def main(
     torch.set_num_threads(threads)
     refuse_unwritable(out)
     corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
-    chosen = list(arms(steps=steps, seeds=seeds, vocabulary_seeds=vocabulary_seeds))
-    for arm in chosen:
+    arm_list = list(arms(steps=steps, seeds=seeds, vocabulary_seeds=vocabulary_seeds))
+    for arm in arm_list:
         if not trained(arm, out, corpus):
             console().print("stopped; the same command goes on")
             return
-    for name, record in records(chosen, out, corpus).items():
+    for name, record in records(arm_list, out, corpus).items():
         with replacing(out / f"{name}.nc") as part:
             record.to_netcdf(part, engine="scipy")
         console().print(f"{out / name}.nc: {record.attrs['title']}")

@@ -1,4 +1,4 @@
-"""Chapters on training at low rank: models trained here once, whose results are shipped."""
+"""Measurements of training at low rank: models trained once, with their results in the package."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _OF_ARMS = ("parameters", "attention_parameters", "rank_ratio", "stored_ratio", 
 
 
 def read_training(ds: xr.Dataset) -> list[str]:
-    """What each arm does to skill, whether that is more than seeds differ by, and what it does to time."""
+    """Describe each arm's change of skill, its size beside the variation over seeds, and its change of time."""
     out, arms = [], names(ds, "arm")
-    known = finding(ds, "mase_rise", "arm")
-    assert known is not None
-    stored, time = array(ds, "stored_ratio", "arm"), array(ds, "step_time", "arm")
+    verdict = finding(ds, "mase_rise", "arm")
+    assert verdict is not None
+    share, time = array(ds, "stored_ratio", "arm"), array(ds, "step_time", "arm")
     for row, arm in enumerate(arms):
-        estimate, low, high = (100 * float(each[row]) for each in (known.estimate, known.low, known.high))
+        estimate, low, high = (100 * float(each[row]) for each in (verdict.estimate, verdict.low, verdict.high))
         if estimate or low != high:
-            told = "more than seeds differ by" if known.stands[row] else "no more than seeds differ by"
+            comparison = "more than seeds differ by" if verdict.stands[row] else "no more than seeds differ by"
             out.append(
-                f"{arm!r}, with {num(100 * stored[row])} % of the numbers in attention, moves MASE by "
-                f"{signed(estimate)} % ({signed(low)} to {signed(high)}), {told}."
+                f"{arm!r}, with {num(100 * share[row])} % of the numbers in attention, moves MASE by "
+                f"{signed(estimate)} % ({signed(low)} to {signed(high)}), {comparison}."
             )
     out.append(
         f"A step of training takes {num(time.min())} to {num(time.max())} of the dense one's CPU time at width "
@@ -45,7 +45,7 @@ def read_training(ds: xr.Dataset) -> list[str]:
 
 
 def read_vocabulary(ds: xr.Dataset) -> list[str]:
-    """How ranks at the end go with the vocabulary's, in W_Q and in what was added."""
+    """Describe the ranks at the end by the vocabulary's, in W_Q and in its change."""
     numbers, out = names(ds, "vocabulary"), []
     at = len(names(ds, "epsilon")) // 2 - 1
     epsilon = float(ds["epsilon"].values[at])
@@ -63,14 +63,14 @@ def read_vocabulary(ds: xr.Dataset) -> list[str]:
 
 
 def read_spectra(ds: xr.Dataset) -> list[str]:
-    """How the largest and the middle singular value of each layer moved."""
+    """Describe the change of the largest and the middle singular value of each layer."""
     values = array(ds, "singular_value", "training_step", "layer", "seed", "index").mean(axis=2)
     steps = names(ds, "training_step")
     largest, middle = values[..., 0], np.median(values, axis=-1)
     return [
         f"From step {steps[0]} to step {steps[-1]} the largest singular value of W_Q grows "
-        f"{listed([f'{num(grown)} times' for grown in largest[-1] / largest[0]])} in the layers of the encoder, the "
-        f"middle one {listed([f'{num(grown)} times' for grown in middle[-1] / middle[0]])}."
+        f"{listed([f'{num(factor)} times' for factor in largest[-1] / largest[0]])} in the layers of the encoder, the "
+        f"middle one {listed([f'{num(factor)} times' for factor in middle[-1] / middle[0]])}."
     ]
 
 

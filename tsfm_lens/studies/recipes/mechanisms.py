@@ -1,4 +1,4 @@
-"""What a token checkpoint holds inside: induction heads, sharp heads, and what copying loses without them.
+"""Mechanisms of a token checkpoint: induction heads, sharp heads, and the error of copying without them.
 
 ``python -m tsfm_lens.studies.recipes.mechanisms [MODEL]`` prints the table of the card.
 """
@@ -50,7 +50,7 @@ class Mechanisms:
 
 
 def motifs(count: int, length: int, repeats: int, horizon: int, seed: int = 0) -> tuple[SeriesBatch, np.ndarray]:
-    """Random motifs repeated exactly; what follows the context is known.
+    """Draw random motifs repeated exactly, so that the continuation of the context is known.
 
     Returns:
         The contexts of ``length * repeats`` steps, and the continuation (series, horizon).
@@ -73,8 +73,8 @@ def measure(lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, s
         seed: of everything drawn.
     """
     # led along the motif, so that the scores do not depend on how well the model copies
-    shown: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": 4 * count, "seed": seed}
-    test = repeated_tokens(lens, **shown, decoding="forced", offset=1, positions="all")
+    settings: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": 4 * count, "seed": seed}
+    test = repeated_tokens(lens, **settings, decoding="forced", offset=1, positions="all")
     horizon = min(lens.adapter.prediction_length, motif)
     batch, future = motifs(count, motif, repeats, horizon, seed)
     run = lens.run(batch, horizon, truth=future, rollout=True, num_samples=20)
@@ -94,7 +94,7 @@ def measure(lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, s
 
 
 def _copy_errors(run: Run, sets: Sequence[tuple[Component, ...]]) -> np.ndarray:
-    """(set,) mean absolute error of the forecast without each set of heads."""
+    """Compute the mean absolute error of the forecast without each set of heads, (set,)."""
     assert run.truth is not None
     forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in sets])
     return np.asarray(np.abs(forecasts - run.truth).mean((1, 2)))

@@ -23,14 +23,14 @@ NESTED_PERIODS = np.array([(24, 7), (12, 5), (6, 7), (7, 4), (8, 3), (12, 7), (4
 
 
 def season_lengths(rng: np.random.Generator, count: int, longest: int) -> NDArray[np.int64]:
-    """Half log-uniform in [3, longest], half from the calendar."""
+    """Draw season lengths, half log-uniform in [3, longest], half from the calendar."""
     smooth = np.exp(rng.uniform(np.log(3.0), np.log(longest + 1.0), count)).astype(np.int64)
     calendar = rng.choice(CALENDAR_PERIODS[longest >= CALENDAR_PERIODS], count)
     return np.where(rng.random(count) < 0.5, smooth, calendar)
 
 
 def column(values: Array | float) -> Array:
-    """One value per row, ready to broadcast over time."""
+    """Reshape to one value per row, ready to broadcast over time."""
     return np.asarray(values, dtype=np.float64)[..., None]
 
 
@@ -41,7 +41,7 @@ def unit(series: Array) -> Array:
 
 
 def lengths_for_motifs(rng: np.random.Generator, count: int, length: int) -> NDArray[np.int64]:
-    """Motif periods: at least two whole repeats fit into three quarters of the series."""
+    """Draw motif periods: at least two whole repeats fit into three quarters of the series."""
     return season_lengths(rng, count, max(4, int(length * 0.36)))
 
 
@@ -52,7 +52,7 @@ def tile(shapes: Array, periods: NDArray[np.int64], phases: NDArray[np.int64], l
 
 
 def motif_rough(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Exactly repeated motifs of independent values (normal, uniform or heavy-tailed)."""
+    """Draw exactly repeated motifs of independent values (normal, uniform or heavy-tailed)."""
     periods = lengths_for_motifs(rng, count, length)
     size = (count, int(periods.max()))
     kind = rng.integers(3, size=count)[:, None]
@@ -62,7 +62,7 @@ def motif_rough(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Array:
-    """Random closed curves: Brownian bridges, half of them smoothed over neighbours."""
+    """Draw random closed curves: Brownian bridges, half of them smoothed over neighbours."""
     count, widest = len(periods), int(periods.max())
     walk = np.cumsum(rng.standard_normal((count, widest)), axis=1)
     last = np.take_along_axis(walk, periods[:, None] - 1, axis=1)
@@ -71,31 +71,31 @@ def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Arra
     shapes = np.where(rng.random((count, 1)) < 0.5, mellow, bridge)
     inside = np.arange(widest)[None] < periods[:, None]
     mean = (shapes * inside).sum(1, keepdims=True) / periods[:, None]
-    spread = np.sqrt((((shapes - mean) * inside) ** 2).sum(1, keepdims=True) / periods[:, None])
-    return (shapes - mean) / (spread + 1e-6)
+    deviation = np.sqrt((((shapes - mean) * inside) ** 2).sum(1, keepdims=True) / periods[:, None])
+    return (shapes - mean) / (deviation + 1e-6)
 
 
 def motif_smooth(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Exactly repeated motifs whose values hang together."""
+    """Draw exactly repeated motifs with correlated values."""
     periods = lengths_for_motifs(rng, count, length)
     return tile(_smooth_shapes(rng, periods), periods, rng.integers(periods), length)
 
 
 def harmonics(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Sums of one to four harmonics of a period that need not be an integer."""
+    """Draw sums of one to four harmonics of a period that need not be an integer."""
     periods = np.exp(rng.uniform(np.log(4.0), np.log(length * 0.6), count))
     calendar = rng.choice(CALENDAR_PERIODS, count)
     periods = np.where(rng.random(count) < 0.5, periods, calendar)
     terms = np.arange(1, 5)
-    used = terms[None] <= rng.integers(1, 5, count)[:, None]
-    amplitude = rng.normal(size=(count, 4)) / terms * used
+    mask = terms[None] <= rng.integers(1, 5, count)[:, None]
+    amplitude = rng.normal(size=(count, 4)) / terms * mask
     phase = rng.uniform(0, 2 * np.pi, (count, 4))
     angle = 2 * np.pi * np.arange(length)[None, None] * terms[None, :, None] / periods[:, None, None]
     return unit((column(amplitude) * np.sin(angle + column(phase))).sum(axis=1))
 
 
 def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
-    """AR(1) and AR(2); the second kind has complex roots, so it cycles without a fixed period."""
+    """Draw AR(1) and AR(2); the second kind has complex roots, so it cycles without a fixed period."""
     warm = 100
     radius = 1.0 - np.exp(rng.uniform(np.log(0.005), np.log(0.7), count))
     angle = 2 * np.pi / np.exp(rng.uniform(np.log(4.0), np.log(40.0), count))
@@ -108,7 +108,7 @@ def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def random_walk(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Random walks with drift; one in four is integrated once more (smooth trends)."""
+    """Draw random walks with drift; one in four is integrated once more (smooth trends)."""
     steps = rng.standard_normal((count, length)) + column(rng.normal(0, 0.15, count))
     walk = np.cumsum(steps, axis=1)
     twice = np.cumsum(walk, axis=1) / length
@@ -116,7 +116,7 @@ def random_walk(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def trend(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Linear, damped, exponential or once-broken trends with noise: rows start near 0."""
+    """Draw linear, damped, exponential or once-broken trends with noise: rows start near 0."""
     t = np.linspace(0, 1, length)[None]
     kind = rng.integers(4, size=count)[:, None]
     knee, slope = rng.uniform(0.2, 0.8, (count, 1)), rng.normal(size=(count, 1))
@@ -127,20 +127,20 @@ def trend(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def white_noise(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Independent values: normal or skewed (log-normal)."""
+    """Draw independent values: normal or skewed (log-normal)."""
     noise = rng.standard_normal((count, length))
     return unit(np.where(rng.random((count, 1)) < 0.7, noise, np.exp(0.6 * noise)))
 
 
 def _any_season(rng: np.random.Generator, count: int, length: int) -> Array:
-    """A season of any shape, standard deviation about 1."""
+    """Draw a season of any shape, standard deviation about 1."""
     kind = rng.integers(3, size=count)[:, None]
     shapes = [motif_rough(rng, count, length), motif_smooth(rng, count, length), harmonics(rng, count, length)]
     return np.choose(kind, shapes)
 
 
 def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Season, slow trend and short-memory noise, added or multiplied: positive levels, as in business data."""
+    """Draw season, slow trend and short-memory noise, added or multiplied: positive levels, as in business data."""
     season = _any_season(rng, count, length)
     drift = unit(np.where(rng.random((count, 1)) < 0.5, trend(rng, count, length), random_walk(rng, count, length)))
     drift = drift * rng.choice([0.0, 0.3, 1.0, 2.0], (count, 1))
@@ -154,7 +154,7 @@ def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
-    """A motif that changes a little at every repeat, x(t) = x(t - q) + noise: only the last repeat is up to date."""
+    """Draw a motif that changes at every repeat, x(t) = x(t - q) + noise: only the last repeat is up to date."""
     periods = lengths_for_motifs(rng, count, length)
     shapes = np.where(
         rng.random((count, 1)) < 0.5,
@@ -167,7 +167,7 @@ def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
-    """A short season inside a long one (day in week), the product or the sum of both, with noise."""
+    """Draw a short season inside a long one (day in week), the product or the sum of both, with noise."""
     short, times = NESTED_PERIODS[rng.integers(len(NESTED_PERIODS), size=count)].T
     start = rng.integers(short * times)
     inner = tile(_smooth_shapes(rng, short), short, start, length)
@@ -181,7 +181,7 @@ def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Weeks of working days and days off, a shape for each, every day a little busier or quieter: traffic, footfall."""
+    """Draw weeks of working days and days off, a shape for each, every day busier or quieter: traffic, footfall."""
     steps = rng.choice([24, 24, 24, 12, 48, 8], count)
     work, rest = _smooth_shapes(rng, steps), _smooth_shapes(rng, steps)
     alike = rng.uniform(0, 1, (count, 1))
@@ -197,7 +197,7 @@ def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Weeks with spells of one to ten days that are like days off, or quieter or busier than any other day."""
+    """Draw weeks with spells of one to ten days that are like days off, or quieter or busier than any other day."""
     steps = rng.choice([24, 24, 24, 12, 8, 1, 1], count)
     work, rest, feast = (_smooth_shapes(rng, np.maximum(steps, 2)) * (steps[:, None] > 1) for _ in range(3))
     alike, apart = rng.uniform(0, 1, (2, count, 1))
@@ -220,7 +220,7 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Slow cycles with sudden jumps that fade, on half of them a season: unemployment, prices, claims."""
+    """Draw slow cycles with sudden jumps that fade, on half of them a season: unemployment, prices, claims."""
     t = np.arange(length)[None]
     slow = rng.uniform(0.2, 2.0, (count, 1)) * random_walk(rng, count, length)
     for _ in range(3):
@@ -232,7 +232,7 @@ def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def walks(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Sums of shocks that are Gaussian, heavy-tailed, rare or have momentum; some revert, are noted roughly or vary."""
+    """Draw sums of shocks, Gaussian, heavy-tailed, rare or with momentum; some revert, are rounded or vary."""
     kind = rng.integers(4, size=(count, 1))
     normal = rng.standard_normal((count, length))
     rare = normal * (rng.random((count, length)) < np.exp(rng.uniform(np.log(0.02), np.log(0.5), (count, 1))))
@@ -252,13 +252,13 @@ def walks(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def intermittent(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Counts: Poisson around a season, from mostly zero to dozens."""
+    """Draw counts: Poisson around a season, from mostly zero to dozens."""
     rate = np.exp(rng.uniform(np.log(0.3), np.log(60.0), (count, 1)) + 0.6 * _any_season(rng, count, length))
     return rng.poisson(np.minimum(rate, 1e4)).astype(np.float64)
 
 
 def level_shift(rng: np.random.Generator, count: int, length: int) -> Array:
-    """A season or noise whose level jumps once or twice."""
+    """Draw a season or noise whose level jumps once or twice."""
     base = np.where(
         rng.random((count, 1)) < 0.6, _any_season(rng, count, length), 0.3 * white_noise(rng, count, length)
     )
@@ -291,10 +291,10 @@ FAMILIES: Mapping[str, Generator] = {
 
 
 def disturb(rng: np.random.Generator, series: Array) -> Array:
-    """Give rows an own unit, level and observation noise: what a model meets is never standardised."""
+    """Give rows an own unit, level and observation noise: the series of a model's users are never standardised."""
     count, length = series.shape
-    spread = series.std(axis=1, keepdims=True) + 1e-9
-    noise = rng.standard_normal((count, length)) * spread * rng.choice([0, 0, 0.02, 0.08], (count, 1))
-    offset = rng.normal(0, 2.0, (count, 1)) * spread * (rng.random((count, 1)) < 0.4)
+    deviation = series.std(axis=1, keepdims=True) + 1e-9
+    noise = rng.standard_normal((count, length)) * deviation * rng.choice([0, 0, 0.02, 0.08], (count, 1))
+    offset = rng.normal(0, 2.0, (count, 1)) * deviation * (rng.random((count, 1)) < 0.4)
     sign = np.where(rng.random((count, 1)) < 0.15, -1.0, 1.0)
     return sign * (series + noise + offset) * np.exp(rng.normal(0, 2.0, (count, 1)))

@@ -1,4 +1,4 @@
-"""What a recipe holds back from a model before its first step: rank of its attentions, and of its vocabulary."""
+"""Restrictions of a recipe on a model before its first step: rank of its attentions, and of its vocabulary."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from tsfm_lens.studies.recipes.recipe import SKETCHES, AttentionRank
 __all__ = ["attention_ranks", "factorise_attention", "fix_vocabulary"]
 
 
-def attention_ranks(lens: Lens, wanted: AttentionRank) -> dict[str, int]:
-    """Rank of every attention matrix, or of each of its heads, by the matrix's name.
+def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
+    """Return the rank of every attention matrix, or of each of its heads, by the matrix's name.
 
     Raises:
         UnknownNameError: no such sketch.
         InputError: the first layer's rank is not from 1 to the full one, or the growth is negative.
     """
-    if wanted.sketch not in SKETCHES:
-        raise unknown_name("sketch", wanted.sketch, SKETCHES)
-    by_head, layers = wanted.sketch == "by head", {stack.name: stack.n_layers for stack in lens.wiring.stacks}
+    if target.sketch not in SKETCHES:
+        raise unknown_name("sketch", target.sketch, SKETCHES)
+    by_head, layers = target.sketch == "by head", {stack.name: stack.n_layers for stack in lens.wiring.stacks}
     ranks = {}
     for name, matrix in matrices(lens).items():
         full = matrix.form(by_head=by_head).full
-        if not 1 <= wanted.rank <= full:
+        if not 1 <= target.rank <= full:
             of = f"each head of {name}" if by_head else name
-            raise InputError(f"rank {wanted.rank} of {of}; expected 1 to {full}")
-        schedule = rank_schedule(wanted.rank, wanted.growth, layers[matrix.stack], full)
+            raise InputError(f"rank {target.rank} of {of}; expected 1 to {full}")
+        schedule = rank_schedule(target.rank, target.growth, layers[matrix.stack], full)
         ranks[name] = int(schedule[matrix.layer])
     return ranks
 
 
-def factorise_attention(model: PreTrainedModel, wanted: AttentionRank) -> None:
-    """Put factors in the place of every attention matrix, in the model itself.
+def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
+    """Replace every attention matrix by factors, in the model itself.
 
     They begin as the best ones of the matrix that a dense model of the recipe begins with, so that runs of one seed
     differ in rank alone: of one size each, and with the norm of that matrix. A matrix of full rank stays.
@@ -55,9 +55,9 @@ def factorise_attention(model: PreTrainedModel, wanted: AttentionRank) -> None:
     """
     mode = model.training
     lens = load(as_pipeline(model.eval()), check=False)
-    by_head, known = wanted.sketch == "by head", matrices(lens)
-    for name, rank in attention_ranks(lens, wanted).items():
-        matrix = known[name]
+    by_head, by_name = target.sketch == "by head", matrices(lens)
+    for name, rank in attention_ranks(lens, target).items():
+        matrix = by_name[name]
         if rank < matrix.form(by_head=by_head).full:
             layer = model.get_submodule(matrix.path)
             factors = _first_factors(layer.weight.detach(), matrix, rank, by_head)
@@ -70,9 +70,9 @@ def _first_factors(weight: Tensor, matrix: Matrix, rank: int, by_head: bool) -> 
     down, up = cut_off(weight, rank, heads=heads, of=matrix.of)
     # cut_off leaves the singular values in `down`, whose rows are orthogonal
     sizes = down.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(down.dtype).tiny).sqrt()
-    lost = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
+    gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
     over = sizes.reshape(len(up), 1, rank) if up.ndim == 3 else sizes.reshape(1, -1)
-    return Factors(down / sizes * lost, up * over * lost)
+    return Factors(down / sizes * gain, up * over * gain)
 
 
 def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:

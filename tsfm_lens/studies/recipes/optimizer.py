@@ -1,4 +1,4 @@
-"""The optimiser of later legs of a reference checkpoint: Muon for the matrices of its layers, AdamW for the rest."""
+"""Optimiser of later legs of a reference checkpoint: Muon for the matrices of its layers, AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOMENTUM = 0.95
 
 
 def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """Weights of the linear layers that are trained, without those that an embedding shares."""
+    """Return weights of the linear layers that are trained, without those that an embedding shares."""
     tables = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
     linears = (module for module in model.modules() if isinstance(module, nn.Linear))
     weights = {id(linear.weight): linear.weight for linear in linears}
@@ -36,8 +36,8 @@ class MuonAdamW(torch.optim.Optimizer):
     def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
         # the two optimisers hold all state, so the base class, which is here for its type, is left uninitialised
         matrices = layer_matrices(model)
-        held = {id(weight) for weight in matrices}
-        rest = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in held]
+        matrix_ids = {id(weight) for weight in matrices}
+        rest = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in matrix_ids]
         self.adamw = torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=BETAS)
         self.muon = torch.optim.Muon(
             matrices, lr=lr, weight_decay=weight_decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
@@ -45,7 +45,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of AdamW, then those of Muon."""
+        """Parameter groups of AdamW, then those of Muon."""
         return [*self.adamw.param_groups, *self.muon.param_groups]
 
     def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
@@ -57,15 +57,15 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
+        """Reset all gradients."""
         self.adamw.zero_grad(set_to_none)
         self.muon.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """States of both."""
+        """Return the states of both."""
         return {"adamw": self.adamw.state_dict(), "muon": self.muon.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what :meth:`state_dict` gave."""
+        """Load the states of :meth:`state_dict`."""
         self.adamw.load_state_dict(state_dict["adamw"])
         self.muon.load_state_dict(state_dict["muon"])

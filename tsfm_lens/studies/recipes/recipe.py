@@ -1,4 +1,4 @@
-"""What is trained and how: one frozen pydantic model a checkpoint."""
+"""Training recipes: one frozen pydantic model for each checkpoint."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tsfm_lens.training.losses import Stage, trapezoid_rate
 class Restart(BaseModel):
     """Another leg: from step `at` on the rate rises again, up to `learning_rate`, and falls over its last `decay`.
 
-    With the optimizer "Muon" the matrices of the layers are moved by it, the rest by AdamW as before. The leg begins
-    with a fresh optimiser; with `from_mean`, from the mean of the weights that stand here and those that stood one
-    restart before. `config` has the entries of the model's configuration that change here: the model is widened
-    without a change of what it computes (`grow.py`).
+    The optimizer "Muon" updates the matrices of the layers, AdamW the rest as before. The leg begins with a fresh
+    optimiser; with `from_mean`, from the mean of the weights at this restart and at the one before. `config` has the
+    entries of the model's configuration that change here: the model is widened and computes the same as before
+    (`grow.py`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,10 +46,10 @@ SKETCHES = ("by head", "shared")
 class AttentionRank(BaseModel):
     """Attention whose matrices are the product of two factors from the first step on.
 
-    Layer i of a stack has the rank ⌈rank · (1 + i)^growth⌉, at most the full one, with which it is left as it is.
-    Sketch "by head": ranks are those of each head, which has both factors for itself. "shared": they are those of the
-    whole matrix, so that all heads look at the same few directions. What a model cannot have is refused when it is
-    built, before anything is written.
+    Layer i of a stack has the rank ⌈rank · (1 + i)^growth⌉; a layer of full rank stays as it is. Sketch "by head":
+    ranks are those of each head, which has both factors for itself. "shared": ranks are those of the whole matrix, so
+    that all heads read the same few directions. Invalid ranks are refused when the model is built, before anything
+    is written.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,7 +60,7 @@ class AttentionRank(BaseModel):
 
 
 class TrainingRecipe(BaseModel):
-    """A reproducible training run; steps are optimiser steps.
+    """Reproducible training run; steps are optimiser steps.
 
     The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that
     a run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). Before each of the `restarts`
@@ -95,11 +95,11 @@ class TrainingRecipe(BaseModel):
 
     @model_validator(mode="after")
     def _in_order(self) -> TrainingRecipe:
-        starts, begun = [stage.start for stage in self.stages], [restart.at for restart in self.restarts]
+        starts, restarts = [stage.start for stage in self.stages], [restart.at for restart in self.restarts]
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(f"stages start at {starts}; expected 0 first, then each after the one before")
-        if begun != sorted(set(begun)):
-            raise ValueError(f"restarts at {begun}; expected each after the one before")
+        if restarts != sorted(set(restarts)):
+            raise ValueError(f"restarts at {restarts}; expected each after the one before")
         if self.attention_rank is not None and any(restart.config for restart in self.restarts):
             raise ValueError("a restart widens a model whose attention is factorised; only full matrices are widened")
         return self
@@ -109,21 +109,21 @@ class TrainingRecipe(BaseModel):
         return [stage for stage in self.stages if stage.start <= step][-1]
 
     def restarts_within(self) -> tuple[Restart, ...]:
-        """Those of the restarts that come before the last step."""
+        """Return the restarts before the last step."""
         return tuple(restart for restart in self.restarts if restart.at < self.steps)
 
     def leg(self, step: int) -> Restart | None:
-        """The restart that `step` comes after; None in the first leg."""
-        begun = [restart for restart in self.restarts if restart.at <= step]
-        return begun[-1] if begun else None
+        """Return the restart that `step` comes after; None in the first leg."""
+        earlier = [restart for restart in self.restarts if restart.at <= step]
+        return earlier[-1] if earlier else None
 
     def config_at(self, step: int) -> dict[str, Any]:
-        """Configuration of the model that takes `step`."""
+        """Return the configuration of the model that takes `step`."""
         changes = [restart.config for restart in self.restarts if restart.at <= step]
         return {key: value for part in (self.config, *changes) for key, value in part.items()}
 
     def rate(self, step: int) -> float:
-        """Learning rate at `step`."""
+        """Compute the learning rate at `step`."""
         first, last, peak, decay = 0, self.steps, self.learning_rate, self.decay
         for restart in self.restarts_within():
             if step < restart.at:
@@ -133,14 +133,14 @@ class TrainingRecipe(BaseModel):
         return trapezoid_rate(step, peak, first=first, last=last, warmup=self.warmup, decay=decay)
 
     def ending(self, step: int, decay: int) -> TrainingRecipe:
-        """The recipe that stood at `step` and now ends within `decay` steps: its leg's last stage, the rate falling."""
-        begun = tuple(restart for restart in self.restarts if restart.at <= step)
+        """Return the recipe at `step` with an end within `decay` steps: its leg's last stage, the rate falling."""
+        earlier = tuple(restart for restart in self.restarts if restart.at <= step)
         later = [restart.at for restart in self.restarts if restart.at > step]
         stages = [stage for stage in self.stages if not later or stage.start < later[0]]
         last = stages[-1].model_copy(update={"start": step})
         changes = {"steps": step + decay, "stages": (*(stage for stage in stages if stage.start < step), last)}
-        if begun:
-            changes["restarts"] = (*begun[:-1], begun[-1].model_copy(update={"decay": decay}))
+        if earlier:
+            changes["restarts"] = (*earlier[:-1], earlier[-1].model_copy(update={"decay": decay}))
         else:
             changes |= {"restarts": (), "decay": decay}
         return self.model_copy(update=changes)
@@ -150,7 +150,7 @@ QUANTILES = [round(0.1 * i, 1) for i in range(1, 10)]
 
 
 def _t5(d_model: int, d_kv: int, vocab_size: int) -> dict[str, Any]:
-    """Three layers of four heads per stack."""
+    """Return the configuration of three layers of four heads per stack."""
     return {
         "vocab_size": vocab_size,
         "d_model": d_model,

@@ -1,4 +1,4 @@
-"""Skill of forecasts on series whose future is known: MASE and CRPS beside those of naive forecasts."""
+"""Skill of forecasts on series with a known future: MASE and CRPS beside those of naive forecasts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Case:
     """One series to forecast.
 
     Attributes:
-        name: what it is.
+        name: of the series.
         values: (time,).
         season: steps of its season, at least 1.
         covariates: (covariate, time), known in the future too; None for most.
@@ -86,7 +86,7 @@ class Window:
 
 
 def longest_horizon(case: Case) -> int:
-    """Steps of the longest horizon of which a case has a window; below 1 where it has none."""
+    """Return the steps of the longest horizon of which a case has a window; below 1 where it has none."""
     return len(case.values) - _least_context(case)
 
 
@@ -95,7 +95,7 @@ def _least_context(case: Case) -> int:
 
 
 def windows(case: Case, horizon: int) -> Iterator[Window]:
-    """Up to five windows, `horizon` apart, from the end of the series backwards."""
+    """Yield up to five windows, `horizon` apart, from the end of the series backwards."""
     for index in range(WINDOWS):
         end = len(case.values) - index * horizon
         if end - horizon < _least_context(case):
@@ -105,31 +105,31 @@ def windows(case: Case, horizon: int) -> Iterator[Window]:
 
 
 def geometric_mean(values: Sequence[float] | Array) -> float:
-    """Geometric mean of positive numbers."""
+    """Compute the geometric mean of positive numbers."""
     return float(np.exp(np.mean(np.log(values))))
 
 
 def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval over series of the geometric mean (2,000 draws, percentiles)."""
+    """Compute the 95 % bootstrap interval over series of the geometric mean (2,000 draws, percentiles)."""
     logs = np.log(values)
-    drawn = np.random.default_rng(seed).integers(len(logs), size=(REPLICATES, len(logs)))
-    low, high = np.percentile(np.exp(logs[drawn].mean(axis=1)), [2.5, 97.5])
+    sample = np.random.default_rng(seed).integers(len(logs), size=(REPLICATES, len(logs)))
+    low, high = np.percentile(np.exp(logs[sample].mean(axis=1)), [2.5, 97.5])
     return float(low), float(high)
 
 
 def quantile_loss(quantiles: Array, truth: Array) -> float:
-    """Mean over levels and steps of twice the pinball loss; (step, level) against (step,)."""
+    """Compute the mean over levels and steps of twice the pinball loss; (step, level) against (step,)."""
     error = truth[:, None] - quantiles
     loss = 2 * np.maximum(np.array(LEVELS) * error, (np.array(LEVELS) - 1) * error)
     return float(np.nanmean(loss))
 
 
 def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
-    """Seasonal naive forecast with Gaussian quantiles that widen from season to season: (step, level)."""
+    """Forecast by the seasonal naive method with Gaussian quantiles that widen by season: (step, level)."""
     last, deviation = last_season(filled(context), season, horizon)
-    spread = deviation * np.sqrt(np.arange(horizon) // season + 1)
+    width = deviation * np.sqrt(np.arange(horizon) // season + 1)
     z = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
-    return last[:, None] + spread[:, None] * z
+    return last[:, None] + width[:, None] * z
 
 
 @torch.no_grad()
@@ -142,9 +142,9 @@ def forecasts(
     covariates: bool,
     samples: int | None = None,
 ) -> list[Array]:
-    """Quantiles (step, level) of each task through the native pipeline, in batches."""
+    """Compute quantiles (step, level) of each task through the native pipeline, in batches."""
     torch.manual_seed(seed)
-    drawn = {} if samples is None else {"num_samples": samples}
+    options = {} if samples is None else {"num_samples": samples}
     quantiles_of_tasks: list[Array] = []
     settings = getattr(getattr(pipeline, "model", None), "config", None)
     paths: int = samples or getattr(settings, "num_samples", None) or 1
@@ -164,7 +164,7 @@ def forecasts(
             else:
                 inputs.append(torch.tensor(task.context, dtype=torch.float32))
         quantiles, _ = pipeline.predict_quantiles(
-            inputs, prediction_length=horizon, quantile_levels=list(LEVELS), **drawn
+            inputs, prediction_length=horizon, quantile_levels=list(LEVELS), **options
         )
         # Chronos-2 gives a list with a leading axis of variates
         quantiles_of_tasks.extend(
@@ -183,14 +183,14 @@ def measure(
     covariates: bool = True,
     samples: int | None = None,
 ) -> list[Skill]:
-    """Skill on each case that is long enough for one window and whose naive errors are not 0.
+    """Measure skill on each case that is long enough for one window and whose naive errors are not 0.
 
     Args:
         pipeline: the native pipeline.
         cases: series with their seasons.
         horizon: forecast steps per window.
         seed: of sampling models.
-        covariates: whether the model is shown those of the cases.
+        covariates: whether the model gets those of the cases.
         samples: paths that a sampling model draws, instead of those of its configuration. Quantiles of few paths are
             themselves noisy, which adds to both errors.
 
@@ -199,8 +199,8 @@ def measure(
     """
     tasks = [task for case in cases for task in windows(case, horizon)]
     errors: dict[str, list[tuple[float, ...]]] = {}
-    predicted = forecasts(pipeline, tasks, horizon=horizon, seed=seed, covariates=covariates, samples=samples)
-    for task, quantiles in zip(tasks, predicted, strict=True):
+    predictions = forecasts(pipeline, tasks, horizon=horizon, seed=seed, covariates=covariates, samples=samples)
+    for task, quantiles in zip(tasks, predictions, strict=True):
         if np.isfinite(task.context).any() and not np.isfinite(quantiles).all():
             raise InputError(
                 f"the forecast of {task.case.name!r} has {int((~np.isfinite(quantiles)).sum())} of {quantiles.size} "
@@ -219,7 +219,7 @@ def measure(
 
 
 def summary(skills: Sequence[Skill]) -> dict[str, float | tuple[float, float]]:
-    """Geometric means over series with their intervals, and the worst ratio to the last value."""
+    """Summarise series by geometric means with their intervals, and the worst ratio to the last value."""
     ratios, crps = [skill.ratio for skill in skills], [skill.crps_ratio for skill in skills]
     return {
         "mase": geometric_mean(ratios),

@@ -47,10 +47,10 @@ ENDED = "ended"
 def ordinal_embedding(
     tokens: int, width: int, first_bin: int, generator: torch.Generator, *, finest: float = 6.0
 ) -> torch.Tensor:
-    """Embedding (tokens, width) whose value bins are Fourier features of the bin's rank.
+    """Draw an embedding (tokens, width) whose value bins are Fourier features of the bin's rank.
 
-    Wavelengths run geometrically from twice the range to `finest` bins, so that the product of two rows falls off with
-    the distance of their values: what is learnt about one value holds for its neighbours from the first step on.
+    Wavelengths run geometrically from twice the range to `finest` bins. So the product of two rows falls with the
+    distance of their values, and the model generalises from one value to its neighbours from the first step on.
     """
     table = torch.randn(tokens, width, generator=generator)
     ranks = torch.arange(tokens - first_bin, dtype=torch.float32)[:, None]
@@ -123,12 +123,12 @@ def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
 
 
 def _identity(recipe: TrainingRecipe) -> str:
-    """The recipe, without what is as it is by default, so that a new option changes no old recipe."""
+    """Serialise the recipe without defaults, so that a new option changes no old recipe."""
     return recipe.model_dump_json(exclude_defaults=True)
 
 
 class RecipeTask:
-    """A recipe as the training loop takes it.
+    """Recipe as a task of the training loop.
 
     Args:
         recipe: what to train.
@@ -143,45 +143,45 @@ class RecipeTask:
 
     @property
     def name(self) -> str:
-        """The recipe's."""
+        """Name of the recipe."""
         return self.recipe.name
 
     @property
     def identity(self) -> str:
-        """The recipe, as it is told from others."""
+        """Identity of the recipe among others, as JSON."""
         return _identity(self.recipe)
 
     def loss(self, step: int, stage: Stage | None = None) -> Tensor:
-        """Loss of the batch of a step; by another stage than the step's own if one is given."""
+        """Compute the loss of the batch of a step; by another stage than the step's own if one is given."""
         stage = stage or self.recipe.stage(step)
         sizes = {"context": stage.context, "horizon": stage.horizon}
         with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
             if self.recipe.kind == "group":
                 groups = covariate_batch(self.source, step, mix=stage.mix, groups=stage.rows, **sizes)
                 return group_loss(self.model, groups, stage)
-            past, future = self.source.batch(
+            context, future = self.source.batch(
                 step, mix=stage.mix, rows=stage.rows, far=stage.far, short=stage.short, **sizes
             )
             if self.recipe.kind == "token":
-                return token_loss(self.model, past, future, stage, seed=step)
-            return patch_loss(self.model, past, future, stage)
+                return token_loss(self.model, context, future, stage, seed=step)
+            return patch_loss(self.model, context, future, stage)
 
     def evaluate(self) -> dict[str, float]:
-        """Nothing: skill is measured at the end, on series of their own."""
+        """Return no error: skill is measured at the end, on series of their own."""
         return {}
 
 
 def _plan(recipe: TrainingRecipe) -> Plan:
     steps = np.geomspace(max(1, recipe.steps // 400), recipe.steps, CHECKPOINTS - 1)
-    kept = {0, *(round(step) for step in steps)}
-    begun = [restart.at for restart in recipe.restarts_within()]
-    for first, last in pairwise([*begun, recipe.steps]):
-        kept |= {round(step) for step in np.linspace(first, last, LATER_CHECKPOINTS)}
-    return Plan(steps=recipe.steps, save_every=SAVE_EVERY, snapshots=tuple(sorted(kept)), clip=GRADIENT_NORM)
+    snapshots = {0, *(round(step) for step in steps)}
+    starts = [restart.at for restart in recipe.restarts_within()]
+    for first, last in pairwise([*starts, recipe.steps]):
+        snapshots |= {round(step) for step in np.linspace(first, last, LATER_CHECKPOINTS)}
+    return Plan(steps=recipe.steps, save_every=SAVE_EVERY, snapshots=tuple(sorted(snapshots)), clip=GRADIENT_NORM)
 
 
 def _optimizer(model: PreTrainedModel, recipe: TrainingRecipe, leg: Restart | None) -> torch.optim.Optimizer:
-    """A fresh optimiser of a leg; None is the first."""
+    """Make a fresh optimiser of a leg; None is the first."""
     rate, decay = recipe.learning_rate, recipe.weight_decay
     if leg is not None and leg.optimizer == "Muon":
         return MuonAdamW(model, lr=rate, weight_decay=decay)
@@ -190,7 +190,7 @@ def _optimizer(model: PreTrainedModel, recipe: TrainingRecipe, leg: Restart | No
 
 
 class Trainer(Training):
-    """The run of a recipe.
+    """Training run of a recipe.
 
     Args:
         recipe: what to train.
@@ -211,7 +211,7 @@ class Trainer(Training):
     def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
         for restart in recipe.restarts_within():
             if restart.config:
-                # what a later leg cannot grow to is refused now and not after hours
+                # refuse now, not after hours, a later leg that cannot grow
                 widened(build_model(recipe, restart.at - 1), restart.config, seed=recipe.seed)
         task = RecipeTask(recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu"))
         super().__init__(task, _optimizer(task.model, recipe, None), _plan(recipe), out, rate=recipe.rate)
@@ -219,12 +219,12 @@ class Trainer(Training):
 
     @property
     def recipe(self) -> TrainingRecipe:
-        """What is trained."""
+        """Recipe that is trained."""
         return self.task.recipe
 
     def resume(self) -> None:
         """Go back to the last saved state, as :meth:`tsfm_lens.training.Training.resume` does."""
-        # a state that stands at a restart is still the one that the leg before it left
+        # a state at a restart is still that of the leg before it
         last = int(read_state(self.out, self.task.identity, self.device)["step"]) - 1
         self.task.model = build_model(self.recipe, last).to(self.device)
         self._turn_to(self.recipe.leg(last))
@@ -252,16 +252,16 @@ class Trainer(Training):
 
     def _take_mean(self, leg: Restart) -> None:
         before = max((restart.at for restart in self.recipe.restarts if restart.at < leg.at), default=0)
-        kept = snapshot_files(self.out)
-        if before not in kept:
+        checkpoints = snapshot_files(self.out)
+        if before not in checkpoints:
             raise CheckpointError(f"{self.out} has lost its checkpoint of step {before}, which the mean needs")
-        weights = load_file(kept[before])
+        weights = load_file(checkpoints[before])
         with torch.no_grad():
             for name, weight in self.model.named_parameters():
                 weight.lerp_(weights[name].to(weight), 0.5)
 
     def go_on_from(self, checkpoint: Path) -> None:
-        """Take the weights of a native checkpoint for those that stood at the recipe's last restart, or for their mean.
+        """Take the weights of a native checkpoint for those at the recipe's last restart, or for their mean.
 
         Raises:
             InputError: the recipe has none.
@@ -274,7 +274,7 @@ class Trainer(Training):
         self._begin(leg)
 
     def end_within(self, steps: int, out: Path) -> None:
-        """Turn this run into its own last leg of `steps` steps, kept in the folder `out`."""
+        """Turn this run into its own last leg of `steps` steps, saved in the folder `out`."""
         # a leg that begins here may need the checkpoints of this folder
         self._begin_if_due()
         out.mkdir(parents=True, exist_ok=True)
@@ -283,16 +283,16 @@ class Trainer(Training):
 
 
 def _before_last_leg(recipe: TrainingRecipe, checkpoint: Path) -> PreTrainedModel:
-    """The model of a native checkpoint that the recipe's last leg can start from."""
-    begun = recipe.restarts_within()
-    if not begun:
+    """Return the model of a native checkpoint that the recipe's last leg can start from."""
+    restarts = recipe.restarts_within()
+    if not restarts:
         raise InputError(f"{recipe.name} is trained in one leg of {recipe.steps} steps, from its first")
-    model = build_model(recipe, begun[-1].at - 1)
+    model = build_model(recipe, restarts[-1].at - 1)
     weights = native_model(open_pipeline(checkpoint)).state_dict()
     shapes = {name: part.shape for name, part in model.state_dict().items()}
     if {name: part.shape for name, part in weights.items()} != shapes:
         raise CheckpointError(
-            f"{checkpoint} has other weights than {recipe.name} at step {begun[-1].at}; give one of that"
+            f"{checkpoint} has other weights than {recipe.name} at step {restarts[-1].at}; give one of that"
         )
     model.load_state_dict(weights)
     return model
@@ -307,11 +307,11 @@ def _refuse_damage(recipe: TrainingRecipe, out: Path) -> None:
 
 
 def _refuse_run(out: Path, cures: str) -> None:
-    """Refuse a folder in which a run would be written over."""
-    held = run_files(out)
-    if held:
-        going_on = "go on with it by --resume, " if STATE in held and cures else ""
-        raise CheckpointError(f"{out} holds a run already ({', '.join(held)}); {going_on}{cures}remove that folder")
+    """Refuse a folder whose run would be overwritten."""
+    files = run_files(out)
+    if files:
+        going_on = "go on with it by --resume, " if STATE in files and cures else ""
+        raise CheckpointError(f"{out} holds a run already ({', '.join(files)}); {going_on}{cures}remove that folder")
 
 
 def main(
@@ -340,7 +340,7 @@ def main(
     torch.set_num_threads(threads)
     changes = {key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None}
     recipe = find_recipe(name).model_copy(update=changes)
-    # what is wrong is told now: the series take minutes to draw
+    # refuse errors now: the series take minutes to draw
     refuse_unwritable(out)
     if resume or end_within:
         _refuse_damage(recipe, out)

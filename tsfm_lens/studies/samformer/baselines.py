@@ -1,4 +1,4 @@
-"""What the transformer is held against: a linear map, with the least squares that it can reach, and TSMixer."""
+"""Baselines of the transformer: a linear map, with the least squares that it can reach, and TSMixer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LinearForecaster(nn.Module):
         SAMformer, appendix D.1 (S1-LIN).
 
     Raises:
-        InputError: a size is below 1, or RevIN was asked for without a number of channels.
+        InputError: a size is below 1, or RevIN has no number of channels.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LinearForecaster(nn.Module):
             glorot(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
         if self.revin is None:
             return self.readout(x)
         mean, scale = self.revin.statistics(x)
@@ -75,8 +75,8 @@ class LinearForecaster(nn.Module):
     def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> LinearForecaster:
         """Set W to the least squares over batches of windows and what followed them, exactly.
 
-        With RevIN its γ and β become 1 and 0: what it puts around the map is then the mean of each window, which is
-        taken off both sides.
+        With RevIN its γ and β become 1 and 0. RevIN then only shifts by the mean of each window, which is taken off
+        both sides.
 
         Raises:
             InputError: the map has a bias, or there are fewer rows than steps in a window.
@@ -95,7 +95,7 @@ class LinearForecaster(nn.Module):
 
 
 def least_squares(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Ŵ = argmin Σ ‖Y − XW‖² over all rows of all batches, (L, H) in float64; batches are seen once and not kept.
+    """Compute Ŵ = argmin Σ ‖Y − XW‖² over all rows, (L, H) in float64; each batch is read once and not kept.
 
     Args:
         batches: pairs (…, L) and (…, H).
@@ -130,7 +130,7 @@ def least_squares(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
-    """Expected mean squared error of least squares on new rows, where inputs and noise are normal and independent.
+    """Compute the expected mean squared error of least squares on new rows, with independent normal inputs and noise.
 
     Args:
         length: L unknowns a column.
@@ -153,7 +153,7 @@ def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
 
 
 class MixerBlock(nn.Module):
-    """A linear map over time and a two-layer one over channels, each on a norm and added to what came in."""
+    """Linear map over time and a two-layer one over channels, each on a norm and added to its input."""
 
     def __init__(self, length: int, channels: int, hidden: int, dropout: float, norm: str) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class MixerBlock(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channel, L) to the same shape."""
+        """Map (batch, channel, L) to the same shape."""
         x = x + self._drop(F.relu(self.time(self.norms[0](x))))
         mixed = self.down(self._drop(F.relu(self.up(self.norms[1](x).mT))))
         return x + self._drop(mixed).mT
@@ -175,8 +175,8 @@ class MixerBlock(nn.Module):
 class TSMixer(nn.Module):
     """TSMixer as published: blocks that mix over time and over channels, a linear map to the horizon, RevIN around.
 
-    Its maps over time have no output matrix after the activation and those over channels act across the tokens of the
-    others, which no stack of one residual stream holds; so it has no wiring and does not open behind a lens.
+    It has no wiring and does not open behind a lens: its maps over time have no output matrix after the activation, and
+    those over channels act across the tokens of the others. No stack of one residual stream has either.
 
     Args:
         length, horizon, channels: L, H and D.
@@ -233,23 +233,23 @@ class TSMixer(nn.Module):
             glorot(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
         if self.revin is None:
-            return self.readout(self._mixed(x))
+            return self.readout(self._mix(x))
         mean, scale = self.revin.statistics(x)
-        return self.revin.inverse(self.readout(self._mixed(self.revin(x, mean, scale))), mean, scale)
+        return self.revin.inverse(self.readout(self._mix(self.revin(x, mean, scale))), mean, scale)
 
-    def _mixed(self, x: Tensor) -> Tensor:
+    def _mix(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
         return x
 
 
 class _WholeBatchNorm(nn.BatchNorm1d):
-    """A batch norm of every channel and time step by itself."""
+    """Batch norm of every channel and time step by itself."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(batch, channel, L) to the same shape."""
+        """Map (batch, channel, L) to the same shape."""
         return super().forward(input.flatten(1)).view_as(input)
 
 

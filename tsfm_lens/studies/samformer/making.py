@@ -1,4 +1,4 @@
-"""The models by the names that the paper gives them."""
+"""Models by the names that the paper gives them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def make_model(name: str, length: int, horizon: int, channels: int, **options: Any) -> nn.Module:
-    """A model with drawn weights.
+    """Make a model with drawn weights.
 
     Args:
         name: of ``MODELS``.

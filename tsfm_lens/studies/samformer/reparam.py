@@ -1,4 +1,4 @@
-"""σReparam: every weight matrix is divided by its largest singular value and given a learned one."""
+"""σReparam: every weight matrix is divided by its largest singular value and scaled by a learned one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SigmaReparam", "sigma_reparametrised", "spectral_norm"]
 
 
 def spectral_norm(weight: Tensor) -> Tensor:
-    """Largest singular value of a matrix, exact, and differentiable twice where it is single.
+    """Compute the largest singular value of a matrix, exact, and differentiable twice where it is single.
 
     It is the root of the largest eigenvalue of the smaller Gram matrix: for a largest singular value this loses
     nothing, and takes a tenth of the time of a decomposition of the matrix itself.
@@ -41,7 +41,7 @@ class SigmaReparam(nn.Module):
         self.gamma = nn.Parameter(torch.ones((), dtype=dtype))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Ŵ, of the shape of W."""
+        """Return Ŵ, of the shape of W."""
         return self.gamma / spectral_norm(weight) * weight
 
 

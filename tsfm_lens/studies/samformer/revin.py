@@ -1,4 +1,4 @@
-"""Reversible instance normalisation: a window is normalised by its own statistics, the forecast is put back by them."""
+"""Reversible instance normalisation: by each window's own statistics, undone on the forecast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RevIN"]
 
 
 class RevIN(nn.Module):
-    """Mean and deviation of every channel's window are taken off, and given back to the forecast.
+    """Normalisation of every channel's window by its mean and deviation, undone on the forecast.
 
     x̃ = γ (x − μ̂) / √(σ̂² + ε) + β and ŷ = √(σ̂² + ε) (ỹ − β) / γ + μ̂, with the biased variance σ̂² of the input
     window alone. A channel that is constant has σ̂² = 0 and becomes β.
@@ -39,14 +39,14 @@ class RevIN(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """μ̂ and √(σ̂² + ε) of windows (…, channel, time), each (…, channel, 1)."""
+        """Return μ̂ and √(σ̂² + ε) of windows (…, channel, time), each (…, channel, 1)."""
         variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
         return mean, (variance + self.eps).sqrt()
 
     def forward(self, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-        """Windows (…, channel, time), normalised by statistics (…, channel, 1)."""
+        """Normalise windows (…, channel, time) by statistics (…, channel, 1)."""
         return self.weight[:, None] * ((x - mean) / scale) + self.bias[:, None]
 
     def inverse(self, y: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-        """Forecasts (…, channel, step) in the units of the windows."""
+        """Return forecasts (…, channel, step) in the units of the windows."""
         return scale * ((y - self.bias[:, None]) / self.weight[:, None]) + mean

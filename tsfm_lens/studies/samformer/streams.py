@@ -1,4 +1,4 @@
-"""Streams of random numbers that depend on a seed and on what is drawn, and on nothing that was drawn before."""
+"""Streams of random numbers that depend on a seed and the quantity drawn alone, not on earlier draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tsfm_lens.errors import InputError
 
 
 def stream(seed: int, *parts: int) -> torch.Generator:
-    """A generator of its own for every seed and every tuple of parts; torch's own seeds count 32 bits alone.
+    """Make a generator of its own for every seed and tuple of parts; torch's own seeds count 32 bits alone.
 
     Raises:
         InputError: the seed is negative.

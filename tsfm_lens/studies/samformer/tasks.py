@@ -19,17 +19,17 @@ __all__ = ["BenchmarkTask", "ForecastTask", "Pairs", "ToyTask", "cosine_by_epoch
 
 
 class Pairs(Protocol):
-    """Numbered windows with what followed them."""
+    """Numbered windows with the steps that follow them."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of pairs."""
 
     def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Windows (window, channel, L) and forecasts (window, channel, H) of these numbers."""
+        """Return windows (window, channel, L) and forecasts (window, channel, H) of these numbers."""
 
 
 class HeldPairs:
-    """Pairs that are held as two tensors."""
+    """Pairs in memory, as two tensors."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
@@ -38,18 +38,18 @@ class HeldPairs:
         return len(self.x)
 
     def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """The pairs of these numbers."""
+        """Return the pairs of these numbers."""
         return self.x[which], self.y[which]
 
 
 class ForecastTask:
-    """A model that learns to forecast from pairs.
+    """Task of a model that learns to forecast from pairs.
 
-    Every epoch goes through all pairs once, in an order that the seed and the epoch's number draw, the last batch being
-    as short as it comes out; so a batch is a function of seed and step, and a resumed run is the undisturbed one.
+    Every epoch goes through all pairs once, in an order drawn from the seed and the epoch's number; the last batch may
+    be shorter. So a batch is a function of seed and step, and a resumed run equals an uninterrupted one.
 
     Args:
-        name: in words.
+        name: title of the task.
         model: windows (batch, channel, L) to forecasts (batch, channel, H), on the device where it is trained.
         training, validation: pairs.
         batch: windows in a batch; 32 in the paper.
@@ -93,33 +93,33 @@ class ForecastTask:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     def pairs_of(self, step: int) -> Tensor:
-        """Numbers of the training pairs in the batch of a step."""
+        """Return the numbers of the training pairs in the batch of a step."""
         epoch, place = divmod(step, self.batches_per_epoch)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, torch.randperm(len(self.training), generator=stream(self.seed, epoch))
         return self._order[1][place * self.batch : (place + 1) * self.batch]
 
     def loss(self, step: int) -> Tensor:
-        """Mean squared error of the batch of a step, or equation 1 as printed."""
+        """Compute the mean squared error of the batch of a step, or equation 1 as printed."""
         x, y = (part.to(self.device) for part in self.training.take(self.pairs_of(step)))
         error = (self.model(x) - y).square().mean()
         return error * y.shape[-1] if self.as_printed else error
 
     def evaluate(self) -> dict[str, float]:
-        """Means of squared and absolute errors over all numbers of the validation pairs, "mse" and "mae"."""
+        """Compute the means of squared and absolute errors over the validation pairs, "mse" and "mae"."""
         return errors_of(self.model, self.validation)
 
 
 def errors_of(model: nn.Module, pairs: Pairs, *, at_once: int = 256) -> dict[str, float]:
-    """Means of squared ("mse") and absolute ("mae") errors over all windows, channels and steps, in evaluation mode.
+    """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels and steps, in evaluation mode.
 
     Args:
         model: windows (batch, channel, L) to forecasts (batch, channel, H).
-        pairs: what it is measured on.
+        pairs: that the errors are measured on.
         at_once: windows in a forward; it changes no result beyond rounding.
 
     Example:
@@ -127,7 +127,7 @@ def errors_of(model: nn.Module, pairs: Pairs, *, at_once: int = 256) -> dict[str
         >>> sorted(samformer.errors_of(samformer.LinearForecaster(24, 6), made.test))
         ['mae', 'mse']
     """
-    trained, device = model.training, next(model.parameters()).device
+    training, device = model.training, next(model.parameters()).device
     model.eval()
     squared = absolute = torch.zeros((), dtype=torch.float64)
     count = 0
@@ -139,12 +139,12 @@ def errors_of(model: nn.Module, pairs: Pairs, *, at_once: int = 256) -> dict[str
                 squared, absolute = squared + error.square().sum(), absolute + error.abs().sum()
                 count += error.numel()
     finally:
-        model.train(trained)
+        model.train(training)
     return {"mse": float(squared) / count, "mae": float(absolute) / count}
 
 
 class ToyTask(ForecastTask):
-    """A model on the toy problem (S1-TOY).
+    """Task of a model on the toy problem (S1-TOY).
 
     Args:
         model: of the toy's sizes.
@@ -159,14 +159,14 @@ class ToyTask(ForecastTask):
         self.toy = LinearToy() if toy is None else toy
         _refuse_other_sizes(model, self.toy.length, self.toy.horizon, self.toy.channels)
         last = self.toy.training + self.toy.validation
-        held = [HeldPairs(*self.toy.pairs(*ends)) for ends in ((0, self.toy.training), (self.toy.training, last))]
-        known = {f"toy.{key}": value for key, value in vars(self.toy).items()}
-        options["settings"] = {**known, **dict(options.get("settings") or {})}
-        super().__init__("the toy problem", model, *held, **options)
+        pairs = [HeldPairs(*self.toy.pairs(*ends)) for ends in ((0, self.toy.training), (self.toy.training, last))]
+        settings = {f"toy.{key}": value for key, value in vars(self.toy).items()}
+        options["settings"] = {**settings, **dict(options.get("settings") or {})}
+        super().__init__("the toy problem", model, *pairs, **options)
 
 
 class BenchmarkTask(ForecastTask):
-    """A model on a benchmark, parted as :func:`tsfm_lens.studies.samformer.benchmark` does.
+    """Task of a model on a benchmark, split as :func:`tsfm_lens.studies.samformer.benchmark` does.
 
     Args:
         model: of the benchmark's sizes.
@@ -184,14 +184,14 @@ class BenchmarkTask(ForecastTask):
         super().__init__(f"{type(model).__name__} on {data.name}", model, data.training, data.validation, **options)
 
     def test(self) -> dict[str, float]:
-        """Errors on the test part, "mse" and "mae", as the paper's tables 1 and 6 have them."""
+        """Compute errors on the test part, "mse" and "mae", as the paper's tables 1 and 6 have them."""
         return errors_of(self.model, self.data.test)
 
 
 def cosine_by_epoch(
     first: float, batches_per_epoch: int, *, epochs: int = 300, floor: float = 1e-6
 ) -> Callable[[int], float]:
-    """Learning rate of each step: a half cosine from ``first`` to ``floor``, constant within an epoch.
+    """Return the learning rate by step: a half cosine from ``first`` to ``floor``, constant within an epoch.
 
     Source:
         SAMformer, appendix A.1, with the released code's floor: floor + (first − floor)(1 + cos(π e / epochs)) / 2.

@@ -1,4 +1,4 @@
-"""The toy problem: forecasts that are linear in the window, on which the transformer stays behind least squares."""
+"""Toy problem: forecasts that are linear in the window, on which the transformer stays behind least squares."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class LinearToy:
             raise InputError(f"noise={self.noise}, expected a finite standard deviation of at least 0")
 
     def weight(self) -> Tensor:
-        """W_toy, (L, H)."""
+        """Return W_toy, (L, H)."""
         return torch.randn(self.length, self.horizon, generator=stream(self.seed, WEIGHT))
 
     def pairs(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation.
+        """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation.
 
         Raises:
             InputError: a number is out of range.
         """
         if not 0 <= start < stop <= self.training + self.validation:
             raise InputError(f"pairs {start} to {stop} of {self.training + self.validation}, counted from 0")
-        weight, drawn = self.weight(), []
+        weight, pairs = self.weight(), []
         # drawn in blocks, so that one pair is the same whichever others are asked for
         for block in range(start // BLOCK, -(-stop // BLOCK)):
             generator = stream(self.seed, PAIRS, block)
@@ -74,12 +74,12 @@ class LinearToy:
             # the whole product, because how it is rounded may depend on how many rows it has
             y = x @ weight + self.noise * noise
             inside = slice(max(start - block * BLOCK, 0), min(stop - block * BLOCK, BLOCK))
-            drawn.append((x[inside], y[inside]))
-        windows, forecasts = zip(*drawn, strict=True)
+            pairs.append((x[inside], y[inside]))
+        windows, forecasts = zip(*pairs, strict=True)
         return torch.cat(windows), torch.cat(forecasts)
 
     def batches(self, *, validation: bool = False, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
-        """All training pairs, or those of validation, in batches."""
+        """Yield all training pairs, or those of validation, in batches."""
         first, last = (self.training, self.training + self.validation) if validation else (0, self.training)
         for start in range(first, last, size):
             yield self.pairs(start, min(start + size, last))

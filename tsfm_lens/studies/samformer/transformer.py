@@ -1,4 +1,4 @@
-"""The one-layer transformer whose tokens are channels, with its ablations: SAMformer's network."""
+"""One-layer transformer whose tokens are channels, with its ablations: SAMformer's network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SingleHead(nn.Module):
         self.identity = identity
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the attention adds to a stream (batch, token, size)."""
+        """Compute the attention's addition to a stream (batch, token, size)."""
         q, k, v = (part(x).unsqueeze(1) for part in (self.q, self.k, self.v))
         mask = torch.eye(x.shape[1], dtype=torch.bool, device=x.device) if self.identity else None
         return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1))
@@ -50,7 +50,7 @@ class Block(nn.Module):
         self.attn = attn
 
     def forward(self, x: Tensor) -> Tensor:
-        """Stream (batch, token, size) to stream."""
+        """Map a stream (batch, token, size) to the next stream."""
         return x + self.attn(x)
 
 
@@ -59,7 +59,7 @@ class ChannelTransformer(nn.Module):
     """f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
 
     With ``normalise`` and trained with SAM it is SAMformer; without, the transformer of the toy problem. All matrices
-    are drawn as Glorot and Bengio have it, uniformly. It opens behind a lens: ``load(model)``.
+    are drawn by the uniform initialisation of Glorot and Bengio. It opens behind a lens: ``load(model)``.
 
     Args:
         length: L, steps of a window.
@@ -116,7 +116,7 @@ class ChannelTransformer(nn.Module):
             "width": width,
             "bias": bias,
             "normalise": normalise,
-            # told only where it differs, so that runs of before it can be resumed
+            # only where it differs, so that earlier runs can be resumed
             **({} if affine else {"affine": affine}),
             "attention": attention,
             "frozen": frozen,
@@ -136,12 +136,12 @@ class ChannelTransformer(nn.Module):
             sigma_reparametrised(self)
         if not affine:
             self.embed.requires_grad_(requires_grad=False)
-        # scores that the identity does not look at are not trained
+        # the identity takes no scores, so that they are not trained
         for part in (attn,) if frozen else (attn.q, attn.k) if attention == "identity" else ():
             part.requires_grad_(requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
         statistics = self.statistics(x)
         stream = self.embed(x, *statistics) if statistics else self.embed(x)
         stream = stream.mT if self.over == "time" else stream
@@ -150,11 +150,11 @@ class ChannelTransformer(nn.Module):
         return self.forecast(stream, statistics)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """RevIN's, of windows (…, channel, L); None without RevIN."""
+        """Return RevIN's statistics of windows (…, channel, L); None without RevIN."""
         return self.embed.statistics(x) if isinstance(self.embed, RevIN) else None
 
     def forecast(self, stream: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The last stream (…, token, size) to forecasts (…, channel, H) in the units of the windows."""
+        """Map the last stream (…, token, size) to forecasts (…, channel, H) in the units of the windows."""
         out = self.readout(stream.mT if self.over == "time" else stream)
         return self.embed.inverse(out, *statistics) if isinstance(self.embed, RevIN) and statistics else out
 

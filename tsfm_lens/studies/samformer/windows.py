@@ -1,4 +1,4 @@
-"""Windows over a multivariate series, cut, standardised and parted as the paper's benchmarks are."""
+"""Windows over a multivariate series, cut, standardised and split as the paper's benchmarks are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPLITS: dict[str, tuple[int, int, int] | None] = {
 
 @dataclass(frozen=True)
 class Windows:
-    """Every window of a part of a series, at stride 1, with the steps that follow it.
+    """All windows of a part of a series, at stride 1, with the steps that follow each.
 
     Attributes:
         values: (channel, time), standardised.
@@ -44,14 +44,14 @@ class Windows:
         return self.values.shape[1] - self.length - self.horizon + 1
 
     def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """The windows (window, channel, L) of these numbers and what followed, (window, channel, H)."""
+        """Return the windows (window, channel, L) of these numbers and the steps that follow, (window, channel, H)."""
         both = self.values.unfold(1, self.length + self.horizon, 1)[:, which].transpose(0, 1)
         return both[..., : self.length], both[..., self.length :]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A series in three parts. Those of validation and test begin L steps early, so that their first forecast is new.
+    """Series in three parts; validation and test begin L steps early, so that their first forecast is new.
 
     Attributes:
         name: of the file, or as given.
@@ -70,7 +70,7 @@ class Benchmark:
 
     @property
     def digest(self) -> str:
-        """A short text that other values, or other parts, would have differently."""
+        """Short hash of the values and of their parts."""
         whole = hashlib.sha256()
         for part in (self.training, self.validation, self.test):
             whole.update(str(tuple(part.values.shape)).encode())
@@ -87,7 +87,7 @@ def benchmark(
     channels: Sequence[str] | None = None,
     name: str | None = None,
 ) -> Benchmark:
-    """Read a multivariate series, part it, and standardise it by the mean and deviation of its training rows.
+    """Read a multivariate series, split it, and standardise it by the mean and deviation of its training rows.
 
     Args:
         source: a file that :func:`tsfm_lens.data.read_series` reads, plain or .gz, with a column per channel; or those
@@ -119,7 +119,7 @@ def benchmark(
     batch = read_series(file) if file else source if isinstance(source, SeriesBatch) else as_series([source])
     if channels is not None:
         batch = batch.select(list(channels))
-    values = _complete(batch)
+    values = _complete_values(batch)
     rows = _rows(split, values.shape[1])
     mean, deviation = _statistics(values[:, : rows[0]], batch.ids)
     standard = torch.from_numpy(((values - mean[:, None]) / deviation[:, None]).astype(np.float32))
@@ -135,12 +135,12 @@ def benchmark(
             )
         parts.append(Windows(standard[:, first : start + count], length, horizon))
         start += count
-    shown = name or (file.name if file else "series")
-    return Benchmark(shown, batch.ids, parts[0], parts[1], parts[2], mean, deviation)
+    title = name or (file.name if file else "series")
+    return Benchmark(title, batch.ids, parts[0], parts[1], parts[2], mean, deviation)
 
 
-def _complete(batch: SeriesBatch) -> np.ndarray:
-    """(channel, time), refused where a value is missing or channels end apart."""
+def _complete_values(batch: SeriesBatch) -> np.ndarray:
+    """Return (channel, time); refuse missing values and channels that end apart."""
     if len(set(batch.lengths)) > 1:
         longest, shortest = (batch.ids[int(find(batch.lengths))] for find in (np.argmax, np.argmin))
         raise InputError(
@@ -148,24 +148,24 @@ def _complete(batch: SeriesBatch) -> np.ndarray:
             "one length"
         )
     values = np.stack([np.asarray(series, dtype=np.float64) for series in batch.values])
-    missing = np.argwhere(~np.isfinite(values))
-    if len(missing):
-        channel, row = missing[0]
+    gaps = np.argwhere(~np.isfinite(values))
+    if len(gaps):
+        channel, row = gaps[0]
         raise InputError(
-            f"channel {batch.ids[channel]!r} has no value in row {row} ({len(missing)} values are missing in all); "
+            f"channel {batch.ids[channel]!r} has no value in row {row} ({len(gaps)} values are missing in all); "
             "fill the gaps first, these models take none"
         )
     return values
 
 
 def _rows(split: str, total: int) -> tuple[int, int, int]:
-    fixed = SPLITS[split]
-    if fixed is None:
+    counts = SPLITS[split]
+    if counts is None:
         training, test = int(total * 0.7), int(total * 0.2)
         return training, total - training - test, test
-    if total < sum(fixed):
-        raise InputError(f"the split {split!r} takes {sum(fixed)} rows, the series has {total}; choose '70/10/20'")
-    return fixed
+    if total < sum(counts):
+        raise InputError(f"the split {split!r} takes {sum(counts)} rows, the series has {total}; choose '70/10/20'")
+    return counts
 
 
 def _statistics(values: np.ndarray, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

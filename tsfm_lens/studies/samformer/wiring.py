@@ -1,4 +1,4 @@
-"""The channel-wise transformer behind a lens: channels are the tokens, or time steps where attention is over time."""
+"""Lens adapter of the channel-wise transformer: tokens are channels, or time steps where attention is over time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = "samformer"
 
 
 class ChannelAdapter(PatchAdapter):
-    """A ``ChannelTransformer``. Its stream holds L numbers per channel, or D numbers per time step.
+    """Lens adapter of a ``ChannelTransformer``; its stream holds L numbers per channel, or D numbers per time step.
 
     Attributes:
         n_variates: channels that the model was made for; None for any number.
@@ -54,7 +54,7 @@ class ChannelAdapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """The last L steps of every item, (item, channel, L).
+        """Return the last L steps of every item, (item, channel, L).
 
         Raises:
             InputError: an item has another number of channels, fewer steps than L, or a gap among them.
@@ -91,7 +91,7 @@ class ChannelAdapter(PatchAdapter):
         )
 
     def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the raw readout is scaled by and moved to, (item, channel) each."""
+        """Return the shift and the scale from the raw readout to data units, (item, channel) each."""
         statistics = self.model.statistics(x)
         if statistics is None:
             return x.new_zeros(x.shape[:2]), x.new_ones(x.shape[:2])
@@ -100,16 +100,16 @@ class ChannelAdapter(PatchAdapter):
         return mean - self.model.embed.bias.detach() * gain, gain
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Forecasts in data units, (series, 1, step)."""
+        """Compute forecasts in data units, (series, 1, step)."""
         return self.model(inputs["x"]).flatten(0, 1).unsqueeze(1)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Forecasts in data units, (…, series, 1, step)."""
+        """Compute forecasts in data units, (…, series, 1, step)."""
         out = self.model.forecast(normalized, self.model.statistics(encoded.inputs["x"]))
         return out.flatten(-3, -2).unsqueeze(-2)
 
     def example(self, n_series: int, longest: int) -> SeriesBatch:
-        """Items that the oracles can be run on: without gaps, of the channels and the length that the model takes."""
+        """Make items to run the oracles on: without gaps, of the channels and the length that the model takes."""
         rng = np.random.default_rng(0)
         steps = np.arange(self.context_length)
         channels = np.arange(self.n_variates or 3)[:, None]

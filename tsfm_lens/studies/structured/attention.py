@@ -1,4 +1,4 @@
-"""An attention module with a scoring function of one's choice, and its decoding with a cache of the keys it needs."""
+"""Attention module with a scoring function of one's choice, and its decoding with a cache of the keys it needs."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class ScoredAttention(nn.Module):
         self.o = nn.Linear(n_heads * self.d_head, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, token, width) to the same."""
+        """Map (batch, token, width) to the same shape."""
         query, key, value = self.projected(x)
         z = self.form.attend(query, key, value, self.causal)
         return self.o(rearrange(z, "batch head token feature -> batch token (head feature)"))
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys as they enter the dot product, and values, each (batch, head, token, feature)."""
+        """Return queries, keys as they enter the dot product, and values, each (batch, head, token, feature)."""
         query, key, value = (
             rearrange(part(x), "batch token (head feature) -> batch head token feature", head=self.n_heads)
             for part in (self.q, self.k, self.v)
@@ -63,10 +63,10 @@ class ScoredAttention(nn.Module):
         return *self.form.prepared(query, key, self.width), value
 
     def cache(self, batch: int, length: int) -> KeyCache:
-        """An empty cache for so many tokens of so many sequences.
+        """Make an empty cache for so many tokens of so many sequences.
 
         Raises:
-            InputError: the attention is not causal, so that a token's output is not known before the last one.
+                InputError: the attention is not causal, so that every token's output depends on the last one.
         """
         if not self.causal:
             raise InputError("attention that is not causal cannot be decoded token by token; make it with causal=True")
@@ -78,7 +78,7 @@ class ScoredAttention(nn.Module):
         return KeyCache(reach, batch, self.n_heads, length, self.d_head, self.o.weight)
 
     def step(self, x: Tensor, cache: KeyCache) -> Tensor:
-        """One more token (batch, 1, width), with the keys and values of those before it; what ``forward`` gives it.
+        """Compute one more token (batch, 1, width) from the cached keys and values, as ``forward`` does.
 
         Raises:
             InputError: the cache is full.
@@ -95,38 +95,40 @@ class KeyCache:
     At the last of T tokens it holds T Σ_l r_l / 2^(l-1) numbers of keys a head, for T r of standard attention.
 
     Args:
-        reach: which keys a query scores.
+        reach: keys that a query scores.
         batch, heads: sequences, and heads of each.
-        length: tokens that there is room for.
+        length: largest number of tokens.
         d_value: features of values.
-        like: a tensor of the type and device wanted.
+        like: a tensor of the type and device to use.
     """
 
     def __init__(self, reach: Reach, batch: int, heads: int, length: int, d_value: int, like: Tensor) -> None:
         self.reach, self.length, self.tokens = reach, length, 0
-        held = [min(block, length) for block in reach.blocks]
-        self._values_held = length
+        capacities = [min(block, length) for block in reach.blocks]
+        self._value_capacity = length
         if reach.window is not None:
-            self._values_held = min(length, reach.window + 1)
-            held = [min(count, self._values_held) for count in held]
-        self._keys = [like.new_empty(batch, heads, count, rank) for count, rank in zip(held, reach.ranks, strict=True)]
-        self._values = like.new_empty(batch, heads, self._values_held, d_value)
+            self._value_capacity = min(length, reach.window + 1)
+            capacities = [min(count, self._value_capacity) for count in capacities]
+        self._keys = [
+            like.new_empty(batch, heads, count, rank) for count, rank in zip(capacities, reach.ranks, strict=True)
+        ]
+        self._values = like.new_empty(batch, heads, self._value_capacity, d_value)
 
     @property
     def key_bytes(self) -> int:
-        """Bytes that keys take, all heads and sequences together."""
+        """Bytes of the keys, all heads and sequences together."""
         return sum(keys.untyped_storage().nbytes() for keys in self._keys)
 
     @property
     def value_bytes(self) -> int:
-        """Bytes that values take."""
+        """Bytes of the values."""
         return self._values.untyped_storage().nbytes()
 
     def append(self, key: Tensor, value: Tensor) -> None:
-        """Keep one more token's key (batch, head, 1, feature) and value.
+        """Store one more token's key (batch, head, 1, feature) and value.
 
         Raises:
-            InputError: there is no room.
+            InputError: the cache is full.
         """
         if self.tokens >= self.length:
             raise InputError(f"the cache has room for {self.length} tokens and is full; make one for more")
@@ -134,23 +136,23 @@ class KeyCache:
         for keys, rank, block in zip(self._keys, self.reach.ranks, self.reach.blocks, strict=True):
             keys[:, :, self.tokens % block % keys.shape[2]] = key[:, :, 0, start : start + rank].detach()
             start += rank
-        self._values[:, :, self.tokens % self._values_held] = value[:, :, 0].detach()
+        self._values[:, :, self.tokens % self._value_capacity] = value[:, :, 0].detach()
         self.tokens += 1
 
     def scores(self, query: Tensor) -> Tensor:
-        """Scores (batch, head, 1, key) of the newest token's query, in the order of :meth:`values`."""
-        seen = min(self.tokens, self._values_held)
-        scores = query.new_zeros(*query.shape[:3], seen)
-        depth = query.new_zeros(seen)
+        """Compute the scores (batch, head, 1, key) of the newest token's query, in the order of :meth:`values`."""
+        visible = min(self.tokens, self._value_capacity)
+        scores = query.new_zeros(*query.shape[:3], visible)
+        depth = query.new_zeros(visible)
         start = 0
         for keys, rank, block in zip(self._keys, self.reach.ranks, self.reach.blocks, strict=True):
             inside = min((self.tokens - 1) % block + 1, keys.shape[2])
             features = query[..., start : start + rank]
-            scores[..., seen - inside :] += features @ keys[:, :, :inside].transpose(2, 3)
-            depth[seen - inside :] += 1
+            scores[..., visible - inside :] += features @ keys[:, :, :inside].transpose(2, 3)
+            depth[visible - inside :] += 1
             start += rank
         return scores * self.reach.scale / (depth if self.reach.by_depth else 1)
 
     def values(self) -> Tensor:
-        """(batch, head, key, feature) of the tokens that the newest one sees."""
-        return self._values[:, :, : min(self.tokens, self._values_held)]
+        """Return the values (batch, head, key, feature) of the tokens that the newest one sees."""
+        return self._values[:, :, : min(self.tokens, self._value_capacity)]

@@ -1,4 +1,4 @@
-"""Which family of structured matrices holds which, as constructions: the same matrix, written in the larger family."""
+"""Containments among families of structured matrices, as constructions: the same matrix in the larger family."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["as_contraction", "as_levels", "kronecker", "nearest_tensor_train"]
 
 
 def as_levels(matrix: LowRankBlockDiagonal) -> MultiLevelLowRank:
-    """A low-rank (block-diagonal) matrix as the level of its blocks among levels 1, 2, 4, …, the others of rank 0.
+    """Write a low-rank (block-diagonal) matrix as the level of its blocks among levels 1, 2, 4, …, others of rank 0.
 
     Args:
         matrix: with a power of two blocks; low rank has one.
@@ -41,13 +41,13 @@ def as_levels(matrix: LowRankBlockDiagonal) -> MultiLevelLowRank:
             "MultiLevelLowRank(…, blocks=…)"
         )
     out = MultiLevelLowRank(matrix.out_features, matrix.in_features, (*[0] * (levels - 1), matrix.ranks[0]))
-    _put(out.left[-1], matrix.left[0])
-    _put(out.right[-1], matrix.right[0])
+    _copy_values(out.left[-1], matrix.left[0])
+    _copy_values(out.right[-1], matrix.right[0])
     return out.to(matrix.left[0])
 
 
 def as_contraction(matrix: StructuredMatrix) -> MultiLevelBlockTensorContraction:
-    """A multi-level (low-rank, block-diagonal) matrix or a block tensor train as a contraction.
+    """Write a multi-level (low-rank, block-diagonal) matrix or a block tensor train as a contraction.
 
     Source:
         Structured attention, appendix C: MLR has α = 1 and no permutations; BTT is one level with p' = b, p = c,
@@ -76,7 +76,7 @@ def nearest_tensor_train(
     out_factors: tuple[int, int] | None = None,
     in_factors: tuple[int, int] | None = None,
 ) -> BlockTensorTrain:
-    """The block tensor train nearest to a matrix in the Frobenius norm: every slice (a, d) cut off at rank s.
+    """Compute the block tensor train nearest to a matrix in the Frobenius norm: slices (a, d) cut off at rank s.
 
     It is the matrix itself if and only if no slice has a higher rank: always with s = min(a, d), for a matrix of rank
     r with s = r, for a Monarch matrix or a Kronecker product with s = 1.
@@ -99,13 +99,13 @@ def nearest_tensor_train(
     u, sigma, v = torch.linalg.svd(slices, full_matrices=False)
     share = sigma[..., :rank].sqrt()
     left, right = u[..., :rank] * share[..., None, :], v[..., :rank, :].mT * share[..., None, :]
-    _put(out.left, left.permute(0, 2, 1, 3).flatten(2))
-    _put(out.right, right.permute(1, 2, 0, 3).flatten(2))
+    _copy_values(out.left, left.permute(0, 2, 1, 3).flatten(2))
+    _copy_values(out.right, right.permute(1, 2, 0, 3).flatten(2))
     return out
 
 
 def kronecker(first: Tensor, second: Tensor) -> BlockTensorTrain:
-    """A ⊗ B of A (a, c) and B (b, d), a block tensor train of s = 1.
+    """Return A ⊗ B of A (a, c) and B (b, d), a block tensor train of s = 1.
 
     Example:
         >>> structured.kronecker(torch.eye(2), torch.eye(3)).dense().equal(torch.eye(6))
@@ -113,11 +113,11 @@ def kronecker(first: Tensor, second: Tensor) -> BlockTensorTrain:
     """
     (a, c), (b, d) = first.shape, second.shape
     out = BlockTensorTrain(a * b, c * d, 1, (a, b), (c, d)).to(first)
-    _put(out.left, first.expand(b, a, c))
-    _put(out.right, second.T.expand(c, d, b))
+    _copy_values(out.left, first.expand(b, a, c))
+    _copy_values(out.right, second.T.expand(c, d, b))
     return out
 
 
-def _put(parameter: Tensor, values: Tensor) -> None:
+def _copy_values(parameter: Tensor, values: Tensor) -> None:
     with torch.no_grad():
         parameter.copy_(values)

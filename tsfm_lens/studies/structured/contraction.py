@@ -1,4 +1,4 @@
-"""The family of structured matrices that holds all the others: multi-level block tensor contractions."""
+"""Family of structured matrices that contains all the others: multi-level block tensor contractions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MultiLevelBlockTensorContraction"]
 
 
 class MultiLevelBlockTensorContraction(StructuredMatrix):
-    """Σ_l α_l P_L,l (⊕_{k'} L_{l,k'}) P_R,l (⊕_k R_{l,k}ᵀ): the family that holds all the others (S2-MLBTC).
+    """Σ_l α_l P_L,l (⊕_{k'} L_{l,k'}) P_R,l (⊕_k R_{l,k}ᵀ): the family that contains all the others (S2-MLBTC).
 
     The permutations belong to a level each, since sizes differ by level, though equation 8 gives them no index.
 
@@ -62,7 +62,7 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
         self.inner_order = _permutations(right_permutations, inner_sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
+        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
         total = flat.new_zeros(len(flat), self.out_features)
         levels = zip(self.alphas, self.left, self.right, self.outer_order, self.inner_order, strict=True)
@@ -72,7 +72,7 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        """The matrix, (out, in), by blocks and permutation matrices."""
+        """Compute the matrix, (out, in), by blocks and permutation matrices."""
         total = self.left[0].new_zeros(self.out_features, self.in_features)
         levels = zip(self.alphas, self.left, self.right, self.outer_order, self.inner_order, strict=True)
         for alpha, left, right, outer, inner in levels:
@@ -89,17 +89,17 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
 
     @property
     def generic_rank(self) -> int:
-        """Bounded by the inner widths alone: min(out, in, Σ p_l r_l)."""
+        """min(out, in, Σ p_l r_l), bounded by the inner widths alone."""
         inner = sum(part.shape[0] * part.shape[2] for part in self.right)
         return min(self.out_features, self.in_features, inner)
 
 
-def _permutations(given: Sequence[Tensor] | None, sizes: Sequence[int]) -> list[Tensor]:
-    if given is None:
+def _permutations(orders: Sequence[Tensor] | None, sizes: Sequence[int]) -> list[Tensor]:
+    if orders is None:
         return [torch.arange(size) for size in sizes]
-    if len(given) != len(sizes):
-        raise InputError(f"{len(given)} permutations for {len(sizes)} levels; give one for every level")
-    for order, size in zip(given, sizes, strict=True):
+    if len(orders) != len(sizes):
+        raise InputError(f"{len(orders)} permutations for {len(sizes)} levels; give one for every level")
+    for order, size in zip(orders, sizes, strict=True):
         if not torch.equal(torch.sort(order).values, torch.arange(size)):
             raise InputError(f"{order.tolist()} is no permutation of 0 … {size - 1}")
-    return [order.clone() for order in given]
+    return [order.clone() for order in orders]

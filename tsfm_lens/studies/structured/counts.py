@@ -1,4 +1,4 @@
-"""What scoring with structured matrices costs: multiply-adds by order of contraction, and numbers in key caches.
+"""Cost of scoring with structured matrices: multiply-adds by order of contraction, and numbers in key caches.
 
 A multiply-add counts as one, as in all tables of the paper. Costs of scores are of one head and one sequence: T tokens
 of width D, ranks r_l of levels with p_l = 2^(l-1) blocks.
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def standard_operations(tokens: int, width: int, rank: int) -> int:
-    """T² r + 2 T D r: queries, keys and scores of a head of rank r.
+    """Compute T² r + 2 T D r: queries, keys and scores of a head of rank r.
 
     Example:
         >>> structured.standard_operations(tokens=4, width=8, rank=2)
@@ -35,7 +35,7 @@ def standard_operations(tokens: int, width: int, rank: int) -> int:
 
 
 def bilinear_level_operations(tokens: int, width: int, ranks: Sequence[int]) -> dict[str, Fraction]:
-    """Multiply-adds of bilinear multi-level scores by order of contraction.
+    """Count the multiply-adds of bilinear multi-level scores by order of contraction.
 
     Args:
         tokens: T.
@@ -60,12 +60,12 @@ def bilinear_level_operations(tokens: int, width: int, ranks: Sequence[int]) -> 
     refuse_remainder(width, blocks[-1], "a width")
     squares = tokens**2 * width
     projections = 2 * tokens * width * sum(ranks)
-    formed = sum((Fraction(width**2 * rank, count) for rank, count in zip(ranks, blocks, strict=True)), Fraction())
-    adding = Fraction(width**2) * (sum(Fraction(1, 2 * count) for count in blocks) - Fraction(1, 2))
+    products = sum((Fraction(width**2 * rank, count) for rank, count in zip(ranks, blocks, strict=True)), Fraction())
+    additions = Fraction(width**2) * (sum(Fraction(1, 2 * count) for count in blocks) - Fraction(1, 2))
     nominal = sum(rank * count for rank, count in zip(ranks, blocks, strict=True))
     return {
-        "a": squares + tokens * width**2 + formed + adding,
-        "b": len(ranks) * squares + formed + sum(Fraction(tokens * width**2, count) for count in blocks),
+        "a": squares + tokens * width**2 + products + additions,
+        "b": len(ranks) * squares + products + sum(Fraction(tokens * width**2, count) for count in blocks),
         "c": Fraction(projections + tokens**2 * nominal),
         "d": Fraction(len(ranks) * squares + projections),
         "e": Fraction(squares + projections),
@@ -79,7 +79,7 @@ def bilinear_train_operations(
     out_factors: tuple[int, int] | None = None,
     in_factors: tuple[int, int] | None = None,
 ) -> dict[str, int]:
-    """Multiply-adds of bilinear block-tensor-train scores by order of contraction.
+    """Count the multiply-adds of bilinear block-tensor-train scores by order of contraction.
 
     Args:
         tokens: T.
@@ -105,7 +105,7 @@ def bilinear_train_operations(
 
 
 def cheapest_order(operations: dict[str, Fraction] | dict[str, int]) -> str:
-    """The order of contraction that costs least, the first of several.
+    """Return the order of contraction that costs least, the first of several.
 
     The paper's claim that it is "c" holds where Σ 2^(l-1) r_l < D; above, which is where the scores can have full rank,
     "e" costs less.
@@ -119,7 +119,7 @@ def cheapest_order(operations: dict[str, Fraction] | dict[str, int]) -> str:
 
 
 def level_attention_operations(tokens: int, ranks: Sequence[int], width: int = 0) -> Fraction:
-    """T² Σ r_l / 2^(l-1), and 2 T D Σ r_l for queries and keys where a width is given.
+    """Compute T² Σ r_l / 2^(l-1), and 2 T D Σ r_l for queries and keys where a width is given.
 
     Args:
         tokens: T; the finest level divides it.
@@ -141,7 +141,7 @@ def level_attention_operations(tokens: int, ranks: Sequence[int], width: int = 0
 
 
 def key_cache_entries(tokens: int, ranks: Sequence[int]) -> int:
-    """Numbers of keys that the last of T tokens needs, T Σ r_l / 2^(l-1); standard attention keeps T Σ r_l.
+    """Count the numbers of keys that the last of T tokens needs, T Σ r_l / 2^(l-1), for T Σ r_l in standard attention.
 
     Raises:
         InputError: the finest level does not divide the tokens.

@@ -35,7 +35,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, d_mlp), nn.Linear(d_mlp, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, token, width) to the same."""
+        """Map (batch, token, width) to the same shape."""
         x = x + self.attn(self.norm1(x))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
@@ -74,7 +74,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, token, width) to the normalised stream."""
+        """Map (batch, token, width) to the normalised stream."""
         for block in self.blocks:
             x = block(x)
         out: Tensor = self.norm(x)
@@ -82,7 +82,7 @@ class Encoder(nn.Module):
 
 
 class Embedding(nn.Module):
-    """A linear read-in, and a learned vector for every position where there are positions.
+    """Linear read-in, and a learned vector for every position where there are positions.
 
     Args:
         inputs: numbers of a token.
@@ -99,7 +99,7 @@ class Embedding(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn(tokens, width)) if positions == "learned" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, token, inputs) to (batch, token, width)."""
+        """Map (batch, token, inputs) to (batch, token, width)."""
         if x.shape[1] > self.tokens:
             raise InputError(f"{x.shape[1]} tokens are more than the {self.tokens} that the model was made for")
         out: Tensor = self.read_in(x)
@@ -107,7 +107,7 @@ class Embedding(nn.Module):
 
 
 class InContextRegressor(nn.Module):
-    """Predicts y of each x from the pairs before it.
+    """Regressor that predicts y of each x from the pairs before it.
 
     Args:
         d_input: numbers in an x.
@@ -155,7 +155,7 @@ class InContextRegressor(nn.Module):
         nn.init.zeros_(self.read_out.bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """(batch, point, d_input) and (batch, point) to predictions of y, (batch, point), each from earlier pairs."""
+        """Predict y, (batch, point), from (batch, point, d_input) and (batch, point), each from earlier pairs."""
         if self.paired:
             before = F.pad(torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0))
             tokens = torch.cat([x, before], -1)
@@ -167,7 +167,7 @@ class InContextRegressor(nn.Module):
 
 @extensible
 class PatchForecaster(nn.Module):
-    """Patches of a normalised series in, quantiles of all steps ahead out of the last token.
+    """Forecaster from patches of a normalised series to quantiles of all steps ahead, out of the last token.
 
     Args:
         encoder: of any scoring function.
@@ -205,30 +205,30 @@ class PatchForecaster(nn.Module):
                 f"{max(round(context_length / patch), 1) * patch}"
             )
         refuse_remainder(context_length, patch, "a context")
-        # values, and whether they are there
+        # values, and the mask of those that are there
         self.embed = Embedding(2 * patch, width, context_length // patch, positions)
         self.encoder = encoder
         self.head = nn.Linear(width, len(self.levels) * prediction_length)
 
     def forward(self, context: Tensor) -> Tensor:
-        """(batch, step), NaN where missing, to quantiles in data units, (batch, quantile, step)."""
+        """Map (batch, step), NaN where missing, to quantiles in data units, (batch, quantile, step)."""
         if context.shape[-1] != self.context_length:
             raise InputError(f"a context of {context.shape[-1]} steps, expected {self.context_length}, NaN on the left")
         loc, scale = self.location(context)
-        known = ~torch.isnan(context)
-        values = torch.where(known, (context - loc[:, None]) / scale[:, None], 0.0)
-        tokens = torch.cat([part.unflatten(1, (-1, self.patch)) for part in (values, known.to(values))], -1)
+        mask = ~torch.isnan(context)
+        values = torch.where(mask, (context - loc[:, None]) / scale[:, None], 0.0)
+        tokens = torch.cat([part.unflatten(1, (-1, self.patch)) for part in (values, mask.to(values))], -1)
         return self.quantiles(self.encoder(self.embed(tokens)), loc, scale)
 
     def location(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the known values of each series, (batch,); 0 and 1 where none tells."""
-        known = ~torch.isnan(context)
-        count = known.sum(-1).clamp(min=1)
+        """Return mean and standard deviation of the finite values of each series, (batch,); 0 and 1 without any."""
+        mask = ~torch.isnan(context)
+        count = mask.sum(-1).clamp(min=1)
         loc = torch.nan_to_num(context).sum(-1) / count
-        spread = torch.where(known, context - loc[:, None], 0.0).square().sum(-1) / count
-        return loc, torch.where(spread > 0, spread.sqrt(), 1.0)
+        variance = torch.where(mask, context - loc[:, None], 0.0).square().sum(-1) / count
+        return loc, torch.where(variance > 0, variance.sqrt(), 1.0)
 
     def quantiles(self, normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """The last stream (…, batch, token, width) to quantiles in data units, (…, batch, quantile, step)."""
+        """Map the last stream (…, batch, token, width) to quantiles in data units, (…, batch, quantile, step)."""
         flat = self.head(normalized[..., -1, :]).unflatten(-1, (len(self.levels), self.prediction_length))
         return flat * scale[:, None, None] + loc[:, None, None]

@@ -1,4 +1,4 @@
-"""Figure of how near structured matrices of one size come to the scoring form of every head."""
+"""Figure of the distance of structured matrices of one size to the scoring form of every head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NULL_WORDS = {"rotated": "rotated bases", "shuffled": "shuffled features", "gaus
 
 @draws("scoring_structure", needs=("error", "gain_low"))
 def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | None = None) -> go.Figure:
-    """Error of each structure for every head, over what the null makes of the same head.
+    """Draw the error of each structure for every head, over that of the null for the same head.
 
     Args:
         ds: of kind "scoring_structure".
@@ -48,13 +48,13 @@ def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | Non
     for place, panel in enumerate(grid):
         here = {"structure": place, "budget": at["budget"]}
         error = array(ds, "error", "component", **here)[places.order]
-        judged = finding(ds, "gain", "component", structure=place, **at)
+        verdict = finding(ds, "gain", "component", structure=place, **at)
         random = array(ds, "null_error", "component", "draw", null=position(ds, "null", "gaussian"), **here)
         separate(panel, places.breaks, across=False)
-        if judged is not None:
+        if verdict is not None:
             # the noise is drawn as the bars of the null, not as whiskers of the dots
-            judged = replace(judged.at(places.order), floor=0.0)
-            low, high = error + judged.low, error + judged.high
+            verdict = replace(verdict.at(places.order), floor=0.0)
+            low, high = error + verdict.low, error + verdict.high
             ends = [f"{number(a)} to {number(b)}" for a, b in zip(low, high, strict=True)]
             hover = f"%{{text}}<br>{NULL_WORDS[null]}: %{{customdata}}"
             words: dict[str, Any] = {
@@ -65,34 +65,38 @@ def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | Non
             name = f"{NULL_WORDS[null]}, 95 %"
             panel.bars(x, high - low, name, hover, colour=PALE, base=low, width=0.8, **words)
         ticks = {"symbol": "line-ew-open", "line": {"width": 1.5, "color": VERMILION}}
-        told: dict[str, Any] = {"text": [plain(label) for label in places.labels]}
+        labels: dict[str, Any] = {"text": [plain(label) for label in places.labels]}
         if null != "gaussian":
             middle = random.mean(-1)[places.order]
             hover = "%{text}<br>random weights: %{y:.3g}"
-            panel.dots(x, middle, "random weights, mean", hover, colour=VERMILION, size=6, marker=ticks, **told)
-        noise = None if judged is None else judged.without_interval
+            panel.dots(x, middle, "random weights, mean", hover, colour=VERMILION, size=6, marker=ticks, **labels)
+        noise = None if verdict is None else verdict.without_interval
         hover = "%{text}<br>error %{y:.3g}"
-        panel.dots(x, error, "own basis", hover, colour=BLUE, size=5, noise=noise, **told)
+        panel.dots(x, error, "own basis", hover, colour=BLUE, size=5, noise=noise, **labels)
     title_axes(grid, "head", "error / norm of the form")
     grid.x(range=[-0.7, len(x) - 0.3], showgrid=False, ticks="", **_stacks(places))
-    shown = np.asarray(array(ds, "null_error", "null", "budget", "structure", "component", "draw")[:, at["budget"]])
-    known = np.append(shown[np.isfinite(shown)], array(ds, "error", "budget", "structure", "component")[at["budget"]])
-    grid.y(range=[0, 1.08 * float(np.nanmax(np.append(known, 0.1)))])
+    null_error = np.asarray(
+        array(ds, "null_error", "null", "budget", "structure", "component", "draw")[:, at["budget"]]
+    )
+    values = np.append(
+        null_error[np.isfinite(null_error)], array(ds, "error", "budget", "structure", "component")[at["budget"]]
+    )
+    grid.y(range=[0, 1.08 * float(np.nanmax(np.append(values, 0.1)))])
     grid.fig.update_layout(barmode="overlay")
     size = f"numbers of rank {float(ds['budget'].values[at['budget']]):g} d_head"
     return grid.dress(f"Structure of the scoring forms of {model_of(ds)}", f"W_Q W_Kᵀ of each head, {size}")
 
 
 def _stacks(places: Places) -> dict[str, Any]:
-    """Ticks in the middle of each stack, whose layers are parted by lines."""
-    named = list(dict.fromkeys(places.stack))
-    middles = [float(np.mean([i for i, stack in enumerate(places.stack) if stack == name])) for name in named]
-    lasts = [max(places.layer[i] for i, stack in enumerate(places.stack) if stack == name) for name in named]
-    words = [f"{name} layers 0–{last}".strip() for name, last in zip(named, lasts, strict=True)]
+    """Return ticks in the middle of each stack, with lines between their layers."""
+    stacks = list(dict.fromkeys(places.stack))
+    middles = [float(np.mean([i for i, stack in enumerate(places.stack) if stack == name])) for name in stacks]
+    lasts = [max(places.layer[i] for i, stack in enumerate(places.stack) if stack == name) for name in stacks]
+    words = [f"{name} layers 0–{last}".strip() for name, last in zip(stacks, lasts, strict=True)]
     return {"tickvals": middles, "ticktext": [plain(word).replace(" ", "<br>", 1) for word in words], "tickangle": 0}
 
 
 def _title(ds: xr.Dataset, structure: int, budget: int) -> list[str]:
-    """A structure with its ranks and blocks, where all heads have the same."""
+    """Return a structure with its ranks and blocks, where all heads have the same."""
     shapes = set(map(str, ds["shape"].isel(structure=structure, budget=budget).values))
     return [names(ds, "structure")[structure], shapes.pop() if len(shapes) == 1 else "sizes by stack"]

@@ -29,7 +29,7 @@ Order = Literal["auto", "both", "keys"]
 
 @dataclass(frozen=True, kw_only=True)
 class Form(ABC):
-    """A scoring function.
+    """Scoring function.
 
     Attributes:
         scale: "sqrt" divides scores by the root of the number of features, "mup" multiplies with ``constant`` over it,
@@ -43,30 +43,30 @@ class Form(ABC):
     norm: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse names that there are none of."""
+        """Refuse an unknown scale."""
         if self.scale not in ("sqrt", "mup", "none"):
             raise unknown_name("scale", self.scale, ("sqrt", "mup", "none"))
 
     @abstractmethod
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Layers for queries and keys, and the features of a head in them."""
+        """Return layers for queries and keys, and the features of a head in them."""
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys (…, token, feature) of tokens of a width, as they enter the dot product."""
+        """Return queries and keys (…, token, feature) of tokens of a width, as they enter the dot product."""
         if self.norm:
-            query, key = _normed(query), _normed(key)
+            query, key = _normalise(query), _normalise(key)
         return query * self.factor(query.shape[-1]), key
 
     def factor(self, features: int) -> float:
-        """What scores of so many features are multiplied with."""
+        """Return the factor on scores of so many features."""
         return {"sqrt": features**-0.5, "mup": self.constant / features, "none": 1.0}[self.scale]
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
-        """Which keys a query scores."""
+        """Return the keys that a query scores."""
         return Reach((features,), (max(tokens, 1),), causal)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-        """Attention of prepared queries and keys."""
+        """Compute the attention of prepared queries and keys."""
         return reaching_attention(query, key, value, self.reach(query.shape[-1], query.shape[-2], causal))
 
 
@@ -87,15 +87,15 @@ class Standard(Form):
             raise InputError(f"a window of {self.window} tokens; 0 lets a token see itself, None all")
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Dense layers."""
+        """Return dense layers."""
         return _dense(width, heads * d_head), _dense(width, heads * d_head), d_head
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
-        """All keys, or those of the window."""
+        """Return all keys, or those of the window."""
         return Reach((features,), (max(tokens, 1),), causal, self.window)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-        """Torch's own attention; in a window, tile by tile."""
+        """Compute torch's own attention; in a window, tile by tile."""
         if self.window is not None:
             return super().attend(query, key, value, causal)
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=1.0)
@@ -118,21 +118,21 @@ class TokenLevels(Form):
     by_depth: bool = False
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Dense layers, whose features of a head are those of the levels side by side."""
+        """Return dense layers, whose features of a head are those of the levels side by side."""
         features = sum(refuse_ranks(self.ranks, width))
         return _dense(width, heads * features), _dense(width, heads * features), features
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """LayerNorm over all features of a head."""
+        """Apply LayerNorm over all features of a head, and the scale."""
         if not self.level_scale:
             return super().prepared(query, key, width)
         if self.norm:
-            query, key = _normed(query), _normed(key)
+            query, key = _normalise(query), _normalise(key)
         shares = [1 / rank for rank in self.ranks for _ in range(rank)]
         return query * torch.tensor(shares, dtype=query.dtype, device=query.device), key
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
-        """By nested blocks."""
+        """Return the keys of nested blocks."""
         blocks = token_blocks(tokens, len(self.ranks), self.length)
         return Reach(tuple(self.ranks), blocks, causal, by_depth=self.by_depth)
 
@@ -151,7 +151,7 @@ class BilinearLevels(Form):
     order: Order = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse orders that there are none of, or that the norm is not defined in."""
+        """Refuse an unknown order, or one in which the norm is not defined."""
         super().__post_init__()
         _refuse_order(self.order)
         if self.norm and self.order == "keys":
@@ -163,7 +163,7 @@ class BilinearLevels(Form):
         return [rank * count for rank, count in zip(self.ranks, level_blocks(len(self.ranks)), strict=True)]
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Factors of both sides, or the tokens and whole matrices."""
+        """Return factors of both sides, or the tokens and whole matrices."""
         if self.forms_both(width):
             query, key = (LevelFactor(width, heads, self.ranks) for _ in range(2))
             return query, key, sum(self.features)
@@ -171,18 +171,18 @@ class BilinearLevels(Form):
         return Copies(width, heads), LevelMap(width, heads, self.ranks, alphas), width
 
     def forms_both(self, width: int) -> bool:
-        """Whether queries and keys are both projected."""
+        """Return whether queries and keys are both projected."""
         return self.order == "both" or self.norm or (self.order == "auto" and sum(self.features) <= width)
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Level by level; whole matrices have their factors already."""
+        """Scale and normalise level by level; whole matrices contain their factors."""
         if not self.forms_both(width):
             return query, key
         queries, keys = query.split(self.features, -1), key.split(self.features, -1)
         if self.norm:
-            queries, keys = tuple(map(_normed, queries)), tuple(map(_normed, keys))
-        scaled = [part * self.factor(max(count, 1)) for part, count in zip(queries, self.features, strict=True)]
-        return torch.cat(scaled, -1), torch.cat(keys, -1)
+            queries, keys = tuple(map(_normalise, queries)), tuple(map(_normalise, keys))
+        parts = [part * self.factor(max(count, 1)) for part, count in zip(queries, self.features, strict=True)]
+        return torch.cat(parts, -1), torch.cat(keys, -1)
 
 
 @dataclass(frozen=True)
@@ -202,37 +202,37 @@ class BilinearTrain(Form):
     order: Order = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse orders that there are none of, or that the norm is not defined in."""
+        """Refuse an unknown order, or one in which the norm is not defined."""
         super().__post_init__()
         _refuse_order(self.order)
         if self.norm and self.order == "both":
             raise InputError('the norm acts on tokens and on keys of full width; choose order="keys"')
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Factors of both sides, or the tokens and whole matrices."""
+        """Return factors of both sides, or the tokens and whole matrices."""
         sizes = (width, heads, self.rank, self.out_factors, self.in_factors)
         if self.forms_both(width):
             return TrainFactor(*sizes, side="queries"), TrainFactor(*sizes, side="keys"), self.inner(width)
         return Copies(width, heads), TrainMap(*sizes), width
 
     def inner(self, width: int) -> int:
-        """b c s, the features of queries and keys where both are projected."""
+        """Return b c s, the features of queries and keys where both are projected."""
         (_, b), (c, _) = factors_of(width, self.out_factors, "out"), factors_of(width, self.in_factors, "in")
         return b * c * self.rank
 
     def forms_both(self, width: int) -> bool:
-        """Whether queries and keys are both projected."""
+        """Return whether queries and keys are both projected."""
         return self.order == "both" or (self.order == "auto" and not self.norm and self.inner(width) <= width)
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The scale is that of the width, whatever the order, so that the scores are."""
+        """Scale by the width whatever the order, so that the scores are the same."""
         if self.norm:
-            query, key = _normed(query), _normed(key)
+            query, key = _normalise(query), _normalise(key)
         return query * self.factor(width), key
 
 
 def token_blocks(tokens: int, levels: int, length: int | None = None) -> tuple[int, ...]:
-    """Tokens of a block, by level: halved from one level to the next.
+    """Return the tokens of a block, by level: halved from one level to the next.
 
     Args:
         tokens: of the sequence.
@@ -261,7 +261,7 @@ def token_blocks(tokens: int, levels: int, length: int | None = None) -> tuple[i
 
 
 def mixed(layers: int, pattern: Sequence[Form]) -> tuple[Form, ...]:
-    """A form for every layer: a pattern, repeated, as global attention and windows take turns (S2-GSWA).
+    """Return a form for every layer: a pattern, repeated, as global attention and windows alternate (S2-GSWA).
 
     Example:
         >>> wide, near = structured.Standard(), structured.Standard(window=8)
@@ -277,7 +277,7 @@ def _dense(width: int, features: int) -> nn.Linear:
     return nn.Linear(width, features, bias=False)
 
 
-def _normed(x: Tensor) -> Tensor:
+def _normalise(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:]) if x.shape[-1] else x
 
 

@@ -53,7 +53,7 @@ class Prompts:
     curriculum: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse sizes that there are none of."""
+        """Refuse invalid sizes."""
         whole(self.inputs, "inputs")
         if self.points is not None:
             whole(self.points, "points")
@@ -66,7 +66,7 @@ class Prompts:
         return 2 * self.inputs if self.points is None else self.points
 
     def sizes(self, step: int) -> tuple[int, int]:
-        """Dimensions that are not zero, and points, at a step."""
+        """Return the number of non-zero dimensions, and of points, at a step."""
         if step >= self.curriculum:
             return self.inputs, self.count
         share, first = step / self.curriculum, min(FIRST_DIMENSIONS, self.inputs)
@@ -74,7 +74,7 @@ class Prompts:
         return first + int(share * (self.inputs - first)), points + int(share * (self.count - points))
 
     def draw(self, prompts: int, seed: int, *parts: int, step: int | None = None) -> tuple[Tensor, Tensor]:
-        """x (prompt, point, d) and y (prompt, point); the same for the same seed, parts and step.
+        """Draw x (prompt, point, d) and y (prompt, point); the same for the same seed, parts and step.
 
         Args:
             prompts: how many.
@@ -82,15 +82,15 @@ class Prompts:
             step: of the curriculum; whole prompts if None.
         """
         generator = stream(seed, *parts)
-        used, points = self.sizes(self.curriculum if step is None else step)
+        dimensions, points = self.sizes(self.curriculum if step is None else step)
         x = torch.randn(whole(prompts, "prompts"), points, self.inputs, generator=generator) * self.inputs**-0.5
-        x[..., used:] = 0
+        x[..., dimensions:] = 0
         w = torch.randn(prompts, self.inputs, 1, generator=generator)
         return x, (x @ w)[..., 0]
 
 
 def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
-    """Predictions of least squares of minimum norm, each from the pairs before it; the first is 0.
+    """Predict by least squares of minimum norm, each from the pairs before it; the first prediction is 0.
 
     Args:
         x: (prompt, point, d).
@@ -114,9 +114,9 @@ def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
 
 
 def oracle_errors(inputs: int, points: int) -> Tensor:
-    """Expected squared error of that oracle after 0, 1, … pairs, 1 - i / d, and 0 from d pairs on, (point,).
+    """Compute the oracle's expected squared error after 0, 1, … pairs, 1 - i / d, and 0 from d pairs on, (point,).
 
-    The pairs span a random space of i dimensions, and what of w lies outside is not known.
+    The pairs span a random space of i dimensions; the part of w outside of it is unknown.
 
     Example:
         >>> structured.oracle_errors(4, 6).tolist()
@@ -139,11 +139,11 @@ def make_regressor(
     seed: int = 0,
     **form: Any,
 ) -> InContextRegressor:
-    """A regressor with drawn weights.
+    """Make a regressor with drawn weights.
 
     Args:
         name: of ``REGRESSORS``.
-        prompts: what it is made for.
+        prompts: that it is made for.
         width, layers, heads, d_mlp: of its encoder.
         positions: "learned" or "none".
         tokens: "single" or "pairs", as in :class:`InContextRegressor`.
@@ -168,7 +168,7 @@ def make_regressor(
 
 
 def errors_by_pairs(model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512) -> Tensor:
-    """Mean squared error after 0, 1, … pairs, (point,), in evaluation mode.
+    """Compute the mean squared error after 0, 1, … pairs, (point,), in evaluation mode.
 
     Args:
         model: x (prompt, point, d) and y (prompt, point) to predictions (prompt, point).
@@ -181,25 +181,25 @@ def errors_by_pairs(model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: in
         >>> structured.errors_by_pairs(model, *prompts.draw(3, seed=0)).shape
         torch.Size([8])
     """
-    trained, device = model.training, next(model.parameters()).device
+    training, device = model.training, next(model.parameters()).device
     model.eval()
     total = torch.zeros(y.shape[1], dtype=torch.float64)
     try:
         with torch.no_grad():
-            for given, wanted in zip(x.split(at_once), y.split(at_once), strict=True):
-                error = model(given.to(device), wanted.to(device)).cpu() - wanted
+            for inputs, targets in zip(x.split(at_once), y.split(at_once), strict=True):
+                error = model(inputs.to(device), targets.to(device)).cpu() - targets
                 total += error.double().square().sum(0)
     finally:
-        model.train(trained)
+        model.train(training)
     return total / len(y)
 
 
 class InContextTask:
-    """A regressor that learns from prompts, each seen once.
+    """Task of a regressor that learns from prompts, each seen once.
 
     Args:
         model: from :func:`make_regressor`.
-        prompts: what it is trained on.
+        prompts: that it is trained on.
         batch: prompts of a step.
         epoch: steps between two evaluations.
         held_out: prompts that it is measured on, the same for every seed.
@@ -250,22 +250,22 @@ class InContextTask:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     def loss(self, step: int) -> Tensor:
-        """Mean squared error over the points of the prompts of a step."""
+        """Compute the mean squared error over the points of the prompts of a step."""
         x, y = self.prompts.draw(self.batch, self.seed, TRAINING, step, step=step)
         x, y = x.to(self.device), y.to(self.device)
         error: Tensor = self.model(x, y) - y
         return error.square().mean()
 
     def by_pairs(self) -> list[float]:
-        """Mean squared error on the held-out prompts after 0, 1, … pairs."""
-        found: list[float] = errors_by_pairs(self.model, self.x, self.y).tolist()
-        return found
+        """Compute the mean squared error on the held-out prompts after 0, 1, … pairs."""
+        errors: list[float] = errors_by_pairs(self.model, self.x, self.y).tolist()
+        return errors
 
     def evaluate(self) -> dict[str, float]:
-        """On the held-out prompts the mean squared error over all points, "mse", and of the last one, "last"."""
+        """Compute mean squared errors on the held-out prompts: over all points, "mse", and of the last one, "last"."""
         errors = self.by_pairs()
         return {"mse": sum(errors) / len(errors), "last": errors[-1]}

@@ -20,7 +20,7 @@ REGRESSORS: dict[str, Callable[..., Form]] = {
 
 
 def form_of_name(name: str, arguments: Mapping[str, Any]) -> Form:
-    """A scoring function; lists among its arguments, as they come from files, are tuples.
+    """Make a scoring function by name; lists among its arguments, as they come from files, become tuples.
 
     Raises:
         UnknownNameError: an unknown name.

@@ -35,7 +35,7 @@ __all__ = [
 
 
 class StructuredMatrix(nn.Module, ABC):
-    """A matrix (out, in) held by fewer numbers than it has entries.
+    """Matrix (out, in) of fewer parameters than entries.
 
     Args:
         out_features, in_features: rows and columns.
@@ -47,32 +47,32 @@ class StructuredMatrix(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
+        """Map (…, in) to (…, out)."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """The matrix, (out, in), from its definition."""
+        """Compute the matrix, (out, in), from its definition."""
 
     @property
     @abstractmethod
     def n_parameters(self) -> int:
-        """Numbers that it holds, by formula; a product with one vector takes as many multiply-adds."""
+        """Number of parameters, by formula; a product with one vector takes as many multiply-adds."""
 
     @property
     @abstractmethod
     def generic_rank(self) -> int:
-        """Its rank for almost all values of its parameters."""
+        """Rank for almost all values of the parameters."""
 
     def operations(self, vectors: int = 1) -> int:
-        """Multiply-adds of a product with so many vectors."""
+        """Count the multiply-adds of a product with so many vectors."""
         return vectors * self.n_parameters
 
     def bilinear(self, x: Tensor, y: Tensor) -> Tensor:
-        """xᵀ M y over the last axes, (…,) of (…, out) and (…, in)."""
+        """Compute xᵀ M y over the last axes, (…,) of (…, out) and (…, in)."""
         return (x * self(y)).sum(-1)
 
     def extra_repr(self) -> str:
-        """Sizes."""
+        """Describe the sizes."""
         return f"{self.in_features} -> {self.out_features}, {self.n_parameters:,} parameters"
 
 
@@ -111,11 +111,11 @@ class MultiLevelLowRank(StructuredMatrix):
         for rank, count in zip(self.ranks, self.blocks, strict=True):
             rows = refuse_remainder(out_features, count, "a height")
             columns = refuse_remainder(in_features, count, "a width")
-            self.left.append(_drawn(count, rows, rank, fan_in=max(rank, 1)))
-            self.right.append(_drawn(count, columns, rank, fan_in=columns))
+            self.left.append(_draw(count, rows, rank, fan_in=max(rank, 1)))
+            self.right.append(_draw(count, columns, rank, fan_in=columns))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
+        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
         total = flat.new_zeros(len(flat), self.out_features)
         for left, right in zip(self.left, self.right, strict=True):
@@ -124,7 +124,7 @@ class MultiLevelLowRank(StructuredMatrix):
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        """The matrix, (out, in): the sum of its levels, each a block-diagonal matrix."""
+        """Compute the matrix, (out, in): the sum of its levels, each a block-diagonal matrix."""
         levels = zip(self.left, self.right, strict=True)
         return torch.stack([torch.block_diag(*(left @ right.transpose(1, 2))) for left, right in levels]).sum(0)
 
@@ -140,7 +140,7 @@ class MultiLevelLowRank(StructuredMatrix):
 
     @property
     def generic_rank(self) -> int:
-        """From the finest level up: R_l = min(block, r_l + blocks inside · R_{l+1}); levels must be nested.
+        """Rank from the finest level up: R_l = min(block, r_l + blocks inside · R_{l+1}); levels must be nested.
 
         Raises:
             InputError: the blocks of a level are no parts of the blocks of the level before.
@@ -227,11 +227,11 @@ class BlockTensorTrain(StructuredMatrix):
         self.a, self.b = factors_of(out_features, out_factors, "out_factors")
         self.c, self.d = factors_of(in_features, in_factors, "in_factors")
         self.rank = refuse_rank(whole(rank, "rank"), min(self.a, self.d), "the rank of the slices")
-        self.left = _drawn(self.b, self.a, self.c * rank, fan_in=self.c * rank)
-        self.right = _drawn(self.c, self.d, self.b * rank, fan_in=self.d)
+        self.left = _draw(self.b, self.a, self.c * rank, fan_in=self.c * rank)
+        self.right = _draw(self.c, self.d, self.b * rank, fan_in=self.d)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
+        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
         inner = cut(flat, self.c) @ self.right  # (c, vector, b s)
         swapped = inner.unflatten(2, (self.b, self.rank)).permute(2, 1, 0, 3).flatten(2)  # (b, vector, c s)
@@ -239,12 +239,12 @@ class BlockTensorTrain(StructuredMatrix):
         return out.permute(1, 2, 0).reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        """The matrix, (out, in), by blocks and permutations."""
+        """Compute the matrix, (out, in), by blocks and permutations."""
         narrow = torch.block_diag(*self.right.transpose(1, 2))[right_permutation(self.b, self.c, self.rank)]
         return (torch.block_diag(*self.left) @ narrow)[left_permutation(self.a, self.b)]
 
     def slices(self) -> Tensor:
-        """The independent matrices of rank s, (b, c, a, d)."""
+        """Compute the independent matrices of rank s, (b, c, a, d)."""
         left = self.left.unflatten(2, (self.c, self.rank))
         return torch.einsum("bacs,cdbs->bcad", left, self.right.unflatten(2, (self.b, self.rank)))
 
@@ -255,12 +255,12 @@ class BlockTensorTrain(StructuredMatrix):
 
     @property
     def generic_rank(self) -> int:
-        """Full, but for what the inner width c · b · s lets through."""
+        """Full rank, up to the inner width c · b · s."""
         return min(self.out_features, self.in_features, self.c * self.b * self.rank)
 
 
 def left_permutation(a: int, b: int) -> Tensor:
-    """P_L as an index, (a b,): a vector as (b, a), transposed to (a, b), flattened.
+    """Return P_L as an index, (a b,): a vector as (b, a), transposed to (a, b), flattened.
 
     Example:
         >>> structured.left_permutation(2, 3).tolist()
@@ -270,7 +270,7 @@ def left_permutation(a: int, b: int) -> Tensor:
 
 
 def right_permutation(b: int, c: int, s: int) -> Tensor:
-    """P_R as an index, (c b s,): a vector as (c, b, s), its first axes swapped, flattened.
+    """Return P_R as an index, (c b s,): a vector as (c, b, s), its first axes swapped, flattened.
 
     Example:
         >>> structured.right_permutation(2, 3, 1).tolist()
@@ -280,7 +280,7 @@ def right_permutation(b: int, c: int, s: int) -> Tensor:
 
 
 def factors_of(width: int, factors: tuple[int, int] | None, what: str) -> tuple[int, int]:
-    """Given factors, checked, or balanced ones.
+    """Return given factors, checked, or balanced ones.
 
     Raises:
         InputError: they do not multiply to the width; names the balanced ones.
@@ -296,15 +296,15 @@ def factors_of(width: int, factors: tuple[int, int] | None, what: str) -> tuple[
     return first, second
 
 
-def _drawn(blocks: int, rows: int, columns: int, fan_in: int) -> nn.Parameter:
+def _draw(blocks: int, rows: int, columns: int, fan_in: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(blocks, rows, columns) * fan_in**-0.5)
 
 
 def cut(flat: Tensor, blocks: int) -> Tensor:
-    """(vector, width) to (block, vector, width / blocks)."""
+    """Reshape (vector, width) to (block, vector, width / blocks)."""
     return flat.unflatten(1, (blocks, -1)).transpose(0, 1)
 
 
 def joined(parts: Tensor) -> Tensor:
-    """The inverse of :func:`cut`."""
+    """Invert :func:`cut`."""
     return parts.transpose(0, 1).flatten(1)

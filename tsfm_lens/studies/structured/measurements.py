@@ -1,4 +1,4 @@
-"""The structure of the heads' scoring forms: whether structured matrices come near to them."""
+"""Structure of the heads' scoring forms: their distance to structured matrices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsfm_lens.viz.select import array, names
 
 
 def read_scoring_errors(ds: xr.Dataset, budget: int = -1) -> list[str]:
-    """The median error of each structure, and how many heads are nearer to one than its nulls, of each null."""
+    """Describe the median error of each structure, and count the heads nearer to one than each of its nulls."""
     error = array(ds, "error", "structure", "component", budget=budget)
     if not np.isfinite(error).any():
         return ["All scoring forms are zero."]
@@ -39,17 +39,17 @@ def read_scoring_errors(ds: xr.Dataset, budget: int = -1) -> list[str]:
 
 
 def read_block_shares(ds: xr.Dataset) -> list[str]:
-    """How much of the forms lies in the blocks of each level."""
-    share, turned = (
+    """Describe the share of the forms in the blocks of each level."""
+    share, null_share = (
         array(ds, "block_share", "level", "component"),
         array(ds, "null_block_share", "level", "component", null=names(ds, "null").index("rotated")),
     )
-    told = [
+    shares = [
         f"{num(100 * float(np.nanmedian(own)))} % in {count} blocks (rotated {num(100 * float(np.nanmedian(other)))} %)"
-        for count, own, other in zip(names(ds, "level"), share, turned, strict=True)
+        for count, own, other in zip(names(ds, "level"), share, null_share, strict=True)
         if int(count) > 1 and np.isfinite(own).any()
     ]
-    return [f"Of the squared median form lie {listed(told)}."] if told else []
+    return [f"Of the squared median form lie {listed(shares)}."] if shares else []
 
 
 def _scoring_structure(ds: xr.Dataset) -> Iterator[Plate]:

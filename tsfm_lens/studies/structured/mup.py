@@ -18,7 +18,7 @@ __all__ = ["fan_in_of", "first_deviation", "parameter_groups", "redraw", "rms_ca
 
 
 def first_deviation(d_out: int, d_in: int) -> float:
-    """Standard deviation of first weights, d_in^-1/2 · min(1, √(d_out / d_in)).
+    """Compute the standard deviation of first weights, d_in^-1/2 · min(1, √(d_out / d_in)).
 
     The spectral norm is then of the order √(d_out / d_in).
 
@@ -33,7 +33,7 @@ def first_deviation(d_out: int, d_in: int) -> float:
 
 
 def fan_in_of(module: nn.Module, name: str) -> int | None:
-    """Numbers that one output of a parameter sums over; None for what has no such sum (biases, norms, read-in).
+    """Return the length of the sum in one output of a parameter; None without such a sum (biases, norms, read-in).
 
     Dense layers have their inputs; level l of :class:`LevelFactor` has D / p_l (equation 36); :class:`TrainFactor` has
     c · s on the queries' side (equation 37) and d on the keys', where equation 38 prints a.
@@ -56,18 +56,18 @@ def fan_in_of(module: nn.Module, name: str) -> int | None:
 
 
 def parameter_groups(model: nn.Module, rate: float, base_width: int) -> list[dict[str, Any]]:
-    """Parameters with the learning rate of AdamW that μP gives each, as torch's optimisers take them.
+    """Group parameters by the learning rate of AdamW that μP gives each, as torch's optimisers take them.
 
     A rate tuned at width D_1 is used at another as rate · D_1 / fan-in on matrices, and as it is on biases, norms and
     the read-in, whose sums have the length of the input.
 
     Args:
-        model: a transformer of this room, or any module that holds its layers.
+        model: a transformer of this package, or any module with its layers.
         rate: tuned at ``base_width``.
         base_width: D_1.
 
     Returns:
-        One group for each rate: "params", "lr", and "names" of what is in it.
+        One group for each rate: "params", "lr", and the "names" of its parameters.
 
     Raises:
         InputError: a rate that is not above 0.
@@ -90,7 +90,7 @@ def parameter_groups(model: nn.Module, rate: float, base_width: int) -> list[dic
 
 
 def redraw(model: nn.Module, seed: int) -> None:
-    """Draw first weights as μP asks: matrices by their sizes, read-out zero, read-in and positions 0.02, biases zero.
+    """Draw first weights by μP: matrices by their sizes, read-out zero, read-in and positions 0.02, biases zero.
 
     Args:
         model: changed in place.
@@ -120,7 +120,7 @@ def redraw(model: nn.Module, seed: int) -> None:
 
 
 def rms_capped(weight: Tensor, d_out: int, d_in: int) -> Tensor:
-    """W / max(1, RMS(W) / σ₀) with σ₀² = min(d_in, d_out) / d_in², which keeps factors of tensor trains small.
+    """Compute W / max(1, RMS(W) / σ₀) with σ₀² = min(d_in, d_out) / d_in², which keeps factors of tensor trains small.
 
     Args:
         weight: any shape.
@@ -138,7 +138,7 @@ def rms_capped(weight: Tensor, d_out: int, d_in: int) -> Tensor:
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | None]]:
-    """Path, parameter and fan-in of each, once."""
+    """Yield path, parameter and fan-in of each parameter, once."""
     read_in = {id(part) for module in model.modules() if isinstance(module, Embedding) for part in module.parameters()}
     owners: dict[int, tuple[nn.Module, str]] = {}
     for module in model.modules():

@@ -1,7 +1,7 @@
 """Projections of tokens to the queries and keys of all heads, by structured matrices.
 
-Each is a linear layer without a bias whose ``weight`` (head · feature, width) is made when it is read, so that wirings,
-hooks and ``lens.weights`` find what they find in a dense layer.
+Each is a linear layer without a bias whose ``weight`` (head · feature, width) is computed on access: wirings,
+hooks and ``lens.weights`` read it as they do that of a dense layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Copies", "LevelFactor", "LevelMap", "StructuredLayer", "TrainFactor"
 
 
 class StructuredLayer(nn.Module):
-    """Tokens (…, width) to all heads' features (…, head · feature).
+    """Layer from tokens (…, width) to all heads' features (…, head · feature).
 
     Args:
         width: features of a token.
@@ -36,16 +36,16 @@ class StructuredLayer(nn.Module):
         self.out_features = heads * features
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """(token, width) to (token, head, feature)."""
+        """Map (token, width) to (token, head, feature)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, width) to (…, head · feature)."""
+        """Map (…, width) to (…, head · feature)."""
         return self.of_tokens(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
 
     @property
     def weight(self) -> Tensor:
-        """The dense matrix, (head · feature, width)."""
+        """Dense matrix, (head · feature, width)."""
         like = next(self.parameters(), torch.empty(0))
         return self.forward(torch.eye(self.in_features, dtype=like.dtype, device=like.device)).T
 
@@ -60,7 +60,7 @@ class StructuredLayer(nn.Module):
 
 
 class Copies(StructuredLayer):
-    """Every head reads the token itself: queries where the whole matrix acts on keys. It holds no number.
+    """Identity of every head: queries where the whole matrix acts on keys; without parameters.
 
     Args:
         width: features of a token.
@@ -71,7 +71,7 @@ class Copies(StructuredLayer):
         super().__init__(width, heads, width)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """(token, width) to (token, head, width), a view."""
+        """Map (token, width) to (token, head, width), a view."""
         return flat[:, None].expand(-1, self.heads, -1)
 
 
@@ -100,7 +100,7 @@ class LevelFactor(StructuredLayer):
             self.factors.append(nn.Parameter(torch.randn(count, own, heads, rank) * own**-0.5))
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """(token, width) to (token, head, Σ r_l p_l)."""
+        """Map (token, width) to (token, head, Σ r_l p_l)."""
         levels = []
         for factor in self.factors:
             narrow = cut(flat, len(factor)) @ factor.flatten(2)
@@ -125,7 +125,7 @@ class LevelMap(StructuredLayer):
         self.alphas = tuple(1.0 for _ in ranks) if alphas is None else tuple(alphas)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """(token, width) to (token, head, width)."""
+        """Map (token, width) to (token, head, width)."""
         total = flat.new_zeros(len(flat), self.heads, self.in_features)
         for alpha, left, right in zip(self.alphas, self.left.factors, self.right.factors, strict=True):
             blocks, heads = len(right), self.heads
@@ -173,7 +173,7 @@ class TrainFactor(StructuredLayer):
         self.factor = nn.Parameter(torch.randn(*shape) * fan_in**-0.5)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """(token, width) to (token, head, b · c · s)."""
+        """Map (token, width) to (token, head, b · c · s)."""
         if self.side == "queries":
             # P_L: entry α b + β of a token belongs to block β
             parts = flat.unflatten(1, (self.a, self.b)).permute(2, 0, 1)
@@ -206,7 +206,7 @@ class TrainMap(StructuredLayer):
         self.right = TrainFactor(width, heads, rank, out_factors, in_factors, side="keys")
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """(token, width) to (token, head, width)."""
+        """Map (token, width) to (token, head, width)."""
         b, inner = self.left.b, self.left.c * self.left.rank
         narrow = self.right.of_tokens(flat).unflatten(2, (b, inner))
         # (b · head, token, c s) @ (b · head, c s, a)

@@ -1,4 +1,4 @@
-"""How near structured matrices come to the scoring forms of heads, in the basis of the stream and in others."""
+"""Distance of structured matrices to the scoring forms of heads, in the basis of the stream and in others."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def scoring_structure(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """How near matrices of four structures and one size come to W_Q W_Kᵀ of every head.
+    """Measure the distance of matrices of four structures and one size to W_Q W_Kᵀ of every head.
 
     A head scores a query token x against a key token x' by xᵀ W_Q W_Kᵀ x', a form of rank d_head over the features of
-    the stream. It is taken from the weights, in the basis of the stream: biases, rotary embeddings and position biases,
-    norms of queries and keys, and scales of the product act in between and are not part of it. With rotary embeddings
-    it is the form between tokens of one position.
+    the stream. It is computed from the weights, in the basis of the stream. Biases, rotary embeddings, position biases,
+    norms of queries and keys, and scales of the product are not part of it. With rotary embeddings it is the form
+    between tokens of one position.
 
-    Each structure gets the numbers of a low-rank matrix of rank ρ, a share of d_head, or the nearest below: at the
-    whole of it low rank errs by nothing, since a head is low rank. Low rank, block diagonal and block tensor train are
-    the best there are; multi-level matrices are fitted level by level, from above.
+    Each structure gets as many parameters as a low-rank matrix of rank ρ, a share of d_head, or the nearest number
+    below. At ρ = d_head low rank has no error, since a head is low rank. Low rank, block diagonal and block tensor
+    train are the best approximations; multi-level matrices are fitted level by level, from above.
 
-    Features have no order, and all structures but low rank depend on it and on the basis. So every error is held
-    against three nulls: the stream turned by a random rotation, its features in a random order, and random normal
-    W_Q and W_K, whose scale cancels. One rotation or order turns the whole stream, alike for queries and keys that
-    read it; keys of a cross-attention read a stream of their own. A form that fits better than rotated ones has a
-    privileged basis; one that fits better than shuffled ones has blocks in the order in which features stand.
+    Features have no order, and all structures but low rank depend on it and on the basis. So every error is compared
+    with three nulls: a random rotation of the stream, a random order of its features, and random normal W_Q and W_K,
+    whose scale cancels. One rotation or order acts on the whole stream, alike for queries and keys that read it; keys
+    of a cross-attention read a stream of their own. A form that fits better than rotated ones has a privileged basis;
+    one that fits better than shuffled ones has blocks in the order of the features.
 
     Args:
         lens: the model.
@@ -103,7 +103,7 @@ def scoring_structure(
         >>> structured.scoring_structure(lens, draws=3, sweeps=1)["error"].dims
         ('budget', 'structure', 'component')
     """
-    shares, cuts = _checked(budget, draws, levels, sweeps), checked_levels(epsilon)
+    shares, cuts = _check_settings(budget, draws, levels, sweeps), checked_levels(epsilon)
     stacks = {each.name: each for each in lens.wiring.stacks}
     if stack is not None and stack not in stacks:
         raise unknown_name("stack", stack, list(stacks))
@@ -113,23 +113,23 @@ def scoring_structure(
     forms = list(_forms(lens, stack, fold_norm=fold_norm))
     if not forms:
         raise InputError(f"{lens.model_id} has no attention there, so no scoring form")
-    found, normal = [], {}
-    for done, form in enumerate(forms):
+    measures, normal = [], {}
+    for place, form in enumerate(forms):
         if form.shape not in normal:
             normal[form.shape] = fit.of_normal(rng, form, draws)
-        found.append(fit.of(form, turns, normal[form.shape], cuts))
+        measures.append(fit.of(form, turns, normal[form.shape], cuts))
         if progress is not None:
-            progress(done + 1, len(forms))
-    data = _dataset(forms, found, fit, shares, cuts)
+            progress(place + 1, len(forms))
+    data = _dataset(forms, measures, fit, shares, cuts)
     title, source = "Structure of the heads' scoring forms", "Structured attention, section 3 (S2-MLR, S2-BTT)"
     facts = {"fold_norm": int(fold_norm), "levels": levels, "sweeps": sweeps, "draws": draws, "seed": seed}
     data.attrs = describe(lens, "scoring_structure", title, source, **facts)
-    return _judged(data)
+    return _judge_gains(data)
 
 
 @dataclass(frozen=True, eq=False)
 class _Form:
-    """The heads of one attention: left (head, d_model, d_head) and right (head, d_keys, d_head) of W_Q W_Kᵀ."""
+    """Heads of one attention: left (head, d_model, d_head) and right (head, d_keys, d_head) of W_Q W_Kᵀ."""
 
     stack: str
     keys_from: str
@@ -145,7 +145,7 @@ class _Form:
 
 
 def _forms(lens: Lens, stack: str | None, *, fold_norm: bool) -> Iterator[_Form]:
-    """Of all attentions in order of writing.
+    """Yield the forms of all attentions in order of writing.
 
     Raises:
         InputError: a weight is not finite.
@@ -184,14 +184,14 @@ class _Turns:
 
 
 def _rotation(rng: np.random.Generator, width: int) -> np.ndarray:
-    """Orthogonal (width, width), evenly drawn (Mezzadri 2007, How to generate random matrices)."""
+    """Draw an orthogonal (width, width) uniformly (Mezzadri 2007, How to generate random matrices)."""
     q, r = np.linalg.qr(rng.standard_normal((width, width)))
     return np.asarray(q * np.sign(np.diag(r)))
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
-    """Of the heads of one attention: see :func:`scoring_structure`, with the head first in every shape."""
+class _Measures:
+    """Measures of the heads of one attention, see :func:`scoring_structure`; the head comes first in every shape."""
 
     values: np.ndarray
     error: np.ndarray
@@ -202,14 +202,14 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Fit:
-    """What is fitted to every form: budgets (shares of d_head), levels and sweeps."""
+    """Settings of the fit to every form: budgets (shares of d_head), levels and sweeps."""
 
     budgets: tuple[float, ...]
     levels: int
     sweeps: int
 
     def sizes(self, form: _Form) -> list[StructureSizes]:
-        """By budget."""
+        """Return the sizes of the structures by budget."""
         rows, columns, rank = form.shape
         most = min(form.shape)
         return [
@@ -218,8 +218,8 @@ class _Fit:
         ]
 
     def errors(self, form: _Form, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """(head, budget, structure)."""
-        found = [
+        """Compute errors (head, budget, structure)."""
+        errors = [
             (
                 low_rank_error(left, right, size.rank),
                 block_diagonal_error(left, right, size.blocks, size.block_rank),
@@ -228,35 +228,35 @@ class _Fit:
             )
             for size in self.sizes(form)
         ]
-        return np.moveaxis(np.array(found), -1, 0)
+        return np.moveaxis(np.array(errors), -1, 0)
 
     def shares(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """(head, level), NaN where the blocks do not divide both sides."""
+        """Compute shares (head, level), NaN where the blocks do not divide both sides."""
         counts = [2**level for level in range(self.levels)]
         divide = [left.shape[-2] % count == right.shape[-2] % count == 0 for count in counts]
         none = np.full(len(left), np.nan)
-        found = [block_share(left, right, count) if even else none for count, even in zip(counts, divide, strict=True)]
-        return np.stack(found, -1)
+        shares = [block_share(left, right, count) if even else none for count, even in zip(counts, divide, strict=True)]
+        return np.stack(shares, -1)
 
     def of_normal(self, rng: np.random.Generator, form: _Form, draws: int) -> tuple[np.ndarray, np.ndarray]:
-        """Errors (draw, budget, structure) and shares (draw, level) of random normal factors of a form's shape."""
+        """Compute errors (draw, budget, structure) and shares (draw, level) of random normal factors of one shape."""
         rows, columns, rank = form.shape
         left, right = rng.standard_normal((draws, rows, rank)), rng.standard_normal((draws, columns, rank))
         return self.errors(form, left, right), self.shares(left, right)
 
     def of(
         self, form: _Form, turns: Sequence[_Turns], normal: tuple[np.ndarray, np.ndarray], epsilon: Sequence[float]
-    ) -> _Found:
+    ) -> _Measures:
         heads = len(form.left)
         errors, shares = [], []
-        for turned in ([turn.rotated(form) for turn in turns], [turn.shuffled(form) for turn in turns]):
-            errors.append(np.stack([self.errors(form, *pair) for pair in turned], -1))
-            shares.append(np.mean([self.shares(*pair) for pair in turned], axis=0))
+        for pairs in ([turn.rotated(form) for turn in turns], [turn.shuffled(form) for turn in turns]):
+            errors.append(np.stack([self.errors(form, *pair) for pair in pairs], -1))
+            shares.append(np.mean([self.shares(*pair) for pair in pairs], axis=0))
         errors.append(np.broadcast_to(np.moveaxis(normal[0], 0, -1), (heads, *errors[0].shape[1:])))
         shares.append(np.broadcast_to(normal[1].mean(0), (heads, self.levels)))
         core, other = np.linalg.qr(form.left, mode="r"), np.linalg.qr(form.right, mode="r")
         values = np.linalg.svd(core @ np.swapaxes(other, -1, -2), compute_uv=False)
-        return _Found(
+        return _Measures(
             values,
             self.errors(form, form.left, form.right),
             np.stack(errors, 1),
@@ -266,29 +266,29 @@ class _Fit:
 
 
 def _dataset(
-    forms: Sequence[_Form], found: Sequence[_Found], fit: _Fit, shares: Sequence[float], epsilon: Sequence[float]
+    forms: Sequence[_Form], measures: Sequence[_Measures], fit: _Fit, shares: Sequence[float], epsilon: Sequence[float]
 ) -> xr.Dataset:
-    """The result before it is judged."""
+    """Assemble the measures as a dataset."""
     heads = [(form, head, size_of) for form in forms for size_of in [fit.sizes(form)] for head in range(len(form.left))]
 
-    def joined(name: str) -> np.ndarray:
-        """Heads last, but for draws."""
-        return np.moveaxis(np.concatenate([getattr(each, name) for each in found]), 0, -1)
+    def concatenate(name: str) -> np.ndarray:
+        """Concatenate a measure over forms, heads last, but for draws."""
+        return np.moveaxis(np.concatenate([getattr(each, name) for each in measures]), 0, -1)
 
-    ranks = [epsilon_rank(each.values, epsilon) for each in found]
+    ranks = [epsilon_rank(each.values, epsilon) for each in measures]
     sides = np.array([form.shape[0] + form.shape[1] for form, _, _ in heads])
     numbers = np.array([[size.ranks for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0) * sides
     words = np.array([[_words(size) for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0)
     where = ("budget", "structure", "component")
-    null_error = np.swapaxes(joined("null_error"), -1, -2)
+    null_error = np.swapaxes(concatenate("null_error"), -1, -2)
     return xr.Dataset(
         {
-            "stable_rank": ("component", np.concatenate([stable_rank(each.values) for each in found])),
+            "stable_rank": ("component", np.concatenate([stable_rank(each.values) for each in measures])),
             "epsilon_rank": (("epsilon", "component"), np.concatenate(ranks, axis=-1)),
-            "error": (where, joined("error")),
+            "error": (where, concatenate("error")),
             "null_error": (("null", *where, "draw"), null_error),
-            "block_share": (("level", "component"), joined("share")),
-            "null_block_share": (("null", "level", "component"), joined("null_share")),
+            "block_share": (("level", "component"), concatenate("share")),
+            "null_block_share": (("null", "level", "component"), concatenate("null_share")),
             "numbers": (where, numbers),
             "shape": (where, words),
         },
@@ -316,8 +316,8 @@ def _words(size: StructureSizes) -> tuple[str, str, str, str]:
     )
 
 
-def _judged(data: xr.Dataset) -> xr.Dataset:
-    """With the gain over each null, and which heads have one that a further draw would not have."""
+def _judge_gains(data: xr.Dataset) -> xr.Dataset:
+    """Add the gain over each null, and the heads whose gain a further draw would not have."""
     gains = data["null_error"] - data["error"]
     middle = gains.mean("draw")
     # the form's own error is as uncertain as one draw, which widens the error of the mean by √(draws + 1)
@@ -330,19 +330,19 @@ def _judged(data: xr.Dataset) -> xr.Dataset:
     return data
 
 
-def _checked(budget: float | Iterable[float], draws: int, levels: int, sweeps: int) -> list[float]:
-    """Budgets, the smallest first, each once.
+def _check_settings(budget: float | Iterable[float], draws: int, levels: int, sweeps: int) -> list[float]:
+    """Return the budgets, the smallest first, each once; refuse invalid settings.
 
     Raises:
         InputError: see :func:`scoring_structure`.
     """
-    given = list(budget) if isinstance(budget, Iterable) else [budget]
-    for share in given:
+    budgets = list(budget) if isinstance(budget, Iterable) else [budget]
+    for share in budgets:
         if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 < share <= 1:
             raise InputError(f"budget is {share!r}, expected a share of d_head above 0 and up to 1, such as 0.5")
-    if not given:
+    if not budgets:
         raise InputError("budget is empty, expected at least one share of d_head, such as 0.5")
     for name, value, least in (("draws", draws, FEWEST), ("levels", levels, 1), ("sweeps", sweeps, 1)):
         if not is_count(value) or value < least:
             raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
-    return sorted({float(share) for share in given})
+    return sorted({float(share) for share in budgets})

@@ -1,4 +1,4 @@
-"""Sizes of structured matrices: what divides what, and the nearest choice where something does not."""
+"""Sizes of structured matrices: their divisors, and the nearest choice where a size does not divide."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["balanced_factors", "level_blocks"]
 
 
 def level_blocks(levels: int) -> tuple[int, ...]:
-    """Numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1)).
+    """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1)).
 
     Raises:
         InputError: there is no level.
@@ -25,7 +25,7 @@ def level_blocks(levels: int) -> tuple[int, ...]:
 
 
 def balanced_factors(width: int) -> tuple[int, int]:
-    """Two factors of a width, the first at most the second, as near to its square root as can be.
+    """Return two factors of a width, the first at most the second, as near to its square root as can be.
 
     Raises:
         InputError: the width is below 1, or a prime above 3, of which no two factors save anything; names the nearest
@@ -46,14 +46,14 @@ def balanced_factors(width: int) -> tuple[int, int]:
 
 
 def whole(value: int, what: str) -> int:
-    """A count, refused unless it is a whole number of at least 1."""
+    """Return a count; refuse any but a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{what} is {value!r}, expected a whole number of at least 1")
     return value
 
 
 def refuse_remainder(size: int, blocks: int, what: str) -> int:
-    """Length of a block, where so many equal blocks fill ``size``.
+    """Return the length of a block, where so many equal blocks fill ``size``.
 
     Raises:
         InputError: they do not; names the nearest number of blocks and the nearest size that fit.
@@ -62,15 +62,15 @@ def refuse_remainder(size: int, blocks: int, what: str) -> int:
     if size % blocks:
         divisors = [count for count in range(1, size + 1) if size % count == 0]
         near = min(divisors, key=lambda count: (abs(count - blocks), count))
-        fitting = max(round(size / blocks), 1) * blocks
+        nearest = max(round(size / blocks), 1) * blocks
         raise InputError(
-            f"{what} of {size} is not divided by {blocks} blocks; the nearest choices are {near} blocks, or {fitting}"
+            f"{what} of {size} is not divided by {blocks} blocks; the nearest choices are {near} blocks, or {nearest}"
         )
     return size // blocks
 
 
 def refuse_rank(rank: int, width: int, what: str) -> int:
-    """A rank, refused where it is negative or above the width.
+    """Return a rank; refuse a negative one or one above the width.
 
     Raises:
         InputError: names the nearest rank that there is.
@@ -83,8 +83,8 @@ def refuse_rank(rank: int, width: int, what: str) -> int:
 
 
 def refuse_ranks(ranks: Sequence[int], width: int) -> tuple[int, ...]:
-    """Ranks of levels: at least one level, none negative, none above the width, and not all of them 0."""
-    checked = tuple(refuse_rank(rank, width, f"the rank of level {level}") for level, rank in enumerate(ranks, 1))
-    if not any(checked):
+    """Return ranks of levels: at least one level, none negative, none above the width, and not all of them 0."""
+    valid = tuple(refuse_rank(rank, width, f"the rank of level {level}") for level, rank in enumerate(ranks, 1))
+    if not any(valid):
         raise InputError(f"ranks {list(ranks)} leave nothing; give at least one level a rank of 1 or more")
-    return checked
+    return valid

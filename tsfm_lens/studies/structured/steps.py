@@ -1,4 +1,4 @@
-"""A forecaster whose tokens are time steps of all channels, as the paper's encoder on ETTh1 has them."""
+"""Forecaster whose tokens are time steps of all channels, as the paper's encoder on ETTh1 has them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["StepForecaster", "make_forecaster"]
 
 @extensible
 class StepForecaster(nn.Module):
-    """Windows (batch, channel, T) to forecasts (batch, channel, T): token t of the encoder forecasts step t ahead.
+    """Forecaster from windows (batch, channel, T) to (batch, channel, T): token t forecasts step t ahead.
 
     A linear map reads the channels of a time step into the stream and another reads those of a forecast out of it,
     between RevIN and its inverse, of which the paper says nothing. It opens behind a lens: ``load(model)``.
@@ -33,7 +33,7 @@ class StepForecaster(nn.Module):
 
     Attributes:
         horizon: T.
-        settings: sizes, and what was given.
+        settings: sizes, and the given settings.
 
     Source:
         Structured attention, appendix J (S2-ETT).
@@ -56,16 +56,16 @@ class StepForecaster(nn.Module):
         self.encoder, self.read_out = encoder, nn.Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Windows (batch, channel, T) to forecasts of the same shape, in the same units."""
+        """Map windows (batch, channel, T) to forecasts of the same shape, in the same units."""
         mean, scale = self.revin.statistics(x)
         return self.forecast(self.encoder(self.embed(self.revin(x, mean, scale).mT)), (mean, scale))
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """RevIN's, of windows (…, channel, T)."""
+        """Return RevIN's statistics of windows (…, channel, T)."""
         return self.revin.statistics(x)
 
     def forecast(self, stream: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
-        """The last stream (…, token, width) to forecasts (…, channel, T) in the units of the windows."""
+        """Map the last stream (…, token, width) to forecasts (…, channel, T) in the units of the windows."""
         return self.revin.inverse(self.read_out(stream).mT, *statistics)
 
 
@@ -82,7 +82,7 @@ def make_forecaster(
     seed: int = 0,
     **form: Any,
 ) -> StepForecaster:
-    """A forecaster of time steps with drawn weights.
+    """Make a forecaster of time steps with drawn weights.
 
     Args:
         name: of ``REGRESSORS``, the names of scoring functions.

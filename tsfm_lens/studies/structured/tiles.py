@@ -22,13 +22,13 @@ ROWS = 128
 """Queries of a tile."""
 FINEST = 64
 """Tokens of the smallest block that has tiles of its own; levels below are added within them."""
-HELD = 2**20
+BUFFER = 2**20
 """Scores of a tile over all its heads, at most, where one head's are fewer."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Which keys a query scores, and with how many features.
+    """Keys that a query scores, and the number of features for each.
 
     Attributes:
         ranks: features of each level; they lie side by side in queries and keys.
@@ -49,7 +49,7 @@ class Reach:
 
 
 def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
-    """(query, key): the deepest level whose block holds both tokens, from 1 on.
+    """Return (query, key): the deepest level whose block holds both tokens, from 1 on.
 
     It is no function of their distance: neighbours across the middle share the first level alone.
 
@@ -66,7 +66,7 @@ def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
 
 
 def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
-    """The scores (…, query, key) before the softmax, all of them, -inf where a key may not be seen.
+    """Compute all scores (…, query, key) before the softmax, -inf where a key may not be seen.
 
     Args:
         query, key: (…, token, feature), the features of the levels side by side.
@@ -93,7 +93,7 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
 
 @scored_by(reaching_scores)
 def reaching_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
-    """softmax(scores) · value of :func:`reaching_scores`, without holding the scores.
+    """Compute softmax(scores) · value of :func:`reaching_scores`, without holding the scores.
 
     Args:
         query, key: (…, token, feature).
@@ -109,13 +109,13 @@ def reaching_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach) 
         [1.0, 0.0]
     """
     flat = [part.reshape(-1, *part.shape[-2:]) for part in (query, key, value)]
-    out: Tensor = _Tiled.apply(*flat, reach)
+    out: Tensor = _TiledAttention.apply(*flat, reach)
     return out.reshape(*value.shape)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A rectangle of scores: rows of the tile, keys of the sequence, features, and what they are multiplied with."""
+    """Rectangle of scores: rows of the tile, keys of the sequence, features, and the factor on their products."""
 
     rows: slice
     keys: slice
@@ -150,7 +150,7 @@ class _Tile:
 @lru_cache(maxsize=64)
 def _tiles(reach: Reach, tokens: int) -> tuple[_Tile, ...]:
     deep = [level for level, block in enumerate(reach.blocks) if block >= FINEST or level == 0][-1]
-    # several tiles in a block are fine only where nothing is added within them
+    # a block may have several tiles only where nothing is added within them
     unit = min(reach.blocks[deep], tokens)
     rows = unit if deep < len(reach.blocks) - 1 else ROWS
     spans = (
@@ -186,7 +186,7 @@ def _tile(reach: Reach, tokens: int, deep: int, start: int, stop: int) -> _Tile:
 
 
 def _inside(tile: _Tile, block: int) -> Iterator[tuple[int, int, int]]:
-    """Blocks within a tile: (first token from the tile's start, number, length); the last may be shorter."""
+    """Yield blocks within a tile: (first token from the tile's start, number, length); the last may be shorter."""
     tokens = tile.rows.stop - tile.rows.start
     whole, rest = divmod(tokens, block)
     if whole:
@@ -196,17 +196,17 @@ def _inside(tile: _Tile, block: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _diagonal(scores: Tensor, tile: _Tile, first: int, count: int, block: int) -> Tensor:
-    """Blocks on the diagonal of a tile's scores at its own tokens, a view (head, count, block, block)."""
+    """Return the blocks on the diagonal of a tile's scores at its own tokens, a view (head, count, block, block)."""
     stop = first + count * block
     own = scores[:, first:stop, tile.near.start + first : tile.near.start + stop]
     blocks = own.unflatten(2, (count, block)).unflatten(1, (count, block))
     return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
-def _score(query: Tensor, key: Tensor, tile: _Tile, reach: Reach, held: Tensor) -> Tensor:
-    """The scores of one tile (head, row, key), written into ``held``."""
+def _score(query: Tensor, key: Tensor, tile: _Tile, reach: Reach, buffer: Tensor) -> Tensor:
+    """Write the scores of one tile (head, row, key) into ``buffer``."""
     shape = (len(query), tile.rows.stop - tile.rows.start, tile.keys.stop - tile.keys.start)
-    scores = held[: shape[0] * shape[1] * shape[2]].view(shape)
+    scores = buffer[: shape[0] * shape[1] * shape[2]].view(shape)
     for piece in tile.pieces:
         part = scores[:, :, piece.keys.start - tile.keys.start : piece.keys.stop - tile.keys.start]
         q, k = query[:, piece.rows, piece.features], key[:, piece.keys, piece.features]
@@ -237,35 +237,35 @@ def _weigh(scores: Tensor, tile: _Tile, reach: Reach) -> None:
 
 @lru_cache(maxsize=64)
 def _depths(blocks: tuple[int, ...], depth: int, tokens: int) -> Tensor:
-    """(row, key) of a tile: the depth that its scores were divided by, over the one that they have."""
+    """Return (row, key) of a tile: the depth that its scores were divided by, over the one that they have."""
     return depth / block_depth(tokens, blocks).double()
 
 
 @lru_cache(maxsize=256)
 def _hidden(rows: int, first: int, keys: int, causal: bool, window: int | None) -> Tensor:
-    """(row, key): keys that may not be seen; row 0 stands at key ``first``."""
+    """Return the mask (row, key) of keys that may not be seen; row 0 stands at key ``first``."""
     ahead = torch.arange(keys) - torch.arange(rows)[:, None] - first
     hidden = ahead > 0 if causal else torch.zeros_like(ahead, dtype=torch.bool)
     return hidden if window is None else hidden | (ahead.abs() > window)
 
 
 def _blocks(part: Tensor, tile: _Tile, features: slice, first: int, count: int, length: int) -> Tensor:
-    """Queries or keys of a tile's own tokens, (head, count, length, feature)."""
+    """Return queries or keys of a tile's own tokens, (head, count, length, feature)."""
     start = tile.rows.start + first
     return part[:, start : start + count * length, features].unflatten(1, (count, length))
 
 
-class _Tiled(torch.autograd.Function):
-    """The tiles of all heads, forward and backward."""
+class _TiledAttention(torch.autograd.Function):
+    """Attention by tiles of all heads, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         ctx.reach = reach
         ctx.save_for_backward(query, key, value)
         out = torch.empty_like(value)
-        for heads, tile, held, _ in _walk(query, reach, 0):
+        for heads, tile, buffer, _ in _walk(query, reach, 0):
             q, k, v = query[heads], key[heads], value[heads]
-            scores = _score(q, k, tile, reach, held)
+            scores = _score(q, k, tile, reach, buffer)
             pattern = torch.softmax(scores, -1, out=scores)
             out[heads, tile.rows] = torch.bmm(pattern, v[:, tile.keys])
         return out
@@ -279,21 +279,21 @@ class _Tiled(torch.autograd.Function):
             out = torch.softmax(reaching_scores(query, key, reach), -1) @ value
             return (*torch.autograd.grad(out, (query, key, value), grad, create_graph=True), None)
         d_query, d_key, d_value = (torch.zeros_like(part) for part in (query, key, value))
-        for heads, tile, held, (other,) in _walk(query, reach, 1):
+        for heads, tile, buffer, (other,) in _walk(query, reach, 1):
             q, k, v, g = query[heads], key[heads], value[heads], grad[heads, tile.rows]
-            scores = _score(q, k, tile, reach, held)
+            scores = _score(q, k, tile, reach, buffer)
             pattern = torch.softmax(scores, -1, out=scores)
             d_value[heads, tile.keys].baddbmm_(pattern.transpose(1, 2), g)
             d_pattern = torch.bmm(g, v[:, tile.keys].transpose(1, 2), out=_like(other, scores))
             d_scores = torch._softmax_backward_data(d_pattern, pattern, -1, scores.dtype, grad_input=d_pattern)
-            _return(d_scores, q, k, d_query[heads], d_key[heads], tile, reach)
+            _add_gradients(d_scores, q, k, d_query[heads], d_key[heads], tile, reach)
         return d_query, d_key, d_value, None
 
 
-def _return(
+def _add_gradients(
     d_scores: Tensor, query: Tensor, key: Tensor, d_query: Tensor, d_key: Tensor, tile: _Tile, reach: Reach
 ) -> None:
-    """Add what the scores of a tile hand back to queries and keys."""
+    """Add the gradients of a tile's scores to queries and keys."""
     _weigh(d_scores, tile, reach)
     for piece in tile.pieces:
         part = d_scores[:, :, piece.keys.start - tile.keys.start : piece.keys.stop - tile.keys.start]
@@ -310,15 +310,15 @@ def _return(
 
 
 def _walk(query: Tensor, reach: Reach, more: int) -> Iterator[tuple[slice, _Tile, Tensor, list[Tensor]]]:
-    """Every tile of every few heads, with room for its scores and for as many arrays more."""
+    """Yield every tile of every few heads, with buffers for its scores and for as many arrays more."""
     tiles = _tiles(reach, query.shape[1])
     largest = max((t.rows.stop - t.rows.start) * (t.keys.stop - t.keys.start) for t in tiles)
-    together = max(1, min(len(query), HELD // largest))
-    held, *rest = (query.new_empty(together * largest) for _ in range(1 + more))
+    together = max(1, min(len(query), BUFFER // largest))
+    buffer, *others = (query.new_empty(together * largest) for _ in range(1 + more))
     for first in range(0, len(query), together):
         for tile in tiles:
-            yield slice(first, min(first + together, len(query))), tile, held, rest
+            yield slice(first, min(first + together, len(query))), tile, buffer, others
 
 
-def _like(room: Tensor, scores: Tensor) -> Tensor:
-    return room[: scores.numel()].view(scores.shape)
+def _like(buffer: Tensor, scores: Tensor) -> Tensor:
+    return buffer[: scores.numel()].view(scores.shape)

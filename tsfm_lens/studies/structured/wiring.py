@@ -1,4 +1,4 @@
-"""The wirings of forecasters, whatever their scoring functions."""
+"""Wirings of forecasters, whatever their scoring functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["ForecasterAdapter", "StepAdapter", "as_lens"]
 
 
 class ForecasterAdapter(PatchAdapter):
-    """A :class:`PatchForecaster` behind the common face."""
+    """Lens adapter of a :class:`PatchForecaster`."""
 
     architecture = "structured"
 
@@ -40,7 +40,7 @@ class ForecasterAdapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """The last steps of every series, filled with NaN on the left."""
+        """Return the last steps of every series, filled with NaN on the left."""
         self.no_teacher(future, tokens)
         context = torch.full((len(batch), self.context_length), torch.nan, device=self.device)
         for row, series in zip(context, batch.values, strict=True):
@@ -52,18 +52,18 @@ class ForecasterAdapter(PatchAdapter):
         return Encoded({"context": context}, spans, loc, scale, batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Quantiles in data units, (batch, quantile, step)."""
+        """Compute quantiles in data units, (batch, quantile, step)."""
         out: Tensor = self.model(**inputs)
         return out
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Quantiles in data units, (…, batch, quantile, step)."""
+        """Compute quantiles in data units, (…, batch, quantile, step)."""
         out: Tensor = self.model.quantiles(normalized, encoded.loc.to(normalized), encoded.scale.to(normalized))
         return out
 
 
 class StepAdapter(ChannelAdapter):
-    """A :class:`StepForecaster`, whose tokens are the time steps of all channels."""
+    """Lens adapter of a :class:`StepForecaster`, whose tokens are the time steps of all channels."""
 
     architecture = "structured-steps"
     model: StepForecaster
@@ -82,7 +82,7 @@ class StepAdapter(ChannelAdapter):
 
 
 def stack_of(model: PatchForecaster | StepForecaster) -> Stack:
-    """The rows of its blocks; layers whose heads score with other numbers of features have rows of their own."""
+    """Return the rows of a model's blocks; layers with other numbers of scoring features have rows of their own."""
     blocks = cast("list[Block]", list(model.encoder.blocks))
     first = blocks[0].attn
     rows = [(_attention(block), _mlp()) for block in blocks]
@@ -116,7 +116,7 @@ def _mlp() -> Mlp:
 
 
 def as_lens(model: PatchForecaster, name: str = "structured") -> Lens:
-    """A forecaster behind a lens, ready for runs, probes and figures.
+    """Open a forecaster as a lens, ready for runs, probes and figures.
 
     Example:
         >>> encoder = structured.Encoder(16, 1, 2, structured.BilinearTrain())

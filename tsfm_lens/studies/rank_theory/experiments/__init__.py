@@ -1,4 +1,4 @@
-"""The paper's numerical experiments and checks of its bounds: a seed and sizes in, a labelled dataset out."""
+"""Numerical experiments of the paper and checks of its bounds: a seed and sizes in, a labelled dataset out."""
 
 from tsfm_lens.studies.rank_theory.experiments.bounds import (
     compression_bounds,

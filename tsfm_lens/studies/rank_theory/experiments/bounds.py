@@ -1,4 +1,4 @@
-"""Every bound of the paper beside what it bounds, on random draws and on the constructions that make it tight."""
+"""Bounds of the paper beside the bounded quantities, on random draws and on the constructions that make them tight."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def embedding_bounds(
     draws: int = 10,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Spectra of random embeddings whose smoothness is known beside their bounds, and counts of residual MLPs.
+    """Compute spectra of random embeddings of known smoothness and their bounds, and counts of residual MLPs.
 
     Args:
         dimension: d.
@@ -68,29 +68,32 @@ def embedding_bounds(
         "exp(wx)": (np.exp(rates * points), 2.5, float(np.exp(2 * (2.5 + 1 / 2.5) / 2))),
         "1/(1 + a²x²)": (1 / (1 + (rates * points) ** 2), 1.5, 1 / (1 - 4 * up**2)),
     }
-    made = {name: (of, analytic_bound(*sizes, radius=r, largest=m)) for name, (of, r, m) in analytic.items()}
+    embeddings = {name: (of, analytic_bound(*sizes, radius=r, largest=m)) for name, (of, r, m) in analytic.items()}
     for order, variation in ((1, 2.0), (3, 12.0)):
         of = np.abs(points - knots) ** order
-        made[f"|x − c|{'³' * (order == 3)}"] = (of, differentiable_bound(*sizes, order=order, variation=variation))
-    made["gated, β = 1"] = (GatedEmbedding.random(dimension, seed=seed)(points), gated_bound(*sizes, beta=1.0))
-    spectra = [np.linalg.svd(of, compute_uv=False) for of, _ in made.values()]
+        embeddings[f"|x − c|{'³' * (order == 3)}"] = (
+            of,
+            differentiable_bound(*sizes, order=order, variation=variation),
+        )
+    embeddings["gated, β = 1"] = (GatedEmbedding.random(dimension, seed=seed)(points), gated_bound(*sizes, beta=1.0))
+    spectra = [np.linalg.svd(of, compute_uv=False) for of, _ in embeddings.values()]
     columns = rng.normal(size=(patch, n_tokens))
     counts = np.empty((len(ACTIVATIONS), draws, len(epsilons)), dtype=int)
     for row, activation in enumerate(ACTIVATIONS):
         for draw, child in enumerate(children(seed, draws)):
             mlp = ResidualMlpEmbedding.random(dimension, patch, activation=activation, seed=child)
             counts[row, draw], most = mlp_count(mlp, columns, epsilons)
-    found = len(spectra[0])
+    count = len(spectra[0])
     return labelled(
         {
             "singular_value": (("embedding", "index"), np.array(spectra)),
-            "bound": (("embedding", "index"), np.array([bound[:found] for _, bound in made.values()])),
+            "bound": (("embedding", "index"), np.array([bound[:count] for _, bound in embeddings.values()])),
             "count": (("activation", "draw", "epsilon"), counts),
             "most": ("epsilon", most),
         },
         {
-            "embedding": list(made),
-            "index": range(1, found + 1),
+            "embedding": list(embeddings),
+            "index": range(1, count + 1),
             "activation": list(ACTIVATIONS),
             "draw": range(draws),
             "epsilon": list(epsilons),
@@ -108,7 +111,7 @@ def embedding_bounds(
 def compression_bounds(
     *, width: int = 32, heads: Sequence[int] = (1, 4), n_tokens: int = 64, draws: int = 20, seed: int = 0
 ) -> xr.Dataset:
-    """Theorem 3 both ways: errors of compression beside the bound, of one repeated token, and of what none compresses.
+    """Check theorem 3 both ways: errors of compression and their bound, one repeated token, and incompressible inputs.
 
     Args:
         width: d.
@@ -144,11 +147,11 @@ def compression_bounds(
         for row, count in enumerate(counts):
             weights = AttentionWeights.random(width, count, seed=child + 1)
             whole = attention(tokens, weights)
-            cut = (attention(tokens, compressed(weights, vocabulary, rank)) for rank in ranks)
-            errors[row, draw] = [np.linalg.norm(whole - other) for other in cut]
+            outputs = (attention(tokens, compressed(weights, vocabulary, rank)) for rank in ranks)
+            errors[row, draw] = [np.linalg.norm(whole - other) for other in outputs]
             bounds[row, draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
             rates[row, draw] = compression_rate(vocabulary, ranks)
-    repeated, rate = _one_token(width)
+    repeat_errors, rate = _one_token(width)
     over = {"d": width, "4d + 1": 4 * width + 1, "16d": 16 * width}
     singular = np.exp(-np.arange(width) / width)
     least, sharp = np.empty((len(over), width - 1)), np.empty((2, len(over)))
@@ -164,7 +167,7 @@ def compression_bounds(
             "error": (where, errors),
             "bound": (where, bounds),
             "rate": (where, rates),
-            "repeated_error": ("length", repeated),
+            "repeated_error": ("length", repeat_errors),
             "repeated_rate": ("length", np.full(len(LENGTHS), rate)),
             "least_error": (("length_over", "rank"), least),
             "floor": ("rank", singular[1:] / 4),
@@ -188,7 +191,7 @@ def compression_bounds(
 
 
 def _one_token(width: int) -> tuple[np.ndarray, float]:
-    """Errors of rank 1 on a second-best token repeated, and the printed rate, of a vocabulary that is as bad as any."""
+    """Compute errors of rank 1 on a repeated second-best token, and the printed rate, of a vocabulary as bad as any."""
     vocabulary = np.diag(np.append(1.0, np.full(width - 1, 0.1)))
     weights = AttentionWeights.random(width).with_value(np.sqrt(width) * np.eye(width))
     less, token = compressed(weights, vocabulary, 1), vocabulary[:, 1:2]
@@ -206,7 +209,7 @@ def growth_bounds(
     draws: int = 10,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Theorem 4 and corollary 1 beside the spectra of random layers and of the construction that grows fastest.
+    """Check theorem 4 and corollary 1 on random layers and on the construction that grows fastest.
 
     Args:
         width: d, with twice as many tokens.
@@ -220,7 +223,7 @@ def growth_bounds(
     Returns:
         Dataset of kind "theory_growth_bounds". ``relative`` (heads, draw, index): σ_k(Z)/σ_1(Z) for the fewest layers D
         that the theorem is about, and ``upper`` (heads, index); ``grown`` and ``lower`` (heads, index): of the
-        construction at D = 1 and what it is at least, 0 where nothing is said; ``alone`` (heads, draw, index): σ_k(Z)
+        construction at D = 1 and its lower bound, 0 where there is none; ``alone`` (heads, draw, index): σ_k(Z)
         at D = 1, and ``corollary`` (form, heads, index), which bounds it with the index of the proof, and does not
         with that printed; ``depth`` (heads): D.
 
@@ -246,8 +249,8 @@ def growth_bounds(
             deep = np.linalg.svd(residual_layer(tokens, weights, depth), compute_uv=False)
             relative[row, draw] = deep / deep[0]
             alone[row, draw] = np.linalg.svd(residual_layer(tokens, weights), compute_uv=False)
-    made = [growing(singular, count, 2 * width) for count in counts]
-    grown = np.array([np.linalg.svd(residual_layer(*each), compute_uv=False) for each in made])
+    constructions = [growing(singular, count, 2 * width) for count in counts]
+    growth = np.array([np.linalg.svd(residual_layer(*each), compute_uv=False) for each in constructions])
     k = np.arange(1, width + 1)
     proof = np.array([one_layer_bound(singular, count) for count in counts])
     printed = [np.minimum(corollary_index(k, count, as_printed=True), width) - 1 for count in counts]
@@ -259,7 +262,7 @@ def growth_bounds(
                 ("heads", "index"),
                 np.array([flow_bound(singular, *each) for each in zip(counts, depths, strict=True)]),
             ),
-            "grown": (("heads", "index"), grown / grown[:, :1]),
+            "grown": (("heads", "index"), growth / growth[:, :1]),
             "lower": (("heads", "index"), np.array([flow_floor(singular, count, 1) for count in counts])),
             "alone": (("heads", "draw", "index"), alone),
             "corollary": (("form", "heads", "index"), np.array([proof, constants * singular[np.array(printed)]])),
@@ -284,7 +287,7 @@ def sketch_bounds(
     draws: int = 5,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Theorem 6: the least error with one sketch for all heads, and the error with a sketch for each, and their bounds.
+    """Check theorem 6: errors with one sketch for all heads and with a sketch for each, and their bounds.
 
     Args:
         sizes: (h, d_h, d̃), each with 2 heads or more and d̃ below d_h.
@@ -308,18 +311,18 @@ def sketch_bounds(
         True
     """
     names = ("shared_error", "own_error", "shared_floor", "own_bound")
-    found = np.empty((len(names), len(sizes), draws))
+    measures = np.empty((len(names), len(sizes), draws))
     for row, (heads, size, rank) in enumerate(sizes):
         singular = np.exp(-np.arange(heads * size) / decay)
         for draw, child in enumerate(children(seed, draws)):
-            made = head_sketch(singular, heads, rank, heads * size + 4, seed=child)
-            found[:, row, draw] = [getattr(made, name) for name in names]
+            construction = head_sketch(singular, heads, rank, heads * size + 4, seed=child)
+            measures[:, row, draw] = [getattr(construction, name) for name in names]
     return labelled(
         {
-            "shared_error": (("size", "draw"), found[0]),
-            "own_error": (("size", "draw"), found[1]),
-            "shared_floor": ("size", found[2, :, 0]),
-            "own_bound": ("size", found[3, :, 0]),
+            "shared_error": (("size", "draw"), measures[0]),
+            "own_error": (("size", "draw"), measures[1]),
+            "shared_floor": ("size", measures[2, :, 0]),
+            "own_bound": ("size", measures[3, :, 0]),
         },
         {"size": [f"h = {h}, d_h = {d_h}, d̃ = {rank}" for h, d_h, rank in sizes], "draw": range(draws)},
         "sketch_bounds",

@@ -1,4 +1,4 @@
-"""Experiments on what several heads see together (appendix J.2) and how they raise rank (appendix J.3)."""
+"""Experiments on sketches of several heads (appendix J.2) and on how heads raise rank (appendix J.3)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sketching_by_heads(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """How much of an input random sparse sketches miss, each of a head, over how many heads there are.
+    """Measure the part of an input that random sparse sketches miss, one of each head, by the number of heads.
 
     Singular values of the input are exp(−(j − 1)/decay). Neither distances nor indices depend on its right singular
     vectors, so that the number of tokens, if at least the width, plays no part and is not asked for.
@@ -67,12 +67,12 @@ def sketching_by_heads(
             distances[0, draw, place] = sketching_distance(matrix, sparse)
             distances[1, draw, place] = sketching_distance(matrix, rng.normal(size=sparse.shape))
             entries[place] = np.count_nonzero(sparse)
-    found = np.vectorize(lambda distance: effective_index(singular, distance))(distances)
+    indices = np.vectorize(lambda distance: effective_index(singular, distance))(distances)
     return labelled(
         {
             "distance": (("sketch", "draw", "heads"), distances),
-            "effective_index": (("sketch", "draw", "heads"), found),
-            "slope": (("sketch", "draw"), slope_of(np.array(counts, dtype=float), np.maximum(found, 1))),
+            "effective_index": (("sketch", "draw", "heads"), indices),
+            "slope": (("sketch", "draw"), slope_of(np.array(counts, dtype=float), np.maximum(indices, 1))),
             "floor": ("heads", np.append(singular, 0.0)[[rank * count for count in counts]]),
             "entries": ("heads", entries),
             "singular_value": ("index", singular),
@@ -98,7 +98,7 @@ def spectra_by_heads(
     draws: int = 8,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Spectra of one attention layer's output with its input added, over its number of heads.
+    """Compute spectra of one attention layer's output with its input added, over its number of heads.
 
     Weights are Gaussian of variance 1, the same for every number of heads. The input has singular values
     exp(−(j − 1)/decay), once as they are, by which softmax is nearly even and adds one direction at most, and once

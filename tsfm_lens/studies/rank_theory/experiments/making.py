@@ -1,4 +1,4 @@
-"""What the experiments share: matrices of given singular values, slopes with intervals, and labels."""
+"""Common parts of the experiments: matrices of given singular values, slopes with intervals, and labels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RESAMPLED = 2000
 def labelled(
     data: Mapping[str, tuple[Any, ...]], coords: Mapping[str, Any], kind: str, title: str, where: str, **attrs: Any
 ) -> xr.Dataset:
-    """A dataset with its kind, title, source, seed and sizes."""
+    """Make a dataset with its kind, title, source, seed and sizes."""
     head = {"kind": f"theory_{kind}", "title": title, "source": f"{PAPER}, {where}"}
     return xr.Dataset(dict(data), coords=dict(coords), attrs={**head, **attrs})
 
 
 def of_spectrum(singular_values: np.ndarray, n_tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """Random directions with given singular values, (d, L).
+    """Draw random directions with given singular values, (d, L).
 
     Raises:
         InputError: fewer tokens than singular values.
@@ -37,35 +37,35 @@ def of_spectrum(singular_values: np.ndarray, n_tokens: int, rng: np.random.Gener
 
 
 def children(seed: int, count: int) -> list[int]:
-    """Seeds of so many draws, of which the first are the same whatever the count."""
+    """Return seeds of so many draws, of which the first are the same whatever the count."""
     if count < 1:
         raise InputError(f"draws is {count}, expected 1 or more")
     return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]
 
 
 def slope_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Slope of the least-squares line of log y over log x, along the last axis, (…)."""
+    """Compute the slope of the least-squares line of log y over log x, along the last axis, (…)."""
     across, up = np.log(x), np.log(y)
     centred = across - across.mean()
     return np.asarray((centred * (up - up.mean(-1, keepdims=True))).sum(-1) / (centred**2).sum())
 
 
 def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float, float]:
-    """Slope of the root mean square over draws, with its 95 % interval over them.
+    """Compute the slope of the root mean square over draws, with its 95 % interval over them.
 
     Args:
         x: (n,).
         y: (draw, n).
         seed: of the bootstrap.
     """
-    picked = np.random.default_rng(seed).integers(0, len(y), size=(RESAMPLED, len(y)))
-    slopes = slope_of(x, np.sqrt((y[picked] ** 2).mean(axis=1)))
+    sample = np.random.default_rng(seed).integers(0, len(y), size=(RESAMPLED, len(y)))
+    slopes = slope_of(x, np.sqrt((y[sample] ** 2).mean(axis=1)))
     low, high = np.quantile(slopes, (0.025, 0.975))
     return float(slope_of(x, np.sqrt((y**2).mean(axis=0)))), float(low), float(high)
 
 
 def divisors(width: int, heads: Sequence[int]) -> list[int]:
-    """Numbers of heads, each checked to divide the width.
+    """Return numbers of heads; refuse those that do not divide the width.
 
     Raises:
         InputError: there is none, or one does not.

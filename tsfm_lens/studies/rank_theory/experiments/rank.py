@@ -23,7 +23,7 @@ def compression_by_rank(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """How far a layer is off whose matrices are cut to a rank, over the first singular value that is cut off.
+    """Measure the error of a layer whose matrices are cut to a rank, over the first singular value that is cut off.
 
     Singular values of the vocabulary fall evenly on a logarithmic scale from 1 to e⁻⁵, and all of it is the input.
 
@@ -94,7 +94,7 @@ def compression_by_width(
     decay: float = 8.0,
     seed: int = 0,
 ) -> xr.Dataset:
-    """How far a layer cut to a fixed rank is off, over its width, for weights that grow with the width and for others.
+    """Measure the error of a layer cut to a fixed rank, over its width, for weights that grow with it and for others.
 
     Singular values of the vocabulary are exp(−(j − 1)/decay), the same leading ones at every width; all else is drawn
     anew. Weights of scaling "theorem" have ‖W_V‖ grow as √d, "normalised" ones do not grow, and "orthogonal" ones are
@@ -134,16 +134,16 @@ def compression_by_width(
         for place, width in enumerate(widths):
             rng = np.random.default_rng([child, width])
             tokens = of_spectrum(np.exp(-np.arange(width) / decay), n_tokens, rng)
-            drawn = int(rng.integers(2**31))
-            plain = AttentionWeights.random(width, seed=drawn)
-            turned = plain.with_value(np.sqrt(width) * orthonormal(width, width, rng))
-            small = AttentionWeights.random(width, scaling="normalised", seed=drawn)
-            for which, weights in enumerate((plain, turned, small)):
+            weight_seed = int(rng.integers(2**31))
+            plain = AttentionWeights.random(width, seed=weight_seed)
+            orthogonal = plain.with_value(np.sqrt(width) * orthonormal(width, width, rng))
+            small = AttentionWeights.random(width, scaling="normalised", seed=weight_seed)
+            for which, weights in enumerate((plain, orthogonal, small)):
                 errors[which, draw, place] = compression_errors(tokens, weights, [rank])[0]
-            lost = tokens - projector(tokens, rank) @ tokens
-            mixed = column_softmax(logits(tokens, turned)[0])
-            values[draw, place] = np.linalg.norm(turned.value[0] @ lost @ mixed)
-            residuals[draw, place] = np.linalg.norm(lost @ mixed)
+            residual = tokens - projector(tokens, rank) @ tokens
+            mixed = column_softmax(logits(tokens, orthogonal)[0])
+            values[draw, place] = np.linalg.norm(orthogonal.value[0] @ residual @ mixed)
+            residuals[draw, place] = np.linalg.norm(residual @ mixed)
     fits = np.array([slope_of_rms(np.array(widths, dtype=float), of, seed) for of in errors]).T
     return labelled(
         {
@@ -171,7 +171,7 @@ def chebyshev_curves(
     largest: float = 15.0,
     seed: int = 0,
 ) -> xr.Dataset:
-    """The curve that embeddings of Chebyshev polynomials draw in hidden space, by their rank.
+    """Compute the curve of embeddings of Chebyshev polynomials in hidden space, by their rank.
 
     Args:
         dimension: d.
