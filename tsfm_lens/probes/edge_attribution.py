@@ -66,18 +66,18 @@ def edge_attribution(
     scores = edge_scores(pair, places)
     data.attrs = pair.base.describe("edges", "Edge attribution", _SOURCE, **pair.parameters())
     axes = ("sender", "receiver", "series")
-    judged = pair.judged(data.assign(score=(axes, np.where(_reached(lens, places)[..., None], scores, np.nan))))
-    return judged.assign(score=(axes, scores))
+    result = pair.judged(data.assign(score=(axes, np.where(_reachability(lens, places)[..., None], scores, np.nan))))
+    return result.assign(score=(axes, scores))
 
 
-def _reached(lens: Lens, places: Sequence[Place]) -> np.ndarray:
-    """(sender, receiver and output): whether the receiver comes after the sender."""
+def _reachability(lens: Lens, places: Sequence[Place]) -> np.ndarray:
+    """Mark receivers that come after the sender, (sender, receiver and output)."""
     after = [later_branches(lens.wiring, component_at(place)) for place in places]
     return np.array([[*(branch_at(place) in later for place in places), True] for later in after])
 
 
 def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:
-    """(sender, receiver and output, series); ``pair`` from :func:`sender_contrast`."""
+    """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
     at = slopes(pair, sorted({place.point for place in places}))
     row_of = {place.target: row for row, place in enumerate(places)}
     columns: dict[str, list[int]] = {}
@@ -88,13 +88,17 @@ def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:
         rows = [row_of[sender.target] for sender, _, _ in group]
         scores[rows, -1] = pair.recovered(np.stack([direct for _, direct, _ in group]))
         for point, receivers in columns.items():
-            hearing = [(row, heard[point]) for row, (_, _, heard) in zip(rows, group, strict=True) if point in heard]
-            if not hearing:
+            entries = [
+                (row, receiver_acts[point])
+                for row, (_, _, receiver_acts) in zip(rows, group, strict=True)
+                if point in receiver_acts
+            ]
+            if not entries:
                 continue
-            changes = torch.stack([value for _, value in hearing]) - at[point]
+            changes = torch.stack([value for _, value in entries]) - at[point]
             # over tokens and what a head or a stream is wide; what is left is (sender, series), or a head besides
             products = (changes * at[f"{point}_grad"]).sum(dim=(2, -1)).detach().cpu().double().numpy()
             heads = [head for column in receivers if (head := places[column].head) is not None]
             shares = products[..., heads] if heads else products[..., None]
-            scores[np.ix_([row for row, _ in hearing], receivers)] = shares.swapaxes(1, 2)
+            scores[np.ix_([row for row, _ in entries], receivers)] = shares.swapaxes(1, 2)
     return scores

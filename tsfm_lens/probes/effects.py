@@ -78,31 +78,31 @@ def causal_effects(
     """
     refuse_no_share(smallest, "smallest")
     lens = run.lens
-    chosen = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(list(chosen)))
-    later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in chosen}
-    branches = sorted({_point(lens, branch) for held in later.values() for branch in held})
+    targets = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
+    data = run.dataset().assign_coords(component_coords(list(targets)))
+    later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in targets}
+    branches = sorted({_point(lens, branch) for behind in later.values() for branch in behind})
     acts = run.record(branches or ["unembed.hook_out"])
-    known = reference_of(run, how, reference)
-    made = ablated_variants(lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
-    free = dict(zip(chosen, made, strict=True))
-    held = [
+    source = reference_of(run, how, reference)
+    interventions = ablated_variants(lens, targets, how, source, horizon=run.horizon, seed=run.seed)
+    free = dict(zip(targets, interventions, strict=True))
+    variants = [
         Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in later[component])))
         for component, ablations in free.items()
     ]
-    forecasts, plain = points_without(run, free, how, progress, beside=held), run.point
-    total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
+    forecasts, plain = points_without(run, free, how, progress, beside=variants), run.point
+    total, direct = forecasts[: len(targets)] - plain, forecasts[len(targets) :] - plain
     axes = ("component", "series", "step")
     parts = {"total": (axes, total), "direct": (axes, direct), "indirect": (axes, total - direct)}
     data = data.assign(parts | {"plain_forecast": (axes[1:], plain)})
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
     facts |= {"smallest": smallest, "steps_from": run.steps_from}
     data.attrs = run.describe("effects", "Direct and total effects", _SOURCE, **facts)
-    return _judged(data, run, smallest)
+    return _add_statistics(data, run, smallest)
 
 
-def _judged(data: xr.Dataset, run: Run, smallest: float) -> xr.Dataset:
-    """With shares of the range, self-repair, and what is known of them; heads among heads, and so on."""
+def _add_statistics(data: xr.Dataset, run: Run, smallest: float) -> xr.Dataset:
+    """Add shares of the range, self-repair, and their statistics; heads are compared with heads, and so on."""
     later, wide = slice(run.steps_from, None), ranges(run, run.point)
     total, direct = (data[part].values[..., later] for part in ("total", "direct"))
     axes, groups = ("component", "series"), head_or_kind(data)
@@ -123,7 +123,7 @@ def _judged(data: xr.Dataset, run: Run, smallest: float) -> xr.Dataset:
 
 
 def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
-    """The share of a direct effect that later components undo.
+    """Compute the share of a direct effect that later components undo.
 
     Args:
         total, direct: (…, step) in data units.
@@ -133,13 +133,13 @@ def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.n
         (…); NaN where there is no direct effect.
     """
     size = np.square(direct).sum(-1)
-    known = ~none & (size > 0)
-    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=known)
+    valid = ~none & (size > 0)
+    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=valid)
     return 1.0 - share
 
 
 def _last(lens: Lens, component: Component) -> Component:
-    """The component, or the last branch of a whole layer."""
+    """Return the component, or the last branch of a whole layer."""
     if component.kind is not None:
         return component
     last = lens.wiring.stack(component.stack).rows(component.layer)[-1]

@@ -78,16 +78,16 @@ def head_parroting(
     batch, steps = run.batch, run.horizon
     refuse_variates(batch)
     _refuse(batch, lag, motif)
-    row, chosen, layers = pick_attention(run.lens, None, kind)
+    row, attention_kind, layers = pick_attention(run.lens, None, kind)
     dot = f"{row.name}." if row.name else ""
-    wanted = [f"{dot}{layer}.{chosen}.{head}" for layer in layers for head in range(row.n_heads)]
+    names = [f"{dot}{layer}.{attention_kind}.{head}" for layer in layers for head in range(row.n_heads)]
     plain = run.point
-    ablated = ablated_points(run, run.lens.components(*wanted), how, reference, progress)
+    ablated = ablated_points(run, run.lens.components(*names), how, reference, progress)
     ablated = ablated.reshape(len(layers), row.n_heads, *plain.shape)
     # the lag that the library's forecast copies at, as context_parroting has it
     lags = np.array([best_lag(values, one) for values, one in zip(batch.values, run.forecast.median, strict=True)])
     lags = lags if lag is None else np.full(len(batch), lag)
-    mass, chance, vacuous = _attention(run, lags, width, chosen)
+    mass, chance, vacuous = _attention(run, lags, width, attention_kind)
     data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
     data["mass"] = (("layer", "head", "series"), mass)
     data["chance"] = (("series",), chance)
@@ -103,7 +103,7 @@ def head_parroting(
         data[name] = (("series",), error)
         data[f"{name}_change"] = (("layer", "head", "series"), mae(ablated, target) / scales - error)
     data["forecast"], data["copy"], data["parrot"] = ((("series", "step"), each) for each in (plain, copy, parrot))
-    settings: dict[str, object] = {"attention": chosen, "motif": motif, "width": width, "how": how}
+    settings: dict[str, object] = {"attention": attention_kind, "motif": motif, "width": width, "how": how}
     settings |= {"rollout": int(run.rollout), "statistic": run.statistic}
     source = "tsfm-lens paper, sections 4 and 5"
     data.attrs = run.describe("head_parroting", "Context parroting by heads", source, **settings)
@@ -126,16 +126,16 @@ def _refuse(batch: SeriesBatch, lag: int | None, motif: int) -> None:
 
 
 def _attention(run: Run, lags: np.ndarray, width: int, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mass at each series' lag (layer, head, series); what an even spread would pay, and whether all lies there."""
-    found = [lag_attention(run.select(i), max(int(lag), 1), width=width, kind=kind) for i, lag in enumerate(lags)]
-    known = np.where(lags > 0, 1.0, np.nan)
-    mass = np.stack([each["mass"].values for each in found], axis=-1)
-    chance = np.array([float(each["chance"]) for each in found]) * known
-    return mass * known, chance, np.array([bool(each["vacuous"]) for each in found])
+    """Return the mass at each lag (layer, head, series), that of an even spread, and whether all lies there."""
+    maps = [lag_attention(run.select(i), max(int(lag), 1), width=width, kind=kind) for i, lag in enumerate(lags)]
+    weight = np.where(lags > 0, 1.0, np.nan)
+    mass = np.stack([each["mass"].values for each in maps], axis=-1)
+    chance = np.array([float(each["chance"]) for each in maps]) * weight
+    return mass * weight, chance, np.array([bool(each["vacuous"]) for each in maps])
 
 
 def _copies(batch: SeriesBatch, lags: np.ndarray, steps: int) -> np.ndarray:
-    """Each context repeated at its lag, (series, step)."""
+    """Repeat each context at its lag, (series, step)."""
     out = np.full((len(batch), steps), np.nan)
     for row, (values, lag) in enumerate(zip(batch.values, lags, strict=True)):
         if lag > 0:
@@ -144,10 +144,10 @@ def _copies(batch: SeriesBatch, lags: np.ndarray, steps: int) -> np.ndarray:
 
 
 def _parrots(batch: SeriesBatch, steps: int, motif: int) -> np.ndarray:
-    """The naive parrot's forecast of each series, (series, step)."""
+    """Forecast each series by the naive parrot, (series, step)."""
     out = np.full((len(batch), steps), np.nan)
     for row, values in enumerate(batch.values):
-        found = naive_parrot(values, steps, motif)
-        if found is not None:
-            out[row] = found[0]
+        parrot = naive_parrot(values, steps, motif)
+        if parrot is not None:
+            out[row] = parrot[0]
     return out

@@ -1,4 +1,4 @@
-"""How far induction heads and sharp heads are the same heads, and how that depends on the thresholds."""
+"""Overlap of induction heads and sharp heads, and how it depends on the thresholds."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def induction_overlap(
         True
     """
     of_kind(induction, "induction", "induction_overlap", "repeated_tokens")
-    normalised = _normalised(induction) if entropy is None else _aligned(induction, entropy)
+    normalised = _normalise(induction) if entropy is None else _align(induction, entropy)
     grids = {"copy_threshold": copy_grid, "entropy_threshold": entropy_grid, "prefix_threshold": prefix_grid}
-    axes = {name: _ascending(name, values) for name, values in grids.items()}
+    axes = {name: _check_grid(name, values) for name, values in grids.items()}
     prefix, copy = induction["prefix_matching"], induction["copy_score"]
     data = xr.Dataset({"prefix_matching": prefix, "copy_score": copy, "normalised": normalised}, coords=axes)
     for name in SCORES[:2]:
@@ -113,7 +113,7 @@ def induction_overlap(
 
 
 def _table(data: xr.Dataset) -> xr.Dataset:
-    """Counts, proportions and both conditional ones."""
+    """Add counts, proportions and both conditional ones."""
     is_induction, is_sharp = data["induction"].values, data["sharp"].values
     count = np.array([[int((a & b).sum()) for b in (is_sharp, ~is_sharp)] for a in (is_induction, ~is_induction)])
     data = data.assign_coords(induction_state=["induction", "other"], sharp_state=["sharp", "other"])
@@ -128,20 +128,20 @@ def _table(data: xr.Dataset) -> xr.Dataset:
 
 
 def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
-    """The same shares at every threshold of the grids."""
+    """Add the same shares at every threshold of the grids."""
     copies = data["copy_score"] >= data["copy_threshold"]
-    found = copies & (data["prefix_matching"] >= prefix_from)
+    induction = copies & (data["prefix_matching"] >= prefix_from)
     sharp = data["normalised"] < data["entropy_threshold"]
     heads = ["layer", "head"]
-    both = (found & sharp).sum(heads).transpose("copy_threshold", "entropy_threshold").values
-    n_found, n_sharp = found.sum(heads).values, sharp.sum(heads).values
+    both = (induction & sharp).sum(heads).transpose("copy_threshold", "entropy_threshold").values
+    n_induction, n_sharp = induction.sum(heads).values, sharp.sum(heads).values
     at = ("copy_threshold", "entropy_threshold")
-    data["sweep_sharp_given_induction"] = (at, _shares(both, n_found[:, None]))
+    data["sweep_sharp_given_induction"] = (at, _shares(both, n_induction[:, None]))
     data["sweep_induction_given_sharp"] = (at, _shares(both, n_sharp[None]))
-    data["sweep_induction_count"] = (("copy_threshold",), n_found)
+    data["sweep_induction_count"] = (("copy_threshold",), n_induction)
     data["sweep_sharp_count"] = (("entropy_threshold",), n_sharp)
-    passed = copies & (data["prefix_matching"] >= data["prefix_threshold"])
-    data["sweep_proportion_induction"] = passed.mean(heads).transpose("copy_threshold", "prefix_threshold")
+    above = copies & (data["prefix_matching"] >= data["prefix_threshold"])
+    data["sweep_proportion_induction"] = above.mean(heads).transpose("copy_threshold", "prefix_threshold")
     return data
 
 
@@ -156,16 +156,16 @@ def _correlations(scores: list[np.ndarray]) -> np.ndarray:
     return _shares(flat @ flat.T, np.outer(length, length))
 
 
-def _normalised(data: xr.Dataset) -> xr.DataArray:
-    """Entropy scaled to 0 … 1 over all heads, as ``head_entropy`` does."""
+def _normalise(data: xr.Dataset) -> xr.DataArray:
+    """Scale entropy to 0 … 1 over all heads, as ``head_entropy`` does."""
     if "entropy" not in data:
         raise InputError("this induction result holds no entropies; give a head_entropy result beside it")
     low, high = float(data["entropy"].min()), float(data["entropy"].max())
     return ((data["entropy"] - low) / ((high - low) or 1.0)).drop_attrs()
 
 
-def _aligned(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
-    """The normalised entropies, if they are of the heads that were tested for induction."""
+def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
+    """Return the normalised entropies, if they are of the heads that were tested for induction."""
     of_kind(entropy, "head_entropy", "induction_overlap")
     for key in ("model", "attention"):
         ours, theirs = induction.attrs.get(key), entropy.attrs.get(key)
@@ -179,7 +179,7 @@ def _aligned(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
     return xr.DataArray(values, dims=("layer", "head"), coords={dim: induction[dim] for dim in ("layer", "head")})
 
 
-def _ascending(name: str, values: Sequence[float]) -> list[float]:
+def _check_grid(name: str, values: Sequence[float]) -> list[float]:
     grid = [float(value) for value in values]
     if not grid or any(not a < b for a, b in pairwise(grid)):
         raise InputError(f"the grid of {name} is {grid}, expected ascending numbers")

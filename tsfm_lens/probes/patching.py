@@ -95,7 +95,7 @@ def activation_patching(
 
 
 def patches(pair: Contrast, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
-    """One variant a place and group of positions (None: all), places first."""
+    """Return one variant a place and group of positions (None: all), places first."""
     return [Variant(str(place.target), (_patch(pair, place, group),)) for place in places for group in groups]
 
 
@@ -113,7 +113,7 @@ def _patch(pair: Contrast, place: Place, group: list[int] | None) -> Interventio
 def grid_of(
     pair: Contrast, places: Sequence[Place], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
-    """Token groups of the places' stack, [None] for all tokens at once, and their coordinates.
+    """Return token groups of the places' stack, [None] for all tokens at once, and their coordinates.
 
     Raises:
         InputError: places of several stacks while positions are told apart.
@@ -135,7 +135,7 @@ def grid_of(
 
 @dataclass(frozen=True, eq=False)
 class _PatchSteps:
-    """In every pass of a rollout, replace the tokens that cover some steps by those of another run.
+    """Replacement of the tokens that cover some steps, in every pass of a rollout, by those of another run.
 
     Attributes:
         start, stop: steps from the forecast start; a token belongs to them with its middle.
@@ -152,13 +152,13 @@ class _PatchSteps:
     by_place: ClassVar[bool] = True
 
     def change(self, point: Point) -> Change:
-        """The stored value where a token belongs to the steps."""
+        """Return a function that takes the stored value where a token belongs to the steps."""
         whole = PatchFrom(self.target, self.source).change(point)
         spans_at = self.source.spans_at
         assert spans_at is not None
         first = self.source.calls(point.name)[0].value.shape[1]
 
-        def patched(value: Tensor, state: RunState) -> Tensor:
+        def patch(value: Tensor, state: RunState) -> Tensor:
             offset = state.offset.get(point.stack, 0)
             spans = spans_at(point.stack, state.step, offset, value.shape[1], first)
             tokens = zip(spans.start, spans.stop, spans.special, strict=True)
@@ -171,4 +171,4 @@ class _PatchSteps:
             mask = torch.tensor(inside, device=value.device).reshape(1, -1, *[1] * (value.ndim - 2))
             return torch.where(mask, whole(value, state), value)
 
-        return patched
+        return patch

@@ -76,9 +76,9 @@ def ablation_effects(
         ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
     """
     lens = run.lens
-    chosen = _default(lens) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(list(chosen)))
-    plain, forecasts = run.point, ablated_points(run, chosen, how, reference, progress)
+    targets = _default(lens) if components is None else lens.components(*listed(components, "components"))
+    data = run.dataset().assign_coords(component_coords(list(targets)))
+    plain, forecasts = run.point, ablated_points(run, targets, how, reference, progress)
     steps = ("component", "series", "step")
     data = data.assign(forecast=(steps, forecasts), baseline_forecast=(steps[1:], plain))
     later = slice(run.steps_from, None)
@@ -93,16 +93,16 @@ def ablation_effects(
     source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
     data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
-    return _judged(data, run)
+    return _add_statistics(data, run)
 
 
 def ablated_points(
-    run: Run, chosen: Sequence[Component], how: str, reference: Any, progress: Progress | None = None
+    run: Run, components: Sequence[Component], how: str, reference: Any, progress: Progress | None = None
 ) -> np.ndarray:
-    """Forecasts of :func:`ablation_effects` alone, (component, series, step)."""
-    known = reference_of(run, how, reference)
-    made = ablated_variants(run.lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
-    return points_without(run, dict(zip(chosen, made, strict=True)), how, progress)
+    """Compute the forecasts of :func:`ablation_effects` alone, (component, series, step)."""
+    source = reference_of(run, how, reference)
+    interventions = ablated_variants(run.lens, components, how, source, horizon=run.horizon, seed=run.seed)
+    return points_without(run, dict(zip(components, interventions, strict=True)), how, progress)
 
 
 def points_without(
@@ -113,7 +113,7 @@ def points_without(
     *,
     beside: Sequence[Variant] = (),
 ) -> np.ndarray:
-    """Forecasts without each component, and behind them of further variants, (variant, series, step).
+    """Forecast without each component, and behind them with further variants, (variant, series, step).
 
     Args:
         run: whose components are ablated.
@@ -124,17 +124,17 @@ def points_without(
     """
     # hooks of the caller's own may be other ones by the next call
     shares = how == "zero" and not run.lens.registry.in_use
-    known: dict[Component, np.ndarray] = run.derived.setdefault("ablated", {}) if shares else {}
-    missing = {component: parts for component, parts in ablations.items() if component not in known}
+    cache: dict[Component, np.ndarray] = run.derived.setdefault("ablated", {}) if shares else {}
+    missing = {component: parts for component, parts in ablations.items() if component not in cache}
     variants = [Variant(str(component), parts) for component, parts in missing.items()]
     new = [*variants, *beside]
-    found = point_forecasts(run, new, progress) if new else np.empty((0, len(run.batch), run.horizon))
-    known |= dict(zip(missing, found, strict=False))
-    return np.array([*(known[component] for component in ablations), *found[len(missing) :]])
+    forecasts = point_forecasts(run, new, progress) if new else np.empty((0, len(run.batch), run.horizon))
+    cache |= dict(zip(missing, forecasts, strict=False))
+    return np.array([*(cache[component] for component in ablations), *forecasts[len(missing) :]])
 
 
 def reference_of(run: Run, how: str, reference: Any) -> Any:
-    """What a run's ablations record their reference on, in such passes as the run has.
+    """Return what a run's ablations record their reference on, in such passes as the run has.
 
     A resampled activation takes the place of one of the same tokens. So series that a token model's single forward
     resamples from are put into single forwards of their own, each along its median path; all else stays as it is.
@@ -149,8 +149,8 @@ def reference_of(run: Run, how: str, reference: Any) -> Any:
     return run.lens.run(reference, run.horizon, rollout=False).encoded
 
 
-def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """With intervals, floors and what stands out, for each way of measuring an effect; heads among heads, and so on."""
+def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
+    """Add intervals, floors and what stands out for each measure of an effect; heads are compared with heads."""
     later = slice(run.steps_from, None)
     ways: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
         "spearman_distance": lambda other, plain: spearman_distance(other[..., later], plain[..., later]),
