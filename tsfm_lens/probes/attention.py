@@ -24,8 +24,8 @@ SHARP_BELOW = 0.38
 def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None = None) -> xr.Dataset:
     """Compute the attention of every head on one series, each token placed at the time steps that it covers.
 
-    It shows where heads look, not what the forecast comes from: in planted Chronos-Bolt models, where a register token
-    carries what was found, the mean over heads points at the right tokens no better than chance.
+    The patterns show where heads look, not what the forecast comes from. In planted Chronos-Bolt models a register
+    token carries the copied values, and the mean over heads points at the right tokens no better than chance;
     :func:`tsfm_lens.probes.activation_patching` of tokens finds them.
 
     Args:
@@ -161,8 +161,8 @@ def head_entropy(
 ) -> xr.Dataset:
     """Measure how widely each head of the output stack spreads its attention along a forecast.
 
-    Attention is not effect: a head may look sharply and write nothing, and the scaling over heads calls some head sharp
-    in every model, untrained ones too. On planted mechanisms most heads that are called sharp do nothing.
+    Attention is not effect: a head may look sharply and write nothing. The scaling over heads calls some head sharp in
+    every model, untrained ones too. On planted mechanisms most heads that are called sharp do nothing.
 
     Args:
         run: the forecast to explain.

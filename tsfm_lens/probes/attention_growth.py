@@ -26,7 +26,9 @@ class AttentionGrowth:
     """Spectra around the first attention of a layer, gathered from groups of series.
 
     Args:
-        lens: the model; column: a stack of it; layer: whose first attention.
+        lens: the model.
+        column: a stack of the model.
+        layer: the layer whose first attention is measured.
     """
 
     lens: Lens

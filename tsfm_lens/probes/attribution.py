@@ -21,7 +21,7 @@ from tsfm_lens.probes.writes import own_readout, writes_and_stream
 
 __all__ = ["attribute"]
 
-# in the streams that are read out at once, and in the writes at the points of the path that are taken at once
+# most numbers in the streams, or in the writes at points of the path, that are read out at once
 _NUMBERS = 2**21
 _SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"
 DECOMPOSITIONS = {
@@ -34,7 +34,7 @@ DECOMPOSITIONS = {
 def decompositions_of(lens: Lens) -> tuple[str, ...]:
     """Return the attribution decompositions that a model allows.
 
-    Where a library's backward pass is not the derivative (Toto 2), only the difference of readouts is left.
+    Where a library's backward pass is not the derivative (Toto 2), only the difference of readouts is allowed.
     """
     decompositions = DECOMPOSITIONS[lens.emits]
     return decompositions if lens.wiring.true_gradients else decompositions[:1]
@@ -43,16 +43,16 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
 def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
     """Split the forecast among the embedding, every head and every MLP of the stack that is read out.
 
-    Shares are signed means: a part that adds to one series what it takes from another, as a head that copies does, has
-    a share near 0 and does not stand out. :func:`tsfm_lens.probes.stream_shares` goes by size.
+    Shares are signed means. A copying head adds to one series what it takes from another, so its share is near 0 and
+    does not stand out; :func:`tsfm_lens.probes.stream_shares` measures sizes instead.
 
-    No decomposition of a token model is right everywhere. In planted Chronos models ``logit`` takes a head that lifts
-    the logits of all values alike for a part, and ``expected_value``, which sharp logits saturate, ranks parts near
-    chance in most mechanisms; with noise in the weights the second ranks better than the first.
+    No decomposition of a token model is right everywhere. In planted Chronos models ``logit`` mistakes a head that
+    lifts the logits of all values alike for a part. Sharp logits saturate ``expected_value``, which ranks parts near
+    chance in most mechanisms; with noise in the weights it ranks better than ``logit``.
 
-    The parts are measured from the readout of an empty residual stream (``baseline``) to the model's own forecast: the
-    stream after the last block is recorded beside the writes, which must sum to it, and its readout is compared with
-    the output of the same forward. Methods for token models:
+    The parts are measured from the readout of an empty residual stream (``baseline``) to the model's own forecast. The
+    stream after the last block is recorded beside the writes, which must sum to it. Its readout is compared with the
+    output of the same forward. Methods for token models:
 
     - ``logit``: the logit of the token that the run's path takes, less the mean over the vocabulary, with the final
       norm's scale frozen; linear, so the parts sum exactly to the whole.
@@ -103,7 +103,7 @@ def decomposed(run: Run, nodes: int | None = 128) -> xr.Dataset:
 
     Args:
         run: the forecast to explain.
-        nodes: of the path integral; None for decompositions that have none: then what is there already will do.
+        nodes: of the path integral; None for decompositions that have none, which reuse any cached result.
     """
     if nodes is not None and nodes < 1:
         raise InputError(f"nodes is {nodes}, expected 1 or more")
@@ -146,7 +146,7 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
     mean = parts.mean(-1)
     size = np.abs(mean).sum(1, keepdims=True)
     size = np.where(size > 0, size, np.nan)
-    # what is summed up to the whole rounds as the whole does, and values in data units at their level, too
+    # parts round as the whole that they sum to does, and values in data units at their own level, too
     level = np.where(data["unit"].values[:, None] == "data units", own_rounding(run), 0.0)
     floor = relative_rounding(run.lens) * np.abs(total).max(-1) + level
     axes = ("decomposition", "component", "series")
@@ -182,7 +182,7 @@ def component_coords(names: list[Component | str]) -> dict[str, Any]:
 def completeness(attribution: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Return the largest |sum of parts - whole| of each decomposition and series, over the largest |whole|.
 
-    The whole is the model's own, not that of the summed writes.
+    The whole is the model's own, not the sum of the writes.
     """
     gap = np.abs(attribution.sum(axis=1) - total)
     axes = tuple(range(2, gap.ndim))
@@ -205,7 +205,7 @@ def _token(run: Run, writes: Tensor, last: Tensor) -> Parts:
     def frozen(stream: Tensor) -> Tensor:
         return centred(lens.readout(stream, run.encoded, like=last))
 
-    # the frozen readout is linear, so each write goes through it alone, less what an empty stream gives
+    # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
     empty = frozen(torch.zeros_like(last))
     logit = _of_each(frozen, writes, lens) - empty
     first, values = lens.first_value_token, lens.bin_values(run.encoded)[:, None].to(last)

@@ -40,13 +40,13 @@ def attribution_patching(
 ) -> xr.Dataset:
     """Estimate what patching each place would recover, from the gradient at the unpatched run.
 
-    Where a gate or a softmax is saturated there is no gradient, and what goes through it is missed.
+    A saturated gate or softmax has no gradient, so the estimate misses its part.
 
     Args:
         clean, corrupted, at, stack, positions, direction: see
-            :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are taken in single forwards, which
+            :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are read in single forwards, which
             have the gradients.
-        exact: also patch, to tell the estimate's error.
+        exact: also patch, to measure the estimate's error.
         progress: of the exact patching.
 
     Returns:
@@ -63,8 +63,8 @@ def attribution_patching(
             than one pass.
 
     Example:
-        >>> found = probes.attribution_patching(run, corrupted, exact=False)
-        >>> found["first_order"].dims
+        >>> data = probes.attribution_patching(run, corrupted, exact=False)
+        >>> data["first_order"].dims
         ('component', 'position', 'series')
     """
     lens = clean.lens
@@ -93,8 +93,8 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
     """Record the base run with the gradients of the share recovered, under ``name + "_grad"``.
 
     Raises:
-        InputError: a multivariate batch, whose series' gradients would run into each other; or a gradient that is no
-            number, as some models have it at the padding of shorter series.
+        InputError: a multivariate batch, whose series' gradients would mix; or a gradient that is not a number, as at
+            the padding of shorter series in some models.
     """
     run, encoded = pair.base, pair.base.encoded
     if run.batch.multivariate:
@@ -122,7 +122,7 @@ def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tens
     """Record activations of one forward and a loss's gradients at them; weights get none, which cost as much.
 
     Args:
-        run: looked at in one pass.
+        run: the forecast, in one pass.
         names: of hook points.
         loss: of the forward's output, one number or several (value,); gradients of several have a leading axis.
     """

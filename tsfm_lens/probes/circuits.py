@@ -31,7 +31,7 @@ __all__ = ["minimal_circuit"]
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024"
 Ablations = dict[Component, tuple[Intervention, ...]]
 Behaviour = Callable[[np.ndarray], np.ndarray]
-"""Forecasts (…, series, step) -> what is to be kept of them, (…, series, feature)."""
+"""Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series, feature)."""
 
 RANKINGS = ("greedy", "effects", "edges")
 
@@ -52,32 +52,32 @@ def minimal_circuit(
 ) -> xr.Dataset:
     """Remove components as long as the behaviour stays within a tolerance.
 
-    Faithfulness of a set of components is 1 - d(set, model) / d(nothing, model), where d is the root mean square
-    difference of the behaviour and everything outside the set is ablated: 1 for the whole model, 0 for none of it.
+    Faithfulness of a set of components is 1 - d(set, model) / d(nothing, model): 1 for the whole model, 0 for none of
+    it. Here d is the root mean square difference of the behaviour, and everything outside the set is ablated.
 
-    With a ``corrupted`` run, a component that does the same on both series is never missed, and is left out however
-    much the forecast needs it: in planted Chronos models a head that marks the last period.
+    With a ``corrupted`` run, the circuit leaves out a component that does the same on both series, however much the
+    forecast needs it: in planted Chronos models a head that marks the last period.
 
     Args:
         clean: the run in which the behaviour shows.
-        corrupted: a run, made alike, of series of equal lengths without what the circuit is for: components outside get
-            their activations from there. If None, ``how`` says what they get.
-        ranking: "greedy" takes away, round by round, what is missed least given what is gone already, until nothing
-            more can go; "effects" orders components by what ablating each alone does, "edges" by the size of their
-            outgoing edges (edge attribution, in single forwards), and both take the shortest such list that is faithful
-            enough. Edges come from gradients, which are none where a gate is shut or open, so parts that set a gate
-            are kept last and the circuit gets too large.
-        tolerance: allowed loss of faithfulness, averaged over the series that have one.
+        corrupted: a run, made alike, of series of equal lengths without what the circuit is for. Components outside the
+            circuit take their activations from it. If None, ``how`` says what they take.
+        ranking: "greedy" removes, round by round, the component that lowers faithfulness least after earlier removals,
+            until none more can go. "effects" ranks components by the effect of ablating each alone, "edges" by the
+            size of their outgoing edges (edge attribution, in single forwards); both take the shortest list that is
+            faithful enough. Edges come from gradients, which vanish where a gate is shut or open, so parts that set a
+            gate rank last and the circuit gets too large.
+        tolerance: allowed loss of faithfulness, averaged over the series that have a verdict.
         behaviour: what must be kept of a forecast; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the stack that is read out if None.
         how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take the run's seed.
-        per_round: components that greedy takes away at once, as long as that is faithful enough.
+        per_round: components that greedy removes at once, as long as that is faithful enough.
         smallest: a series has no verdict if ablating every node changes its forecast by up to this share of its range.
-        progress: called with (taken away, of).
+        progress: called with (removed, of).
 
     Returns:
         Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of
-        taking away, -1 for those that stay; ``curve`` (size), faithfulness of the set of each size on the way, NaN for
+        removal, -1 for those that stay; ``curve`` (size), faithfulness of the set of each size on the way, NaN for
         sizes not reached; ``faithfulness`` and ``completeness`` (series), the latter 1 - faithfulness of the
         complement, both with what :func:`tsfm_lens.probes.findings.judge` adds; ``forecast`` (part, series, step) of
         "model", "circuit", "complement" and "nothing". Over ``series`` also ``gap``, the behaviour's difference between
@@ -96,8 +96,8 @@ def minimal_circuit(
         UnknownNameError: no such component.
 
     Example:
-        >>> found = probes.minimal_circuit(run, nodes=["decoder.*.mlp"], ranking="effects")
-        >>> bool((found["faithfulness"] >= 0.9).all())
+        >>> data = probes.minimal_circuit(run, nodes=["decoder.*.mlp"], ranking="effects")
+        >>> bool((data["faithfulness"] >= 0.9).all())
         True
     """
     _refuse(ranking, tolerance, per_round, behaviour, smallest)
@@ -176,8 +176,8 @@ class _Bench:
     """Run with sets of nodes ablated, and the faithfulness of these sets.
 
     Attributes:
-        noise: (series,) the distance of two behaviours between which nothing was changed.
-        no_verdict: (series,) whether the gap between the whole model and nothing of it is too small to be divided.
+        noise: (series,) the distance of two behaviours of the unchanged model.
+        no_verdict: (series,) whether the gap between the whole model and nothing of it is too small to divide by.
     """
 
     run: Run
@@ -201,7 +201,7 @@ class _Bench:
         """Add the noise of all runs that a variant's activations come from, and the series without a verdict.
 
         Raises:
-            InputError: none has one.
+            InputError: no series has a verdict.
         """
         floors = [
             noise_floor(run, lambda other, plain: _rms(self._features(other), self._features(plain))) for run in sources
@@ -232,7 +232,7 @@ class _Bench:
         """Forecast with each set of nodes ablated, (set, series, step)."""
         together = [[i for node in self.ablations if node in members for i in self.ablations[node]] for members in sets]
         forecasts = point_forecasts(self.run, [Variant("ablated", tuple(interventions)) for interventions in together])
-        # neither faithfulness nor a ranking by it is to hang on rounding
+        # faithfulness and rankings by it must not depend on rounding
         for plain in (self.nothing, self.whole):
             forecasts = told_apart(self.run, forecasts, plain) if plain.size else forecasts
         return forecasts

@@ -27,7 +27,7 @@ class Contrast:
         source: the run that they come from.
         base_forecast, source_forecast: (series, step), unpatched.
         direction: "denoise" puts clean activations into the corrupted run, "noise" corrupted ones into the clean.
-        base_acts, source_acts: what was recorded of both.
+        base_acts, source_acts: recorded activations of both.
     """
 
     base: Run
@@ -41,7 +41,7 @@ class Contrast:
     def recovered(self, forecasts: np.ndarray) -> np.ndarray:
         """Measure how far forecasts (…, series, step) are on the way from base to source, (…, series).
 
-        The projection on that way: 0 at the base's forecast, 1 at the source's.
+        This is a projection: 0 at the base's forecast, 1 at the source's.
         """
         way = self.source_forecast - self.base_forecast
         return ((forecasts - self.base_forecast) * way).sum(-1) / np.square(way).sum(-1)

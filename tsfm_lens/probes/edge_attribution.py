@@ -31,18 +31,18 @@ def edge_attribution(
 ) -> xr.Dataset:
     """Score the edge from every component to every later one.
 
-    What a receiver computes when the sender alone changes is exact (one forward a sender, as in path patching);
-    what the forecast makes of that is taken from the gradient at the receiver. Edges to the output are exact. Where a
-    gate or a softmax is saturated the gradient is none, and the edge into it is missed.
+    The receiver's change when the sender alone changes is exact (one forward a sender, as in path patching). Its effect
+    on the forecast comes from the gradient at the receiver. Edges to the output are exact. A saturated gate or softmax
+    has no gradient, so the edge into it is missed.
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are
-            taken in single forwards, which have the gradients.
+            read in single forwards, which have the gradients.
         nodes: heads and branches; the heads and MLPs of the stack that is read out if None.
 
     Returns:
         Dataset of kind "edges" over (sender, receiver, series): ``score``, the estimated share of the way to the
-        source's forecast; 0 where the receiver does not come after the sender; and, of edges that there are, what
+        source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
         :func:`tsfm_lens.probes.findings.judge` adds, with the noise of both runs. The last receiver is "output".
 
     Source:
@@ -53,8 +53,8 @@ def edge_attribution(
             as in activation patching.
 
     Example:
-        >>> found = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])
-        >>> found["receiver"].values.tolist()
+        >>> data = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])
+        >>> data["receiver"].values.tolist()
         ['decoder.0.mlp', 'decoder.1.mlp', 'output']
     """
     lens = clean.lens
@@ -96,7 +96,7 @@ def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:
             if not entries:
                 continue
             changes = torch.stack([value for _, value in entries]) - at[point]
-            # over tokens and what a head or a stream is wide; what is left is (sender, series), or a head besides
+            # sums over tokens and width leave (sender, series), and a head axis at heads
             products = (changes * at[f"{point}_grad"]).sum(dim=(2, -1)).detach().cpu().double().numpy()
             heads = [head for column in receivers if (head := places[column].head) is not None]
             shares = products[..., heads] if heads else products[..., None]

@@ -38,21 +38,20 @@ def causal_effects(
     """Ablate each component twice: with all later branches free to respond, and with them held at what they wrote.
 
     The total effect is the change of the forecast with everything free. The direct effect is the change with every
-    later attention and MLP of its stack held, so that the component acts on the forecast through the residual stream
-    (and the final norm) alone; of an encoder's, through all that the decoder makes of that stream. The indirect effect
-    is their difference. Where later components undo part of the direct effect, the model repairs itself.
+    later attention and MLP of the stack held. The component then acts on the forecast through the residual stream (and
+    the final norm) alone; an encoder's, through the whole decoder. The indirect effect is total less direct. Where
+    later components undo part of the direct effect, the model repairs itself.
 
-    Sharp logits saturate, and a direct effect hardly shows behind them: in planted Chronos models it ranks parts near
-    chance in most mechanisms, and takes a head that lifts the logits of all values alike for a part. The total effect
-    does neither.
+    Sharp logits saturate and hide direct effects. In planted Chronos models the direct effect ranks parts near chance
+    in most mechanisms, and mistakes a head that lifts the logits of all values alike for a part. The total effect does
+    neither.
 
     Args:
-        run: the forecast to explain. In rollouts, "held" means at what the branch wrote in the same pass of the plain
+        run: the forecast to explain. In rollouts, a held branch writes what it wrote in the same pass of the plain
             rollout.
         components: heads, branches or layers, by name or glob; heads and MLPs of the stack that is read out if None.
         how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
-        smallest: direct effects whose mean size is up to this share of the series' range are too small for the part of
-            them that is undone to mean anything.
+        smallest: self-repair is undefined for direct effects whose mean size is up to this share of the series' range.
         progress: called with (done, of).
 
     Returns:
@@ -72,8 +71,8 @@ def causal_effects(
         UnknownNameError: no such component.
 
     Example:
-        >>> found = probes.causal_effects(run, components="decoder.*.mlp")
-        >>> sorted(name for name in found if "_" not in str(name))
+        >>> data = probes.causal_effects(run, components="decoder.*.mlp")
+        >>> sorted(name for name in data if "_" not in str(name))
         ['context', 'direct', 'indirect', 'total', 'truth']
     """
     refuse_no_share(smallest, "smallest")

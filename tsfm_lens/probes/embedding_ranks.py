@@ -46,7 +46,7 @@ def embedding_ranks(
         signals: families of series by name, each as :func:`tsfm_lens.data.as_series` takes it; those of
             :func:`signal_families` if None.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
-        tokens: of each family so many have angles, evenly over its first 4096.
+        tokens: number of each family's tokens that have angles, evenly over its first 4096.
         batch_size: series in a group.
         seed: of the families.
 
@@ -65,11 +65,11 @@ def embedding_ranks(
 
     Raises:
         InputError: an ε outside (0, 1), fewer than 2 tokens, batch_size below 1, or a family that the model cannot
-            read or that has a name of its own here.
+            read or whose name is reserved.
 
     Example:
-        >>> found = probes.embedding_ranks(run)
-        >>> int(found["epsilon_rank"].sel(epsilon=0.01, family="zero"))
+        >>> data = probes.embedding_ranks(run)
+        >>> int(data["epsilon_rank"].sel(epsilon=0.01, family="zero"))
         1
     """
     levels = checked_levels(epsilon)
@@ -101,8 +101,8 @@ def embedding_ranks(
 def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
     """Return sinusoids, exponentials, white noise and zeros, as long as the longest series of a run.
 
-    Of each but the last 8 to 64, so that there are about two tokens for each dimension of the stream; of a language
-    model sequences of random ids alone.
+    Each family but the last has 8 to 64 series, so that there are about two tokens for each dimension of the stream.
+    A language model takes sequences of random ids alone.
 
     Args:
         run: whose series are matched.
@@ -135,7 +135,9 @@ class _Tokens:
     """Embedded tokens of a family.
 
     Attributes:
-        spectrum: of all of them; signals: singular values of each signal's own; first: the first ones, (token, d).
+        spectrum: of all tokens.
+        signals: singular values of each signal.
+        first: the first tokens, (token, d).
     """
 
     def __init__(self, width: int) -> None:

@@ -24,20 +24,20 @@ EPSILON = 1e-8
 def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> xr.Dataset:
     """Compute the entropic rank of the head outputs of every layer of the stack that is read out.
 
-    The writes of a layer's heads at one token are scaled to length 1 and put side by side; the entropy of
-    their normalised singular values, averaged over all tokens of all series and exponentiated, counts the directions:
-    1 if all heads write along one line, the number of heads if no two share any. A write is what the output projection
-    makes of a head; a norm between the projection and the stream (TimesFM) is not part of it.
+    The writes of a layer's heads at one token are scaled to length 1 and stacked. The entropy of their normalised
+    singular values is averaged over all tokens of all series and exponentiated. It counts the directions: 1 if all
+    heads write along one line, the number of heads if no two share any. A write is a head's output after the output
+    projection; a norm between the projection and the stream (TimesFM) is not part of it.
 
     Args:
-        run: the forecast to explain; its series pass through the model in groups, and only sums are kept.
+        run: the forecast to explain; its series pass through the model in groups, and only sums stay in memory.
         kind: kind of attention; the stack's last kind if None.
         batch_size: series in a group, or items where they have several variates.
 
     Returns:
         Dataset of kind "entropic_rank" over ``layer``: ``rank``; ``entropy`` in nats (layer, series), the
-        mean over tokens; and ``tokens`` (series), how many those are, by which the rank weights the series. Tokens that
-        only pad a short series do not count.
+        mean over tokens; and ``tokens`` (series), their number, by which the rank weights the series. Tokens that only
+        pad a short series do not count.
 
     Source:
         tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
@@ -106,8 +106,7 @@ def mean_over_tokens(
         run, kind, batch_size: see :func:`entropic_rank`.
         reduce: head writes (batch, pos, head, d_model) to (batch, pos, …), token by token; applied while the model
             runs.
-        normed: whether a write is what reaches the stream, after a norm behind the output projection if there is one;
-            else what the projection gives.
+        normed: read writes after a norm behind the output projection, if there is one; else before it.
 
     Raises:
         InputError: batch_size below 1, or the horizon is longer than one pass.
@@ -117,8 +116,8 @@ def mean_over_tokens(
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     stack = lens.wiring.output_stack
-    attention_kind, layers = stack.layers_with(kind)
-    reducers = dict(_reducer(lens, layer, attention_kind, reduce, normed=normed) for layer in layers)
+    attention, layers = stack.layers_with(kind)
+    reducers = dict(_reducer(lens, layer, attention, reduce, normed=normed) for layer in layers)
     means = []
     rows: list[str] = []
     tokens: list[np.ndarray] = []
@@ -133,7 +132,7 @@ def mean_over_tokens(
         weights = visible.reshape(*visible.shape, *[1] * (each.ndim - 3))
         tokens.append(visible.sum(dim=1).numpy())
         means.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
-    return TokenMeans(np.concatenate(means, axis=1), attention_kind, layers, rows, np.concatenate(tokens))
+    return TokenMeans(np.concatenate(means, axis=1), attention, layers, rows, np.concatenate(tokens))
 
 
 def _reducer(

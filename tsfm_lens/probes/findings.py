@@ -12,15 +12,15 @@ from scipy.special import stdtr, stdtrit
 from tsfm_lens.errors import InputError, unknown_name
 
 Control = Literal["holm", "by"]
-"""How many looks are paid for: "holm" names a wrong member in at most 5 % of results (family-wise error), "by" lets at
-most 5 % of the named members be wrong on average (Benjamini and Yekutieli's false-discovery rate), however members
+"""Correction for multiple tests. "holm" names a wrong member in at most 5 % of results (family-wise error). "by" lets
+at most 5 % of the named members be wrong on average (Benjamini and Yekutieli's false-discovery rate), however members
 depend on each other."""
 
 CONFIDENCE = 0.95
 SMALLEST_SHARE = 0.01
-"""Of a series' range: changes of a forecast below it are nothing to form a ratio with, unless a caller asks for it."""
+"""Share of a series' range: smaller changes of a forecast are no denominator, unless a caller allows it."""
 FEWEST = 3
-"""Series from which on they are taken for a sample, over which an effect has an interval."""
+"""Least number of series that count as a sample, over which an effect has an interval."""
 
 
 def judge(
@@ -36,25 +36,26 @@ def judge(
 ) -> xr.Dataset:
     """Add to an effect its interval, its noise floor, and the members that stand out or lead.
 
-    Covariates are left out. Of at least three series the effect is estimated by its mean over them; they are a sample,
-    so that what is found would be found on others like them. Fewer are spoken of as they are. Members are what the
-    effect is told of beside series: components, or components at positions. One stands out if its effect is above the
-    noise floor, and leads its group if it is also larger than that of every other member: one-sided t tests over series
-    (paired between members), after Holm, or as ``control`` says, over the members of a group (a leader's always after
-    Holm); of fewer than three series the effect, or the difference, must exceed the floor in each. To stand out is to
-    be more than rounding or draws, and not to be large: where every head writes a little, every head stands out.
+    Covariates are left out. Three or more series are a sample, and the effect's estimate is the mean over them, so that
+    results hold for other series like them; fewer series are no sample. Members are the effect's entries along all
+    other dimensions: components, or components at positions. A member stands out if its effect is above the noise
+    floor. It leads its group if its effect is also larger than that of every other member. Both are one-sided t tests
+    over series, paired between members. They are corrected over the members of a group after Holm, or as ``control``
+    says; a leader's always after Holm. With fewer than three series the effect, or the difference, must exceed the
+    floor in each. An effect that stands out is more than rounding or draws, but need not be large: where every head
+    writes a little, every head stands out.
 
     Args:
         data: result with ``name`` over (…, series).
         name: of the effect.
-        floor: (series,), one value, or labelled by some of the effect's dimensions: what the same measure gives where
-            nothing was changed.
+        floor: (series,), one value, or labelled by some of the effect's dimensions: the same measure on an unchanged
+            model.
         signed: whether effects below zero count by their size.
-        groups: a coordinate or array over some of the members' dimensions, or one label per member; leaders are found
-            within each. None puts all into one.
+        groups: a coordinate or array over some of the members' dimensions, or one label per member; each group has its
+            own leader. None puts all into one.
         values: (…, series) the effect by series, where the result has it in some other form.
         over: the dimension that is a sample, if it is not "series".
-        control: see :data:`Control`; "by" where a list is wanted and a few wrong members among many are no harm.
+        control: see :data:`Control`; "by" for lists in which a few wrong members among many do no harm.
 
     Returns:
         The result with ``NAME_estimate``, ``NAME_low``, ``NAME_high`` (…), the ends of the 95 % interval over series
@@ -121,7 +122,7 @@ def refuse_no_share(value: object, what: str) -> None:
     """Refuse a value that is no number from 0 to 1.
 
     Raises:
-        InputError: it is not.
+        InputError: the value is none.
     """
     if not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InputError(f"{what} is {value!r}, expected a share from 0 to 1")
@@ -134,7 +135,7 @@ def standing(
 
     See :func:`judge`.
     """
-    # the side that the estimate is on; testing the size of each value would find noise large
+    # the sign of the estimate; a test of each value's size would call noise large
     side = np.where(signed & (interval_over_series(effect)[0] < 0), -1.0, 1.0)[:, None]
     stands_out = _exceeds(side * effect - floor, 2.0 if signed else 1.0, control)
     leads = np.zeros(len(effect), dtype=bool)
@@ -145,10 +146,13 @@ def standing(
 
 
 def interval_over_series(effect: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean over the last axis, series, and the ends of its 95 % t interval."""
+    """Return the mean over the last axis, series, and the ends of its 95 % t interval.
+
+    With fewer than three series all three are the mean.
+    """
     valid = np.isfinite(effect)
     count = valid.sum(-1)
-    # of a component that is defined for no series
+    # a component may be defined for no series
     with np.errstate(invalid="ignore"):
         mean = np.where(valid, effect, 0.0).sum(-1) / count
     if (count < FEWEST).all():
@@ -164,7 +168,7 @@ def by_unit(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return units of a sample whose mean is the ratio of totals to counts, and whose spread is that ratio's.
 
     Args:
-        totals: (…, unit) sums over what was counted in each.
+        totals: (…, unit) sums over the counted items of each.
         counts: (unit,).
 
     Source:
@@ -212,7 +216,10 @@ def _exceeds(values: np.ndarray, sides: float, control: Control = "holm") -> np.
 
 
 def _holm(p: np.ndarray) -> np.ndarray:
-    """Holm's adjusted p-values. The library's function collects garbage at each call, half a second beside torch."""
+    """Adjust p-values after Holm.
+
+    The library's function collects garbage at each call, which takes half a second beside torch.
+    """
     order = np.argsort(p)
     adjusted = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
     return np.minimum(adjusted, 1.0)[np.argsort(order)]

@@ -36,15 +36,15 @@ def flow_of_ranks(
 ) -> xr.Dataset:
     """Compute spectra and ranks of the stream before each layer and after the last, and of each layer's W_Q.
 
-    The matrix of a stream has a row per token of every series. Series pass through the model in groups, and only a
-    triangular factor of d_model × d_model numbers is kept of each stream, so that many series need no more memory than
-    few; singular values come from it in float64 as small as the stream itself has them (the sum of outer products
-    would lose those below 1.5e-8 of the largest).
+    The matrix of a stream has a row per token of every series. Series pass through the model in groups, and each stream
+    leaves only a triangular factor of d_model × d_model numbers, so many series need no more memory than few. The
+    factor has the stream's singular values in float64, small ones too (a sum of outer products would lose those below
+    1.5e-8 of the largest).
 
     Args:
         run: the forecast to explain.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
-        stack: its stream; the first stack, which reads the series, if None.
+        stack: the stack of the stream; the first one, which reads the series, if None.
         batch_size: series in a group, or items where they have several variates.
         apart: the most series that have ranks of their own, evenly over the batch.
 
@@ -59,9 +59,9 @@ def flow_of_ranks(
         largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O, which theorem 4 asks to be at most
         1; and ``bound`` (layer, mode), what the theorem allows the relative singular values after the layer, NaN where
         it says nothing because these norms are larger or the model has fewer than ``attrs["least_depth"]`` layers. The
-        theorem knows neither norms before the branches nor MLPs. ``attention_value`` and ``attention_bound`` (layer,
-        mode): relative singular values of the stream after the layer's first attention, and what they cannot exceed by
-        the inequality behind the theorem, with what was measured in the place of its constants; it holds for every
+        theorem covers neither norms before the branches nor MLPs. ``attention_value`` and ``attention_bound`` (layer,
+        mode): relative singular values of the stream after the layer's first attention, and their bound by the
+        inequality behind the theorem, with measured values in the place of its constants; it holds for every
         model. NaN where an attention does more than weigh values, or regroups rows.
 
     Source:
@@ -99,11 +99,11 @@ def flow_of_ranks(
     growths = [AttentionGrowth(lens, column, layer) for layer in range(column.n_layers)]
     around = [point for growth in growths for point in growth.points]
     series: list[str] = []
-    # one array for all: small ones that stay between the groups' large ones keep the heap from using those again
+    # one array for all: small arrays between the groups' large ones would keep the heap from reusing these
     ranks = np.full((len(levels), len(points), len(run.batch)), np.nan)
     for group in item_groups(run.in_one_pass(), batch_size):
         visible = group.encoded.shown(column.name)
-        # the run itself keeps the streams for other probes, a part of it does not
+        # the run itself stores the streams for other probes, a part of it does not
         is_whole = len(group.batch) == len(run.batch)
         with torch.no_grad():
             group_acts = lens.run_with_cache(group.encoded, names_filter=around if is_whole else [*points, *around])[1]

@@ -23,7 +23,7 @@ def _all(kind: type, value: object) -> bool:
     return not isinstance(value, list | tuple) or all(isinstance(each, kind) for each in value)
 
 
-# by the words of an annotation: whether something is what it asks for, and what that is called
+# annotation -> a check of the argument, and the argument's name in messages
 _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "Run": (lambda value: isinstance(value, Run), _RUN),
     "Run | None": (lambda value: value is None or isinstance(value, Run), f"{_RUN}, or None"),
@@ -43,10 +43,11 @@ _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
 def refuse_others(package: str) -> None:
     """Let every function of a package refuse what is no run or lens, where its annotation asks for one.
 
-    Each stands under its name in the room and in its own module, with the signature and the docstring that it has.
+    Each checked function replaces the original in the package and in its own module, with the same signature and
+    docstring.
 
     Args:
-        room: dotted name of the package, whose ``__all__`` is known by then.
+        package: dotted name of the package, which has set ``__all__`` before.
     """
     namespace = vars(sys.modules[package])
     for name in namespace["__all__"]:
@@ -60,13 +61,13 @@ def of_kind(result: Any, kind: str, probe: str, source: str = "") -> xr.Dataset:
     """Check that a result of another probe is of a kind, and return it.
 
     Args:
-        result: what the probe was given.
-        kind: that its attributes must name, such as "logit_lens".
-        probe: that takes it, such as "layer_gain".
-        made_by: the probe whose result it is, if it has another name than the kind.
+        result: the probe's argument.
+        kind: required kind of the result, such as "logit_lens".
+        probe: name of the probe that takes it, such as "layer_gain".
+        source: name of the probe that computes such results, if it differs from the kind.
 
     Raises:
-        InputError: it is of another kind, or no result.
+        InputError: the result is of another kind, or not a Dataset.
     """
     actual = result.attrs.get("kind") if isinstance(result, xr.Dataset) else None
     if actual != kind:
@@ -87,7 +88,7 @@ def _guard(name: str, probe: Callable[..., Any], arguments: list[tuple[int, str,
     @wraps(probe)
     def call(*args: Any, **options: Any) -> Any:
         for place, argument, words in arguments:
-            # what is not given has a default, or is refused by the probe
+            # a missing argument has a default, or the probe refuses the call
             if place < len(args) or argument in options:
                 value = args[place] if place < len(args) else options[argument]
                 fits, requirement = _CHECKS[words]

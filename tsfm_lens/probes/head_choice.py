@@ -41,10 +41,10 @@ def heads_by_stable_rank(
     Args:
         lens: the model; layers are those of the stack that is read out.
         keep: layer -> number of heads kept.
-        order: which heads of a layer go first, those of "low" or of "high" stable rank.
+        order: heads of a layer to ablate first, those of "low" or of "high" stable rank.
         kind: kind of attention that is ranked; the last one over time if None.
-        paired: also take the heads of the same index from the layer's other attentions over time, as the paper does:
-            in encoder-decoder models its "heads" are pairs of self- and cross-attention heads. False takes those of
+        paired: also ablate the heads of the same index in the layer's other attentions over time, as the paper does:
+            in encoder-decoder models its "heads" are pairs of self- and cross-attention heads. False ablates those of
             ``kind`` alone.
 
     Returns:
@@ -54,7 +54,7 @@ def heads_by_stable_rank(
         tsfm-lens paper, definition 5.2 and appendix B (S3-ORD, S3-H1PP, S3-ZA-H).
 
     Raises:
-        InputError: more heads are kept than there are, or ``order`` is neither.
+        InputError: ``keep`` exceeds the number of heads, or ``order`` is neither.
         UnknownNameError: no such layer or kind of attention.
 
     Example:
@@ -63,12 +63,12 @@ def heads_by_stable_rank(
     """
     if order not in ORDERS:
         raise InputError(f"order={order!r} is not known, choose 'low' or 'high'")
-    attention_kind, _ = _check_layers(lens, keep, kind)
-    ranks = _stable_ranks(lens, attention_kind)
+    attention, _ = _check_layers(lens, keep, kind)
+    ranks = _stable_ranks(lens, attention)
     heads: list[Component] = []
     for layer, count in keep.items():
         first = _ablation_order(ranks, layer, order)
-        heads += _heads(lens, layer, first[: len(first) - count], attention_kind, paired)
+        heads += _heads(lens, layer, first[: len(first) - count], attention, paired)
     return sorted(heads, key=_place)
 
 
@@ -82,18 +82,18 @@ def random_heads(
         seed: of the draw.
 
     Raises:
-        InputError: more heads are kept than there are.
+        InputError: ``keep`` exceeds the number of heads.
         UnknownNameError: no such layer or kind of attention.
 
     Example:
         >>> [str(head) for head in probes.random_heads(lens, {0: 3}, paired=False)]
         ['decoder.0.cross_attn.2']
     """
-    attention_kind, n_heads = _check_layers(lens, keep, kind)
+    attention, n_heads = _check_layers(lens, keep, kind)
     rng = np.random.default_rng(seed)
     heads: list[Component] = []
     for layer, count in keep.items():
-        heads += _heads(lens, layer, rng.permutation(n_heads)[: n_heads - count].tolist(), attention_kind, paired)
+        heads += _heads(lens, layer, rng.permutation(n_heads)[: n_heads - count].tolist(), attention, paired)
     return sorted(heads, key=_place)
 
 
@@ -105,7 +105,7 @@ def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
         count: heads.
 
     Raises:
-        InputError: the result has no entropy of heads, or fewer heads than asked for.
+        InputError: the result has no entropy of heads, or fewer heads than ``count``.
 
     Example:
         >>> len(probes.sharp_heads(probes.head_entropy(run), 2))
@@ -127,8 +127,8 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
 def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = None, paired: bool = True) -> xr.Dataset:
     """Find how many heads a layer must keep so that the error on these series rises by less than one percent.
 
-    For each layer and both orders of stable rank: the smallest number of kept heads that passes, even if a
-    larger one fails. The order that keeps fewer counts, of two alike that of the smaller rise; the MLP stays.
+    The smallest number of heads that passes is found for each layer and both orders of stable rank, even if a larger
+    number fails. The order that keeps fewer heads wins; of two equal ones, that of the smaller rise. The MLP stays.
 
     Args:
         run: the forecast to explain, with the truth.
@@ -143,7 +143,7 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
         tsfm-lens paper, definition 5.2 (S3-H1PP): a relative percent, strictly below.
 
     Raises:
-        InputError: no truth is known, a plain forecast has no error, or the tolerance is not above 0.
+        InputError: the run has no truth, a plain forecast has no error, or the tolerance is not above 0.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -152,8 +152,8 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
         ('layer',)
     """
     stack = run.lens.wiring.output_stack
-    attention_kind, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
-    rises = _rises(run, layers, attention_kind, paired)
+    attention, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
+    rises = _rises(run, layers, attention, paired)
     winners = []
     for layer in layers:
         searches = {
@@ -173,7 +173,7 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
         "heads_at_1pp",
         "Heads at one percent",
         "tsfm-lens paper, definition 5.2 (S3-H1PP)",
-        attention=attention_kind,
+        attention=attention,
         heads=stack.n_heads,
         paired=paired,
         tolerance=tolerance,
@@ -231,13 +231,13 @@ def _ablation_order(ranks: xr.DataArray, layer: int, order: str) -> list[int]:
 def _check_layers(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tuple[str, int]:
     """Refuse layers and counts that do not exist; return the kind of attention and its heads a layer."""
     stack = lens.wiring.output_stack
-    attention_kind, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
+    attention, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
     for layer, count in keep.items():
         if layer not in layers:
-            raise unknown_name(f"layer with {attention_kind}", layer, map(str, layers))
+            raise unknown_name(f"layer with {attention}", layer, map(str, layers))
         if not 0 <= count <= stack.n_heads:
             raise InputError(f"layer {layer} is to keep {count} heads, and it has {stack.n_heads}")
-    return attention_kind, stack.n_heads
+    return attention, stack.n_heads
 
 
 def _heads(lens: Lens, layer: int, indices: list[int], kind: str, paired: bool) -> list[Component]:

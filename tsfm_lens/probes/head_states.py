@@ -67,13 +67,10 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     if len(run.batch) != 1:
         raise InputError(f"heads are explored on one series at a time, got {len(run.batch)}; use run.select(…)")
     maps = attention_patterns(run, kind=kind)
-    attention_kind = str(maps.attrs["attention"])
+    attention = str(maps.attrs["attention"])
     data = run.dataset().assign_coords(layer=maps["layer"], head=maps["head"])
     names = [
-        [
-            str(Component(str(maps.attrs["stack"]), int(layer), attention_kind, int(head)))
-            for head in data["head"].values
-        ]
+        [str(Component(str(maps.attrs["stack"]), int(layer), attention, int(head))) for head in data["head"].values]
         for layer in data["layer"].values
     ]
     data = data.assign_coords(component=(("layer", "head"), names))
@@ -81,7 +78,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     spread = float(data["entropy"].max() - data["entropy"].min())
     data["normalised_entropy"] = (data["entropy"] - data["entropy"].min()) / (spread or 1.0)
     data.update(attention_over_steps(maps))
-    spectra = head_spectra(run.lens, kind=attention_kind).sel(layer=data["layer"])
+    spectra = head_spectra(run.lens, kind=attention).sel(layer=data["layer"])
     data.update(spectra[["singular_value", "stable_rank"]])
     parts = attribute(run)
     decomposition = next(name for name in _WRITES if name in parts["decomposition"].values)
@@ -94,13 +91,13 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         "One head at a time",
         _SOURCE,
         stack=maps.attrs["stack"],
-        attention=attention_kind,
+        attention=attention,
         series=run.batch.ids[0],
         units=run.batch.units[0],
         decomposition=decomposition,
         samples=0 if samples is None else samples.shape[1],
     )
-    # whole forecasts have medians, whatever the head; what a write adds to is said apart
+    # whole forecasts have medians, whatever the head; the target of a write has an attribute of its own
     data.attrs["write_to"] = data.attrs.pop("statistic", _WRITES[decomposition])
     return data
 

@@ -70,17 +70,17 @@ def repeated_tokens(
         motif: tokens in a motif.
         repeats: times it is shown.
         n_sequences: random sequences.
-        offset: key that the prefix-matching score looks at: 1 the token after the most recent instance (induction in
-            the sense of Olsson et al., and what the thresholds behind the paper's Table 5 were applied to), 0 that
+        offset: key that the prefix-matching score reads: 1 is the token after the most recent instance (induction in
+            the sense of Olsson et al., to which the thresholds behind the paper's Table 5 were applied); 0 is that
             instance itself (the paper's words).
-        positions: where both scores are read, of those that have a right token: "last", the last decoder position of
-            every sequence, as the paper does; "first", the one after the prompt, as its released code does in a single
+        positions: positions of both scores, of those that have a right token: "last", the last decoder position of
+            every sequence, as in the paper; "first", the one after the prompt, as in its released code with a single
             step; "all", the mean over all. Entropies are means over all positions in any case.
         within: half-width of the range of values, in units of the scale.
-        decoding: "rollout" lets the decoder go on by its own most probable token, as the paper does, and leaves
-            out positions whose token never came in the context; "forced" leads it along the motif, so that every
-            position has a right continuation whatever the model does. Both are the same as long as the model
-            copies and no token comes twice in a motif.
+        decoding: "rollout" continues the decoder by its own most probable token, as in the paper, and leaves out
+            positions whose token is not in the context. "forced" feeds it the motif, so that every position has a
+            right continuation whatever the model does. Both are the same as long as the model copies and no token
+            occurs twice in a motif.
         sub_extension: as the paper's released code does, show the motif's first token once more before the end token,
             and begin the decoder with the motif's second token; with ``positions="first"`` and ``offset=1`` that is its
             single step.
@@ -105,8 +105,8 @@ def repeated_tokens(
             is not as above, or a rollout that never gives a token of its context.
 
     Example:
-        >>> found = probes.repeated_tokens(lens, motif=8, n_sequences=8)
-        >>> found["prefix_matching"].dims
+        >>> data = probes.repeated_tokens(lens, motif=8, n_sequences=8)
+        >>> data["prefix_matching"].dims
         ('layer', 'head')
     """
     extra = int(sub_extension)
@@ -133,7 +133,7 @@ def repeated_tokens(
         selection = targets._replace(valid=_select_positions(valid, positions))
         pool = frequent_tokens(lens, within).to(lens.device)
         score = by_row(partial(_copy_scores, lens, targets=selection, unembedding=_unembedding(lens), pool=pool))
-        # the heads' writes are scored while the model runs, and never kept
+        # the heads' writes are scored while the model runs, and never stored
         logits, acts = lens.run_with_cache(encoded, names_filter=points, reduce={"**.hook_result": score})
         patterns = [acts[f"{at}.hook_pattern"] for at in places]
         prefix = np.stack(

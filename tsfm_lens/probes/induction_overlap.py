@@ -53,23 +53,22 @@ def induction_overlap(
 
     Args:
         induction: of kind "induction", from :func:`tsfm_lens.probes.induction.repeated_tokens`.
-        entropy: of kind "head_entropy", of the same heads; None takes the entropies along the repeated tokens,
-            which ``induction`` holds. The paper's text reads as the latter, its figure 5 as the former.
+        entropy: of kind "head_entropy", of the same heads; None takes the entropies along the repeated tokens from
+            ``induction``. The paper's text describes the latter, its figure 5 the former.
         prefix_from, copy_from, sharp_below: the thresholds of the table.
         copy_grid, entropy_grid, prefix_grid: the thresholds of the sweeps, ascending.
 
     Returns:
         Dataset of kind "induction_overlap". Over (layer, head): the scores ``prefix_matching``, ``copy_score`` and
-        ``normalised`` (entropy), ``induction``, ``sharp``, and what the induction result knows of how far the first two
-        can be relied on. The table: ``count`` and ``proportion``
-        (induction_state, sharp_state), their totals ``proportion_induction`` (induction_state) and
-        ``proportion_sharp`` (sharp_state), ``p_sharp_given_induction``, ``p_induction_given_sharp``. The sweeps, at
-        a fixed ``prefix_from``: ``sweep_sharp_given_induction`` and ``sweep_induction_given_sharp``
+        ``normalised`` (entropy), ``induction``, ``sharp``, and the induction result's statistics of the first two. The
+        table: ``count`` and ``proportion`` (induction_state, sharp_state), their totals ``proportion_induction``
+        (induction_state) and ``proportion_sharp`` (sharp_state), ``p_sharp_given_induction``,
+        ``p_induction_given_sharp``. The sweeps, at a fixed ``prefix_from``: ``sweep_sharp_given_induction`` and ``sweep_induction_given_sharp``
         (copy_threshold, entropy_threshold); with ``sweep_induction_count`` (copy_threshold) and
         ``sweep_sharp_count`` (entropy_threshold), what they are shares of; and ``sweep_proportion_induction``
         (copy_threshold, prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads.
-        A share of no heads at all is not 0 but undefined, and given as NaN: its count is then 0. So is the
-        correlation with a score that is the same for every head.
+        A share of no heads is undefined, and NaN: its count is then 0. So is the correlation with a score that is the
+        same for every head.
 
     Source:
         tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).
@@ -79,8 +78,8 @@ def induction_overlap(
             does not ascend.
 
     Example:
-        >>> found = probes.induction_overlap(probes.repeated_tokens(lens, motif=8, n_sequences=8))
-        >>> int(found["count"].sum()) == found["induction"].size
+        >>> data = probes.induction_overlap(probes.repeated_tokens(lens, motif=8, n_sequences=8))
+        >>> int(data["count"].sum()) == data["induction"].size
         True
     """
     of_kind(induction, "induction", "induction_overlap", "repeated_tokens")

@@ -19,7 +19,7 @@ _TOLERANCE = 1e-3
 _BY_QUERY = ("missing", "bound", "applicable", "vacuous", "slack", "alignment", "distance")
 
 Product = Tensor | tuple[Tensor, Tensor]
-"""M (d_model, d_model), or W_Q and W_K (d_model, d_head) whose product W_Q W_Kᵀ it is."""
+"""Matrix M (d_model, d_model), or its factors W_Q and W_K (d_model, d_head), with M = W_Q W_Kᵀ."""
 
 
 class Kernel(NamedTuple):
@@ -27,7 +27,7 @@ class Kernel(NamedTuple):
 
     Attributes:
         log_kernel: (query, key), minus half the squared distance of query and key in the metric of the spectrum.
-        log_tilt: (key,), half the squared length of a key in that metric: what it gets whatever is asked.
+        log_tilt: (key,), half the squared length of a key in that metric: its score for any query.
         weights: (query, key), the softmax of their sum, which is the attention itself.
         bandwidth: (mode,), standard deviation of the kernel along each direction, 1/sqrt of its singular value.
     """
@@ -43,7 +43,7 @@ class Bound(NamedTuple):
 
     Attributes:
         missing: (query,), 1 minus the weight of the key with the largest truncated score.
-        bound: (query,), what ``missing`` cannot exceed; NaN where a condition fails.
+        bound: (query,), upper bound of ``missing``; NaN where a condition fails.
         applicable: (query,), whether the margin condition holds.
         margin: (query,), difference of the two largest truncated scores.
         vacuous: (query,), whether the bound says nothing: a condition fails, or it is 1 or more.
@@ -101,8 +101,8 @@ def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
     Args:
         queries: (query, d_model).
         keys: (key, d_model).
-        product: M, (d_model, d_model), with any scale of the scores in it; or the pair W_Q, W_K, each
-            (d_model, d_head), whose product W_Q W_Kᵀ it is.
+        product: M, (d_model, d_model), with any scale of the scores in it; or its factors W_Q, W_K, each
+            (d_model, d_head), with M = W_Q W_Kᵀ.
 
     Source:
         tsfm-lens paper, equation 1 (S3-NW2).
@@ -123,7 +123,7 @@ def concentration_bound(
 
     Args:
         queries, keys, product: see :func:`spectral_kernel`.
-        rank: singular values kept; all that are not zero if None.
+        rank: number of leading singular values; all that are not zero if None.
         beta: inverse temperature of the softmax over the scores.
 
     Source:
@@ -139,14 +139,14 @@ def concentration_bound(
     if not beta > 0:
         raise InputError(f"beta is {beta}, expected a number above 0")
     u, s, vt = _svd(product)
-    modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
-    q, k = queries.double() @ u[:, :modes], keys.double() @ vt[:modes].T
-    scaled = q * s[:modes]
+    n_modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
+    q, k = queries.double() @ u[:, :n_modes], keys.double() @ vt[:n_modes].T
+    scaled = q * s[:n_modes]
     scores, exact = scaled @ k.T, _scores(queries, keys, product)
     top = scores.topk(2, dim=-1)
     best, second = top.indices[:, 0], top.indices[:, 1]
     margin = top.values[:, 0] - top.values[:, 1]
-    tail = s[modes:].square().sum().sqrt()
+    tail = s[n_modes:].square().sum().sqrt()
     allowance = 2 * tail * queries.double().norm(dim=-1).max() * keys.double().norm(dim=-1).max()
     applicable = margin > allowance
     gap = k[best] - k[second]
@@ -177,7 +177,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
 
     Args:
-        run: the forecast to explain, of exactly one series, and of a model whose cross-attention scores are plain
+        run: the forecast to explain, of exactly one series, from a model whose cross-attention scores are plain
             products of two projections: the T5 family.
         rank: of the concentration bound; see :func:`concentration_bound`.
 

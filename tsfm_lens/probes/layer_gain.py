@@ -25,8 +25,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
     Args:
         lens_result: from :func:`tsfm_lens.probes.logit_lens`.
-        reference: "truth" measures against what came after the context, "model" against the model's own
-            final forecast.
+        reference: "truth" measures against the values after the context, "model" against the model's own final
+            forecast.
 
     Returns:
         Dataset of kind "layer_gain": ``error`` (metric, layer, series) and ``gain`` (metric, layer, series)
@@ -91,7 +91,7 @@ def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
     valid = np.isfinite(deviation)
     share = np.where(valid, share, np.nan)
     with warnings.catch_warnings():
-        # of a series of which nothing is known
+        # a series may have no values at all
         warnings.simplefilter("ignore", RuntimeWarning)
         means = [np.nanmean(each, axis=-1) for each in (share, deviation, deviation**2)]
     return np.stack([100 * means[0], means[1], np.sqrt(means[2])])

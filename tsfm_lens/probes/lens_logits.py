@@ -86,7 +86,7 @@ def component_logits(run: Run, *, components: Sequence[str] | None = None, norm:
     for each in components or []:
         if not any(fnmatchcase(word, each) for word in words):
             raise unknown_name("component", each, words)
-    places = [place for place, want in enumerate(matches) if want]
+    places = [place for place, match in enumerate(matches) if match]
     whole = last if norm == "frozen" else None
     with torch.no_grad():
         own_readout(run, last)

@@ -50,7 +50,7 @@ class _Line:
 
     @property
     def spurious(self) -> bool:
-        """Absence of a link to the context and to the last layer."""
+        """Line that is neither continuous with the context nor there in the last layer."""
         return not self.continuous and not self.survives
 
 
@@ -94,8 +94,8 @@ def lines_of_thought(
 ) -> xr.Dataset:
     """Follow the modes of every layer's logit map along the forecast, and through depth.
 
-    The paper calls spurious those trajectories in the maps of early layers that are often infeasible, for example not
-    continuous with the context, and that deeper layers wash out. It gives no algorithm; this is one.
+    The paper calls trajectories in the maps of early layers spurious if they are often infeasible, for example not
+    continuous with the context, and if deeper layers wash them out. It gives no algorithm; this is one.
 
     Args:
         run: the forecast to explain, of a token model.
@@ -143,16 +143,18 @@ def trace_lines(
 ) -> xr.Dataset:
     """Trace lines of thought in logit maps that are there already.
 
-    A *mode* is a peak of the distribution over bins, smoothed a little; it weighs what lies between the lowest points
-    to its neighbours, and is as wide as the peak at half its prominence. Its height is judged against that of the
-    highest mode, since with fine bins a broad mode is low in every single bin. Two modes are *within reach* if they are
-    no further apart than the largest step that the context ever takes, times ``jump``, plus half the width of the wider
-    one. A *line* joins modes of successive steps that are within reach, the nearest first over all. A line is
-    *continuous* if it begins at the first step within reach of the last known value, or later, within reach of a
-    continuous line's place one step earlier. Two lines of different layers are *at the same place* if they share at
-    least the part ``overlap`` of the shorter one's steps, and are within reach there on average. A line is *spurious*
-    if it is not continuous and no line of the last layer is at its place. A *thread* joins lines of successive layers
-    at the same place, one to one, nearest first.
+    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is the probability between the
+      lowest points towards its neighbours, and its width is that of the peak at half its prominence. Heights are
+      relative to the highest mode, since with fine bins a broad mode is low in every single bin.
+    - Two modes are *within reach* if they are no further apart than the context's largest step times ``jump``, plus
+      half the width of the wider one.
+    - A *line* joins modes of successive steps that are within reach, the nearest first over all.
+    - A line is *continuous* if it begins at the first step within reach of the last context value, or later, within
+      reach of a continuous line's place one step earlier.
+    - Two lines of different layers are *at the same place* if they share at least the part ``overlap`` of the shorter
+      one's steps, and are within reach there on average.
+    - A line is *spurious* if it is not continuous and no line of the last layer is at its place.
+    - A *thread* joins lines of successive layers at the same place, one to one, nearest first.
 
     Args:
         maps: of kind "logit_lens" of a token model.
@@ -171,7 +173,7 @@ def trace_lines(
         ``mean_value`` (data units), ``mass`` (mean over all steps), ``continuous``, ``survives`` (a line of the last
         layer is at its place), ``spurious``, ``thread``, and ``birth`` and ``death``, the thread's first and last
         layer. ``path`` and ``path_mass`` (line, step), NaN and 0 at steps without a mode; ``largest_step`` (series),
-        that of the context times ``jump``, at least one bin, in data units. The maps themselves are kept.
+        that of the context times ``jump``, at least one bin, in data units. The maps themselves are included.
 
     Source:
         tsfm-lens paper, section 2.3 and figure 1C, in words.
@@ -307,7 +309,7 @@ def _apart(one: _Line, other: _Line, largest: float, overlap: float) -> float:
 
 
 def _mark_threads(layers: Sequence[Sequence[_Line]], largest: float, overlap: float, first: int) -> None:
-    """Number the threads, from ``first`` on."""
+    """Give each thread a number, from ``first`` on."""
     before: Sequence[_Line] = []
     for layer_lines in layers:
         cost = np.full((len(before), len(layer_lines)), np.inf)

@@ -41,10 +41,10 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
         ``quantile_forecast`` and its median as ``point_forecast``; models with a distribution head: its mean,
         as the one entry of ``quantile_forecast`` (``attrs["statistic"]`` tells). All forecasts are in data
         units. The last layer is the model's own output, a token model's along the run's path; ``native_median`` is the
-        median of the library's own forecast. ``rounding`` (series) is what that may do to a forecast, in data units.
+        median of the library's own forecast. ``rounding`` (series) bounds its rounding error, in data units.
 
     Raises:
-        InputError: the horizon is longer than one pass of the model, or hooks change what is behind the last block.
+        InputError: the horizon is longer than one pass of the model, or hooks change the model behind the last block.
         WiringError: the readout of the last layer is not the model's own forecast, by more than rounding.
 
     Example:

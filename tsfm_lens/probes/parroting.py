@@ -34,8 +34,8 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         error; ``parrot_error`` (series), the same difference from what followed the best earlier match of the last
         ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins; ``forecast`` and ``parrot``
         (series, step). NaN where a context is too short or constant. For both errors what
-        :func:`tsfm_lens.probes.findings.judge` adds: one that does not stand out of its floor, how far forecasts are
-        apart in which nothing was changed, is a copy but for noise.
+        :func:`tsfm_lens.probes.findings.judge` adds. The floor is the distance of two forecasts of the unchanged model:
+        a forecast whose error does not stand out of it is a copy but for noise.
 
     Source:
         tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; the naive parrot copies what followed
@@ -90,9 +90,9 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
-        ``chance``, the share of the context's tokens that a query may see that are such, averaged over queries,
-        which an even spread would pay; ``vacuous``, whether all of them are such, so that the mass says nothing: so it
-        is where one token forecasts as many steps as the lag or more (Chronos-Bolt).
+        ``chance``, the mass of an even spread: such tokens' share of the context's tokens that a query may see, mean
+        over queries; ``vacuous``, whether all of them are such tokens, so that the mass says nothing, as where one
+        token forecasts as many steps as the lag or more (Chronos-Bolt).
 
     Raises:
         InputError: lag below 1 or width below 0.
@@ -140,7 +140,7 @@ def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
         forecast: (step,).
 
     Returns:
-        (time - 1,), for lags 1, 2, …; NaN where all that would be copied is missing.
+        (time - 1,), for lags 1, 2, …; NaN where all values to copy are missing.
     """
     steps = np.arange(len(forecast))
     out = np.full(len(context) - 1, np.nan)
@@ -157,10 +157,10 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
     Args:
         context: (time,).
         horizon: steps.
-        motif: steps to match; matches are compared after taking off each stretch's mean.
+        motif: steps to match; matches are compared after subtracting each stretch's mean.
 
     Returns:
-        The forecast (step,), and how many steps before the end the copied part begins; None if the context has
+        The forecast (step,), and the number of steps before the end at which the copy begins; None if the context has
         no earlier stretch of that length.
     """
     latest = len(context) - motif
@@ -181,19 +181,22 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     """Find the shortest lag at which a forecast copies its context as well as at any, within chance.
 
-    Every multiple of a period is a copy as good as the period, and of many noisy copies some long one is the best by
-    chance. So a lag is kept if its last copy is worse than the best one by no more than noise of that size explains.
-    Among those, the lag is chosen at which the mean of all earlier copies comes closest to both the forecast and the
-    later half of the context, since that mean blurs unless the lag is a period (a straight line through the context is
-    taken off first); then its shortest divisor that is not significantly worse, step by step.
+    Every multiple of a period gives a copy as good as the period, and of many noisy copies some long one is the best by
+    chance. So the search has three steps:
+
+    1. Candidates are lags whose last copy is worse than the best one by no more than noise of that size explains.
+    2. The best candidate is the one at which the mean of all earlier copies comes closest to both the forecast and the
+       later half of the context, each less a straight line through the context. That mean blurs unless the lag is a
+       period.
+    3. The result is the best candidate's shortest divisor that is not significantly worse, step by step.
 
     Args:
         context: (time,), NaN where missing.
         forecast: (step,).
 
     Returns:
-        The lag; 0 if the context is constant or has no value to copy. Where only lags above half of the context are
-        left, the one with the smallest error.
+        The lag; 0 if the context is constant or has no value to copy. Where only lags above half of the context
+        remain, the one with the smallest error.
 
     Source:
         Stellingwerf 1978 (folding at trial periods); de Cheveigne and Kawahara 2002 (the shortest period of equals).
@@ -204,7 +207,7 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     lags = np.arange(1, len(context))
     rare = _LEVEL / len(context)
     lengths = np.minimum(lags, len(forecast))
-    # the best is the smallest of many, and each is held against it
+    # the best is the smallest of many, and each is compared with it
     tolerance = norm.isf(rare / len(context)) * _DEVIATION * np.sqrt(2 / lengths)
     rounding = 64 * np.finfo(float).eps * np.nanmax(np.abs(context))
     alike = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]

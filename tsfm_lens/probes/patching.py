@@ -1,4 +1,4 @@
-"""Activation patching: put activations of one run into another, and see how much of its forecast comes along."""
+"""Activation patching: activations of one run put into another, and the share of the forecast that they recover."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def activation_patching(
     """Patch every place and token position of a clean run into the corrupted one, or the other way round.
 
     The corruption should keep a series' mean and scale: models normalise each series by its own, which no patch
-    carries over. What a component does alike on both series recovers nothing, however much the forecast needs it: a
-    head that marks positions is found by ablation, and not by patching.
+    carries over. A component that does the same on both series recovers nothing, however much the forecast needs it.
+    Ablation finds a head that marks positions, and patching does not.
 
-    In rollouts, activations of the same pass and position are put in, in every pass; a group of positions is then what
-    covers the same steps, so that it stays in its place when the context is encoded anew.
+    In rollouts every pass takes activations of the same pass and position. A group of positions is then the tokens that
+    cover the same steps, so that it stays in its place when the context is encoded anew.
 
     Args:
         clean: the run to explain.
-        corrupted: a run of the same series with something taken away, of equal lengths (see
+        corrupted: a run of the same series with something removed, of equal lengths (see
             :mod:`tsfm_lens.data.corruption`), made as the clean one is. In single forwards of a token model both
             decoders follow the path of the run that is patched.
         at: "stream" (residual stream before each layer, and after the last), "branches", "heads", or names and globs
@@ -76,8 +76,8 @@ def activation_patching(
         UnknownNameError: no such place.
 
     Example:
-        >>> found = probes.activation_patching(run, corrupted, positions="all")
-        >>> dict(found["recovered"].sizes)
+        >>> data = probes.activation_patching(run, corrupted, positions="all")
+        >>> dict(data["recovered"].sizes)
         {'component': 4, 'position': 1, 'series': 1}
     """
     places = places_of(clean.lens, at, stack)

@@ -1,4 +1,4 @@
-"""Path patching: what one component does through another, with every other path held."""
+"""Path patching: effect of one component through another, with every other path held."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["path_patching"]
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
 OUTPUT = "output"
 _INPUTS = ("all", "q", "k", "v")
-# senders that are run together at least, numbers up to which more of them are, and paths gathered before they are run
+# least senders run together, numbers in memory up to which more of them are, and most paths gathered before a run
 _SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
 
 
@@ -44,23 +44,23 @@ def path_patching(
 ) -> xr.Dataset:
     """Patch the path from each sender to each receiver.
 
-    First the sender is patched from the source run while every later branch, attention and MLP alike, is held at the
-    base run's write, and what each receiver would then compute is kept. Then only the receiver is set to that, and all
-    behind it is free. (Wang et al. hold attention only and let MLPs compute anew, so their paths include those.)
+    First the sender is patched from the source run, while every later branch, attention and MLP alike, is held at the
+    base run's write. Each receiver's activation under this change is recorded. Then only the receiver is set to that
+    activation, and all behind it is free. (Wang et al. hold attention only, and their paths include MLPs.)
 
-    What a sender does alike on both series passes no difference on, so that no path out of it is found, however much
-    the forecast needs it: in planted Chronos models those of a head that marks the last period.
+    A sender that does the same on both series passes no difference on. No path out of it is found, however much the
+    forecast needs it: in planted Chronos models those of a head that marks the last period.
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`.
         senders: heads and branches; the heads and MLPs of the stack that is read out if None.
         receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
-        via: the input of receiving heads that hears the sender: "all", "q", "k" or "v".
+        via: the input of receiving heads that changes: "all", "q", "k" or "v".
         progress: called with (done, of), in senders.
 
     Returns:
         Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation
-        patching, with what is added there, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+        patching, with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
@@ -70,8 +70,8 @@ def path_patching(
         UnknownNameError: no such component.
 
     Example:
-        >>> found = probes.path_patching(run, corrupted, senders=["decoder.0.mlp"], receivers=["output"])
-        >>> dict(found["recovered"].sizes)
+        >>> data = probes.path_patching(run, corrupted, senders=["decoder.0.mlp"], receivers=["output"])
+        >>> dict(data["recovered"].sizes)
         {'sender': 1, 'receiver': 1, 'series': 1}
     """
     if via not in _INPUTS:
@@ -140,7 +140,8 @@ def heard_by(
 ) -> Iterator[tuple[Place, np.ndarray, Activations]]:
     """Yield each sender, its direct effect's forecast (series, step), and the activations of its receivers.
 
-    Receivers' activations are heads' outputs or MLPs' writes, or with ``via`` heads' queries, keys or values.
+    Activations are those under the sender's change alone: heads' outputs or MLPs' writes, or with ``via`` heads'
+    queries, keys or values.
     """
     for group in heard_in_groups(pair, senders, receivers, via):
         yield from group
@@ -168,7 +169,7 @@ def _heard_together(
         later = later_branches(run.lens.wiring, component_at(sender))
         points = dict.fromkeys(_input(place, via) for place in receivers if branch_at(place) in later)
         listeners = [_Listener(point, store) for point in points]
-        # a branch is heard before it is held, so listeners come first
+        # a branch is recorded before it is held, so listeners come first
         patches = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listeners, *patches)))
     direct = point_forecasts(run, variants)
@@ -193,7 +194,7 @@ class _Listener:
         def record(value: Tensor, state: RunState) -> Tensor:
             offset = state.offset.get(point.stack, 0)
             calls = self.store.setdefault(point.name, [])
-            # a forecast may be begun anew, as where its memory is measured first
+            # a forecast may start again, as after a measurement of its memory
             if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
                 calls.append(Call(state.step, offset, value.detach().clone()))
             return value

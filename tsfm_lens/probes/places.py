@@ -44,7 +44,7 @@ def places_of(lens: Lens, at: str | Sequence[str | Component], stack: str | None
         lens: the model.
         at: "stream" for the residual stream before each layer and after the last, "branches" for every attention and
             MLP, "heads" for every head; or components and residual hook points by name or glob.
-        stack: the stack that the words speak of; the first if None.
+        stack: the stack that the words refer to; the first if None.
 
     Raises:
         UnknownNameError: no such stack, component or hook point.
@@ -70,7 +70,7 @@ def listed(names: Any, what: str) -> list[str | Component]:
     """Return names of components as a list, each once; one by itself stands for a list of one.
 
     Raises:
-        InputError: there is none, or something else than a name or component.
+        InputError: the list is empty, or holds something else than a name or component.
     """
     if isinstance(names, str | Component):
         return [names]
@@ -142,8 +142,8 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
 
     Args:
         spans: of the stack's tokens.
-        positions: "all" at once, "each" on its own, or how many go together; None makes at most 32 groups. Special
-            tokens (register, end of sequence) always stand alone, except under "all".
+        positions: "all" at once, "each" on its own, or a number per group; None makes at most 32 groups. Special tokens
+            (register, end of sequence) always stand alone, except under "all".
 
     Raises:
         InputError: no such word, or a number below 1.

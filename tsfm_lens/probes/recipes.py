@@ -38,7 +38,7 @@ def ablation_recipes(
 ) -> xr.Dataset:
     """Forecast with all components of a recipe ablated together, along the whole rollout.
 
-    Sampling models draw with the same seed under every recipe, so that differences are the ablation's.
+    Sampling models draw with the same seed under every recipe, so differences come from the ablation.
 
     Args:
         run: the forecast to explain, also beyond one pass; the library's own forecasts are compared. With a truth for
@@ -65,8 +65,8 @@ def ablation_recipes(
         UnknownNameError: a component does not exist.
 
     Example:
-        >>> found = probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})
-        >>> found["recipe"].values.tolist()
+        >>> data = probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})
+        >>> data["recipe"].values.tolist()
         ['original', 'no MLPs']
     """
     lens = run.lens
@@ -134,7 +134,7 @@ def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int,
         components: heads, branches or layers.
 
     Returns:
-        Heads ablated; heads that there are of the kinds of attention touched, in their stacks; MLPs ablated.
+        Heads ablated; all heads of the kinds of attention touched, in their stacks; MLPs ablated.
 
     Example:
         >>> probes.ablated_share(lens.wiring, lens.components("decoder.0.cross_attn"))

@@ -23,7 +23,7 @@ from tsfm_lens.probes.findings import by_unit, judge
 __all__ = ["repeated_motif"]
 
 TARGETS = ("after_last", "last", "after_any")
-LONGEST = 8  # tokens of a motif unless asked otherwise
+LONGEST = 8  # tokens of a motif by default
 
 _SOURCE = "Olsson et al. 2022 (induction heads), in values; tsfm-lens paper, appendix G (S3-RRT, S3-PREF)"
 
@@ -68,26 +68,26 @@ def repeated_motif(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Show random values again and again, and see which heads look at what followed the last match.
+    """Repeat random values, and measure which heads look at what followed the last match.
 
-    Motifs are independent standard normal values, a whole number of tokens long, so that a patch comes back value by
-    value. Their lengths differ from series to series, and every head is tested a second time on series that repeat
-    nothing, at the same places: a head that reads at a fixed lag, whatever is there, has no ``advantage``.
+    Motifs are independent standard normal values, a whole number of tokens long, so that a patch repeats value by
+    value. Their lengths differ from series to series. Every head is tested a second time on series that repeat nothing,
+    at the same places: a head that reads at a fixed lag, whatever is there, has no ``advantage``.
 
-    Which query looks for what: a token that shows a patch of the context looks for the patch after its own; a token
-    that a forecast is read from looks for what came, a whole number of motifs earlier, in place of the steps that it
-    forecasts. Where one token forecasts many patches (Chronos-Bolt), it looks for all of these, up to one motif.
+    A query's target depends on its token. A token that shows a patch of the context looks for the patch after the last
+    match. A token that a forecast is read from looks for the steps that it forecasts, a whole number of motifs earlier.
+    Where one token forecasts many patches (Chronos-Bolt), it looks for all of these, up to one motif.
 
-    Attention is not effect: in planted Chronos models an idle head that looks where the copying head looks is named,
-    too. The copy score of :func:`tsfm_lens.probes.repeated_tokens` does not name it.
+    Attention is not effect: in planted Chronos models an idle head that looks where the copying head looks stands out,
+    too. It does not by the copy score of :func:`tsfm_lens.probes.repeated_tokens`.
 
     Args:
         lens: the model.
         motif: length in tokens, or the shortest and the longest; half of the longest that fits (at most 8) to that
             one if None.
-        repeats: times that the longest motif is shown; shorter ones fill the same context more often.
+        repeats: times that the longest motif occurs; shorter ones fill the same context more often.
         n_series: random motifs.
-        noise: standard deviation of what is added to every shown value, in those of the motif.
+        noise: standard deviation of the noise added to every context value, in those of the motif.
         horizon: forecast steps; the model's own, at most the longest motif, if None.
         kind: kind of attention; the last one over time of the stack that is read out if None.
         queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last
@@ -118,8 +118,8 @@ def repeated_motif(
         >>> probes.repeated_motif(lens, n_series=4, num_samples=1)["advantage"].dims
         ('target', 'layer', 'head')
     """
-    row, attention_kind, layers = pick_attention(lens, None, kind)
-    keys_from = row.attention(attention_kind, layers[0]).keys_from or row.name
+    row, attention, layers = pick_attention(lens, None, kind)
+    keys_from = row.attention(attention, layers[0]).keys_from or row.name
     patch = _token_steps(lens, keys_from)
     low, high = _lengths(lens, motif, repeats, patch)
     if n_series < 1 or noise < 0:
@@ -131,7 +131,7 @@ def repeated_motif(
     run = lens.run(motifs.context, steps, truth=motifs.future, along=motifs.future, **options)
     control = lens.run(controls.context, steps, along=controls.future, **options)
     places = _targets(run.encoded, row, keys_from, motifs.lengths, plan, queries)
-    points = [f"{row.prefix}.{layer}.{attention_kind}.hook_pattern" for layer in layers]
+    points = [f"{row.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
     plain, entropies, visible = _masses(run, points, places)
     other, _, _ = _masses(control, points, places)
     data = run.dataset().assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
@@ -146,7 +146,7 @@ def repeated_motif(
     if not lens.takes_ids:
         data = _add_copy_errors(data)
     settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
-    settings |= {"noise": noise, "attention": attention_kind, "stack": row.name}
+    settings |= {"noise": noise, "attention": attention, "stack": row.name}
     data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
     advantage = xr.DataArray(plain - other, dims=(*where, "series"))
     return judge(data, "advantage", floor=relative_rounding(lens), groups="target", values=advantage)
@@ -272,9 +272,9 @@ def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray
     """Measure the attention of the queries that have targets.
 
     Returns:
-        Attention to the targets (target, layer, head, series), of a series its mean over queries, but weighted so that
-        the mean over series is that over all queries; the entropy of attention (layer, head), as a share of that of an
-        even spread; and which keys any head gives weight to (query, key).
+        Attention to the targets (target, layer, head, series), a series' mean over queries, weighted so that the mean
+        over series is that over all queries; the entropy of attention (layer, head), as a share of that of an even
+        spread; and a mask of the keys that any head gives weight to (query, key).
     """
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))

@@ -1,6 +1,6 @@
 """Attention along a forecast: the paper's roll-out maps, Abnar and Zuidema's rollout, norm-weighted attention.
 
-Three different measurements that are all called rollout or weighting of attention; each has its own name here.
+The literature calls all three rollout or weighting of attention; each has its own name here.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
 
     Beyond one pass, models that re-read their context with the forecast so far appended (Chronos, Chronos-Bolt,
     Chronos-2, Moirai 2) are followed pass by pass, each pass along the median of the library's own forecast, or along
-    the values that the run was told to follow. Patterns go into the map layer by layer while the model runs, so hardly
-    more than the map itself is held.
+    the path that the run follows. Patterns go into the map layer by layer while the model runs, so memory holds hardly
+    more than the map itself.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -122,7 +122,7 @@ def _passes(run: Run) -> list[_Pass]:
     lens, batch, steps = run.lens, run.batch, run.horizon
     width = lens.longest_pass
     if steps <= width or not lens.rereads:
-        # refuses what one pass cannot forecast
+        # the run refuses a horizon that one pass cannot forecast
         return [_Pass(0, run.encoded)]
     values = run.forecast.median if run.along is None else run.along
     passes = []
@@ -280,8 +280,8 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
 def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """Measure the length of the vector that each key contributes to a query's write, head by head.
 
-    A key may get much attention and contribute little, if its value is short: end tokens often do. A long vector need
-    not matter either: nothing is said of whether anyone reads what is written.
+    A key may get much attention and contribute little, if its value is short, as end tokens often do. A long vector
+    need not matter either: the norm does not show whether later components read the write.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -310,16 +310,16 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         )
     stack = lens.wiring.output_stack
     kinds = [name for name in stack.attention_kinds() if any(_over_time(stack, x, name) for x in range(stack.n_layers))]
-    attention_kind = kinds[-1] if kind is None and kinds else kind
-    if attention_kind not in kinds:
-        raise unknown_name("attention over time", str(attention_kind), kinds)
-    layers = [layer for layer in range(stack.n_layers) if _over_time(stack, layer, str(attention_kind))]
-    at = [f"{stack.prefix}.{layer}.{attention_kind}" for layer in layers]
+    attention = kinds[-1] if kind is None and kinds else kind
+    if attention not in kinds:
+        raise unknown_name("attention over time", str(attention), kinds)
+    layers = [layer for layer in range(stack.n_layers) if _over_time(stack, layer, str(attention))]
+    at = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
     acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in ("hook_pattern", "hook_v")])
     norms = []
     with torch.no_grad():
         for layer, place in zip(layers, at, strict=True):
-            weights = lens.weights.heads(layer, str(attention_kind), stack.name)
+            weights = lens.weights.heads(layer, str(attention), stack.name)
             values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
             writes = torch.einsum("phc,hcd->hpd", values, weights.W_O)
             norms.append(acts[f"{place}.hook_pattern"][0] * writes.norm(dim=-1)[:, None] * weights.scale)
@@ -327,9 +327,9 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         {"norm": (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())},
         coords={"layer": list(map(str, layers)), "head": range(stack.n_heads)},
     )
-    keys = stack.attention(str(attention_kind), layers[0]).keys_from or stack.name
+    keys = stack.attention(str(attention), layers[0]).keys_from or stack.name
     data = data.assign_coords(span_coords(query=run.encoded.spans[stack.name], key=run.encoded.spans[keys]))
-    facts = {"stack": stack.name, "attention": str(attention_kind), "series": run.batch.ids[0]}
+    facts = {"stack": stack.name, "attention": str(attention), "series": run.batch.ids[0]}
     data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **facts)
     return data
 

@@ -32,18 +32,18 @@ def row_angles(
     """Compute angles between the directions of the stream that the heads of a layer read, or write.
 
     A row is one dimension of one head, as a line in the stream: its angle with another is from 0 to 90 degrees. Rows of
-    one head stand side by side, so that a head whose dimensions read alike is a dark block on the diagonal. Whether
-    rows of a head are closer than those of different heads is held against rows that were shuffled among the heads; a
-    layer stands out if the difference exceeds 95 % of the largest differences, over layers, that shuffling gives.
+    one head stand side by side, so a head whose dimensions read alike is a dark block on the diagonal. The difference
+    of angles between heads and within a head is compared with that of rows shuffled among the heads. A layer stands out
+    if its difference exceeds 95 % of the largest differences, over layers, that shuffling gives.
 
     Args:
         lens: the model.
         part: "W_Q", "W_K", "W_V" or "W_O".
         kind: kind of attention; the stack's first kind if None.
-        stack: its stack; the first one, which reads the series, if None.
-        rows: the most rows that have angles one by one, evenly over the heads; means are over all rows.
-        permutations: shuffles.
-        seed: of them.
+        stack: the stack of the attention; the first one, which reads the series, if None.
+        rows: most rows with single angles, evenly over the heads; means are over all rows.
+        permutations: number of shuffles.
+        seed: of the shuffles.
 
     Returns:
         Dataset of kind "row_angles", in degrees: ``angle`` (layer, row, other_row), with coordinates ``row_head`` and
@@ -73,11 +73,9 @@ def row_angles(
     if stack is not None and stack not in stacks:
         raise unknown_name("stack", stack, list(stacks))
     column = lens.wiring.stacks[0] if stack is None else stacks[stack]
-    attention_kind, layers = column.layers_with(kind or next(iter(column.attention_kinds()), None))
-    matrices = [one for one in weight_matrices(lens, stack=column.name, parts=[part]) if one.kind == attention_kind]
-    n_heads = column.attention(attention_kind, layers[0]).heads_of(
-        {"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads
-    )
+    attention, layers = column.layers_with(kind or next(iter(column.attention_kinds()), None))
+    matrices = [one for one in weight_matrices(lens, stack=column.name, parts=[part]) if one.kind == attention]
+    n_heads = column.attention(attention, layers[0]).heads_of({"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads)
     layers_rows = [_Rows.of(one, n_heads) for one in matrices]
     heads = layers_rows[0].heads
     sample = _evenly(len(heads) // n_heads, max(rows // n_heads, 1), n_heads)
@@ -108,7 +106,7 @@ def row_angles(
         data[name].attrs["units"] = "degrees"
     facts = {
         "stack": column.name,
-        "attention": attention_kind,
+        "attention": attention,
         "part": part,
         "permutations": permutations,
         "seed": seed,

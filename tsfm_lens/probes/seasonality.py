@@ -126,7 +126,8 @@ def amplitude_at(values: np.ndarray, period: float) -> float:
 def dominant_period(values: np.ndarray) -> float:
     """Find the period with the largest amplitude, from 2 steps to a third of the series.
 
-    The largest Fourier amplitude of the detrended series, refined among the periods around it.
+    It is that of the largest Fourier amplitude of the detrended series, refined among the periods around it; 2 where
+    fewer than 6 values are known.
     """
     finite = np.isfinite(values)
     if finite.sum() < 6:

@@ -77,8 +77,8 @@ def head_similarity(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """
     lens = run.lens
     stack = lens.wiring.output_stack
-    attention_kind, layers = stack.layers_with(kind)
-    points = [f"{stack.prefix}.{layer}.{attention_kind}.hook_result" for layer in layers]
+    attention, layers = stack.layers_with(kind)
+    points = [f"{stack.prefix}.{layer}.{attention}.hook_result" for layer in layers]
     visible = run.encoded.shown(stack.name)
     with torch.no_grad():
         reduce = by_row(partial(_head_cosines, lens, visible=visible))
@@ -88,8 +88,8 @@ def head_similarity(run: Run, *, kind: str | None = None) -> xr.Dataset:
         {"cosine": (("layer", "head", "other_head"), cosine)},
         coords={"layer": list(map(str, layers)), "head": range(stack.n_heads), "other_head": range(stack.n_heads)},
     )
-    title = f"Similarity of heads of {attention_kind}"
-    data.attrs = run.describe("head_similarity", title, "tsfm-lens paper, section 4", attention=attention_kind)
+    title = f"Similarity of heads of {attention}"
+    data.attrs = run.describe("head_similarity", title, "tsfm-lens paper, section 4", attention=attention)
     return data
 
 

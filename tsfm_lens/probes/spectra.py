@@ -30,14 +30,14 @@ def head_spectra(
 ) -> xr.Dataset:
     """Compute singular values of W_Q W_Kᵀ and W_V W_O of every head.
 
-    The products have d_model × d_model entries and at most d_head singular values; these come from a
-    d_head × d_head core, after a QR factorisation of both factors, so the products are never formed. Weights alone do
-    not say whether a head has any effect: heads planted to do nothing have the stable ranks of those that work.
+    The products have d_model × d_model entries and at most d_head singular values. These come from a d_head × d_head
+    core, after a QR factorisation of both factors, so the products are never formed. Weights alone do not show whether
+    a head has any effect: heads planted to do nothing have the stable ranks of those that work.
 
     Args:
         lens: the model.
         kind: kind of attention; the stack's last kind if None.
-        stack: its stack; the one that is read out if None.
+        stack: the stack of the attention; the one that is read out if None.
         products: "QK", "OV" or both.
         fold_norm: with the gain of the norm before the branch in the matrices.
 
@@ -58,7 +58,7 @@ def head_spectra(
         ('product', 'layer', 'head')
     """
     column = lens.wiring.output_stack if stack is None else _stack(lens, stack)
-    attention_kind, layers = column.layers_with(kind)
+    attention, layers = column.layers_with(kind)
     names = list(products)
     for product in names:
         if product not in PRODUCTS:
@@ -67,7 +67,7 @@ def head_spectra(
         raise InputError("products is empty; choose QK, OV or both")
     values = np.empty((len(names), len(layers), column.n_heads, column.d_head))
     for place, layer in enumerate(layers):
-        weights = lens.weights.heads(layer, attention_kind, column.name, fold_norm=fold_norm)
+        weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
         for index, product in enumerate(names):
             values[index, place] = core_singular_values(*_factors(weights, product)).cpu().numpy()
     ranks = stable_rank(values)
@@ -82,10 +82,10 @@ def head_spectra(
     data.attrs = describe(
         lens,
         "spectra",
-        f"Spectra of {attention_kind}",
+        f"Spectra of {attention}",
         "tsfm-lens paper, definition 5.1 (S3-SRANK)",
         stack=column.name,
-        attention=attention_kind,
+        attention=attention,
         fold_norm=int(fold_norm),
     )
     return data

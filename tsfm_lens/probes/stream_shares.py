@@ -19,7 +19,7 @@ __all__ = ["stream_shares"]
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     """List the writers of the stream that is read out, in order of writing, with the size of their attribution.
 
-    It inherits the limits of the decomposition, see :func:`tsfm_lens.probes.attribute`: of planted Chronos models, by
+    Shares have the limits of the decomposition, see :func:`tsfm_lens.probes.attribute`. In planted Chronos models, by
     their logits, a head that lifts the logits of all values alike has a share as large as a true part's.
 
     Args:
@@ -30,9 +30,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``:
         ``size``, the mean over steps of the absolute attribution of the whole branch, in ``attrs["unit"]``;
         ``share``, the same over the sum of all writers, with what :func:`tsfm_lens.probes.findings.judge` adds;
-        ``head_size`` (writer, head, series), that of single
-        heads, NaN where a writer has none. Coordinates ``layer_index``, ``kind``, and ``keys_from``, the stack
-        whose activations an attention reads.
+        ``head_size`` (writer, head, series), that of single heads, NaN where a writer has none. Coordinates
+        ``layer_index``, ``kind``, and ``keys_from``, the stack whose activations an attention reads.
 
     Source:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
@@ -42,8 +41,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         UnknownNameError: the model does not allow this decomposition.
 
     Example:
-        >>> found = probes.stream_shares(run)
-        >>> round(float(found["share"].sum()), 3)
+        >>> data = probes.stream_shares(run)
+        >>> round(float(data["share"].sum()), 3)
         1.0
     """
     lens = run.lens
@@ -52,10 +51,10 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     if method not in methods:
         raise unknown_name("attribution decomposition", method, methods)
     # only the path integral has nodes
-    attribution = decomposed(run) if method == "integrated" else decomposed(run, None)
-    parts = attribution["attribution"].sel(decomposition=method)
+    result = decomposed(run) if method == "integrated" else decomposed(run, None)
+    parts = result["attribution"].sel(decomposition=method)
     parts = of_median(parts).transpose("component", "series", "step")
-    places = list(zip(attribution["layer_index"].values.tolist(), attribution["kind"].values.tolist(), strict=True))
+    places = list(zip(result["layer_index"].values.tolist(), result["kind"].values.tolist(), strict=True))
     order = _in_order(lens, list(dict.fromkeys(places)))
     stack = lens.wiring.output_stack
     size = np.empty((len(order), parts.sizes["series"]))
@@ -64,7 +63,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         members = [i for i, each in enumerate(places) if each == place]
         branch_parts = parts.values[members]
         size[row] = np.abs(branch_parts.sum(axis=0)).mean(axis=-1)
-        heads = attribution["head"].values[members]
+        heads = result["head"].values[members]
         if (heads >= 0).all():
             head_size[row, heads] = np.abs(branch_parts).mean(axis=-1)
     total = size.sum(axis=0)
@@ -80,11 +79,11 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "layer_index": ("writer", [layer for layer, _ in order]),
             "kind": ("writer", [kind for _, kind in order]),
             "keys_from": ("writer", [_keys_from(lens, layer, kind) for layer, kind in order]),
-            "series": attribution["series"],
+            "series": result["series"],
             "head": range(stack.n_heads),
         },
     )
-    unit = str(attribution["unit"].sel(decomposition=method).item())
+    unit = str(result["unit"].sel(decomposition=method).item())
     data.attrs = run.describe(
         "stream_shares",
         "Writers of the residual stream",
@@ -94,9 +93,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         stack=stack.name,
         d_model=stack.d_model,
     )
-    whole = np.abs(of_median(attribution["total"].sel(decomposition=method)).transpose("series", "step").values).mean(
-        -1
-    )
+    totals = of_median(result["total"].sel(decomposition=method)).transpose("series", "step")
+    whole = np.abs(totals.values).mean(-1)
     floor = relative_rounding(lens) * np.divide(whole, total, out=np.ones_like(total), where=total > 0)
     return judge(data, "share", floor=floor)
 

@@ -17,14 +17,14 @@ __all__: list[str] = []
 class StreamedSpectrum:
     """Triangular factor of a QR factorisation, brought up to date with every part.
 
-    It has the singular values of all rows so far, to rounding in float64 of the largest one; the Gram matrix, which
-    would be cheaper, has their squares and loses all below √eps, 1.5e-8, of the largest.
+    It has the singular values of all rows so far, to rounding in float64 of the largest one. The Gram matrix would be
+    cheaper, but has their squares and loses all below √eps, 1.5e-8, of the largest.
 
     Args:
         width: columns of the matrix.
 
     Attributes:
-        rows: how many have come.
+        rows: number of rows so far.
 
     Source:
         Demmel, Grigori, Hoemmen and Langou 2012, Communication-optimal parallel and sequential QR and LU
@@ -65,7 +65,8 @@ class StreamedSpectrum:
         """Bound how far the rounding of a forward moves singular values, over the largest.
 
         Args:
-            values: singular values; blocks: that the stream has passed, with about 100 roundings each.
+            values: singular values.
+            blocks: number of blocks before the stream, with about 100 roundings each.
         """
         longest = self._longest + float(self._factor.norm(dim=0).max())
         error = self._eps / 2 / math.sqrt(3) * math.sqrt(1 + 100 * blocks)

@@ -30,11 +30,11 @@ def training_history(
 ) -> xr.Dataset:
     """Score the heads of every checkpoint on the same repeated motifs.
 
-    Token models with cross-attention take :func:`tsfm_lens.probes.repeated_tokens`, led along the motif so that scores
-    do not depend on how well the model copies; other models :func:`tsfm_lens.probes.repeated_motif`.
+    Token models with cross-attention take :func:`tsfm_lens.probes.repeated_tokens`, with forced decoding so that scores
+    do not depend on how well the model copies. Other models take :func:`tsfm_lens.probes.repeated_motif`.
 
     Args:
-        checkpoints: lens by optimiser step; each is asked for once, and not held.
+        checkpoints: lens by optimiser step; each is read from the mapping once, and not kept.
         losses: training loss by step, at these steps or others.
         name: of the model that was trained; that of its last checkpoint if "".
         seed: of the motifs.
@@ -56,8 +56,8 @@ def training_history(
         InputError: no checkpoints, they are not of one shape, or as in the probe.
 
     Example:
-        >>> found = probes.training_history({0: lens}, n_sequences=4, motif=8)
-        >>> found["prefix_matching"].dims
+        >>> data = probes.training_history({0: lens}, n_sequences=4, motif=8)
+        >>> data["prefix_matching"].dims
         ('training_step', 'layer', 'head')
     """
     if not checkpoints:
@@ -80,7 +80,7 @@ def training_history(
         data = data.assign_coords(loss_step=loss_steps)
     data.attrs |= {"kind": "training_history", "title": "Heads over training", "source": _SOURCE}
     data.attrs["model"] = name or data.attrs["model"]
-    # every checkpoint had noise of its own, and what one is below another may stand out of
+    # every checkpoint has noise of its own: an effect may be below one floor and stand out of another
     if any(bool(data[one].any()) for one in data if str(one).endswith("_stands_out")):
         data.attrs.pop("below_noise", None)
     return data

@@ -37,18 +37,18 @@ def weight_ranks(
 ) -> xr.Dataset:
     """Compute singular values and ranks of the matrices of every attention and every MLP.
 
-    All singular values are computed in float64 from the weights as they are stored. Rounding to the precision of the
-    checkpoint moves each of them by about ``rounding_floor`` times the largest: what is smaller cannot be told from
-    zero, and a rank at a smaller ε counts rounding errors. Such ranks are marked by ``told``, and an ε at which all
-    are is refused. Keys and values that several query heads share stand once in W_K and W_V.
+    All singular values are computed in float64 from the stored weights. Rounding to the precision of the checkpoint
+    moves each of them by about ``rounding_floor`` times the largest. Smaller ones cannot be told from zero, and a rank
+    at a smaller ε counts rounding errors. ``told`` is false for such ranks, and an ε at which all ranks are such is
+    refused. Keys and values that several query heads share stand once in W_K and W_V.
 
     Args:
         lens: the model.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
         per_head: the part of every head too, as matrices of their own.
         stack: one stack; all if None.
-        parts: which matrices; those that a model has of them.
-        decades: of the histogram.
+        parts: names of matrices; the model may lack some.
+        decades: number of decades of the histogram.
 
     Returns:
         Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of one head
@@ -68,8 +68,8 @@ def weight_ranks(
             the model has none of the parts.
 
     Example:
-        >>> found = probes.weight_ranks(lens, epsilon=0.01)
-        >>> bool((found["epsilon_rank"] <= found["full"]).all())
+        >>> data = probes.weight_ranks(lens, epsilon=0.01)
+        >>> bool((data["epsilon_rank"] <= data["full"]).all())
         True
     """
     levels = checked_levels(epsilon)
@@ -180,8 +180,8 @@ def _whole_and_heads(place: tuple[str, int, str], part: str, weight: Tensor, per
     # heads stand side by side where they are read, one below the other where they write
     yield Matrix(*place, part, weight.flatten(0, 1) if part == "W_O" else weight.transpose(0, 1).flatten(1))
     if per_head:
-        for head, part_of_head in enumerate(weight):
-            yield Matrix(*place, part, part_of_head, str(head))
+        for head, head_weight in enumerate(weight):
+            yield Matrix(*place, part, head_weight, str(head))
 
 
 def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:

@@ -26,7 +26,7 @@ def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
     """Return what the embedding, every head and every MLP write: names and (component, series, pos, d_model).
 
     Raises:
-        WiringError: they do not sum to the model's own last stream; names where they first differ from it.
+        WiringError: the writes do not sum to the model's own last stream; names where they first differ from it.
         InputError: the same, under hooks that edit the stream itself.
 
     Example:
@@ -86,11 +86,11 @@ def own_readout(run: Run, last: Tensor) -> Tensor:
         last: the stream after the last block, (series, pos, d_model).
 
     Returns:
-        What :meth:`Lens.readout` gives, up to rounding the output of the run's own forward.
+        The output of :meth:`Lens.readout`, up to rounding that of the run's own forward.
 
     Raises:
-        WiringError: it is not; the adapter's ``final_norm`` and ``head`` are not the model's.
-        InputError: it is not, under hooks.
+        WiringError: the outputs differ; the adapter's ``final_norm`` and ``head`` are not the model's.
+        InputError: the outputs differ, under hooks.
     """
     single = run.in_one_pass()
     output = run.lens.readout(last, run.encoded)
