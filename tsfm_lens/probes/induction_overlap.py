@@ -63,10 +63,10 @@ def induction_overlap(
         ``normalised`` (entropy), ``induction``, ``sharp``, and the induction result's statistics of the first two. The
         table: ``count`` and ``proportion`` (induction_state, sharp_state), their totals ``proportion_induction``
         (induction_state) and ``proportion_sharp`` (sharp_state), ``p_sharp_given_induction``,
-        ``p_induction_given_sharp``. The sweeps, at a fixed ``prefix_from``: ``sweep_sharp_given_induction`` and ``sweep_induction_given_sharp``
-        (copy_threshold, entropy_threshold); with ``sweep_induction_count`` (copy_threshold) and
-        ``sweep_sharp_count`` (entropy_threshold), what they are shares of; and ``sweep_proportion_induction``
-        (copy_threshold, prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads.
+        ``p_induction_given_sharp``. The sweeps, at a fixed ``prefix_from``: ``sweep_sharp_given_induction`` and
+        ``sweep_induction_given_sharp`` (copy_threshold, entropy_threshold), with their denominators
+        ``sweep_induction_count`` (copy_threshold) and ``sweep_sharp_count`` (entropy_threshold); and
+        ``sweep_proportion_induction`` (copy_threshold, prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads.
         A share of no heads is undefined, and NaN: its count is then 0. So is the correlation with a score that is the
         same for every head.
 

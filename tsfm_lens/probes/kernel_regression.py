@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """The concentration bound, query by query.
+    """Concentration bound, query by query.
 
     Attributes:
         missing: (query,), 1 minus the weight of the key with the largest truncated score.

@@ -156,10 +156,10 @@ def heard_in_groups(
     fit = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
     step = max(_SENDERS, fit)
     for first in range(0, len(senders), step):
-        yield _heard_together(pair, senders[first : first + step], receivers, via)
+        yield _run_together(pair, senders[first : first + step], receivers, via)
 
 
-def _heard_together(
+def _run_together(
     pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str
 ) -> list[tuple[Place, np.ndarray, Activations]]:
     run = pair.base
