@@ -66,9 +66,9 @@ def induction_overlap(
         ``p_induction_given_sharp``. The sweeps, at a fixed ``prefix_from``: ``sweep_sharp_given_induction`` and
         ``sweep_induction_given_sharp`` (copy_threshold, entropy_threshold), with their denominators
         ``sweep_induction_count`` (copy_threshold) and ``sweep_sharp_count`` (entropy_threshold); and
-        ``sweep_proportion_induction`` (copy_threshold, prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads.
-        A share of no heads is undefined, and NaN: its count is then 0. So is the correlation with a score that is the
-        same for every head.
+        ``sweep_proportion_induction`` (copy_threshold, prefix_threshold). ``correlation`` (score, other_score) is
+        Pearson's over heads. A share of no heads is undefined, and NaN: its count is then 0. So is the correlation with
+        a score that is the same for every head.
 
     Source:
         tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).
