@@ -16,9 +16,9 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import head_entropy, induction_overlap, repeated_tokens
 from tsfm_lens.probes.induction import (
     _forced_targets,
-    _found_targets,
-    _read_at,
-    _rolled_out,
+    _match_targets,
+    _roll_out,
+    _select_positions,
     _sequences,
     _z_score,
 )
@@ -121,7 +121,7 @@ def test_the_rollout_is_greedy_decoding_without_a_cache() -> None:
     lens = tiny()
     ids, motifs = _sequences(lens, MOTIF, REPEATS, COUNT, 8.0, 0)
     decoder = torch.cat([torch.zeros(COUNT, 1, dtype=torch.long), motifs[:, :1]], dim=1)
-    found = _rolled_out(lens, ids, decoder, MOTIF)
+    found = _roll_out(lens, ids, decoder, MOTIF)
     ended = torch.zeros(COUNT, dtype=torch.bool)
     for _ in range(MOTIF - 2):
         with torch.no_grad():
@@ -132,24 +132,24 @@ def test_the_rollout_is_greedy_decoding_without_a_cache() -> None:
     assert torch.equal(found, decoder)
     # interventions act on it
     with lens.ablate("decoder.0"):
-        assert not torch.equal(_rolled_out(lens, ids, decoder[:, :2], MOTIF), decoder)
+        assert not torch.equal(_roll_out(lens, ids, decoder[:, :2], MOTIF), decoder)
 
 
 def test_a_decoder_that_copies_has_the_same_targets_free_and_forced() -> None:
     motifs = torch.stack([torch.randperm(60)[:MOTIF] for _ in range(COUNT)])
-    free, forced = _found_targets(motifs.repeat(1, REPEATS), motifs[:, :-1]), _forced_targets(motifs, REPEATS)
+    free, forced = _match_targets(motifs.repeat(1, REPEATS), motifs[:, :-1]), _forced_targets(motifs, REPEATS)
     for one, other in zip(free, forced, strict=True):
         assert torch.equal(one, other)
 
 
 def test_the_last_instance_with_a_continuation_counts() -> None:
     context = torch.tensor([[5, 6, 7, 5, 8, 9]])
-    found = _found_targets(context, torch.tensor([[5, 6, 9, 4]]))
-    assert found.known.tolist() == [[True, True, False, False]]  # 9 ends the context, 4 never came
+    found = _match_targets(context, torch.tensor([[5, 6, 9, 4]]))
+    assert found.valid.tolist() == [[True, True, False, False]]  # 9 ends the context, 4 never came
     assert found.keys[0, :2].tolist() == [3, 1]
     assert found.right[0, :2].tolist() == [8, 7]
     with pytest.raises(InputError, match="no token of its context"):
-        _found_targets(context, torch.tensor([[9, 4]]))
+        _match_targets(context, torch.tensor([[9, 4]]))
 
 
 def test_scores_are_read_at_the_last_decoder_position_unless_asked_otherwise() -> None:
@@ -204,9 +204,9 @@ def test_the_single_step_of_the_released_code() -> None:
 
 def test_the_last_position_is_the_last_that_has_a_right_token() -> None:
     known = torch.tensor([[True, False, True, False], [False, True, True, True], [False, False, False, False]])
-    assert _read_at(known, "last").nonzero().tolist() == [[0, 2], [1, 3]]
-    assert _read_at(known, "first").nonzero().tolist() == [[0, 0], [1, 1]]
-    assert torch.equal(_read_at(known, "all"), known)
+    assert _select_positions(known, "last").nonzero().tolist() == [[0, 2], [1, 3]]
+    assert _select_positions(known, "first").nonzero().tolist() == [[0, 0], [1, 1]]
+    assert torch.equal(_select_positions(known, "all"), known)
 
 
 def test_the_test_needs_room_and_a_token_model() -> None:

@@ -22,10 +22,10 @@ SHARP_BELOW = 0.38
 
 
 def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None = None) -> xr.Dataset:
-    """Attention of every head on one series, each token placed at the time steps that it covers.
+    """Compute the attention of every head on one series, each token placed at the time steps that it covers.
 
-    It shows where heads look, not what the forecast comes from: in planted Chronos-Bolt models, where a register token
-    carries what was found, the mean over heads points at the right tokens no better than chance.
+    The patterns show where heads look, not what the forecast comes from. In planted Chronos-Bolt models a register
+    token carries the copied values, and the mean over heads points at the right tokens no better than chance;
     :func:`tsfm_lens.probes.activation_patching` of tokens finds them.
 
     Args:
@@ -58,26 +58,26 @@ def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None =
     return data
 
 
-def _patterns(run: Run, row: Stack, chosen: str, layers: list[int]) -> xr.Dataset:
-    """What :func:`attention_patterns` gives, without the forecast."""
-    points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
+def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
+    """Compute :func:`attention_patterns` without the forecast."""
+    points = [f"{row.prefix}.{layer}.{kind}.hook_pattern" for layer in layers]
     acts = run.in_one_pass().record(points)
     pattern = torch.stack([acts[point][0] for point in points]).cpu().double()
-    keys = row.attention(chosen, layers[0]).keys_from or row.name
+    keys = row.attention(kind, layers[0]).keys_from or row.name
     data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
     data = data.assign_coords(span_coords(query=run.encoded.spans[row.name], key=run.encoded.spans[keys]))
     data["pattern"] = (("layer", "head", "query", "key"), pattern.numpy().astype(np.float32))
     data["entropy"] = (("layer", "head"), row_entropy(pattern.numpy()).mean(axis=-1), {"units": "nats"})
     title, source = (
-        f"{chosen} of the {row.name or 'model'}",
+        f"{kind} of the {row.name or 'model'}",
         "tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)",
     )
-    data.attrs = describe_attention(run, "attention", title, source, row, chosen)
+    data.attrs = describe_attention(run, "attention", title, source, row, kind)
     return data
 
 
 def span_coords(**axes: TokenSpans) -> dict[str, Any]:
-    """Coordinates of tokens along each axis: ``AXIS_start``, ``AXIS_stop`` in steps, and ``AXIS_special``."""
+    """Return coordinates of tokens along each axis: ``AXIS_start``, ``AXIS_stop`` in steps, and ``AXIS_special``."""
     return {
         f"{axis}_{part}": (axis, list(getattr(spans, part)))
         for axis, spans in axes.items()
@@ -86,15 +86,15 @@ def span_coords(**axes: TokenSpans) -> dict[str, Any]:
 
 
 def describe_attention(
-    run: Run, kind: str, title: str, source: str, row: Stack, chosen: str, **more: object
+    run: Run, kind: str, title: str, source: str, row: Stack, attention: str, **more: object
 ) -> dict[str, object]:
-    """Attributes of a result on the attention of one series; see :meth:`tsfm_lens.models.run.Run.describe`."""
-    facts = {"stack": row.name, "attention": chosen, "series": run.batch.ids[0], "units": run.batch.units[0]}
+    """Return attributes of a result on one series' attention; see :meth:`tsfm_lens.models.run.Run.describe`."""
+    facts = {"stack": row.name, "attention": attention, "series": run.batch.ids[0], "units": run.batch.units[0]}
     return run.describe(kind, title, source, **facts, **more)
 
 
 def pick_attention(lens: Lens, stack: str | None, kind: str | None) -> tuple[Stack, str, list[int]]:
-    """A stack, one of its kinds of attention, and the layers in which that attends over time.
+    """Return a stack, one of its kinds of attention, and the layers in which that kind attends over time.
 
     Args:
         lens: the model.
@@ -106,30 +106,30 @@ def pick_attention(lens: Lens, stack: str | None, kind: str | None) -> tuple[Sta
         UnknownNameError: the model has no such stack or kind of attention.
     """
     names = [s.name for s in lens.wiring.stacks]
-    wanted = lens.wiring.output_stack.name if stack is None else stack
-    if wanted not in names:
-        raise unknown_name("stack", wanted, names)
-    row = lens.wiring.stack(wanted)
+    name = lens.wiring.output_stack.name if stack is None else stack
+    if name not in names:
+        raise unknown_name("stack", name, names)
+    row = lens.wiring.stack(name)
     kinds = row.attention_kinds()
     in_time = {each.kind for layer in range(row.n_layers) for each in row.attentions(layer) if each.over == "time"}
-    chosen = next(each for each in reversed(kinds) if each in in_time) if kind is None and in_time else str(kind)
-    if chosen not in kinds:
-        raise unknown_name(f"attention in the {wanted or 'model'}", chosen, kinds)
+    attention = next(each for each in reversed(kinds) if each in in_time) if kind is None and in_time else str(kind)
+    if attention not in kinds:
+        raise unknown_name(f"attention in the {name or 'model'}", attention, kinds)
     layers = [
         layer
         for layer in range(row.n_layers)
-        if any(each.kind == chosen and each.over == "time" for each in row.attentions(layer))
+        if any(each.kind == attention and each.over == "time" for each in row.attentions(layer))
     ]
     if not layers:
         raise InputError(
-            f"{chosen} attends over variates, not over time; read its pattern with "
-            f"lens.run_with_cache(series, names_filter='**.{chosen}.hook_pattern')"
+            f"{attention} attends over variates, not over time; read its pattern with "
+            f"lens.run_with_cache(series, names_filter='**.{attention}.hook_pattern')"
         )
-    return row, chosen, layers
+    return row, attention, layers
 
 
 def refuse_variates(batch: SeriesBatch) -> None:
-    """A variate by itself is another input than the item that it belongs to."""
+    """Refuse a multivariate batch: a variate by itself is another input than the item that it belongs to."""
     if batch.multivariate:
         raise InputError(
             "these probes read the attention of univariate series, and the variates of an item seen one by one attend "
@@ -139,7 +139,7 @@ def refuse_variates(batch: SeriesBatch) -> None:
 
 
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Entropy in nats of each attention row, (…, query, key) -> (…, query); rows are normalised first.
+    """Compute the entropy in nats of attention rows, (…, query, key) -> (…, query); rows are normalised first.
 
     A row without any allowed key has entropy 0.
 
@@ -159,10 +159,10 @@ def head_entropy(
     sharp_below: float = SHARP_BELOW,
     progress: Callable[[int, int], None] | None = None,
 ) -> xr.Dataset:
-    """How widely each head of the output stack spreads its attention along a forecast.
+    """Measure how widely each head of the output stack spreads its attention along a forecast.
 
-    Attention is not effect: a head may look sharply and write nothing, and the scaling over heads calls some head sharp
-    in every model, untrained ones too. On planted mechanisms most heads that are called sharp do nothing.
+    Attention is not effect: a head may look sharply and write nothing. The scaling over heads calls some head sharp in
+    every model, untrained ones too. On planted mechanisms most heads that are called sharp do nothing.
 
     Args:
         run: the forecast to explain.
@@ -187,11 +187,11 @@ def head_entropy(
         ('layer', 'head')
     """
     refuse_variates(run.batch)
-    row, chosen, layers = pick_attention(run.lens, None, kind)
+    row, attention, layers = pick_attention(run.lens, None, kind)
     entropies = []
     for i in range(len(run.batch)):
         # the patterns of one series at a time are held
-        entropies.append(_patterns(run.select(i), row, chosen, layers)["entropy"])
+        entropies.append(_patterns(run.select(i), row, attention, layers)["entropy"])
         if progress is not None:
             progress(i + 1, len(run.batch))
     entropy = xr.concat(entropies, dim="series").mean("series")
@@ -203,7 +203,7 @@ def head_entropy(
         "Head entropy",
         "tsfm-lens paper, section 4 (S3-HENT)",
         stack=row.name,
-        attention=chosen,
+        attention=attention,
         sharp_below=sharp_below,
     )
     return data

@@ -21,7 +21,7 @@ from tsfm_lens.probes.writes import own_readout, writes_and_stream
 
 __all__ = ["attribute"]
 
-# in the streams that are read out at once, and in the writes at the points of the path that are taken at once
+# most numbers in the streams, or in the writes at points of the path, that are read out at once
 _NUMBERS = 2**21
 _SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"
 DECOMPOSITIONS = {
@@ -32,9 +32,9 @@ DECOMPOSITIONS = {
 
 
 def decompositions_of(lens: Lens) -> tuple[str, ...]:
-    """Attribution decompositions that a model allows.
+    """Return the attribution decompositions that a model allows.
 
-    Where a library's backward pass is not the derivative (Toto 2), only the difference of readouts is left.
+    Where a library's backward pass is not the derivative (Toto 2), only the difference of readouts is allowed.
     """
     decompositions = DECOMPOSITIONS[lens.emits]
     return decompositions if lens.wiring.true_gradients else decompositions[:1]
@@ -43,16 +43,16 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
 def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
     """Split the forecast among the embedding, every head and every MLP of the stack that is read out.
 
-    Shares are signed means: a part that adds to one series what it takes from another, as a head that copies does, has
-    a share near 0 and does not stand out. :func:`tsfm_lens.probes.stream_shares` goes by size.
+    Shares are signed means. A copying head adds to one series what it takes from another, so its share is near 0 and
+    does not stand out; :func:`tsfm_lens.probes.stream_shares` measures sizes instead.
 
-    No decomposition of a token model is right everywhere. In planted Chronos models ``logit`` takes a head that lifts
-    the logits of all values alike for a part, and ``expected_value``, which sharp logits saturate, ranks parts near
-    chance in most mechanisms; with noise in the weights the second ranks better than the first.
+    No decomposition of a token model is right everywhere. In planted Chronos models ``logit`` mistakes a head that
+    lifts the logits of all values alike for a part. Sharp logits saturate ``expected_value``, which ranks parts near
+    chance in most mechanisms; with noise in the weights it ranks better than ``logit``.
 
-    The parts are measured from the readout of an empty residual stream (``baseline``) to the model's own forecast: the
-    stream after the last block is recorded beside the writes, which must sum to it, and its readout is compared with
-    the output of the same forward. Methods for token models:
+    The parts are measured from the readout of an empty residual stream (``baseline``) to the model's own forecast. The
+    stream after the last block is recorded beside the writes, which must sum to it. Its readout is compared with the
+    output of the same forward. Methods for token models:
 
     - ``logit``: the logit of the token that the run's path takes, less the mean over the vocabulary, with the final
       norm's scale frozen; linear, so the parts sum exactly to the whole.
@@ -95,27 +95,27 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
         >>> bool((parts["completeness_error"] < 1e-3).all())
         True
     """
-    return _judged(decomposed(run, nodes).assign_attrs(nodes=nodes), run)
+    return _add_statistics(decomposed(run, nodes).assign_attrs(nodes=nodes), run)
 
 
 def decomposed(run: Run, nodes: int | None = 128) -> xr.Dataset:
-    """What :func:`attribute` gives but for judgements, computed once for all probes of a run that ask for it.
+    """Compute :func:`attribute` without its statistics, once for all probes of a run.
 
     Args:
         run: the forecast to explain.
-        nodes: of the path integral; None for decompositions that have none: then what is there already will do.
+        nodes: of the path integral; None for decompositions that have none, which reuse any cached result.
     """
     if nodes is not None and nodes < 1:
         raise InputError(f"nodes is {nodes}, expected 1 or more")
-    known: dict[int, xr.Dataset] = run.derived.setdefault("attribution", {})
+    cache: dict[int, xr.Dataset] = run.derived.setdefault("attribution", {})
     if nodes is None or run.tokens is not None:
-        nodes = next(iter(known), nodes or 1)
-    if nodes not in known:
-        known[nodes] = _decomposed(run, nodes)
-    return known[nodes]
+        nodes = next(iter(cache), nodes or 1)
+    if nodes not in cache:
+        cache[nodes] = _decompose(run, nodes)
+    return cache[nodes]
 
 
-def _decomposed(run: Run, nodes: int) -> xr.Dataset:
+def _decompose(run: Run, nodes: int) -> xr.Dataset:
     names, writes, last = writes_and_stream(run)
     with torch.no_grad():
         parts = _token(run, writes, last) if run.tokens is not None else _quantile(run, writes, last, nodes)
@@ -140,13 +140,13 @@ def _decomposed(run: Run, nodes: int) -> xr.Dataset:
     return data
 
 
-def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """With means over steps and what is known of them."""
+def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
+    """Add means over steps, their shares, and what :func:`tsfm_lens.probes.findings.judge` adds."""
     parts, total = (of_median(data[name]).values[..., run.steps_from :] for name in ("attribution", "total"))
     mean = parts.mean(-1)
     size = np.abs(mean).sum(1, keepdims=True)
     size = np.where(size > 0, size, np.nan)
-    # what is summed up to the whole rounds as the whole does, and values in data units at their level, too
+    # parts round as the whole that they sum to does, and values in data units at their own level, too
     level = np.where(data["unit"].values[:, None] == "data units", own_rounding(run), 0.0)
     floor = relative_rounding(run.lens) * np.abs(total).max(-1) + level
     axes = ("decomposition", "component", "series")
@@ -157,18 +157,18 @@ def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
 
 
 def of_median(parts: xr.DataArray) -> xr.DataArray:
-    """Parts of the quantile nearest to the median, where there are several."""
+    """Return the parts of the quantile nearest to the median, where there are several."""
     return parts.sel(quantile=0.5, method="nearest") if "quantile" in parts.dims else parts
 
 
 def head_or_kind(data: xr.Dataset) -> list[str]:
-    """What each component is compared with: "head" of heads, the kind of all else."""
+    """Return the group that each component is compared in: "head" for heads, the kind for all else."""
     kinds, heads = data["kind"].values.astype(str), data["head"].values
     return ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
 
 
 def component_coords(names: list[Component | str]) -> dict[str, Any]:
-    """Coordinates that place components in the model: stack, kind, layer_index, head (-1 where there is none)."""
+    """Return coordinates that place components in the model: stack, kind, layer_index and head (-1 for none)."""
     real = [name if isinstance(name, Component) else None for name in names]
     return {
         "component": [str(name) for name in names],
@@ -180,9 +180,9 @@ def component_coords(names: list[Component | str]) -> dict[str, Any]:
 
 
 def completeness(attribution: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Largest |sum of parts - whole| of each decomposition and series, relative to the largest |whole|.
+    """Return the largest |sum of parts - whole| of each decomposition and series, over the largest |whole|.
 
-    The whole is the model's own, not that of the summed writes.
+    The whole is the model's own, not the sum of the writes.
     """
     gap = np.abs(attribution.sum(axis=1) - total)
     axes = tuple(range(2, gap.ndim))
@@ -196,7 +196,7 @@ Parts = dict[str, tuple[np.ndarray, np.ndarray, str]]
 
 def _token(run: Run, writes: Tensor, last: Tensor) -> Parts:
     assert run.tokens is not None
-    lens, own = run.lens, own_readout(run, last)
+    lens, output = run.lens, own_readout(run, last)
     tokens = run.tokens.to(last.device)[..., None]
 
     def centred(logits: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def _token(run: Run, writes: Tensor, last: Tensor) -> Parts:
     def frozen(stream: Tensor) -> Tensor:
         return centred(lens.readout(stream, run.encoded, like=last))
 
-    # the frozen readout is linear, so each write goes through it alone, less what an empty stream gives
+    # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
     empty = frozen(torch.zeros_like(last))
     logit = _of_each(frozen, writes, lens) - empty
     first, values = lens.first_value_token, lens.bin_values(run.encoded)[:, None].to(last)
@@ -213,16 +213,16 @@ def _token(run: Run, writes: Tensor, last: Tensor) -> Parts:
     def read(logits: Tensor) -> Tensor:
         # among the value tokens alone, whose share may be too small to be divided by
         p, mass = torch.softmax(logits, dim=-1), torch.softmax(logits[..., first:], dim=-1)
-        chosen = p.gather(-1, tokens.expand(*p.shape[:-1], 1))[..., 0]
-        return torch.stack([chosen, (mass * values).sum(-1)], dim=-1)
+        probability = p.gather(-1, tokens.expand(*p.shape[:-1], 1))[..., 0]
+        return torch.stack([probability, (mass * values).sum(-1)], dim=-1)
 
     def readouts(stream: Tensor) -> Tensor:
         return read(lens.readout(stream, run.encoded))
 
     steps = _telescope(readouts, writes, lens)
-    whole = read(own) - readouts(torch.zeros_like(last))
+    whole = read(output) - readouts(torch.zeros_like(last))
     return {
-        "logit": (_array(logit), _array(centred(own) - empty), "logit"),
+        "logit": (_array(logit), _array(centred(output) - empty), "logit"),
         "probability": (_array(steps[..., 0]), _array(whole[..., 0]), "probability"),
         "expected_value": (_array(steps[..., 1]), _array(whole[..., 1]), "data units"),
     }
@@ -254,18 +254,18 @@ def _quantile(run: Run, writes: Tensor, last: Tensor, nodes: int) -> Parts:
 
 
 def _push_forward(function: Callable[[Tensor], Tensor], at: Tensor, writes: Tensor) -> Tensor:
-    """The derivative of a readout at one stream, or at several at once (point, …), applied to every write."""
+    """Apply the derivative of a readout at one stream, or at several at once (point, …), to every write."""
     return torch.func.vmap(lambda write: torch.func.jvp(function, (at,), (write.expand_as(at),))[1])(writes)
 
 
 def _telescope(readout: Callable[[Tensor], Tensor], writes: Tensor, lens: Lens) -> Tensor:
-    """Readout after each write less the readout before, in order of writing."""
+    """Compute the readout after each write less the readout before, in order of writing."""
     streams = torch.cat([torch.zeros_like(writes[:1]), writes.cumsum(0)])
     return _of_each(readout, streams, lens).diff(dim=0)
 
 
 def _of_each(readout: Callable[[Tensor], Tensor], streams: Tensor, lens: Lens) -> Tensor:
-    """Readouts of streams (stream, series, pos, d_model), of as many at once as leaves the memory small."""
+    """Read out streams (stream, series, pos, d_model), as many at once as keep the memory small."""
     numbers = streams[0].numel() // lens.d_model * max(lens.d_model, width_of_output(lens))
     return torch.cat([readout(part) for part in streams.split(max(1, _NUMBERS // numbers))])
 

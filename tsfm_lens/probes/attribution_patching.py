@@ -40,13 +40,13 @@ def attribution_patching(
 ) -> xr.Dataset:
     """Estimate what patching each place would recover, from the gradient at the unpatched run.
 
-    Where a gate or a softmax is saturated there is no gradient, and what goes through it is missed.
+    A saturated gate or softmax has no gradient, so the estimate misses its part.
 
     Args:
         clean, corrupted, at, stack, positions, direction: see
-            :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are taken in single forwards, which
+            :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are read in single forwards, which
             have the gradients.
-        exact: also patch, to tell the estimate's error.
+        exact: also patch, to measure the estimate's error.
         progress: of the exact patching.
 
     Returns:
@@ -63,8 +63,8 @@ def attribution_patching(
             than one pass.
 
     Example:
-        >>> found = probes.attribution_patching(run, corrupted, exact=False)
-        >>> found["first_order"].dims
+        >>> data = probes.attribution_patching(run, corrupted, exact=False)
+        >>> data["first_order"].dims
         ('component', 'position', 'series')
     """
     lens = clean.lens
@@ -72,11 +72,9 @@ def attribution_patching(
     places = places_of(lens, at, stack)
     names = sorted({place.point for place in places})
     pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), names=names, direction=direction)
-    sloped = slopes(pair, names)
+    acts = slopes(pair, names)
     groups, where = grid_of(pair, places, positions)
-    first_order = np.array(
-        [[_products(place, pair.source_acts, sloped, group) for group in groups] for place in places]
-    )
+    first_order = np.array([[_products(place, pair.source_acts, acts, group) for group in groups] for place in places])
     data = pair.dataset().assign_coords({**place_coords(places), **where})
     axes = ("component", "position", "series")
     data["first_order"] = (axes, first_order)
@@ -92,11 +90,11 @@ def attribution_patching(
 
 
 def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
-    """Activations of the base run with the gradient, under ``name + "_grad"``, of the share recovered.
+    """Record the base run with the gradients of the share recovered, under ``name + "_grad"``.
 
     Raises:
-        InputError: a multivariate batch, whose series' gradients would run into each other; or a gradient that is no
-            number, as some models have it at the padding of shorter series.
+        InputError: a multivariate batch, whose series' gradients would mix; or a gradient that is not a number, as at
+            the padding of shorter series in some models.
     """
     run, encoded = pair.base, pair.base.encoded
     if run.batch.multivariate:
@@ -104,11 +102,11 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
     way = torch.as_tensor(pair.source_forecast - pair.base_forecast)
     weight = way / way.square().sum(-1, keepdim=True)
 
-    def recovered(output: Tensor) -> Tensor:
+    def share(output: Tensor) -> Tensor:
         forecast = run.read(output, encoded)
         return (forecast * weight.to(forecast)).sum()
 
-    acts = with_gradients(run, names, recovered)
+    acts = with_gradients(run, names, share)
     for name in names:
         finite = acts[f"{name}_grad"].isfinite().flatten(1).all(1)
         if not finite.all():
@@ -121,26 +119,26 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
 
 
 def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]) -> Activations:
-    """Activations of one forward, and a loss's gradients with respect to them; none for weights, which cost as much.
+    """Record activations of one forward and a loss's gradients at them; weights get none, which cost as much.
 
     Args:
-        run: looked at in one pass.
+        run: the forecast, in one pass.
         names: of hook points.
         loss: of the forward's output, one number or several (value,); gradients of several have a leading axis.
     """
-    lens, entered = run.lens, dict[str, list[Tensor]]()
+    lens, leaves = run.lens, dict[str, list[Tensor]]()
     refuse_run(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
-        """Let the forward go on from a tensor that is held here, the model's weights frozen or not."""
-        held = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
-        entered.setdefault(str(hook.name), []).append(held)
-        return held
+        """Continue the forward from a leaf tensor, whether or not the model's weights are frozen."""
+        leaf = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+        leaves.setdefault(str(hook.name), []).append(leaf)
+        return leaf
 
     with torch.enable_grad(), lens.hooks([(name, enter) for name in names]):
         output, acts = lens.run_with_cache(run.encoded, names_filter=list(names))
-        places = [(name, call) for name in names for call in range(len(entered[name]))]
-        tensors = [entered[name][call] for name, call in places]
+        places = [(name, call) for name in names for call in range(len(leaves[name]))]
+        tensors = [leaves[name][call] for name, call in places]
         losses = loss(output)
         of_each = [
             torch.autograd.grad(one, tensors, allow_unused=True, materialize_grads=True, retain_graph=True)
@@ -148,21 +146,20 @@ def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tens
         ]
         gradients = of_each[0] if not losses.ndim else [torch.stack(parts) for parts in zip(*of_each, strict=True)]
     for (name, call), gradient in zip(places, gradients, strict=True):
-        passed = replace(acts.calls(name)[call], value=gradient)
-        acts.recorded.setdefault(f"{name}_grad", []).append(passed)
+        acts.recorded.setdefault(f"{name}_grad", []).append(replace(acts.calls(name)[call], value=gradient))
     return acts
 
 
 def _products(place: Place, source: Activations, base: Activations, group: Sequence[int] | None) -> np.ndarray:
-    """(series,): change times gradient, summed over the tokens of a group; over all of them for None."""
+    """Sum change times gradient over the tokens of a group, over all of them for None, (series,)."""
     change = source[place.point] - base[place.point]
     product = change * base[f"{place.point}_grad"]
     if place.head is not None:
         product = product[:, :, place.head]
-    summed = (product if group is None else product[:, list(group)]).sum(dim=(1, 2))
-    return np.asarray(summed.detach().cpu().double().numpy())
+    total = (product if group is None else product[:, list(group)]).sum(dim=(1, 2))
+    return np.asarray(total.detach().cpu().double().numpy())
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's correlation over all cells; 0 where one of them is constant."""
+    """Compute Spearman's correlation over all cells; 0 where one of them is constant."""
     return float(1.0 - spearman_distance(a.reshape(-1), b.reshape(-1))) if a.size > 1 else 0.0

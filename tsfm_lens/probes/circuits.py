@@ -31,7 +31,7 @@ __all__ = ["minimal_circuit"]
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024"
 Ablations = dict[Component, tuple[Intervention, ...]]
 Behaviour = Callable[[np.ndarray], np.ndarray]
-"""Forecasts (…, series, step) -> what is to be kept of them, (…, series, feature)."""
+"""Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series, feature)."""
 
 RANKINGS = ("greedy", "effects", "edges")
 
@@ -50,34 +50,34 @@ def minimal_circuit(
     smallest: float = SMALLEST_SHARE,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Take components away as long as the behaviour stays within a tolerance.
+    """Remove components as long as the behaviour stays within a tolerance.
 
-    Faithfulness of a set of components is 1 - d(set, model) / d(nothing, model), where d is the root mean square
-    difference of the behaviour and everything outside the set is ablated: 1 for the whole model, 0 for none of it.
+    Faithfulness of a set of components is 1 - d(set, model) / d(nothing, model): 1 for the whole model, 0 for none of
+    it. Here d is the root mean square difference of the behaviour, and everything outside the set is ablated.
 
-    With a ``corrupted`` run, a component that does the same on both series is never missed, and is left out however
-    much the forecast needs it: in planted Chronos models a head that marks the last period.
+    With a ``corrupted`` run, the circuit leaves out a component that does the same on both series, however much the
+    forecast needs it: in planted Chronos models a head that marks the last period.
 
     Args:
         clean: the run in which the behaviour shows.
-        corrupted: a run, made alike, of series of equal lengths without what the circuit is for: components outside get
-            their activations from there. If None, ``how`` says what they get.
-        ranking: "greedy" takes away, round by round, what is missed least given what is gone already, until nothing
-            more can go; "effects" orders components by what ablating each alone does, "edges" by the size of their
-            outgoing edges (edge attribution, in single forwards), and both take the shortest such list that is faithful
-            enough. Edges come from gradients, which are none where a gate is shut or open, so parts that set a gate
-            are kept last and the circuit gets too large.
-        tolerance: allowed loss of faithfulness, averaged over the series that have one.
+        corrupted: a run, made alike, of series of equal lengths without what the circuit is for. Components outside the
+            circuit take their activations from it. If None, ``how`` says what they take.
+        ranking: "greedy" removes, round by round, the component that lowers faithfulness least after earlier removals,
+            until none more can go. "effects" ranks components by the effect of ablating each alone, "edges" by the
+            size of their outgoing edges (edge attribution, in single forwards); both take the shortest list that is
+            faithful enough. Edges come from gradients, which vanish where a gate is shut or open, so parts that set a
+            gate rank last and the circuit gets too large.
+        tolerance: allowed loss of faithfulness, averaged over the series that have a verdict.
         behaviour: what must be kept of a forecast; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the stack that is read out if None.
         how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take the run's seed.
-        per_round: components that greedy takes away at once, as long as that is faithful enough.
+        per_round: components that greedy removes at once, as long as that is faithful enough.
         smallest: a series has no verdict if ablating every node changes its forecast by up to this share of its range.
-        progress: called with (taken away, of).
+        progress: called with (removed, of).
 
     Returns:
         Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of
-        taking away, -1 for those that stay; ``curve`` (size), faithfulness of the set of each size on the way, NaN for
+        removal, -1 for those that stay; ``curve`` (size), faithfulness of the set of each size on the way, NaN for
         sizes not reached; ``faithfulness`` and ``completeness`` (series), the latter 1 - faithfulness of the
         complement, both with what :func:`tsfm_lens.probes.findings.judge` adds; ``forecast`` (part, series, step) of
         "model", "circuit", "complement" and "nothing". Over ``series`` also ``gap``, the behaviour's difference between
@@ -96,8 +96,8 @@ def minimal_circuit(
         UnknownNameError: no such component.
 
     Example:
-        >>> found = probes.minimal_circuit(run, nodes=["decoder.*.mlp"], ranking="effects")
-        >>> bool((found["faithfulness"] >= 0.9).all())
+        >>> data = probes.minimal_circuit(run, nodes=["decoder.*.mlp"], ranking="effects")
+        >>> bool((data["faithfulness"] >= 0.9).all())
         True
     """
     _refuse(ranking, tolerance, per_round, behaviour, smallest)
@@ -106,23 +106,23 @@ def minimal_circuit(
     if ranking == "edges" and corrupted is None:
         raise InputError("ranking='edges' compares a clean with a corrupted series; give corrupted=…")
     places = _nodes(clean, nodes)
-    chosen = [component_at(place) for place in places]
+    components = [component_at(place) for place in places]
     sources = [clean]
     if corrupted is not None:
         names = sorted({place.point for place in places})
         pair = contrast(clean, corrupted, names=names, direction="noise")
         sources.append(pair.source)
-        ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in chosen}
+        ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
     else:
-        known = reference_of(clean, how, reference)
-        made = ablated_variants(clean.lens, chosen, how, known, horizon=clean.horizon, seed=clean.seed)
-        ablations = dict(zip(chosen, made, strict=True))
-    bench = _Bench.of(clean, ablations, behaviour).judged_by(sources, smallest)
+        source = reference_of(clean, how, reference)
+        interventions = ablated_variants(clean.lens, components, how, source, horizon=clean.horizon, seed=clean.seed)
+        ablations = dict(zip(components, interventions, strict=True))
+    bench = _Bench.of(clean, ablations, behaviour).with_verdicts(sources, smallest)
     if ranking == "greedy":
         order, curve = _greedy(bench, tolerance, per_round, progress)
     else:
-        order, curve = _ranked(bench, _scores(bench, corrupted, ranking), tolerance)
-    data = _dataset(bench, chosen, order, curve)
+        order, curve = _shortest_faithful(bench, _scores(bench, corrupted, ranking), tolerance)
+    data = _dataset(bench, components, order, curve)
     label = getattr(behaviour, "__name__", type(behaviour).__name__) if behaviour is not None else "forecast"
     data.attrs = clean.describe(
         "circuit",
@@ -136,11 +136,11 @@ def minimal_circuit(
         rollout=int(clean.rollout),
         statistic=clean.statistic,
     )
-    if bench.refused.any():
-        without = ", ".join(name for name, none in zip(clean.batch.ids, bench.refused, strict=True) if none)
+    if bench.no_verdict.any():
+        without = ", ".join(name for name, none in zip(clean.batch.ids, bench.no_verdict, strict=True) if none)
         data.attrs["refused"] = f"no verdict on {without}: all nodes together change too little there"
     for name in ("faithfulness", "completeness"):
-        floor = np.where(bench.refused, np.nan, bench.noise / np.where(bench.refused, 1.0, bench.gap))
+        floor = np.where(bench.no_verdict, np.nan, bench.noise / np.where(bench.no_verdict, 1.0, bench.gap))
         data = judge(data, name, floor=floor, signed=True)
     return data
 
@@ -159,25 +159,25 @@ def _refuse(ranking: str, tolerance: object, per_round: object, behaviour: objec
 
 
 def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
-    """The heads and branches to choose from, none of which is part of another."""
+    """Return the heads and branches to choose from, none of which is part of another."""
     lens = run.lens
     places = places_of(lens, writers(lens.wiring) if nodes is None else listed(nodes, "nodes"))
-    chosen = [place.target for place in places if isinstance(place.target, Component)]
-    if len(chosen) < len(places):
+    components = [place.target for place in places if isinstance(place.target, Component)]
+    if len(components) < len(places):
         raise InputError("a circuit is made of heads and branches; residual streams cannot be nodes")
-    for node in chosen:
-        if node.head is not None and replace(node, head=None) in chosen:
+    for node in components:
+        if node.head is not None and replace(node, head=None) in components:
             raise InputError(f"{node} is part of {replace(node, head=None)}; name either the branch or its heads")
     return places
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """A run with sets of nodes ablated, and how faithful they are.
+    """Run with sets of nodes ablated, and the faithfulness of these sets.
 
     Attributes:
-        noise: (series,) the distance of two behaviours between which nothing was changed.
-        refused: (series,) whether the gap between the whole model and nothing of it is too small to be divided.
+        noise: (series,) the distance of two behaviours of the unchanged model.
+        no_verdict: (series,) whether the gap between the whole model and nothing of it is too small to divide by.
     """
 
     run: Run
@@ -186,122 +186,124 @@ class _Bench:
     whole: np.ndarray
     nothing: np.ndarray
     noise: np.ndarray
-    refused: np.ndarray
+    no_verdict: np.ndarray
 
     @classmethod
     def of(cls, run: Run, ablations: dict[Component, tuple[Intervention, ...]], behaviour: Behaviour | None) -> _Bench:
-        kept: Behaviour = behaviour or (lambda forecasts: forecasts)
+        measure: Behaviour = behaviour or (lambda forecasts: forecasts)
         empty = np.zeros(len(run.batch))
-        bench = cls(run, ablations, kept, np.empty(0), np.empty(0), empty, empty.astype(bool))
+        bench = cls(run, ablations, measure, np.empty(0), np.empty(0), empty, empty.astype(bool))
         # side by side, so that both have the same rounding
         whole, nothing = bench.forecasts([set(), set(ablations)])
         return replace(bench, whole=whole, nothing=told_apart(run, nothing, whole))
 
-    def judged_by(self, sources: Sequence[Run], smallest: float) -> _Bench:
-        """With the noise of all runs that a variant's activations come from, and the series that have no verdict.
+    def with_verdicts(self, sources: Sequence[Run], smallest: float) -> _Bench:
+        """Add the noise of all runs that a variant's activations come from, and the series without a verdict.
 
         Raises:
-            InputError: none has one.
+            InputError: no series has a verdict.
         """
         floors = [
             noise_floor(run, lambda other, plain: _rms(self._features(other), self._features(plain))) for run in sources
         ]
         noise = np.max(floors, axis=0)
-        refused = (self.gap <= noise) | (self.gap_share <= smallest)
-        if refused.all():
+        no_verdict = (self.gap <= noise) | (self.gap_share <= smallest)
+        if no_verdict.all():
             raise InputError(
                 "ablating every node does not change the behaviour of any series by more than its noise, and its "
                 f"forecast by more than {smallest:.3g} of the series' range, so no circuit can be told apart; take "
                 "more nodes, another behaviour or a stronger corruption, of a sampling model more sample paths, or a "
                 "lower smallest=…"
             )
-        return replace(self, noise=noise, refused=refused)
+        return replace(self, noise=noise, no_verdict=no_verdict)
 
     @property
     def gap(self) -> np.ndarray:
-        """(series,) distance of nothing of the model from all of it."""
+        """Distance of nothing of the model from all of it, (series,)."""
         return self._distance(self.nothing)
 
     @property
     def gap_share(self) -> np.ndarray:
-        """(series,) that of the forecasts themselves, over the range of context and forecast."""
+        """Distance of the forecasts themselves, over the range of context and forecast, (series,)."""
         wide = ranges(self.run, self.whole)
         return _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
 
-    def forecasts(self, ablated: Sequence[set[Component]]) -> np.ndarray:
-        """(set, series, step)."""
-        together = [[i for node in self.ablations if node in gone for i in self.ablations[node]] for gone in ablated]
-        found = point_forecasts(self.run, [Variant("ablated", tuple(interventions)) for interventions in together])
-        # neither faithfulness nor a ranking by it is to hang on rounding
+    def forecasts(self, sets: Sequence[set[Component]]) -> np.ndarray:
+        """Forecast with each set of nodes ablated, (set, series, step)."""
+        together = [[i for node in self.ablations if node in members for i in self.ablations[node]] for members in sets]
+        forecasts = point_forecasts(self.run, [Variant("ablated", tuple(interventions)) for interventions in together])
+        # faithfulness and rankings by it must not depend on rounding
         for plain in (self.nothing, self.whole):
-            found = told_apart(self.run, found, plain) if plain.size else found
-        return found
+            forecasts = told_apart(self.run, forecasts, plain) if plain.size else forecasts
+        return forecasts
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Of forecasts (…, series, step), (…, series); NaN without a verdict."""
-        return np.where(self.refused, np.nan, 1.0 - self._distance(forecasts) / np.where(self.refused, 1.0, self.gap))
+        """Compute the faithfulness of forecasts (…, series, step), (…, series); NaN without a verdict."""
+        return np.where(
+            self.no_verdict, np.nan, 1.0 - self._distance(forecasts) / np.where(self.no_verdict, 1.0, self.gap)
+        )
 
     def mean_faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Of forecasts (…, series, step), over the series that have a verdict, (…)."""
-        return self.faithfulness(forecasts)[..., ~self.refused].mean(-1)
+        """Average the faithfulness of forecasts (…, series, step) over series that have a verdict, (…)."""
+        return self.faithfulness(forecasts)[..., ~self.no_verdict].mean(-1)
 
     def _distance(self, forecasts: np.ndarray) -> np.ndarray:
         return _rms(self._features(forecasts), self._features(self.whole))
 
     def _features(self, forecasts: np.ndarray) -> np.ndarray:
         try:
-            found = np.asarray(self.behaviour(forecasts), dtype=float)
+            features = np.asarray(self.behaviour(forecasts), dtype=float)
         except (TypeError, ValueError) as error:
             raise InputError(f"the behaviour fails on forecasts of shape {forecasts.shape}: {error}") from error
-        if found.shape[: forecasts.ndim - 1] != forecasts.shape[:-1] or found.ndim > forecasts.ndim:
+        if features.shape[: forecasts.ndim - 1] != forecasts.shape[:-1] or features.ndim > forecasts.ndim:
             raise InputError(
-                f"the behaviour gives shape {found.shape} for forecasts of shape {forecasts.shape}; expected "
+                f"the behaviour gives shape {features.shape} for forecasts of shape {forecasts.shape}; expected "
                 "(…, series) or (…, series, feature)"
             )
-        if not np.isfinite(found).all():
+        if not np.isfinite(features).all():
             raise InputError("the behaviour gives values that are no numbers for some forecasts of ablated models")
-        return found[..., None] if found.ndim == forecasts.ndim - 1 else found
+        return features[..., None] if features.ndim == forecasts.ndim - 1 else features
 
 
 def _rms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Root mean square difference over the last axis."""
+    """Compute the root mean square difference over the last axis."""
     return np.asarray(np.sqrt(np.square(one - other).mean(-1)))
 
 
 def _greedy(
     bench: _Bench, tolerance: float, per_round: int, progress: Progress | None
 ) -> tuple[list[Component], dict[int, float]]:
-    """Nodes in the order of taking away, and the faithfulness of each size reached."""
-    gone: list[Component] = []
-    left = list(bench.ablations)
-    curve = {len(left): 1.0}
-    while left:
-        tried = bench.mean_faithfulness(bench.forecasts([{*gone, node} for node in left]))
-        best = [left[i] for i in np.argsort(-tried, kind="stable")]
-        taken, value = best[:1], float(tried.max())
+    """Return nodes in the order of removal, and the faithfulness of each size reached."""
+    order: list[Component] = []
+    rest = list(bench.ablations)
+    curve = {len(rest): 1.0}
+    while rest:
+        scores = bench.mean_faithfulness(bench.forecasts([{*order, node} for node in rest]))
+        best = [rest[i] for i in np.argsort(-scores, kind="stable")]
+        removal, value = best[:1], float(scores.max())
         if per_round > 1 and value >= 1 - tolerance:
-            together = float(bench.mean_faithfulness(bench.forecasts([{*gone, *best[:per_round]}]))[0])
+            together = float(bench.mean_faithfulness(bench.forecasts([{*order, *best[:per_round]}]))[0])
             if together >= 1 - tolerance:
-                taken, value = best[:per_round], together
+                removal, value = best[:per_round], together
         if value < 1 - tolerance:
             break
-        gone += taken
-        left = [node for node in left if node not in taken]
-        curve[len(left)] = value
+        order += removal
+        rest = [node for node in rest if node not in removal]
+        curve[len(rest)] = value
         if progress is not None:
-            progress(len(gone), len(bench.ablations))
-    return gone, curve
+            progress(len(order), len(bench.ablations))
+    return order, curve
 
 
-def _ranked(
+def _shortest_faithful(
     bench: _Bench, scores: dict[Component, float], tolerance: float
 ) -> tuple[list[Component], dict[int, float]]:
-    """Of the lists of the highest scores the shortest that is faithful enough."""
+    """Remove nodes of the lowest scores, as many as leave the rest faithful enough."""
     order = sorted(bench.ablations, key=lambda node: scores[node])
-    found = bench.mean_faithfulness(bench.forecasts([set(order[:gone]) for gone in range(len(order) + 1)]))
-    curve = {len(order) - gone: float(value) for gone, value in enumerate(found)}
-    passing = [gone for gone, value in enumerate(found) if value >= 1 - tolerance]
-    return order[: max(passing, default=0)], curve
+    values = bench.mean_faithfulness(bench.forecasts([set(order[:count]) for count in range(len(order) + 1)]))
+    curve = {len(order) - count: float(value) for count, value in enumerate(values)}
+    counts = [count for count, value in enumerate(values) if value >= 1 - tolerance]
+    return order[: max(counts, default=0)], curve
 
 
 def _scores(bench: _Bench, corrupted: Run | None, ranking: str) -> dict[Component, float]:
@@ -310,25 +312,25 @@ def _scores(bench: _Bench, corrupted: Run | None, ranking: str) -> dict[Componen
         alone = bench.forecasts([{node} for node in nodes])
         return dict(zip(nodes, 1.0 - bench.mean_faithfulness(alone), strict=True))
     edges = edge_attribution(bench.run, corrupted, nodes=nodes)
-    moved = abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
-    found = np.abs(edges["score"].values)
-    told = np.where(found * moved > rounding(bench.run, bench.whole), found, 0.0)
-    return dict(zip(nodes, told.sum(1)[:, ~bench.refused].mean(-1), strict=True))
+    change = abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
+    scores = np.abs(edges["score"].values)
+    above_rounding = np.where(scores * change > rounding(bench.run, bench.whole), scores, 0.0)
+    return dict(zip(nodes, above_rounding.sum(1)[:, ~bench.no_verdict].mean(-1), strict=True))
 
 
 def _dataset(bench: _Bench, nodes: list[Component], order: list[Component], curve: dict[int, float]) -> xr.Dataset:
-    gone, kept = set(order), set(nodes) - set(order)
-    circuit, complement = bench.forecasts([gone, kept])
+    outside, inside = set(order), set(nodes) - set(order)
+    circuit, complement = bench.forecasts([outside, inside])
     data = bench.run.dataset()
     data = data.assign_coords(component_coords(list(nodes))).assign_coords(
         size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
     )
-    data["in_circuit"] = ("component", [node in kept for node in nodes])
-    data["taken"] = ("component", [order.index(node) if node in gone else -1 for node in nodes])
+    data["in_circuit"] = ("component", [node in inside for node in nodes])
+    data["taken"] = ("component", [order.index(node) if node in outside else -1 for node in nodes])
     data["curve"] = ("size", [curve.get(size, np.nan) for size in range(len(nodes) + 1)])
     data["faithfulness"] = ("series", bench.faithfulness(circuit))
     data["completeness"] = ("series", 1.0 - bench.faithfulness(complement))
     data["gap"], data["gap_floor"] = ("series", bench.gap), ("series", bench.noise)
-    data["gap_share"], data["refused"] = ("series", bench.gap_share), ("series", bench.refused)
+    data["gap_share"], data["refused"] = ("series", bench.gap_share), ("series", bench.no_verdict)
     data["forecast"] = (("part", "series", "step"), np.stack([bench.whole, circuit, complement, bench.nothing]))
     return data

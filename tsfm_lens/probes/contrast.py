@@ -1,4 +1,4 @@
-"""A clean and a corrupted run, made alike, so that activations of one can be put into the other."""
+"""Contrast of a clean and a corrupted run, made alike, so that activations of one can be put into the other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Contrast:
         source: the run that they come from.
         base_forecast, source_forecast: (series, step), unpatched.
         direction: "denoise" puts clean activations into the corrupted run, "noise" corrupted ones into the clean.
-        base_acts, source_acts: what was recorded of both.
+        base_acts, source_acts: recorded activations of both.
     """
 
     base: Run
@@ -39,19 +39,19 @@ class Contrast:
     source_acts: Activations
 
     def recovered(self, forecasts: np.ndarray) -> np.ndarray:
-        """How far forecasts (…, series, step) are on the way from the base's to the source's, (…, series).
+        """Measure how far forecasts (…, series, step) are on the way from base to source, (…, series).
 
-        The projection on that way: 0 at the base's forecast, 1 at the source's.
+        This is a projection: 0 at the base's forecast, 1 at the source's.
         """
         way = self.source_forecast - self.base_forecast
         return ((forecasts - self.base_forecast) * way).sum(-1) / np.square(way).sum(-1)
 
     def effect(self, forecasts: np.ndarray) -> np.ndarray:
-        """Mean distance of forecasts (…, series, step) from the base's, in data units, (…, series)."""
+        """Compute the mean distance of forecasts (…, series, step) from the base's, in data units, (…, series)."""
         return np.abs(forecasts - self.base_forecast).mean(-1)
 
     def judged(self, data: xr.Dataset, groups: xr.DataArray | None = None) -> xr.Dataset:
-        """With intervals, floors of both runs, and what stands out, for what a result holds of these.
+        """Add intervals, floors of both runs, and what stands out, for the effects that a result holds.
 
         Args:
             data: with ``recovered``, ``first_order`` or ``score``, shares of the way, and ``effect``.
@@ -69,14 +69,14 @@ class Contrast:
         return data
 
     def dataset(self) -> xr.Dataset:
-        """Context, both contexts' forecasts, and their coordinates."""
+        """Return both contexts, both forecasts, and their coordinates."""
         clean, corrupted = (self.source, self.base) if self.direction == "denoise" else (self.base, self.source)
         axes = ("series", "step")
         forecasts = {"clean_forecast": (axes, clean.point), "corrupted_forecast": (axes, corrupted.point)}
         return clean.dataset().assign({"corrupted_context": corrupted.dataset()["context"]} | forecasts)
 
     def parameters(self) -> dict[str, object]:
-        """What a result should say about how it was run."""
+        """Return attributes that say how a result was run."""
         return {
             "direction": self.direction,
             "rollout": int(self.base.rollout),
@@ -111,7 +111,7 @@ def contrast(
     source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
     if base.tokens_read and not base.rollout and source.along is None:
         source = source.following(base.path)
-    base_acts, source_acts = _recorded(base, base_names), _recorded(source, names)
+    base_acts, source_acts = _record(base, base_names), _record(source, names)
     same = (told_apart(base, source.point, base.point) == base.point).all(-1)
     if same.any():
         name = clean.batch.ids[int(np.argmax(same))]
@@ -122,7 +122,7 @@ def contrast(
     return Contrast(base, source, base.point, source.point, direction, base_acts, source_acts)
 
 
-def _recorded(run: Run, names: Sequence[str]) -> Activations:
+def _record(run: Run, names: Sequence[str]) -> Activations:
     return run.record(names) if names else Activations(run.lens.registry.points, run.rollout, run.batch.ids)
 
 

@@ -31,18 +31,18 @@ def edge_attribution(
 ) -> xr.Dataset:
     """Score the edge from every component to every later one.
 
-    What a receiver computes when the sender alone changes is exact (one forward a sender, as in path patching);
-    what the forecast makes of that is taken from the gradient at the receiver. Edges to the output are exact. Where a
-    gate or a softmax is saturated the gradient is none, and the edge into it is missed.
+    The receiver's change when the sender alone changes is exact (one forward a sender, as in path patching). Its effect
+    on the forecast comes from the gradient at the receiver. Edges to the output are exact. A saturated gate or softmax
+    has no gradient, so the edge into it is missed.
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are
-            taken in single forwards, which have the gradients.
+            read in single forwards, which have the gradients.
         nodes: heads and branches; the heads and MLPs of the stack that is read out if None.
 
     Returns:
         Dataset of kind "edges" over (sender, receiver, series): ``score``, the estimated share of the way to the
-        source's forecast; 0 where the receiver does not come after the sender; and, of edges that there are, what
+        source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
         :func:`tsfm_lens.probes.findings.judge` adds, with the noise of both runs. The last receiver is "output".
 
     Source:
@@ -53,8 +53,8 @@ def edge_attribution(
             as in activation patching.
 
     Example:
-        >>> found = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])
-        >>> found["receiver"].values.tolist()
+        >>> data = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])
+        >>> data["receiver"].values.tolist()
         ['decoder.0.mlp', 'decoder.1.mlp', 'output']
     """
     lens = clean.lens
@@ -66,18 +66,18 @@ def edge_attribution(
     scores = edge_scores(pair, places)
     data.attrs = pair.base.describe("edges", "Edge attribution", _SOURCE, **pair.parameters())
     axes = ("sender", "receiver", "series")
-    judged = pair.judged(data.assign(score=(axes, np.where(_reached(lens, places)[..., None], scores, np.nan))))
-    return judged.assign(score=(axes, scores))
+    result = pair.judged(data.assign(score=(axes, np.where(_reachability(lens, places)[..., None], scores, np.nan))))
+    return result.assign(score=(axes, scores))
 
 
-def _reached(lens: Lens, places: Sequence[Place]) -> np.ndarray:
-    """(sender, receiver and output): whether the receiver comes after the sender."""
+def _reachability(lens: Lens, places: Sequence[Place]) -> np.ndarray:
+    """Mark receivers that come after the sender, (sender, receiver and output)."""
     after = [later_branches(lens.wiring, component_at(place)) for place in places]
     return np.array([[*(branch_at(place) in later for place in places), True] for later in after])
 
 
 def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:
-    """(sender, receiver and output, series); ``pair`` from :func:`sender_contrast`."""
+    """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
     at = slopes(pair, sorted({place.point for place in places}))
     row_of = {place.target: row for row, place in enumerate(places)}
     columns: dict[str, list[int]] = {}
@@ -88,13 +88,17 @@ def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:
         rows = [row_of[sender.target] for sender, _, _ in group]
         scores[rows, -1] = pair.recovered(np.stack([direct for _, direct, _ in group]))
         for point, receivers in columns.items():
-            hearing = [(row, heard[point]) for row, (_, _, heard) in zip(rows, group, strict=True) if point in heard]
-            if not hearing:
+            entries = [
+                (row, receiver_acts[point])
+                for row, (_, _, receiver_acts) in zip(rows, group, strict=True)
+                if point in receiver_acts
+            ]
+            if not entries:
                 continue
-            changes = torch.stack([value for _, value in hearing]) - at[point]
-            # over tokens and what a head or a stream is wide; what is left is (sender, series), or a head besides
+            changes = torch.stack([value for _, value in entries]) - at[point]
+            # sums over tokens and width leave (sender, series), and a head axis at heads
             products = (changes * at[f"{point}_grad"]).sum(dim=(2, -1)).detach().cpu().double().numpy()
             heads = [head for column in receivers if (head := places[column].head) is not None]
             shares = products[..., heads] if heads else products[..., None]
-            scores[np.ix_([row for row, _ in hearing], receivers)] = shares.swapaxes(1, 2)
+            scores[np.ix_([row for row, _ in entries], receivers)] = shares.swapaxes(1, 2)
     return scores

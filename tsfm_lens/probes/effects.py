@@ -38,21 +38,20 @@ def causal_effects(
     """Ablate each component twice: with all later branches free to respond, and with them held at what they wrote.
 
     The total effect is the change of the forecast with everything free. The direct effect is the change with every
-    later attention and MLP of its stack held, so that the component acts on the forecast through the residual stream
-    (and the final norm) alone; of an encoder's, through all that the decoder makes of that stream. The indirect effect
-    is their difference. Where later components undo part of the direct effect, the model repairs itself.
+    later attention and MLP of the stack held. The component then acts on the forecast through the residual stream (and
+    the final norm) alone; an encoder's, through the whole decoder. The indirect effect is total less direct. Where
+    later components undo part of the direct effect, the model repairs itself.
 
-    Sharp logits saturate, and a direct effect hardly shows behind them: in planted Chronos models it ranks parts near
-    chance in most mechanisms, and takes a head that lifts the logits of all values alike for a part. The total effect
-    does neither.
+    Sharp logits saturate and hide direct effects. In planted Chronos models the direct effect ranks parts near chance
+    in most mechanisms, and mistakes a head that lifts the logits of all values alike for a part. The total effect does
+    neither.
 
     Args:
-        run: the forecast to explain. In rollouts, "held" means at what the branch wrote in the same pass of the plain
+        run: the forecast to explain. In rollouts, a held branch writes what it wrote in the same pass of the plain
             rollout.
         components: heads, branches or layers, by name or glob; heads and MLPs of the stack that is read out if None.
         how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
-        smallest: direct effects whose mean size is up to this share of the series' range are too small for the part of
-            them that is undone to mean anything.
+        smallest: self-repair is undefined for direct effects whose mean size is up to this share of the series' range.
         progress: called with (done, of).
 
     Returns:
@@ -72,37 +71,37 @@ def causal_effects(
         UnknownNameError: no such component.
 
     Example:
-        >>> found = probes.causal_effects(run, components="decoder.*.mlp")
-        >>> sorted(name for name in found if "_" not in str(name))
+        >>> data = probes.causal_effects(run, components="decoder.*.mlp")
+        >>> sorted(name for name in data if "_" not in str(name))
         ['context', 'direct', 'indirect', 'total', 'truth']
     """
     refuse_no_share(smallest, "smallest")
     lens = run.lens
-    chosen = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(list(chosen)))
-    later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in chosen}
-    branches = sorted({_point(lens, branch) for held in later.values() for branch in held})
+    targets = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
+    data = run.dataset().assign_coords(component_coords(list(targets)))
+    later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in targets}
+    branches = sorted({_point(lens, branch) for behind in later.values() for branch in behind})
     acts = run.record(branches or ["unembed.hook_out"])
-    known = reference_of(run, how, reference)
-    made = ablated_variants(lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
-    free = dict(zip(chosen, made, strict=True))
-    held = [
+    source = reference_of(run, how, reference)
+    interventions = ablated_variants(lens, targets, how, source, horizon=run.horizon, seed=run.seed)
+    free = dict(zip(targets, interventions, strict=True))
+    variants = [
         Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in later[component])))
         for component, ablations in free.items()
     ]
-    forecasts, plain = points_without(run, free, how, progress, beside=held), run.point
-    total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
+    forecasts, plain = points_without(run, free, how, progress, beside=variants), run.point
+    total, direct = forecasts[: len(targets)] - plain, forecasts[len(targets) :] - plain
     axes = ("component", "series", "step")
     parts = {"total": (axes, total), "direct": (axes, direct), "indirect": (axes, total - direct)}
     data = data.assign(parts | {"plain_forecast": (axes[1:], plain)})
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
     facts |= {"smallest": smallest, "steps_from": run.steps_from}
     data.attrs = run.describe("effects", "Direct and total effects", _SOURCE, **facts)
-    return _judged(data, run, smallest)
+    return _add_statistics(data, run, smallest)
 
 
-def _judged(data: xr.Dataset, run: Run, smallest: float) -> xr.Dataset:
-    """With shares of the range, self-repair, and what is known of them; heads among heads, and so on."""
+def _add_statistics(data: xr.Dataset, run: Run, smallest: float) -> xr.Dataset:
+    """Add shares of the range, self-repair, and their statistics; heads are compared with heads, and so on."""
     later, wide = slice(run.steps_from, None), ranges(run, run.point)
     total, direct = (data[part].values[..., later] for part in ("total", "direct"))
     axes, groups = ("component", "series"), head_or_kind(data)
@@ -123,7 +122,7 @@ def _judged(data: xr.Dataset, run: Run, smallest: float) -> xr.Dataset:
 
 
 def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
-    """The share of a direct effect that later components undo.
+    """Compute the share of a direct effect that later components undo.
 
     Args:
         total, direct: (…, step) in data units.
@@ -133,13 +132,13 @@ def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.n
         (…); NaN where there is no direct effect.
     """
     size = np.square(direct).sum(-1)
-    known = ~none & (size > 0)
-    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=known)
+    valid = ~none & (size > 0)
+    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=valid)
     return 1.0 - share
 
 
 def _last(lens: Lens, component: Component) -> Component:
-    """The component, or the last branch of a whole layer."""
+    """Return the component, or the last branch of a whole layer."""
     if component.kind is not None:
         return component
     last = lens.wiring.stack(component.stack).rows(component.layer)[-1]

@@ -1,4 +1,4 @@
-"""How many directions embedded series use: families of signals, a user's own series, and the vocabulary."""
+"""Ranks of embedded series: families of signals, a user's own series, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["embedding_ranks", "signal_families"]
 
 OWN, VOCABULARY = "own series", "vocabulary"
 _FEWEST, _MOST = 8, 64
-_KEPT = 4096
+_FIRST_ROWS = 4096
 
 
 def embedding_ranks(
@@ -37,7 +37,7 @@ def embedding_ranks(
     batch_size: int = 8,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Spectra, ranks and angles of the tokens that series are embedded as, before the first layer.
+    """Compute spectra, ranks and angles of the tokens that series are embedded as, before the first layer.
 
     Tokens are those that show the series: special ones, those of the future and those that only pad are left out.
 
@@ -46,7 +46,7 @@ def embedding_ranks(
         signals: families of series by name, each as :func:`tsfm_lens.data.as_series` takes it; those of
             :func:`signal_families` if None.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
-        tokens: of each family so many have angles, evenly over its first 4096.
+        tokens: number of each family's tokens that have angles, evenly over its first 4096.
         batch_size: series in a group.
         seed: of the families.
 
@@ -65,30 +65,32 @@ def embedding_ranks(
 
     Raises:
         InputError: an ε outside (0, 1), fewer than 2 tokens, batch_size below 1, or a family that the model cannot
-            read or that has a name of its own here.
+            read or whose name is reserved.
 
     Example:
-        >>> found = probes.embedding_ranks(run)
-        >>> int(found["epsilon_rank"].sel(epsilon=0.01, family="zero"))
+        >>> data = probes.embedding_ranks(run)
+        >>> int(data["epsilon_rank"].sel(epsilon=0.01, family="zero"))
         1
     """
     levels = checked_levels(epsilon)
     if tokens < 2 or batch_size < 1:
         raise InputError(f"tokens {tokens} and batch_size {batch_size}, expected at least 2 and 1")
     lens = run.lens
-    given = (
+    families = (
         signal_families(run, seed=seed)
         if signals is None
         else {name: as_series(each) for name, each in signals.items()}
     )
-    if taken := {OWN, VOCABULARY} & set(given):
-        raise InputError(f"a family is called {min(taken)!r}, which has a meaning here; give it another name")
-    found = {name: _Tokens.of_series(lens, batch, batch_size) for name, batch in {OWN: run.batch, **given}.items()}
+    if clash := {OWN, VOCABULARY} & set(families):
+        raise InputError(f"a family is called {min(clash)!r}, which has a meaning here; give it another name")
+    embeddings = {
+        name: _Tokens.of_series(lens, batch, batch_size) for name, batch in {OWN: run.batch, **families}.items()
+    }
     table = vocabulary_of(lens)
     if table is not None:
-        found[VOCABULARY] = _Tokens.of_rows(table)
-    data = _ranks(found, levels).assign({**_of_signals(found, levels), **_angles(found, tokens)})
-    data["tokens"] = ("family", [each.spectrum.rows for each in found.values()])
+        embeddings[VOCABULARY] = _Tokens.of_rows(table)
+    data = _ranks(embeddings, levels).assign({**_of_signals(embeddings, levels), **_angles(embeddings, tokens)})
+    data["tokens"] = ("family", [each.spectrum.rows for each in embeddings.values()])
     d_model = lens.wiring.stacks[0].d_model
     facts = {"stack": lens.wiring.stacks[0].name, "random_angle": random_angle(d_model), "d_model": d_model}
     title, source = "Ranks of embedded series", "Flow of ranks, sections 2 and 3 (S0-F2, S0-F3, S0-F13)"
@@ -97,10 +99,10 @@ def embedding_ranks(
 
 
 def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
-    """Sinusoids, exponentials, white noise and a series of zeros, as long as the longest series of a run.
+    """Return sinusoids, exponentials, white noise and zeros, as long as the longest series of a run.
 
-    Of each but the last 8 to 64, so that there are about two tokens for each dimension of the stream; of a language
-    model sequences of random ids alone.
+    Each family but the last has 8 to 64 series, so that there are about two tokens for each dimension of the stream.
+    A language model takes sequences of random ids alone.
 
     Args:
         run: whose series are matched.
@@ -113,7 +115,7 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
     lens, length = run.lens, max(run.batch.lengths)
     rng = np.random.default_rng(seed)
     stack = lens.wiring.stacks[0]
-    each = int(_shown(lens, lens.encode(run.batch)).sum(1).max())
+    each = int(_context_mask(lens, lens.encode(run.batch)).sum(1).max())
     count = int(np.clip(-(-2 * stack.d_model // max(each, 1)), _FEWEST, _MOST))
     if lens.takes_ids:
         return {"random ids": as_series(rng.choice(lens.example_ids, (count, length)).astype(float))}
@@ -133,7 +135,9 @@ class _Tokens:
     """Embedded tokens of a family.
 
     Attributes:
-        spectrum: of all of them; signals: singular values of each signal's own; first: the first ones, (token, d).
+        spectrum: of all tokens.
+        signals: singular values of each signal.
+        first: the first tokens, (token, d).
     """
 
     def __init__(self, width: int) -> None:
@@ -143,8 +147,8 @@ class _Tokens:
 
     @classmethod
     def of_series(cls, lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
-        """The tokens of series, in groups of whole items."""
-        made = cls(lens.wiring.stacks[0].d_model)
+        """Embed series, in groups of whole items."""
+        tokens = cls(lens.wiring.stacks[0].d_model)
         item = batch.group_index
         for start in range(0, int(item.max()) + 1, size):
             part = batch.select(np.flatnonzero((item >= start) & (item < start + size)).tolist())
@@ -153,31 +157,31 @@ class _Tokens:
             point = f"{name}.hook_embed" if name else "hook_embed"
             with torch.no_grad():
                 _, acts = lens.run_with_cache(encoded, names_filter=[point])
-            for rows, shown in zip(acts[point].cpu(), _shown(lens, encoded), strict=True):
-                made._add(rows[shown], apart=True)
-        if not made.spectrum.rows:
+            for rows, visible in zip(acts[point].cpu(), _context_mask(lens, encoded), strict=True):
+                tokens._add(rows[visible], apart=True)
+        if not tokens.spectrum.rows:
             raise InputError(f"none of the tokens of {', '.join(batch.ids[:3])} shows a series; give longer ones")
-        return made
+        return tokens
 
     @classmethod
     def of_rows(cls, table: Tensor) -> _Tokens:
-        """The rows of a matrix."""
-        made = cls(table.shape[1])
+        """Take the rows of a matrix."""
+        tokens = cls(table.shape[1])
         # in blocks, so that no copy of a whole vocabulary is made
-        for rows in table.detach().cpu().split(_KEPT):
-            made._add(rows, apart=False)
-        return made
+        for rows in table.detach().cpu().split(_FIRST_ROWS):
+            tokens._add(rows, apart=False)
+        return tokens
 
     def _add(self, rows: Tensor, *, apart: bool) -> None:
         self.spectrum.add(rows)
         if apart and len(rows):
             self.signals.append(torch.linalg.svdvals(rows.double()).numpy())
-        if len(self.first) < _KEPT:
-            self.first = np.concatenate([self.first, rows.double().numpy()])[:_KEPT]
+        if len(self.first) < _FIRST_ROWS:
+            self.first = np.concatenate([self.first, rows.double().numpy()])[:_FIRST_ROWS]
 
 
-def _shown(lens: Lens, encoded: Any) -> Tensor:
-    """(row, pos), tokens of the first stack that show the context of their row."""
+def _context_mask(lens: Lens, encoded: Any) -> Tensor:
+    """Mark tokens of the first stack that show the context of their row, (row, pos)."""
     name = lens.wiring.stacks[0].name
     spans = encoded.spans[name]
     of_context = torch.tensor(
@@ -187,15 +191,17 @@ def _shown(lens: Lens, encoded: Any) -> Tensor:
 
 
 def vocabulary_of(lens: Lens) -> Tensor | None:
-    """The embedding (token, d_model) where tokens are looked up."""
+    """Return the embedding (token, d_model) where tokens are looked up."""
     module = lens.model.get_submodule(lens.wiring.embed)
     return lens.weights.W_E if isinstance(module, torch.nn.Embedding) else None
 
 
-def _ranks(found: Mapping[str, _Tokens], levels: list[float]) -> xr.Dataset:
-    spectra = [each.spectrum.singular_values() for each in found.values()]
+def _ranks(embeddings: Mapping[str, _Tokens], levels: list[float]) -> xr.Dataset:
+    spectra = [each.spectrum.singular_values() for each in embeddings.values()]
     width = max(len(values) for values in spectra)
-    floors = np.array([each.spectrum.rounding_floor(v, 0) for each, v in zip(found.values(), spectra, strict=True)])
+    floors = np.array(
+        [each.spectrum.rounding_floor(v, 0) for each, v in zip(embeddings.values(), spectra, strict=True)]
+    )
     measures = {
         "stable_rank": stable_rank,
         "effective_rank": effective_rank,
@@ -213,34 +219,34 @@ def _ranks(found: Mapping[str, _Tokens], levels: list[float]) -> xr.Dataset:
             "full": ("family", [len(v) for v in spectra]),
             **{name: ("family", [float(measure(v)) for v in spectra]) for name, measure in measures.items()},
         },
-        coords={"family": list(found), "epsilon": levels},
+        coords={"family": list(embeddings), "epsilon": levels},
     )
 
 
-def _of_signals(found: Mapping[str, _Tokens], levels: list[float]) -> dict[str, Any]:
-    """Ranks of single signals, and their mean over signals with its interval."""
-    most = max(len(each.signals) for each in found.values())
-    ranks = np.full((len(levels), len(found), most), np.nan)
-    for place, each in enumerate(found.values()):
+def _of_signals(embeddings: Mapping[str, _Tokens], levels: list[float]) -> dict[str, Any]:
+    """Compute ranks of single signals, and their mean over signals with its interval."""
+    most = max(len(each.signals) for each in embeddings.values())
+    ranks = np.full((len(levels), len(embeddings), most), np.nan)
+    for place, each in enumerate(embeddings.values()):
         for signal, values in enumerate(each.signals):
             ranks[:, place, signal] = epsilon_rank(values, levels)
     ends = zip(("estimate", "low", "high"), interval_over_series(ranks), strict=True)
-    judged = {f"signal_rank_{name}": (("epsilon", "family"), values) for name, values in ends}
-    return {"signal_rank": (("epsilon", "family", "signal"), ranks), **judged}
+    summary = {f"signal_rank_{name}": (("epsilon", "family"), values) for name, values in ends}
+    return {"signal_rank": (("epsilon", "family", "signal"), ranks), **summary}
 
 
-def _angles(found: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
-    """Angles of a few tokens in degrees, and their means over pairs of different ones."""
-    angle = np.full((len(found), tokens, tokens), np.nan)
-    means = np.full(len(found), np.nan)
-    for place, each in enumerate(found.values()):
+def _angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
+    """Compute angles of a few tokens in degrees, and their means over pairs of different ones."""
+    angle = np.full((len(embeddings), tokens, tokens), np.nan)
+    means = np.full(len(embeddings), np.nan)
+    for place, each in enumerate(embeddings.values()):
         # neighbours in time and in a vocabulary are alike
         rows = each.first[np.unique(np.linspace(0, len(each.first) - 1, tokens).round().astype(int))]
-        own = np.degrees(angles(rows.T))
-        angle[place, : len(own), : len(own)] = own
-        pairs = own[np.triu_indices(len(own), 1)]
-        known = pairs[np.isfinite(pairs)]
-        means[place] = known.mean() if len(known) else np.nan
+        degrees = np.degrees(angles(rows.T))
+        angle[place, : len(degrees), : len(degrees)] = degrees
+        pairs = degrees[np.triu_indices(len(degrees), 1)]
+        finite = pairs[np.isfinite(pairs)]
+        means[place] = finite.mean() if len(finite) else np.nan
     return {
         "angle": (("family", "token", "other_token"), angle, {"units": "degrees"}),
         "mean_angle": ("family", means, {"units": "degrees"}),

@@ -22,22 +22,22 @@ EPSILON = 1e-8
 
 
 def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> xr.Dataset:
-    """Entropic rank of the head outputs of every layer of the stack that is read out.
+    """Compute the entropic rank of the head outputs of every layer of the stack that is read out.
 
-    The writes of a layer's heads at one token are scaled to length 1 and put side by side; the entropy of
-    their normalised singular values, averaged over all tokens of all series and exponentiated, counts the directions:
-    1 if all heads write along one line, the number of heads if no two share any. A write is what the output projection
-    makes of a head; a norm between the projection and the stream (TimesFM) is not part of it.
+    The writes of a layer's heads at one token are scaled to length 1 and stacked. The entropy of their normalised
+    singular values is averaged over all tokens of all series and exponentiated. It counts the directions: 1 if all
+    heads write along one line, the number of heads if no two share any. A write is a head's output after the output
+    projection; a norm between the projection and the stream (TimesFM) is not part of it.
 
     Args:
-        run: the forecast to explain; its series pass through the model in groups, and only sums are kept.
+        run: the forecast to explain; its series pass through the model in groups, and only sums stay in memory.
         kind: kind of attention; the stack's last kind if None.
         batch_size: series in a group, or items where they have several variates.
 
     Returns:
         Dataset of kind "entropic_rank" over ``layer``: ``rank``; ``entropy`` in nats (layer, series), the
-        mean over tokens; and ``tokens`` (series), how many those are, by which the rank weights the series. Tokens that
-        only pad a short series do not count.
+        mean over tokens; and ``tokens`` (series), their number, by which the rank weights the series. Tokens that only
+        pad a short series do not count.
 
     Source:
         tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
@@ -50,20 +50,20 @@ def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> 
         >>> bool((probes.entropic_rank(run)["rank"] <= 4).all())  # heads
         True
     """
-    found = mean_over_tokens(run, reduce=head_entropy_of_writes, kind=kind, batch_size=batch_size)
+    means = mean_over_tokens(run, reduce=head_entropy_of_writes, kind=kind, batch_size=batch_size)
     data = xr.Dataset(
         {
-            "entropy": (("layer", "series"), found.values, {"units": "nats"}),
-            "rank": (("layer",), np.exp(found.over_all())),
-            "tokens": (("series",), found.tokens),
+            "entropy": (("layer", "series"), means.values, {"units": "nats"}),
+            "rank": (("layer",), np.exp(means.over_all())),
+            "tokens": (("series",), means.tokens),
         },
-        coords={"layer": list(map(str, found.layers)), "series": found.rows},
+        coords={"layer": list(map(str, means.layers)), "series": means.rows},
     )
     data.attrs = run.describe(
         "entropic_rank",
-        f"Entropic rank of {found.kind}",
+        f"Entropic rank of {means.kind}",
         "tsfm-lens paper, appendix E (S3-ERANK)",
-        attention=found.kind,
+        attention=means.kind,
         heads=run.lens.wiring.output_stack.n_heads,
     )
     return data
@@ -71,7 +71,7 @@ def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> 
 
 @dataclass(frozen=True, eq=False)
 class TokenMeans:
-    """Means over tokens of something that head writes have.
+    """Means over tokens of a quantity that head writes have.
 
     Attributes:
         values: (layer, series, …).
@@ -88,7 +88,7 @@ class TokenMeans:
     tokens: np.ndarray
 
     def over_all(self) -> np.ndarray:
-        """(layer, …), means over all tokens of all series, so that a series counts by its tokens."""
+        """Average over all tokens of all series, so that a series counts by its tokens, (layer, …)."""
         return np.asarray(np.average(self.values, axis=1, weights=self.tokens))
 
 
@@ -100,14 +100,13 @@ def mean_over_tokens(
     batch_size: int = 8,
     normed: bool = False,
 ) -> TokenMeans:
-    """What a function makes of the head writes of every layer, averaged over the tokens that show a series.
+    """Average a function of every layer's head writes over the tokens that show a series.
 
     Args:
         run, kind, batch_size: see :func:`entropic_rank`.
         reduce: head writes (batch, pos, head, d_model) to (batch, pos, …), token by token; applied while the model
             runs.
-        normed: whether a write is what reaches the stream, after a norm behind the output projection if there is one;
-            else what the projection gives.
+        normed: read writes after a norm behind the output projection, if there is one; else before it.
 
     Raises:
         InputError: batch_size below 1, or the horizon is longer than one pass.
@@ -117,9 +116,9 @@ def mean_over_tokens(
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     stack = lens.wiring.output_stack
-    chosen, layers = stack.layers_with(kind)
-    reducers = dict(_reducer(lens, layer, chosen, reduce, normed=normed) for layer in layers)
-    found = []
+    attention, layers = stack.layers_with(kind)
+    reducers = dict(_reducer(lens, layer, attention, reduce, normed=normed) for layer in layers)
+    means = []
     rows: list[str] = []
     tokens: list[np.ndarray] = []
     for group in item_groups(run, batch_size):
@@ -129,38 +128,38 @@ def mean_over_tokens(
             # reduced while the model runs: the writes of all heads are never kept
             _, acts = lens.run_with_cache(encoded, names_filter=list(reducers), reduce=reducers)
         each = torch.stack([acts[point] for point in reducers]).cpu()
-        shown = encoded.shown(stack.name)
-        weights = shown.reshape(*shown.shape, *[1] * (each.ndim - 3))
-        tokens.append(shown.sum(dim=1).numpy())
-        found.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
-    return TokenMeans(np.concatenate(found, axis=1), chosen, layers, rows, np.concatenate(tokens))
+        visible = encoded.shown(stack.name)
+        weights = visible.reshape(*visible.shape, *[1] * (each.ndim - 3))
+        tokens.append(visible.sum(dim=1).numpy())
+        means.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
+    return TokenMeans(np.concatenate(means, axis=1), attention, layers, rows, np.concatenate(tokens))
 
 
 def _reducer(
     lens: Lens, layer: int, kind: str, reduce: Callable[[Tensor], Tensor], *, normed: bool
 ) -> tuple[str, Callable[[Tensor], Tensor]]:
-    """A hook point of the head writes of a layer, and what is made of its activations."""
+    """Return a hook point of a layer's head writes, and the function that reduces its activations."""
     stack = lens.wiring.output_stack
     at = f"{stack.prefix}.{layer}.{kind}"
     if normed or not stack.attention(kind, layer).post_norm:
         return f"{at}.hook_result", by_row(partial(reduce))
     project = lens.weights.heads(layer, kind, stack.name).W_O.detach()
 
-    def projected(states: Tensor) -> Tensor:
+    def reduce_projection(states: Tensor) -> Tensor:
         return reduce(torch.einsum("bphd,hdm->bphm", states, project))
 
-    return f"{at}.hook_z", by_row(projected)
+    return f"{at}.hook_z", by_row(reduce_projection)
 
 
 def item_groups(run: Run, size: int) -> Iterator[Run]:
-    """A run in groups of so many items; the variates of an item stay together."""
+    """Split a run into groups of so many items; the variates of an item stay together."""
     item = run.batch.group_index
     for first in range(0, int(item.max()) + 1, size):
         yield run.select(np.flatnonzero((item >= first) & (item < first + size)).tolist())
 
 
 def head_entropy_of_writes(writes: Tensor) -> Tensor:
-    """Entropy of the normalised singular values of unit-length head writes.
+    """Compute the entropy of the normalised singular values of unit-length head writes.
 
     Args:
         writes: (…, head, d_model).

@@ -1,4 +1,4 @@
-"""What an effect is uncertain by, and which components stand out: intervals over series, noise floors, tests."""
+"""Uncertainty of effects, and components that stand out: intervals over series, noise floors, tests."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from scipy.special import stdtr, stdtrit
 from tsfm_lens.errors import InputError, unknown_name
 
 Control = Literal["holm", "by"]
-"""How many looks are paid for: "holm" names a wrong member in at most 5 % of results (family-wise error), "by" lets at
-most 5 % of the named members be wrong on average (Benjamini and Yekutieli's false-discovery rate), however members
+"""Correction for multiple tests. "holm" names a wrong member in at most 5 % of results (family-wise error). "by" lets
+at most 5 % of the named members be wrong on average (Benjamini and Yekutieli's false-discovery rate), however members
 depend on each other."""
 
 CONFIDENCE = 0.95
 SMALLEST_SHARE = 0.01
-"""Of a series' range: changes of a forecast below it are nothing to form a ratio with, unless a caller asks for it."""
+"""Share of a series' range: smaller changes of a forecast are no denominator, unless a caller allows it."""
 FEWEST = 3
-"""Series from which on they are taken for a sample, over which an effect has an interval."""
+"""Least number of series that count as a sample, over which an effect has an interval."""
 
 
 def judge(
@@ -34,27 +34,28 @@ def judge(
     over: str = "series",
     control: Control = "holm",
 ) -> xr.Dataset:
-    """Add to an effect what is needed to know whether it is one.
+    """Add to an effect its interval, its noise floor, and the members that stand out or lead.
 
-    Covariates are left out. Of at least three series the effect is estimated by its mean over them; they are a sample,
-    so that what is found would be found on others like them. Fewer are spoken of as they are. Members are what the
-    effect is told of beside series: components, or components at positions. One stands out if its effect is above the
-    noise floor, and leads its group if it is also larger than that of every other member: one-sided t tests over series
-    (paired between members), after Holm, or as ``control`` says, over the members of a group (a leader's always after
-    Holm); of fewer than three series the effect, or the difference, must exceed the floor in each. To stand out is to
-    be more than rounding or draws, and not to be large: where every head writes a little, every head stands out.
+    Covariates are left out. Three or more series are a sample, and the effect's estimate is the mean over them, so that
+    results hold for other series like them; fewer series are no sample. Members are the effect's entries along all
+    other dimensions: components, or components at positions. A member stands out if its effect is above the noise
+    floor. It leads its group if its effect is also larger than that of every other member. Both are one-sided t tests
+    over series, paired between members. They are corrected over the members of a group after Holm, or as ``control``
+    says; a leader's always after Holm. With fewer than three series the effect, or the difference, must exceed the
+    floor in each. An effect that stands out is more than rounding or draws, but need not be large: where every head
+    writes a little, every head stands out.
 
     Args:
         data: result with ``name`` over (…, series).
         name: of the effect.
-        floor: (series,), one value, or labelled by some of the effect's dimensions: what the same measure gives where
-            nothing was changed.
+        floor: (series,), one value, or labelled by some of the effect's dimensions: the same measure on an unchanged
+            model.
         signed: whether effects below zero count by their size.
-        groups: a coordinate or array over some of the members' dimensions, or one label per member; leaders are found
-            within each. None puts all into one.
+        groups: a coordinate or array over some of the members' dimensions, or one label per member; each group has its
+            own leader. None puts all into one.
         values: (…, series) the effect by series, where the result has it in some other form.
         over: the dimension that is a sample, if it is not "series".
-        control: see :data:`Control`; "by" where a list is wanted and a few wrong members among many are no harm.
+        control: see :data:`Control`; "by" for lists in which a few wrong members among many do no harm.
 
     Returns:
         The result with ``NAME_estimate``, ``NAME_low``, ``NAME_high`` (…), the ends of the 95 % interval over series
@@ -87,10 +88,10 @@ def judge(
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         stands_out[members], leads[members] = standing(flat[members], beneath[members], signed=signed, control=control)
-    found = {"estimate": estimate, "low": low, "high": high, "stands_out": stands_out, "leads": leads}
+    results = {"estimate": estimate, "low": low, "high": high, "stands_out": stands_out, "leads": leads}
     shape = effect.shape[:-1]
-    judged = {f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in found.items()}
-    data = data.assign({**judged, f"{name}_floor": floors})
+    variables = {f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in results.items()}
+    data = data.assign({**variables, f"{name}_floor": floors})
     plural = over if over == "series" else f"{over}s"
     data.attrs["test"] = (
         f"t tests over {plural} after {_NAMES[control]}, {100 * CONFIDENCE:g} % intervals"
@@ -105,23 +106,23 @@ def judge(
 
 
 def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.ndarray:
-    """One label per member, as an index of groups, (member,)."""
+    """Return one label per member, as an index of groups, (member,)."""
     shape = tuple(sizes.values())
     if groups is None:
         return np.zeros(int(np.prod(shape)), dtype=int)
     if not isinstance(groups, str | xr.DataArray):
-        known = list(dict.fromkeys(groups))
-        return np.array([known.index(each) for each in groups])
-    labelled = data.variables[groups] if isinstance(groups, str) else groups.variable
-    indices = np.unique(labelled.values.astype(str), return_inverse=True)[1].reshape(labelled.shape)
-    return xr.Variable(labelled.dims, indices).set_dims(sizes).transpose(*sizes).values.reshape(-1)
+        names = list(dict.fromkeys(groups))
+        return np.array([names.index(each) for each in groups])
+    labels = data.variables[groups] if isinstance(groups, str) else groups.variable
+    indices = np.unique(labels.values.astype(str), return_inverse=True)[1].reshape(labels.shape)
+    return xr.Variable(labels.dims, indices).set_dims(sizes).transpose(*sizes).values.reshape(-1)
 
 
 def refuse_no_share(value: object, what: str) -> None:
-    """Raise where a value is no number from 0 to 1.
+    """Refuse a value that is no number from 0 to 1.
 
     Raises:
-        InputError: it is not.
+        InputError: the value is none.
     """
     if not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InputError(f"{what} is {value!r}, expected a share from 0 to 1")
@@ -130,11 +131,11 @@ def refuse_no_share(value: object, what: str) -> None:
 def standing(
     effect: np.ndarray, floor: np.ndarray | float, *, signed: bool = False, control: Control = "holm"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which members (member, series) stand out of floors of their own or shared ones, and which one leads, (member,).
+    """Mark members (member, series) that stand out of their own or shared floors, and the leader, (member,).
 
     See :func:`judge`.
     """
-    # the side that the estimate is on; testing the size of each value would find noise large
+    # the sign of the estimate; a test of each value's size would call noise large
     side = np.where(signed & (interval_over_series(effect)[0] < 0), -1.0, 1.0)[:, None]
     stands_out = _exceeds(side * effect - floor, 2.0 if signed else 1.0, control)
     leads = np.zeros(len(effect), dtype=bool)
@@ -145,26 +146,29 @@ def standing(
 
 
 def interval_over_series(effect: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over the last axis, series, and the ends of its 95 % t interval; the mean itself of fewer than three."""
-    known = np.isfinite(effect)
-    count = known.sum(-1)
-    # of a component that is defined for no series
+    """Return the mean over the last axis, series, and the ends of its 95 % t interval.
+
+    With fewer than three series all three are the mean.
+    """
+    valid = np.isfinite(effect)
+    count = valid.sum(-1)
+    # a component may be defined for no series
     with np.errstate(invalid="ignore"):
-        mean = np.where(known, effect, 0.0).sum(-1) / count
+        mean = np.where(valid, effect, 0.0).sum(-1) / count
     if (count < FEWEST).all():
         return mean, mean, mean
     with np.errstate(invalid="ignore", divide="ignore"):
-        squares = np.square(np.where(known, effect - mean[..., None], 0.0)).sum(-1)
+        squares = np.square(np.where(valid, effect - mean[..., None], 0.0)).sum(-1)
         error = np.sqrt(squares / (count - 1) / count)
     reach = np.where(count >= FEWEST, stdtrit(np.maximum(count - 1, 1), 0.5 + CONFIDENCE / 2) * error, 0.0)
     return mean, mean - reach, mean + reach
 
 
 def by_unit(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Units of a sample whose mean is the ratio of all totals to all counts, and whose spread is that ratio's.
+    """Return units of a sample whose mean is the ratio of totals to counts, and whose spread is that ratio's.
 
     Args:
-        totals: (…, unit) sums over what was counted in each.
+        totals: (…, unit) sums over the counted items of each.
         counts: (unit,).
 
     Source:
@@ -175,18 +179,18 @@ def by_unit(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def leader(effect: np.ndarray, floor: np.ndarray | float = 0.0) -> int | None:
-    """The one of several members whose effect is larger than every other's, None if none is.
+    """Return the member whose effect is larger than every other's, None if none is.
 
     Args:
         effect: (member, series).
         floor: (member, series), (series,) or one value: differences up to it are none.
     """
     mean = interval_over_series(effect)[0]
-    known = np.flatnonzero(np.isfinite(mean))
-    if not len(known):
+    candidates = np.flatnonzero(np.isfinite(mean))
+    if not len(candidates):
         return None
-    first = int(known[np.argmax(mean[known])])
-    others = known[known != first]
+    first = int(candidates[np.argmax(mean[candidates])])
+    others = candidates[candidates != first]
     if not len(others):
         return first
     # half a floor on either side of two effects
@@ -195,31 +199,34 @@ def leader(effect: np.ndarray, floor: np.ndarray | float = 0.0) -> int | None:
 
 
 def _exceeds(values: np.ndarray, sides: float, control: Control = "holm") -> np.ndarray:
-    """(member,): whether values (member, series) are above zero, with the number of members paid for."""
+    """Mark values (member, series) above zero, corrected for the number of members, (member,)."""
     count = np.isfinite(values).sum(-1)
     few = count < FEWEST
     above = np.where(few, np.nan_to_num(values, nan=-1.0).min(-1) > 0, False)
-    tested = np.flatnonzero(~few)
-    if not len(tested):
+    members = np.flatnonzero(~few)
+    if not len(members):
         return above
-    mean, spread = np.nanmean(values[tested], axis=-1), np.nanstd(values[tested], axis=-1, ddof=1)
+    mean, spread = np.nanmean(values[members], axis=-1), np.nanstd(values[members], axis=-1, ddof=1)
     # effects that are alike on every series leave no doubt
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(spread > 0, mean / (spread / np.sqrt(count[tested])), np.sign(mean) * np.inf)
-    p = np.minimum(sides * stdtr(count[tested] - 1, -np.nan_to_num(t, nan=0.0)), 1.0)
-    above[tested] = _ADJUST[control](p) <= 1 - CONFIDENCE
+        t = np.where(spread > 0, mean / (spread / np.sqrt(count[members])), np.sign(mean) * np.inf)
+    p = np.minimum(sides * stdtr(count[members] - 1, -np.nan_to_num(t, nan=0.0)), 1.0)
+    above[members] = _ADJUST[control](p) <= 1 - CONFIDENCE
     return above
 
 
 def _holm(p: np.ndarray) -> np.ndarray:
-    """Holm's adjusted p-values. The library's function collects garbage at each call, half a second beside torch."""
+    """Adjust p-values after Holm.
+
+    The library's function collects garbage at each call, which takes half a second beside torch.
+    """
     order = np.argsort(p)
     adjusted = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
     return np.minimum(adjusted, 1.0)[np.argsort(order)]
 
 
 def _by(p: np.ndarray) -> np.ndarray:
-    """Benjamini and Yekutieli's adjusted p-values (2001, Annals of Statistics 29, theorem 1.3)."""
+    """Adjust p-values after Benjamini and Yekutieli (2001, Annals of Statistics 29, theorem 1.3)."""
     count = len(p)
     ranks = np.arange(1, count + 1)
     order = np.argsort(p)

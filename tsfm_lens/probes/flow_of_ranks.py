@@ -1,4 +1,4 @@
-"""How many directions the stream uses before each layer, over all tokens of all series, beside those of each W_Q."""
+"""Flow of ranks: ranks of the stream before each layer, over all tokens of all series, beside those of each W_Q."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def flow_of_ranks(
     batch_size: int = 8,
     apart: int = 16,
 ) -> xr.Dataset:
-    """Spectra and ranks of the residual stream before each layer and after the last, and of each layer's W_Q.
+    """Compute spectra and ranks of the stream before each layer and after the last, and of each layer's W_Q.
 
-    The matrix of a stream has a row per token of every series. Series pass through the model in groups, and only a
-    triangular factor of d_model × d_model numbers is kept of each stream, so that many series need no more memory than
-    few; singular values come from it in float64 as small as the stream itself has them (the sum of outer products
-    would lose those below 1.5e-8 of the largest).
+    The matrix of a stream has a row per token of every series. Series pass through the model in groups, and each stream
+    leaves only a triangular factor of d_model × d_model numbers, so many series need no more memory than few. The
+    factor has the stream's singular values in float64, small ones too (a sum of outer products would lose those below
+    1.5e-8 of the largest).
 
     Args:
         run: the forecast to explain.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
-        stack: its stream; the first stack, which reads the series, if None.
+        stack: the stack of the stream; the first one, which reads the series, if None.
         batch_size: series in a group, or items where they have several variates.
         apart: the most series that have ranks of their own, evenly over the batch.
 
@@ -59,9 +59,9 @@ def flow_of_ranks(
         largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O, which theorem 4 asks to be at most
         1; and ``bound`` (layer, mode), what the theorem allows the relative singular values after the layer, NaN where
         it says nothing because these norms are larger or the model has fewer than ``attrs["least_depth"]`` layers. The
-        theorem knows neither norms before the branches nor MLPs. ``attention_value`` and ``attention_bound`` (layer,
-        mode): relative singular values of the stream after the layer's first attention, and what they cannot exceed by
-        the inequality behind the theorem, with what was measured in the place of its constants; it holds for every
+        theorem covers neither norms before the branches nor MLPs. ``attention_value`` and ``attention_bound`` (layer,
+        mode): relative singular values of the stream after the layer's first attention, and their bound by the
+        inequality behind the theorem, with measured values in the place of its constants; it holds for every
         model. NaN where an attention does more than weigh values, or regroups rows.
 
     Source:
@@ -94,28 +94,28 @@ def flow_of_ranks(
     points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
     places = np.linspace(0, len(run.batch) - 1, min(apart, len(run.batch))).round().astype(int)
     # rows are series, or items whose variates share a sequence
-    own = {name for place in places for name in (run.batch.ids[place], run.batch.groups[place])}
+    single = {name for place in places for name in (run.batch.ids[place], run.batch.groups[place])}
     spectra = [StreamedSpectrum(column.d_model) for _ in points]
     growths = [AttentionGrowth(lens, column, layer) for layer in range(column.n_layers)]
     around = [point for growth in growths for point in growth.points]
     series: list[str] = []
-    # one array for all: small ones that stay between the groups' large ones keep the heap from using those again
+    # one array for all: small arrays between the groups' large ones would keep the heap from reusing these
     ranks = np.full((len(levels), len(points), len(run.batch)), np.nan)
     for group in item_groups(run.in_one_pass(), batch_size):
-        shown = group.encoded.shown(column.name)
-        # the run itself keeps the streams for other probes, a part of it does not
-        kept = len(group.batch) == len(run.batch)
+        visible = group.encoded.shown(column.name)
+        # the run itself stores the streams for other probes, a part of it does not
+        is_whole = len(group.batch) == len(run.batch)
         with torch.no_grad():
-            held = lens.run_with_cache(group.encoded, names_filter=around if kept else [*points, *around])[1]
-        acts = group.record(points) if kept else held
+            group_acts = lens.run_with_cache(group.encoded, names_filter=around if is_whole else [*points, *around])[1]
+        acts = group.record(points) if is_whole else group_acts
         streams = [acts[point].cpu() for point in points]
         for spectrum, stream in zip(spectra, streams, strict=True):
-            spectrum.add(stream[shown])
+            spectrum.add(stream[visible])
         for growth in growths:
-            growth.add(held, shown)
+            growth.add(group_acts, visible)
         for row, name in enumerate(group.encoded.rows):
-            if name in own:
-                tokens = [stream[row][shown[row]] for stream in streams]
+            if name in single:
+                tokens = [stream[row][visible[row]] for stream in streams]
                 ranks[..., len(series)] = np.stack([epsilon_rank(_values(rows), levels) for rows in tokens], axis=-1)
             series.append(name)
     data = _of_streams(spectra, levels, ranks[..., : len(series)], series)
@@ -137,15 +137,15 @@ def _of_streams(
     spectra: list[StreamedSpectrum], levels: list[float], ranks: np.ndarray, series: list[str]
 ) -> xr.Dataset:
     values = np.stack([each.singular_values() for each in spectra])
-    found = epsilon_rank(values, levels)
+    epsilon_ranks = epsilon_rank(values, levels)
     floors = np.array(
         [each.rounding_floor(own, place) for place, (each, own) in enumerate(zip(spectra, values, strict=True))]
     )
     return xr.Dataset(
         {
             "singular_value": (("stream", "mode"), values),
-            "epsilon_rank": (("epsilon", "stream"), found),
-            "rank_share": (("epsilon", "stream"), found / values.shape[1]),
+            "epsilon_rank": (("epsilon", "stream"), epsilon_ranks),
+            "rank_share": (("epsilon", "stream"), epsilon_ranks / values.shape[1]),
             "told": (("epsilon", "stream"), ~(np.array(levels)[:, None] < floors)),
             "stable_rank": ("stream", stable_rank(values)),
             "effective_rank": ("stream", effective_rank(values)),
@@ -163,7 +163,7 @@ def _of_streams(
 
 
 def _of_weights(lens: Lens, column: Stack, levels: list[float], streams: np.ndarray) -> dict[str, object]:
-    """What is over layers: spectra of W_Q, the norms that theorem 4 asks for, and its bound.
+    """Compute the variables over layers: spectra of W_Q, the norms that theorem 4 asks for, and its bound.
 
     Args:
         streams: singular values (stream, mode).
@@ -189,14 +189,14 @@ def _of_weights(lens: Lens, column: Stack, levels: list[float], streams: np.ndar
 
 
 def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, float]:
-    """The largest spectral norms over heads of W_Q W_Kᵀ over √d_head, and of W_V W_O."""
+    """Compute the largest spectral norms over heads of W_Q W_Kᵀ over √d_head, and of W_V W_O."""
     heads = lens.weights.heads(layer, kind, column.name)
     key, value = core_singular_values(heads.W_Q, heads.W_K.mT), core_singular_values(heads.W_V, heads.W_O)
     return float(key[:, 0].max()) / column.d_head**0.5, float(value[:, 0].max())
 
 
 def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
-    """Theorem 4 for the stream after a layer, from the singular values before it; NaN where it does not apply."""
+    """Apply theorem 4 to the singular values before a layer; NaN where it does not apply."""
     deep = np.sqrt(column.n_layers) >= 2 * _E2 * column.n_heads
     if not deep or norms.max() > 1 or not values.min() > 0:
         return np.full(len(values), np.nan)

@@ -1,4 +1,4 @@
-"""What a probe is given: a run, a lens or another probe's result; anything else is refused by what it takes."""
+"""Checks of a probe's arguments: a run, a lens or another probe's result; anything else is refused."""
 
 from __future__ import annotations
 
@@ -18,91 +18,92 @@ from tsfm_lens.models.run import Run
 _RUN, _LENS = "a Run, as lens.run(...) gives", "a Lens, as tsfm_lens.load(...) gives"
 
 
-def _all(kind: type, given: object) -> bool:
-    """Whether several are given; what is made one by one is not looked at."""
-    return not isinstance(given, list | tuple) or all(isinstance(each, kind) for each in given)
+def _all(kind: type, value: object) -> bool:
+    """Check the entries of a list or tuple; entries that are made one by one are not looked at."""
+    return not isinstance(value, list | tuple) or all(isinstance(each, kind) for each in value)
 
 
-# by the words of an annotation: whether something is what it asks for, and what that is called
-_ASKED: dict[str, tuple[Callable[[object], bool], str]] = {
-    "Run": (lambda given: isinstance(given, Run), _RUN),
-    "Run | None": (lambda given: given is None or isinstance(given, Run), f"{_RUN}, or None"),
+# annotation -> a check of the argument, and the argument's name in messages
+_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "Run": (lambda value: isinstance(value, Run), _RUN),
+    "Run | None": (lambda value: value is None or isinstance(value, Run), f"{_RUN}, or None"),
     "Run | Sequence[Run]": (
-        lambda given: isinstance(given, Run) or (isinstance(given, list | tuple) and _all(Run, given)),
+        lambda value: isinstance(value, Run) or (isinstance(value, list | tuple) and _all(Run, value)),
         f"{_RUN}, or a list of such",
     ),
-    "Lens": (lambda given: isinstance(given, Lens), _LENS),
+    "Lens": (lambda value: isinstance(value, Lens), _LENS),
     "Iterable[Lens]": (
-        lambda given: isinstance(given, Iterable) and not isinstance(given, str | np.ndarray) and _all(Lens, given),
+        lambda value: isinstance(value, Iterable) and not isinstance(value, str | np.ndarray) and _all(Lens, value),
         "several lenses, as tsfm_lens.load(...) gives each",
     ),
-    "Mapping[int, Lens]": (lambda given: isinstance(given, Mapping), "a mapping of steps to lenses"),
+    "Mapping[int, Lens]": (lambda value: isinstance(value, Mapping), "a mapping of steps to lenses"),
 }
 
 
-def refuse_others(room: str) -> None:
-    """Let every function that a room offers refuse what is no run, or no lens, where its annotation asks for one.
+def refuse_others(package: str) -> None:
+    """Let every function of a package refuse what is no run or lens, where its annotation asks for one.
 
-    Each stands under its name in the room and in its own module, with the signature and the docstring that it has.
+    Each checked function replaces the original in the package and in its own module, with the same signature and
+    docstring.
 
     Args:
-        room: dotted name of the package, whose ``__all__`` is known by then.
+        package: dotted name of the package, which has set ``__all__`` before.
     """
-    offered = vars(sys.modules[room])
-    for name in offered["__all__"]:
-        probe = offered[name]
-        if isfunction(probe) and (asked := _asked(probe)):
-            own = vars(sys.modules[probe.__module__])
-            offered[name] = own[name] = _refusing(f"{room.rpartition('.')[2]}.{name}", probe, asked)
+    namespace = vars(sys.modules[package])
+    for name in namespace["__all__"]:
+        probe = namespace[name]
+        if isfunction(probe) and (arguments := _run_arguments(probe)):
+            home = vars(sys.modules[probe.__module__])
+            namespace[name] = home[name] = _guard(f"{package.rpartition('.')[2]}.{name}", probe, arguments)
 
 
-def of_kind(result: Any, kind: str, probe: str, made_by: str = "") -> xr.Dataset:
-    """A result of another probe.
+def of_kind(result: Any, kind: str, probe: str, source: str = "") -> xr.Dataset:
+    """Check that a result of another probe is of a kind, and return it.
 
     Args:
-        result: what the probe was given.
-        kind: that its attributes must name, such as "logit_lens".
-        probe: that takes it, such as "layer_gain".
-        made_by: the probe whose result it is, if it has another name than the kind.
+        result: the probe's argument.
+        kind: required kind of the result, such as "logit_lens".
+        probe: name of the probe that takes it, such as "layer_gain".
+        source: name of the probe that computes such results, if it differs from the kind.
 
     Raises:
-        InputError: it is of another kind, or no result.
+        InputError: the result is of another kind, or not a Dataset.
     """
-    found = result.attrs.get("kind") if isinstance(result, xr.Dataset) else None
-    if found != kind:
-        words = f"of kind {found!r}" if isinstance(result, xr.Dataset) else called(result)
-        wanted = f"a Dataset of kind {kind!r}, as probes.{made_by or kind}(...) gives"
-        raise InputError(f"probes.{probe} takes {wanted}; this is {words}")
-    checked: xr.Dataset = result
-    return checked
+    actual = result.attrs.get("kind") if isinstance(result, xr.Dataset) else None
+    if actual != kind:
+        words = f"of kind {actual!r}" if isinstance(result, xr.Dataset) else called(result)
+        requirement = f"a Dataset of kind {kind!r}, as probes.{source or kind}(...) gives"
+        raise InputError(f"probes.{probe} takes {requirement}; this is {words}")
+    dataset: xr.Dataset = result
+    return dataset
 
 
-def _asked(probe: Callable[..., Any]) -> list[tuple[int, str, str]]:
-    """Place, name and annotation of the arguments that are runs or lenses."""
+def _run_arguments(probe: Callable[..., Any]) -> list[tuple[int, str, str]]:
+    """Return place, name and annotation of the arguments that are runs or lenses."""
     arguments = [(each.name, str(each.annotation)) for each in signature(probe).parameters.values()]
-    return [(place, name, words) for place, (name, words) in enumerate(arguments) if words in _ASKED]
+    return [(place, name, words) for place, (name, words) in enumerate(arguments) if words in _CHECKS]
 
 
-def _refusing(name: str, probe: Callable[..., Any], asked: list[tuple[int, str, str]]) -> Callable[..., Any]:
+def _guard(name: str, probe: Callable[..., Any], arguments: list[tuple[int, str, str]]) -> Callable[..., Any]:
     @wraps(probe)
-    def probing(*args: Any, **options: Any) -> Any:
-        for place, argument, words in asked:
-            # what is not given has a default, or is refused by the probe
+    def call(*args: Any, **options: Any) -> Any:
+        for place, argument, words in arguments:
+            # a missing argument has a default, or the probe refuses the call
             if place < len(args) or argument in options:
-                given = args[place] if place < len(args) else options[argument]
-                fits, wanted = _ASKED[words]
-                if not fits(given):
-                    cure = "; its .lens is one" if words == "Lens" and isinstance(given, Run) else ""
+                value = args[place] if place < len(args) else options[argument]
+                fits, requirement = _CHECKS[words]
+                if not fits(value):
+                    cure = "; its .lens is one" if words == "Lens" and isinstance(value, Run) else ""
                     of = f"as {argument} " if place else ""
-                    raise InputError(f"{name} takes {of}{wanted}; this is {called(given)}{cure}")
+                    raise InputError(f"{name} takes {of}{requirement}; this is {called(value)}{cure}")
         return probe(*args, **options)
 
-    return probing
+    return call
 
 
-def called(given: object) -> str:
-    """An object as a message speaks of it: by its type."""
-    if given is None:
+def called(value: object) -> str:
+    """Name an object in a message, by its type."""
+    if value is None:
         return "None"
-    name = type(given).__name__
+    name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,4 +1,4 @@
-"""Which heads to ablate together: by stable rank, at random, by entropy; and how many a layer can lose."""
+"""Choice of heads to ablate together: by stable rank, at random, by entropy; and how many a layer can lose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERS = ("low", "high")
 
 
 def attention_over_time(stack: Stack) -> str:
-    """The last kind of attention of a stack between tokens in time; its last kind if there is none."""
+    """Return a stack's last kind of attention between tokens in time; its last kind if there is none."""
     kinds = stack.attention_kinds()
     timed = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
     return next((kind for kind in reversed(kinds) if kind in timed), kinds[-1])
@@ -36,15 +36,15 @@ def attention_over_time(stack: Stack) -> str:
 def heads_by_stable_rank(
     lens: Lens, keep: Mapping[int, int], *, order: str = "low", kind: str | None = None, paired: bool = True
 ) -> list[Component]:
-    """The heads of some layers that go when so many are kept, ranked by the stable rank of W_Q W_Kᵀ.
+    """Return the heads to ablate, ranked by the stable rank of W_Q W_Kᵀ, so that each layer keeps so many.
 
     Args:
         lens: the model; layers are those of the stack that is read out.
         keep: layer -> number of heads kept.
-        order: which heads of a layer go first, those of "low" or of "high" stable rank.
+        order: heads of a layer to ablate first, those of "low" or of "high" stable rank.
         kind: kind of attention that is ranked; the last one over time if None.
-        paired: also take the heads of the same index from the layer's other attentions over time, as the paper does:
-            in encoder-decoder models its "heads" are pairs of self- and cross-attention heads. False takes those of
+        paired: also ablate the heads of the same index in the layer's other attentions over time, as the paper does:
+            in encoder-decoder models its "heads" are pairs of self- and cross-attention heads. False ablates those of
             ``kind`` alone.
 
     Returns:
@@ -54,7 +54,7 @@ def heads_by_stable_rank(
         tsfm-lens paper, definition 5.2 and appendix B (S3-ORD, S3-H1PP, S3-ZA-H).
 
     Raises:
-        InputError: more heads are kept than there are, or ``order`` is neither.
+        InputError: ``keep`` exceeds the number of heads, or ``order`` is neither.
         UnknownNameError: no such layer or kind of attention.
 
     Example:
@@ -63,49 +63,49 @@ def heads_by_stable_rank(
     """
     if order not in ORDERS:
         raise InputError(f"order={order!r} is not known, choose 'low' or 'high'")
-    chosen, _ = _checked(lens, keep, kind)
-    ranks = _stable_ranks(lens, chosen)
-    found: list[Component] = []
-    for layer, kept in keep.items():
-        first = _going_first(ranks, layer, order)
-        found += _heads(lens, layer, first[: len(first) - kept], chosen, paired)
-    return sorted(found, key=_place)
+    attention, _ = _check_layers(lens, keep, kind)
+    ranks = _stable_ranks(lens, attention)
+    heads: list[Component] = []
+    for layer, count in keep.items():
+        first = _ablation_order(ranks, layer, order)
+        heads += _heads(lens, layer, first[: len(first) - count], attention, paired)
+    return sorted(heads, key=_place)
 
 
 def random_heads(
     lens: Lens, keep: Mapping[int, int], *, seed: int = 0, kind: str | None = None, paired: bool = True
 ) -> list[Component]:
-    """Heads drawn at random without replacement, as many in each layer as :func:`heads_by_stable_rank` takes.
+    """Draw heads at random without replacement, as many in each layer as :func:`heads_by_stable_rank` takes.
 
     Args:
         lens, keep, kind, paired: see :func:`heads_by_stable_rank`.
         seed: of the draw.
 
     Raises:
-        InputError: more heads are kept than there are.
+        InputError: ``keep`` exceeds the number of heads.
         UnknownNameError: no such layer or kind of attention.
 
     Example:
         >>> [str(head) for head in probes.random_heads(lens, {0: 3}, paired=False)]
         ['decoder.0.cross_attn.2']
     """
-    chosen, n_heads = _checked(lens, keep, kind)
+    attention, n_heads = _check_layers(lens, keep, kind)
     rng = np.random.default_rng(seed)
-    found: list[Component] = []
-    for layer, kept in keep.items():
-        found += _heads(lens, layer, rng.permutation(n_heads)[: n_heads - kept].tolist(), chosen, paired)
-    return sorted(found, key=_place)
+    heads: list[Component] = []
+    for layer, count in keep.items():
+        heads += _heads(lens, layer, rng.permutation(n_heads)[: n_heads - count].tolist(), attention, paired)
+    return sorted(heads, key=_place)
 
 
 def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
-    """The heads of lowest attention entropy, the sharpest first.
+    """Return the heads of lowest attention entropy, the sharpest first.
 
     Args:
         entropy: from :func:`tsfm_lens.probes.head_entropy` or :func:`tsfm_lens.probes.rollout_maps`.
         count: heads.
 
     Raises:
-        InputError: the result has no entropy of heads, or fewer heads than asked for.
+        InputError: the result has no entropy of heads, or fewer heads than ``count``.
 
     Example:
         >>> len(probes.sharp_heads(probes.head_entropy(run), 2))
@@ -115,7 +115,7 @@ def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
 
 
 def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
-    """The heads of highest attention entropy, the most diffuse first; arguments as in :func:`sharp_heads`.
+    """Return the heads of highest attention entropy, the most diffuse first; arguments as in :func:`sharp_heads`.
 
     Example:
         >>> len(probes.diffuse_heads(probes.head_entropy(run), 2))
@@ -125,10 +125,10 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
 
 
 def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = None, paired: bool = True) -> xr.Dataset:
-    """How many heads a layer must keep so that the error on these series rises by less than one percent.
+    """Find how many heads a layer must keep so that the error on these series rises by less than one percent.
 
-    For each layer and both orders of stable rank: the smallest number of kept heads that passes, even if a
-    larger one fails. The order that keeps fewer counts, of two alike that of the smaller rise; the MLP stays.
+    The smallest number of heads that passes is found for each layer and both orders of stable rank, even if a larger
+    number fails. The order that keeps fewer heads wins; of two equal ones, that of the smaller rise. The MLP stays.
 
     Args:
         run: the forecast to explain, with the truth.
@@ -143,7 +143,7 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
         tsfm-lens paper, definition 5.2 (S3-H1PP): a relative percent, strictly below.
 
     Raises:
-        InputError: no truth is known, a plain forecast has no error, or the tolerance is not above 0.
+        InputError: the run has no truth, a plain forecast has no error, or the tolerance is not above 0.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -152,20 +152,20 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
         ('layer',)
     """
     stack = run.lens.wiring.output_stack
-    chosen, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
-    rises = _rises(run, layers, chosen, paired)
-    found = []
+    attention, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
+    rises = _rises(run, layers, attention, paired)
+    winners = []
     for layer in layers:
         searches = {
-            order: run_search(scan(stack.n_heads, tolerance), partial(_looked_up, rises, layer, order))
+            order: run_search(scan(stack.n_heads, tolerance), partial(_rise_at, rises, layer, order))
             for order in ORDERS
         }
-        found.append(better(searches))
+        winners.append(better(searches))
     data = xr.Dataset(
         {
-            "kept": ("layer", [best.kept for _, best in found]),
-            "order": ("layer", [order for order, _ in found]),
-            "rise": ("layer", [best.change for _, best in found]),
+            "kept": ("layer", [best.kept for _, best in winners]),
+            "order": ("layer", [order for order, _ in winners]),
+            "rise": ("layer", [best.change for _, best in winners]),
         },
         coords={"layer": list(map(str, layers))},
     )
@@ -173,7 +173,7 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
         "heads_at_1pp",
         "Heads at one percent",
         "tsfm-lens paper, definition 5.2 (S3-H1PP)",
-        attention=chosen,
+        attention=attention,
         heads=stack.n_heads,
         paired=paired,
         tolerance=tolerance,
@@ -184,60 +184,60 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
 
 
 def _rises(run: Run, layers: list[int], kind: str, paired: bool) -> dict[tuple[int, str, int], float]:
-    """By layer, order and number of heads kept, how far the error rises; all of them forecast together."""
+    """Compute by layer, order and number of heads kept how far the error rises; all are forecast together."""
     base = -np.inf if run.truth is None else _log_error(run, run.point)
     if not np.isfinite(base):
         raise InputError("heads@1pp needs the truth of every series, and forecasts that miss it")
     ranks = _stable_ranks(run.lens, kind)
-    going: dict[tuple[int, str, int], tuple[Component, ...]] = {}
+    ablations: dict[tuple[int, str, int], tuple[Component, ...]] = {}
     for layer in layers:
         for order in ORDERS:
-            first = _going_first(ranks, layer, order)
-            for kept in range(len(first)):
-                heads = _heads(run.lens, layer, first[: len(first) - kept], kind, paired)
-                going[layer, order, kept] = tuple(sorted(heads, key=_place))
+            first = _ablation_order(ranks, layer, order)
+            for count in range(len(first)):
+                heads = _heads(run.lens, layer, first[: len(first) - count], kind, paired)
+                ablations[layer, order, count] = tuple(sorted(heads, key=_place))
     # without any head both orders are alike
-    each = list(dict.fromkeys(going.values()))
+    each = list(dict.fromkeys(ablations.values()))
     forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in each])
     # heads that write nothing change no error, however small that is
     errors = _log_error(run, told_apart(run, forecasts, run.point))
     rises = dict(zip(each, np.expm1(errors - base).tolist(), strict=True))
-    return {place: rises[heads] for place, heads in going.items()}
+    return {place: rises[heads] for place, heads in ablations.items()}
 
 
 def _log_error(run: Run, forecasts: np.ndarray) -> np.ndarray:
-    """Logarithm of the geometric mean error of forecasts (…, series, step), (…)."""
+    """Compute the logarithm of the geometric mean error of forecasts (…, series, step), (…)."""
     assert run.truth is not None
     # the scale of MASE is the same before and after, so that it cancels in the ratio
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(mae(forecasts, run.truth)).mean(-1))
 
 
-def _looked_up(rises: Mapping[tuple[int, str, int], float], layer: int, order: str, kept: int, _look: int) -> float:
-    return rises[layer, order, kept]
+def _rise_at(rises: Mapping[tuple[int, str, int], float], layer: int, order: str, count: int, _look: int) -> float:
+    return rises[layer, order, count]
 
 
 def _stable_ranks(lens: Lens, kind: str) -> xr.DataArray:
-    """(layer, head), places by stable rank."""
+    """Return places by stable rank, (layer, head)."""
     return head_spectra(lens, kind=kind, products=["QK"])["order"].sel(product="QK")
 
 
-def _going_first(ranks: xr.DataArray, layer: int, order: str) -> list[int]:
-    """Heads of a layer in the order in which they are ablated."""
+def _ablation_order(ranks: xr.DataArray, layer: int, order: str) -> list[int]:
+    """Return the heads of a layer in the order in which they are ablated."""
     ascending = np.argsort(ranks.sel(layer=str(layer)).values)
     return [int(head) for head in (ascending if order == "low" else ascending[::-1])]
 
 
-def _checked(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tuple[str, int]:
-    """The kind of attention and its heads a layer, after refusing layers and counts that do not exist."""
+def _check_layers(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tuple[str, int]:
+    """Refuse layers and counts that do not exist; return the kind of attention and its heads a layer."""
     stack = lens.wiring.output_stack
-    chosen, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
-    for layer, kept in keep.items():
+    attention, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
+    for layer, count in keep.items():
         if layer not in layers:
-            raise unknown_name(f"layer with {chosen}", layer, map(str, layers))
-        if not 0 <= kept <= stack.n_heads:
-            raise InputError(f"layer {layer} is to keep {kept} heads, and it has {stack.n_heads}")
-    return chosen, stack.n_heads
+            raise unknown_name(f"layer with {attention}", layer, map(str, layers))
+        if not 0 <= count <= stack.n_heads:
+            raise InputError(f"layer {layer} is to keep {count} heads, and it has {stack.n_heads}")
+    return attention, stack.n_heads
 
 
 def _heads(lens: Lens, layer: int, indices: list[int], kind: str, paired: bool) -> list[Component]:
@@ -249,9 +249,9 @@ def _heads(lens: Lens, layer: int, indices: list[int], kind: str, paired: bool) 
 
 
 def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]:
-    labelled = isinstance(entropy, xr.Dataset)
-    if not labelled or "entropy" not in entropy or set(entropy["entropy"].dims) != {"layer", "head"}:
-        words = f"of kind {entropy.attrs.get('kind')!r}" if labelled else called(entropy)
+    is_dataset = isinstance(entropy, xr.Dataset)
+    if not is_dataset or "entropy" not in entropy or set(entropy["entropy"].dims) != {"layer", "head"}:
+        words = f"of kind {entropy.attrs.get('kind')!r}" if is_dataset else called(entropy)
         raise InputError(
             "heads are sorted by a result with entropy (layer, head), such as probes.head_entropy(...) gives; "
             f"this one is {words}"

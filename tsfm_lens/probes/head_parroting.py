@@ -32,15 +32,15 @@ def head_parroting(
     reference: Any = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure each head's part in parroting twice: by where it looks, and by what the forecast is without it.
+    """Measure each head's part in parroting twice: by its attention, and by the forecast without it.
 
-    A forecast parrots at the lag at which it differs least from its context repeated. That lag is found once, in the
-    plain forecast; the ablated ones are held against the same copy. Attention is correlation, ablation cause: heads
-    that look at the lag need not be those that copying depends on, and a head that fetches the copy from a register
-    token looks at no lag at all: on planted copies the loss of the copy finds the head, and its attention may not.
+    A forecast parrots at the lag at which it differs least from its context repeated. That lag comes from the plain
+    forecast, and ablated forecasts are compared with the same copy. Attention is correlation, ablation is cause: heads
+    that look at the lag need not be those that copying depends on. A head that fetches the copy from a register token
+    looks at no lag at all. On planted copies the loss of the copy finds the head, and its attention may not.
 
-    In single forwards a token model's decoder reads the run's path as its own past whatever is ablated, so that each
-    step is told alone; in rollouts what one step loses is missed by the next.
+    In single forwards a token model's decoder reads the run's path as its own past whatever is ablated, so each step is
+    measured alone. In rollouts a step's loss carries over to the next.
 
     Args:
         run: the forecast to explain.
@@ -49,7 +49,7 @@ def head_parroting(
         width: steps on either side of the lag that attention still counts at.
         kind: kind of attention; the last one over time of the stack that is read out if None.
         how, reference: see :func:`tsfm_lens.probes.zero_ablation.ablation_effects`.
-        progress: called with (done, of) after each ablated head.
+        progress: called with (done, of) after each head.
 
     Returns:
         Dataset of kind "head_parroting" over (layer, head, series): ``mass``, the share of the head's attention at the
@@ -78,16 +78,16 @@ def head_parroting(
     batch, steps = run.batch, run.horizon
     refuse_variates(batch)
     _refuse(batch, lag, motif)
-    row, chosen, layers = pick_attention(run.lens, None, kind)
+    row, attention, layers = pick_attention(run.lens, None, kind)
     dot = f"{row.name}." if row.name else ""
-    wanted = [f"{dot}{layer}.{chosen}.{head}" for layer in layers for head in range(row.n_heads)]
+    names = [f"{dot}{layer}.{attention}.{head}" for layer in layers for head in range(row.n_heads)]
     plain = run.point
-    ablated = ablated_points(run, run.lens.components(*wanted), how, reference, progress)
+    ablated = ablated_points(run, run.lens.components(*names), how, reference, progress)
     ablated = ablated.reshape(len(layers), row.n_heads, *plain.shape)
     # the lag that the library's forecast copies at, as context_parroting has it
     lags = np.array([best_lag(values, one) for values, one in zip(batch.values, run.forecast.median, strict=True)])
     lags = lags if lag is None else np.full(len(batch), lag)
-    mass, chance, vacuous = _attention(run, lags, width, chosen)
+    mass, chance, vacuous = _attention(run, lags, width, attention)
     data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
     data["mass"] = (("layer", "head", "series"), mass)
     data["chance"] = (("series",), chance)
@@ -103,7 +103,7 @@ def head_parroting(
         data[name] = (("series",), error)
         data[f"{name}_change"] = (("layer", "head", "series"), mae(ablated, target) / scales - error)
     data["forecast"], data["copy"], data["parrot"] = ((("series", "step"), each) for each in (plain, copy, parrot))
-    settings: dict[str, object] = {"attention": chosen, "motif": motif, "width": width, "how": how}
+    settings: dict[str, object] = {"attention": attention, "motif": motif, "width": width, "how": how}
     settings |= {"rollout": int(run.rollout), "statistic": run.statistic}
     source = "tsfm-lens paper, sections 4 and 5"
     data.attrs = run.describe("head_parroting", "Context parroting by heads", source, **settings)
@@ -126,16 +126,16 @@ def _refuse(batch: SeriesBatch, lag: int | None, motif: int) -> None:
 
 
 def _attention(run: Run, lags: np.ndarray, width: int, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mass at each series' lag (layer, head, series); what an even spread would pay, and whether all lies there."""
-    found = [lag_attention(run.select(i), max(int(lag), 1), width=width, kind=kind) for i, lag in enumerate(lags)]
-    known = np.where(lags > 0, 1.0, np.nan)
-    mass = np.stack([each["mass"].values for each in found], axis=-1)
-    chance = np.array([float(each["chance"]) for each in found]) * known
-    return mass * known, chance, np.array([bool(each["vacuous"]) for each in found])
+    """Return the mass at each lag (layer, head, series), that of an even spread, and whether all lies there."""
+    maps = [lag_attention(run.select(i), max(int(lag), 1), width=width, kind=kind) for i, lag in enumerate(lags)]
+    weight = np.where(lags > 0, 1.0, np.nan)
+    mass = np.stack([each["mass"].values for each in maps], axis=-1)
+    chance = np.array([float(each["chance"]) for each in maps]) * weight
+    return mass * weight, chance, np.array([bool(each["vacuous"]) for each in maps])
 
 
 def _copies(batch: SeriesBatch, lags: np.ndarray, steps: int) -> np.ndarray:
-    """Each context repeated at its lag, (series, step)."""
+    """Repeat each context at its lag, (series, step)."""
     out = np.full((len(batch), steps), np.nan)
     for row, (values, lag) in enumerate(zip(batch.values, lags, strict=True)):
         if lag > 0:
@@ -144,10 +144,10 @@ def _copies(batch: SeriesBatch, lags: np.ndarray, steps: int) -> np.ndarray:
 
 
 def _parrots(batch: SeriesBatch, steps: int, motif: int) -> np.ndarray:
-    """The naive parrot's forecast of each series, (series, step)."""
+    """Forecast each series by the naive parrot, (series, step)."""
     out = np.full((len(batch), steps), np.nan)
     for row, values in enumerate(batch.values):
-        found = naive_parrot(values, steps, motif)
-        if found is not None:
-            out[row] = found[0]
+        parrot = naive_parrot(values, steps, motif)
+        if parrot is not None:
+            out[row] = parrot[0]
     return out

@@ -1,4 +1,4 @@
-"""Everything that one linked view of a model's heads shows: scores, attention, writes, spectra, ablations."""
+"""Data of the linked view of a model's heads: scores, attention, writes, spectra, ablations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WRITES = {
 
 
 def head_states(run: Run, *, kind: str | None = None, progress: Progress | None = None) -> xr.Dataset:
-    """What each head of one kind looks at, writes, is like, and what the forecast becomes without it.
+    """Collect what each head of one kind looks at, writes and is like, and the forecast without it.
 
     Args:
         run: the forecast to explain, of exactly one series. With and without a head it takes the same draws.
@@ -67,10 +67,10 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     if len(run.batch) != 1:
         raise InputError(f"heads are explored on one series at a time, got {len(run.batch)}; use run.select(…)")
     maps = attention_patterns(run, kind=kind)
-    chosen = str(maps.attrs["attention"])
+    attention = str(maps.attrs["attention"])
     data = run.dataset().assign_coords(layer=maps["layer"], head=maps["head"])
     names = [
-        [str(Component(str(maps.attrs["stack"]), int(layer), chosen, int(head))) for head in data["head"].values]
+        [str(Component(str(maps.attrs["stack"]), int(layer), attention, int(head))) for head in data["head"].values]
         for layer in data["layer"].values
     ]
     data = data.assign_coords(component=(("layer", "head"), names))
@@ -78,32 +78,32 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     spread = float(data["entropy"].max() - data["entropy"].min())
     data["normalised_entropy"] = (data["entropy"] - data["entropy"].min()) / (spread or 1.0)
     data.update(attention_over_steps(maps))
-    spectra = head_spectra(run.lens, kind=chosen).sel(layer=data["layer"])
+    spectra = head_spectra(run.lens, kind=attention).sel(layer=data["layer"])
     data.update(spectra[["singular_value", "stable_rank"]])
     parts = attribute(run)
     decomposition = next(name for name in _WRITES if name in parts["decomposition"].values)
     data.update(_writes(parts, decomposition, data["component"]))
-    data.update(_moved(run, data["component"]))
-    data.update(_ablated(run, data["component"], progress))
+    data.update(_shifts(run, data["component"]))
+    data.update(_ablations(run, data["component"], progress))
     samples = run.forecast.samples
     data.attrs = run.describe(
         "explore",
         "One head at a time",
         _SOURCE,
         stack=maps.attrs["stack"],
-        attention=chosen,
+        attention=attention,
         series=run.batch.ids[0],
         units=run.batch.units[0],
         decomposition=decomposition,
         samples=0 if samples is None else samples.shape[1],
     )
-    # whole forecasts have medians, whatever the head; what a write adds to is said apart
+    # whole forecasts have medians, whatever the head; the target of a write has an attribute of its own
     data.attrs["write_to"] = data.attrs.pop("statistic", _WRITES[decomposition])
     return data
 
 
 def attention_over_steps(maps: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Each head's mean attention while it forecasts, by context step.
+    """Average each head's attention while it forecasts, by context step.
 
     Args:
         maps: of kind "attention".
@@ -132,7 +132,7 @@ def attention_over_steps(maps: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def forecast_queries(maps: xr.Dataset) -> np.ndarray:
-    """The tokens of an attention dataset that the forecast is read from, (query,) indices.
+    """Return the tokens of an attention dataset that the forecast is read from, (query,) indices.
 
     These are the tokens of forecast steps; where a model has none, the last token of the context, whose output
     becomes the forecast.
@@ -142,25 +142,29 @@ def forecast_queries(maps: xr.Dataset) -> np.ndarray:
     ahead = np.flatnonzero(ordinary & (start >= 0) & (start < maps.sizes["step"]))
     if len(ahead):
         return ahead
-    seen = np.flatnonzero(ordinary)
-    return seen[[int(np.argmax(stop[seen]))]]
+    tokens = np.flatnonzero(ordinary)
+    return tokens[[int(np.argmax(stop[tokens]))]]
 
 
 def _writes(parts: xr.Dataset, decomposition: str, component: xr.DataArray) -> dict[str, xr.DataArray]:
-    """Each head's part of the attributed forecast in data units."""
-    own = parts["attribution"].sel(decomposition=decomposition).isel(series=0)
-    if "quantile" in own.dims:
-        own = own.sel(quantile=0.5, method="nearest")
-    own = own.transpose("component", "step")
-    places = {str(name): place for place, name in enumerate(own["component"].values)}
+    """Return each head's part of the attributed forecast in data units."""
+    attribution = parts["attribution"].sel(decomposition=decomposition).isel(series=0)
+    if "quantile" in attribution.dims:
+        attribution = attribution.sel(quantile=0.5, method="nearest")
+    attribution = attribution.transpose("component", "step")
+    places = {str(name): place for place, name in enumerate(attribution["component"].values)}
     index = [[places[str(name)] for name in row] for row in component.values]
-    sizes = np.abs(own.values).mean(axis=-1)
-    found = {"write": own.values[index], "write_size": sizes[index], "write_share": sizes[index] / (sizes.sum() or 1.0)}
-    return {key: xr.DataArray(values, dims=("layer", "head", "step")[: values.ndim]) for key, values in found.items()}
+    sizes = np.abs(attribution.values).mean(axis=-1)
+    writes = {
+        "write": attribution.values[index],
+        "write_size": sizes[index],
+        "write_share": sizes[index] / (sizes.sum() or 1.0),
+    }
+    return {key: xr.DataArray(values, dims=("layer", "head", "step")[: values.ndim]) for key, values in writes.items()}
 
 
-def _moved(run: Run, component: xr.DataArray) -> dict[str, xr.DataArray]:
-    """How far the forecast moves without each head, as every ablation is measured."""
+def _shifts(run: Run, component: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Measure how far the forecast moves without each head, as for every ablation."""
     effects = ablation_effects(run, components=[str(name) for name in component.values.ravel()])
     names = ["mean_shift", "mean_shift_stands_out", "mean_shift_leads", "spearman_distance"]
     return {
@@ -170,8 +174,8 @@ def _moved(run: Run, component: xr.DataArray) -> dict[str, xr.DataArray]:
     }
 
 
-def _ablated(run: Run, component: xr.DataArray, progress: Progress | None) -> dict[str, xr.DataArray]:
-    """The library's own forecast without each head."""
+def _ablations(run: Run, component: xr.DataArray, progress: Progress | None) -> dict[str, xr.DataArray]:
+    """Return the library's own forecast, plain and without each head."""
     plain = run.forecast
     # whole distributions, which single forwards of a token model do not give
     quantiles = forecast_variants(

@@ -31,17 +31,17 @@ _SOURCE = "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)"
 
 
 class _Targets(NamedTuple):
-    """What each decoder position but the start should look at and copy, (sequence, motif - 1) each.
+    """Targets of each decoder position but the start, to look at and to copy, (sequence, motif - 1) each.
 
     Attributes:
         keys: encoder position of the most recent instance of the current token.
         right: the token after it.
-        known: whether there is such an instance.
+        valid: whether there is such an instance.
     """
 
     keys: Tensor
     right: Tensor
-    known: Tensor
+    valid: Tensor
 
 
 def repeated_tokens(
@@ -70,17 +70,17 @@ def repeated_tokens(
         motif: tokens in a motif.
         repeats: times it is shown.
         n_sequences: random sequences.
-        offset: key that the prefix-matching score looks at: 1 the token after the most recent instance (induction in
-            the sense of Olsson et al., and what the thresholds behind the paper's Table 5 were applied to), 0 that
+        offset: key that the prefix-matching score reads: 1 is the token after the most recent instance (induction in
+            the sense of Olsson et al., to which the thresholds behind the paper's Table 5 were applied); 0 is that
             instance itself (the paper's words).
-        positions: where both scores are read, of those that have a right token: "last", the last decoder position of
-            every sequence, as the paper does; "first", the one after the prompt, as its released code does in a single
+        positions: positions of both scores, of those that have a right token: "last", the last decoder position of
+            every sequence, as in the paper; "first", the one after the prompt, as in its released code with a single
             step; "all", the mean over all. Entropies are means over all positions in any case.
         within: half-width of the range of values, in units of the scale.
-        decoding: "rollout" lets the decoder go on by its own most probable token, as the paper does, and leaves
-            out positions whose token never came in the context; "forced" leads it along the motif, so that every
-            position has a right continuation whatever the model does. Both are the same as long as the model
-            copies and no token comes twice in a motif.
+        decoding: "rollout" continues the decoder by its own most probable token, as in the paper, and leaves out
+            positions whose token is not in the context. "forced" feeds it the motif, so that every position has a
+            right continuation whatever the model does. Both are the same as long as the model copies and no token
+            occurs twice in a motif.
         sub_extension: as the paper's released code does, show the motif's first token once more before the end token,
             and begin the decoder with the motif's second token; with ``positions="first"`` and ``offset=1`` that is its
             single step.
@@ -105,8 +105,8 @@ def repeated_tokens(
             is not as above, or a rollout that never gives a token of its context.
 
     Example:
-        >>> found = probes.repeated_tokens(lens, motif=8, n_sequences=8)
-        >>> found["prefix_matching"].dims
+        >>> data = probes.repeated_tokens(lens, motif=8, n_sequences=8)
+        >>> data["prefix_matching"].dims
         ('layer', 'head')
     """
     extra = int(sub_extension)
@@ -114,31 +114,36 @@ def repeated_tokens(
     stack = lens.wiring.output_stack
     ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed, extra)
     # as the decoder goes through them
-    turned = motifs.roll(-extra, dims=1)
+    decoder_motifs = motifs.roll(-extra, dims=1)
     start = torch.full((n_sequences, 1), tokens.model.config.decoder_start_token_id)
     if decoding == "forced":
-        decoder, targets = torch.cat([start, turned[:, :-1]], dim=1), _forced_targets(turned, repeats, extra)
+        decoder, targets = (
+            torch.cat([start, decoder_motifs[:, :-1]], dim=1),
+            _forced_targets(decoder_motifs, repeats, extra),
+        )
     else:
-        decoder = _rolled_out(lens, ids, torch.cat([start, turned[:, :1]], dim=1), motif)
-        targets = _found_targets(ids[:, : motif * repeats + extra], decoder[:, 1:])
+        decoder = _roll_out(lens, ids, torch.cat([start, decoder_motifs[:, :1]], dim=1), motif)
+        targets = _match_targets(ids[:, : motif * repeats + extra], decoder[:, 1:])
     encoded = tokens.encode_tokens(ids, decoder)
     places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
-    wanted = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
+    points = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
     with torch.no_grad():
         targets = _Targets(*(part.to(lens.device) for part in targets))
-        known = targets.known
-        read = targets._replace(known=_read_at(known, positions))
+        valid = targets.valid
+        selection = targets._replace(valid=_select_positions(valid, positions))
         pool = frequent_tokens(lens, within).to(lens.device)
-        score = by_row(partial(_copy_scores, lens, targets=read, unembedding=_unembedding(lens), pool=pool))
-        # the heads' writes are scored while the model runs, and never kept
-        logits, acts = lens.run_with_cache(encoded, names_filter=wanted, reduce={"**.hook_result": score})
+        score = by_row(partial(_copy_scores, lens, targets=selection, unembedding=_unembedding(lens), pool=pool))
+        # the heads' writes are scored while the model runs, and never stored
+        logits, acts = lens.run_with_cache(encoded, names_filter=points, reduce={"**.hook_result": score})
         patterns = [acts[f"{at}.hook_pattern"] for at in places]
-        prefix = np.stack([_by_sequence(_prefix_weights(pattern, read, offset), read.known) for pattern in patterns])
+        prefix = np.stack(
+            [_by_sequence(_prefix_weights(pattern, selection, offset), selection.valid) for pattern in patterns]
+        )
         scores = [acts[f"{at}.hook_result"] for at in places]
-        copy, others = (np.stack([_by_sequence(part[..., of], read.known) for part in scores]) for of in (0, 1))
+        copy, others = (np.stack([_by_sequence(part[..., of], selection.valid) for part in scores]) for of in (0, 1))
         entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
-        accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[known].float().mean())
-        strength = float(_z_score(logits[:, 1:], targets.right)[known].mean())
+        accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[valid].float().mean())
+        strength = float(_z_score(logits[:, 1:], targets.right)[valid].mean())
     data = xr.Dataset(
         {
             "prefix_matching": (("layer", "head"), prefix.mean(-1)),
@@ -146,7 +151,7 @@ def repeated_tokens(
             "entropy": (("layer", "head"), np.stack(entropy), {"units": "nats"}),
             "copy_accuracy": accuracy,
             "copy_rank_score": strength,
-            "matched": float(known.float().mean()),
+            "matched": float(valid.float().mean()),
         },
         coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
     )
@@ -192,7 +197,7 @@ def _tokens_of(lens: Lens) -> TokenModel:
 
 
 def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
-    """Ids of the tokens that motifs are drawn from: the bins within ``within`` times the scale around zero."""
+    """Return the ids that motifs are drawn from: the bins within ``within`` times the scale around zero."""
     centers = lens.native.tokenizer.centers
     return torch.nonzero(centers.abs() <= within).reshape(-1) + lens.first_value_token
 
@@ -200,19 +205,19 @@ def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
 def _sequences(
     lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int, extra: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Encoder ids, ``extra`` tokens of one more repeat and the end token among them, and the motifs."""
+    """Return encoder ids, with ``extra`` tokens of one more repeat and the end token, and the motifs."""
     settings = _tokens_of(lens).settings
-    allowed = frequent_tokens(lens, within)
+    pool = frequent_tokens(lens, within)
     generator = torch.Generator().manual_seed(seed)
-    motifs = allowed[torch.randint(len(allowed), (count, motif), generator=generator)]
+    motifs = pool[torch.randint(len(pool), (count, motif), generator=generator)]
     end = torch.full((count, int(settings.use_eos_token)), settings.eos_token_id)
     return torch.cat([motifs.repeat(1, repeats), motifs[:, :extra], end], dim=1), motifs
 
 
-def _rolled_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
-    """The prompt and its most probable continuation, (sequence, motif), by the library's own greedy search."""
+def _roll_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
+    """Continue the prompt to (sequence, motif) by its most probable tokens, by the library's own greedy search."""
     with torch.no_grad():
-        found = (
+        tokens = (
             _tokens_of(lens)
             .model.generate(
                 input_ids=ids.to(lens.device),
@@ -224,72 +229,72 @@ def _rolled_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
             .cpu()
         )
     # sequences that all ended early are shorter; what follows their end is padding anyway
-    short = motif - found.shape[1]
-    return torch.nn.functional.pad(found, (0, short), value=int(_tokens_of(lens).settings.pad_token_id))
+    short = motif - tokens.shape[1]
+    return torch.nn.functional.pad(tokens, (0, short), value=int(_tokens_of(lens).settings.pad_token_id))
 
 
 def _forced_targets(motifs: Tensor, repeats: int, extra: int = 0) -> _Targets:
-    """The same place in the last repeat: the decoder goes along the motif."""
+    """Return the same place in the last repeat: the decoder goes along the motif."""
     count, motif = motifs.shape
     keys = (repeats - 1) * motif + extra + torch.arange(motif - 1)
     return _Targets(keys.expand(count, -1), motifs[:, 1:], torch.ones(count, motif - 1, dtype=torch.bool))
 
 
-def _found_targets(context: Tensor, tokens: Tensor) -> _Targets:
-    """The last instance of each token that still has another one of the context after it."""
+def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
+    """Return the last instance of each token that still has another one of the context after it."""
     # the last token of the context is followed by nothing that could be copied
     same = tokens[:, :, None] == context[:, None, :-1]
     places = torch.arange(context.shape[1] - 1)
     keys = torch.where(same, places, -1).amax(-1)
-    known = keys >= 0
-    if not bool(known.any()):
+    valid = keys >= 0
+    if not bool(valid.any()):
         raise InputError(
             "the rollout gives no token of its context, so there is nothing to match; use decoding='forced'"
         )
     keys = keys.clamp(min=0)
-    return _Targets(keys, context.gather(1, keys + 1), known)
+    return _Targets(keys, context.gather(1, keys + 1), valid)
 
 
-def _read_at(known: Tensor, positions: str) -> Tensor:
-    """Which of the positions that have a right token are read, (sequence, position)."""
+def _select_positions(valid: Tensor, positions: str) -> Tensor:
+    """Select the positions to read among those that have a right token, (sequence, position)."""
     if positions == "all":
-        return known
-    counted = known.cumsum(dim=1)
-    return known & (counted == (1 if positions == "first" else counted[:, -1:]))
+        return valid
+    rank = valid.cumsum(dim=1)
+    return valid & (rank == (1 if positions == "first" else rank[:, -1:]))
 
 
 def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
-    """Attention to the targets, (sequence, position, head); pattern (sequence, head, query, key)."""
+    """Return the attention to the targets, (sequence, position, head); pattern (sequence, head, query, key)."""
     keys = (targets.keys + offset)[:, None, :, None].expand(-1, pattern.shape[1], -1, 1)
     return pattern[:, :, 1:].gather(-1, keys)[..., 0].transpose(1, 2)
 
 
-def _by_sequence(scores: Tensor, known: Tensor) -> np.ndarray:
-    """Scores (sequence, position, head) of known positions, as a sample of sequences (head, sequence)."""
-    totals = (scores * known[..., None]).sum(1).T
-    return by_unit(totals.cpu().double().numpy(), known.sum(1).cpu().double().numpy())
+def _by_sequence(scores: Tensor, valid: Tensor) -> np.ndarray:
+    """Return scores (sequence, position, head) of valid positions, as a sample of sequences (head, sequence)."""
+    totals = (scores * valid[..., None]).sum(1).T
+    return by_unit(totals.cpu().double().numpy(), valid.sum(1).cpu().double().numpy())
 
 
 def _copy_scores(
     lens: Lens, results: Tensor, targets: _Targets, unembedding: tuple[Tensor, Tensor], pool: Tensor
 ) -> Tensor:
-    """z-scores of the right token, and the mean one of a pool, under each head's own logits, (batch, pos, head, 2).
+    """Compute z-scores of the right token, and a pool's mean one, under each head's logits, (batch, pos, head, 2).
 
     Args:
         results: head writes (batch, pos, head, d_model); the first position has no target, and those without one are 0.
     """
     centred, root = unembedding
-    right, known = (lens.registry.state.own(part) for part in (targets.right, targets.known))
+    right, valid = (lens.registry.state.own(part) for part in (targets.right, targets.valid))
     # a z-score does not change with the scale of the logits, so factors on the way to them are left out
-    read = lens.final_norm(results[:, 1:])
-    above = torch.stack([torch.einsum("bphd,bpd->bph", read, centred[right]), read @ centred[pool].mean(0)], dim=-1)
-    spread = (read @ root.T).norm(dim=-1)[..., None]
+    states = lens.final_norm(results[:, 1:])
+    above = torch.stack([torch.einsum("bphd,bpd->bph", states, centred[right]), states @ centred[pool].mean(0)], dim=-1)
+    spread = (states @ root.T).norm(dim=-1)[..., None]
     score = torch.where(spread > 0, above / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)
-    return torch.where(known[..., None, None], score, 0.0)
+    return torch.where(valid[..., None, None], score, 0.0)
 
 
 def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
-    """The unembedding less its mean row, (vocabulary, d_model), and its triangular root, (d_model, d_model).
+    """Return the unembedding less its mean row, (vocabulary, d_model), and its triangular root, (d_model, d_model).
 
     The deviation of the logits over the vocabulary is the length of (W - mean) x over the root of the vocabulary's
     size less 1. R of a QR factorisation of W - mean gives the same length from d_model numbers, so no head needs its
@@ -302,7 +307,7 @@ def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
 
 
 def _z_score(logits: Tensor, right: Tensor) -> Tensor:
-    """Standard deviations of the right token's logit above the mean over the vocabulary; 0 where all are equal."""
+    """Compute by how many standard deviations the right token's logit is above the mean; 0 where all are equal."""
     above = logits.gather(-1, right[..., None])[..., 0] - logits.mean(-1)
     spread = logits.std(-1)
     return torch.where(spread > 0, above / spread.clamp(min=torch.finfo(logits.dtype).tiny), 0.0)

@@ -1,4 +1,4 @@
-"""How far induction heads and sharp heads are the same heads, and how that depends on the thresholds."""
+"""Overlap of induction heads and sharp heads, and how it depends on the thresholds."""
 
 from __future__ import annotations
 
@@ -53,23 +53,22 @@ def induction_overlap(
 
     Args:
         induction: of kind "induction", from :func:`tsfm_lens.probes.induction.repeated_tokens`.
-        entropy: of kind "head_entropy", of the same heads; None takes the entropies along the repeated tokens,
-            which ``induction`` holds. The paper's text reads as the latter, its figure 5 as the former.
+        entropy: of kind "head_entropy", of the same heads; None takes the entropies along the repeated tokens from
+            ``induction``. The paper's text describes the latter, its figure 5 the former.
         prefix_from, copy_from, sharp_below: the thresholds of the table.
         copy_grid, entropy_grid, prefix_grid: the thresholds of the sweeps, ascending.
 
     Returns:
         Dataset of kind "induction_overlap". Over (layer, head): the scores ``prefix_matching``, ``copy_score`` and
-        ``normalised`` (entropy), ``induction``, ``sharp``, and what the induction result knows of how far the first two
-        can be relied on. The table: ``count`` and ``proportion``
-        (induction_state, sharp_state), their totals ``proportion_induction`` (induction_state) and
-        ``proportion_sharp`` (sharp_state), ``p_sharp_given_induction``, ``p_induction_given_sharp``. The sweeps, at
-        a fixed ``prefix_from``: ``sweep_sharp_given_induction`` and ``sweep_induction_given_sharp``
-        (copy_threshold, entropy_threshold); with ``sweep_induction_count`` (copy_threshold) and
-        ``sweep_sharp_count`` (entropy_threshold), what they are shares of; and ``sweep_proportion_induction``
-        (copy_threshold, prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads.
-        A share of no heads at all is not 0 but undefined, and given as NaN: its count is then 0. So is the
-        correlation with a score that is the same for every head.
+        ``normalised`` (entropy), ``induction``, ``sharp``, and the induction result's statistics of the first two. The
+        table: ``count`` and ``proportion`` (induction_state, sharp_state), their totals ``proportion_induction``
+        (induction_state) and ``proportion_sharp`` (sharp_state), ``p_sharp_given_induction``,
+        ``p_induction_given_sharp``. The sweeps, at a fixed ``prefix_from``: ``sweep_sharp_given_induction`` and
+        ``sweep_induction_given_sharp`` (copy_threshold, entropy_threshold), with their denominators
+        ``sweep_induction_count`` (copy_threshold) and ``sweep_sharp_count`` (entropy_threshold); and
+        ``sweep_proportion_induction`` (copy_threshold, prefix_threshold). ``correlation`` (score, other_score) is
+        Pearson's over heads. A share of no heads is undefined, and NaN: its count is then 0. So is the correlation with
+        a score that is the same for every head.
 
     Source:
         tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).
@@ -79,14 +78,14 @@ def induction_overlap(
             does not ascend.
 
     Example:
-        >>> found = probes.induction_overlap(probes.repeated_tokens(lens, motif=8, n_sequences=8))
-        >>> int(found["count"].sum()) == found["induction"].size
+        >>> data = probes.induction_overlap(probes.repeated_tokens(lens, motif=8, n_sequences=8))
+        >>> int(data["count"].sum()) == data["induction"].size
         True
     """
     of_kind(induction, "induction", "induction_overlap", "repeated_tokens")
-    normalised = _normalised(induction) if entropy is None else _aligned(induction, entropy)
+    normalised = _normalise(induction) if entropy is None else _align(induction, entropy)
     grids = {"copy_threshold": copy_grid, "entropy_threshold": entropy_grid, "prefix_threshold": prefix_grid}
-    axes = {name: _ascending(name, values) for name, values in grids.items()}
+    axes = {name: _check_grid(name, values) for name, values in grids.items()}
     prefix, copy = induction["prefix_matching"], induction["copy_score"]
     data = xr.Dataset({"prefix_matching": prefix, "copy_score": copy, "normalised": normalised}, coords=axes)
     for name in SCORES[:2]:
@@ -113,7 +112,7 @@ def induction_overlap(
 
 
 def _table(data: xr.Dataset) -> xr.Dataset:
-    """Counts, proportions and both conditional ones."""
+    """Add counts, proportions and both conditional ones."""
     is_induction, is_sharp = data["induction"].values, data["sharp"].values
     count = np.array([[int((a & b).sum()) for b in (is_sharp, ~is_sharp)] for a in (is_induction, ~is_induction)])
     data = data.assign_coords(induction_state=["induction", "other"], sharp_state=["sharp", "other"])
@@ -128,20 +127,20 @@ def _table(data: xr.Dataset) -> xr.Dataset:
 
 
 def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
-    """The same shares at every threshold of the grids."""
+    """Add the same shares at every threshold of the grids."""
     copies = data["copy_score"] >= data["copy_threshold"]
-    found = copies & (data["prefix_matching"] >= prefix_from)
+    induction = copies & (data["prefix_matching"] >= prefix_from)
     sharp = data["normalised"] < data["entropy_threshold"]
     heads = ["layer", "head"]
-    both = (found & sharp).sum(heads).transpose("copy_threshold", "entropy_threshold").values
-    n_found, n_sharp = found.sum(heads).values, sharp.sum(heads).values
+    both = (induction & sharp).sum(heads).transpose("copy_threshold", "entropy_threshold").values
+    n_induction, n_sharp = induction.sum(heads).values, sharp.sum(heads).values
     at = ("copy_threshold", "entropy_threshold")
-    data["sweep_sharp_given_induction"] = (at, _shares(both, n_found[:, None]))
+    data["sweep_sharp_given_induction"] = (at, _shares(both, n_induction[:, None]))
     data["sweep_induction_given_sharp"] = (at, _shares(both, n_sharp[None]))
-    data["sweep_induction_count"] = (("copy_threshold",), n_found)
+    data["sweep_induction_count"] = (("copy_threshold",), n_induction)
     data["sweep_sharp_count"] = (("entropy_threshold",), n_sharp)
-    passed = copies & (data["prefix_matching"] >= data["prefix_threshold"])
-    data["sweep_proportion_induction"] = passed.mean(heads).transpose("copy_threshold", "prefix_threshold")
+    above = copies & (data["prefix_matching"] >= data["prefix_threshold"])
+    data["sweep_proportion_induction"] = above.mean(heads).transpose("copy_threshold", "prefix_threshold")
     return data
 
 
@@ -156,16 +155,16 @@ def _correlations(scores: list[np.ndarray]) -> np.ndarray:
     return _shares(flat @ flat.T, np.outer(length, length))
 
 
-def _normalised(data: xr.Dataset) -> xr.DataArray:
-    """Entropy scaled to 0 … 1 over all heads, as ``head_entropy`` does."""
+def _normalise(data: xr.Dataset) -> xr.DataArray:
+    """Scale entropy to 0 … 1 over all heads, as ``head_entropy`` does."""
     if "entropy" not in data:
         raise InputError("this induction result holds no entropies; give a head_entropy result beside it")
     low, high = float(data["entropy"].min()), float(data["entropy"].max())
     return ((data["entropy"] - low) / ((high - low) or 1.0)).drop_attrs()
 
 
-def _aligned(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
-    """The normalised entropies, if they are of the heads that were tested for induction."""
+def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
+    """Return the normalised entropies, if they are of the heads that were tested for induction."""
     of_kind(entropy, "head_entropy", "induction_overlap")
     for key in ("model", "attention"):
         ours, theirs = induction.attrs.get(key), entropy.attrs.get(key)
@@ -179,7 +178,7 @@ def _aligned(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
     return xr.DataArray(values, dims=("layer", "head"), coords={dim: induction[dim] for dim in ("layer", "head")})
 
 
-def _ascending(name: str, values: Sequence[float]) -> list[float]:
+def _check_grid(name: str, values: Sequence[float]) -> list[float]:
     grid = [float(value) for value in values]
     if not grid or any(not a < b for a, b in pairwise(grid)):
         raise InputError(f"the grid of {name} is {grid}, expected ascending numbers")

@@ -19,7 +19,7 @@ _TOLERANCE = 1e-3
 _BY_QUERY = ("missing", "bound", "applicable", "vacuous", "slack", "alignment", "distance")
 
 Product = Tensor | tuple[Tensor, Tensor]
-"""M (d_model, d_model), or W_Q and W_K (d_model, d_head) whose product W_Q W_Kᵀ it is."""
+"""Matrix M (d_model, d_model), or its factors W_Q and W_K (d_model, d_head), with M = W_Q W_Kᵀ."""
 
 
 class Kernel(NamedTuple):
@@ -27,7 +27,7 @@ class Kernel(NamedTuple):
 
     Attributes:
         log_kernel: (query, key), minus half the squared distance of query and key in the metric of the spectrum.
-        log_tilt: (key,), half the squared length of a key in that metric: what it gets whatever is asked.
+        log_tilt: (key,), half the squared length of a key in that metric: its score for any query.
         weights: (query, key), the softmax of their sum, which is the attention itself.
         bandwidth: (mode,), standard deviation of the kernel along each direction, 1/sqrt of its singular value.
     """
@@ -39,11 +39,11 @@ class Kernel(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """The concentration bound, query by query.
+    """Concentration bound, query by query.
 
     Attributes:
         missing: (query,), 1 minus the weight of the key with the largest truncated score.
-        bound: (query,), what ``missing`` cannot exceed; NaN where a condition fails.
+        bound: (query,), upper bound of ``missing``; NaN where a condition fails.
         applicable: (query,), whether the margin condition holds.
         margin: (query,), difference of the two largest truncated scores.
         vacuous: (query,), whether the bound says nothing: a condition fails, or it is 1 or more.
@@ -65,7 +65,7 @@ class Bound(NamedTuple):
 
 
 def equal_norm_weights(queries: Tensor, keys: Tensor, variance: float) -> tuple[Tensor, Tensor]:
-    """Attention as a Nadaraya-Watson estimator with a Gaussian kernel, and how far that is from exact.
+    """Compute attention as a Nadaraya-Watson estimator with a Gaussian kernel, and how far that is from exact.
 
     Since q·k = (|q|² + |k|² - |q - k|²) / 2, softmax(q·k / variance) is the Gaussian kernel of this variance wherever
     all keys have one length. The scores of a model that scales by the root of its head's width have that root as the
@@ -101,13 +101,13 @@ def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
     Args:
         queries: (query, d_model).
         keys: (key, d_model).
-        product: M, (d_model, d_model), with any scale of the scores in it; or the pair W_Q, W_K, each
-            (d_model, d_head), whose product W_Q W_Kᵀ it is.
+        product: M, (d_model, d_model), with any scale of the scores in it; or its factors W_Q, W_K, each
+            (d_model, d_head), with M = W_Q W_Kᵀ.
 
     Source:
         tsfm-lens paper, equation 1 (S3-NW2).
     """
-    u, s, vt = _decomposed(product)
+    u, s, vt = _svd(product)
     q, k = queries.double() @ u, keys.double() @ vt.T
     log_tilt = 0.5 * (s * k.square()).sum(-1)
     gap = q[:, None] - k[None]
@@ -119,11 +119,11 @@ def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
 def concentration_bound(
     queries: Tensor, keys: Tensor, product: Product, rank: int | None = None, *, beta: float = 1.0
 ) -> Bound:
-    """How much weight can fall outside one key, from the leading singular directions alone.
+    """Bound the weight that can fall outside one key, from the leading singular directions alone.
 
     Args:
         queries, keys, product: see :func:`spectral_kernel`.
-        rank: singular values kept; all that are not zero if None.
+        rank: number of leading singular values; all that are not zero if None.
         beta: inverse temperature of the softmax over the scores.
 
     Source:
@@ -138,20 +138,20 @@ def concentration_bound(
         raise InputError(f"rank is {rank}, expected 1 or more")
     if not beta > 0:
         raise InputError(f"beta is {beta}, expected a number above 0")
-    u, s, vt = _decomposed(product)
-    kept = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
-    q, k = queries.double() @ u[:, :kept], keys.double() @ vt[:kept].T
-    pulled = q * s[:kept]
-    scores, exact = pulled @ k.T, _scores(queries, keys, product)
+    u, s, vt = _svd(product)
+    n_modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
+    q, k = queries.double() @ u[:, :n_modes], keys.double() @ vt[:n_modes].T
+    scaled = q * s[:n_modes]
+    scores, exact = scaled @ k.T, _scores(queries, keys, product)
     top = scores.topk(2, dim=-1)
     best, second = top.indices[:, 0], top.indices[:, 1]
     margin = top.values[:, 0] - top.values[:, 1]
-    tail = s[kept:].square().sum().sqrt()
+    tail = s[n_modes:].square().sum().sqrt()
     allowance = 2 * tail * queries.double().norm(dim=-1).max() * keys.double().norm(dim=-1).max()
     applicable = margin > allowance
     gap = k[best] - k[second]
-    distance, pull = gap.norm(dim=-1), pulled.norm(dim=-1)
-    cosine = (pulled * gap).sum(-1) / (distance * pull).clamp(min=1e-300)
+    distance, pull = gap.norm(dim=-1), scaled.norm(dim=-1)
+    cosine = (scaled * gap).sum(-1) / (distance * pull).clamp(min=1e-300)
     bound = (len(keys) - 1) * torch.exp(-beta * (cosine * distance * pull - allowance))
     weights = torch.softmax(beta * exact, dim=-1)
     missing = 1 - weights.gather(1, best[:, None])[:, 0]
@@ -160,8 +160,8 @@ def concentration_bound(
     return Bound(missing, bound, applicable, margin, vacuous, bound - missing, cosine, distance, beta)
 
 
-def _decomposed(product: Product) -> tuple[Tensor, Tensor, Tensor]:
-    """U, singular values and Vᵀ in float64; of factors without their product."""
+def _svd(product: Product) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute U, singular values and Vᵀ in float64; of factors without their product."""
     if isinstance(product, Tensor):
         return torch.linalg.svd(product.double(), full_matrices=False)
     return core_svd(product[0], product[1].T)
@@ -174,10 +174,10 @@ def _scores(queries: Tensor, keys: Tensor, product: Product) -> Tensor:
 
 
 def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
-    """The cross-attention of every head as kernel regression, with the bound on its concentration.
+    """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
 
     Args:
-        run: the forecast to explain, of exactly one series, and of a model whose cross-attention scores are plain
+        run: the forecast to explain, of exactly one series, from a model whose cross-attention scores are plain
             products of two projections: the T5 family.
         rank: of the concentration bound; see :func:`concentration_bound`.
 
@@ -219,7 +219,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
         for head in range(stack.n_heads):
             product = (weights.W_Q[head].detach(), weights.W_K[head].detach())
             kernel = spectral_kernel(queries, keys, product)
-            found = concentration_bound(queries, keys, product, rank)
+            bound = concentration_bound(queries, keys, product, rank)
             error = float((kernel.weights - pattern[head].double()).abs().max())
             if error > _TOLERANCE:
                 raise InputError(
@@ -234,17 +234,17 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
             off = equal_norm_weights(queries @ product[0], keys @ product[1], 1.0)[1]
             rows["equal_norm_error"].append(off.max())
             for name in _BY_QUERY:
-                rows[name].append(getattr(found, name))
+                rows[name].append(getattr(bound, name))
             rows["error"].append(torch.tensor(error))
     data = _dataset(run, rows)
     source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
-    own = {"series": run.batch.ids[0], "keys": len(hidden[0][1]), **({} if rank is None else {"rank": rank})}
-    data.attrs = run.describe("kernel_regression", "Attention as kernel regression", source, beta=1.0, **own)
+    parameters = {"series": run.batch.ids[0], "keys": len(hidden[0][1]), **({} if rank is None else {"rank": rank})}
+    data.attrs = run.describe("kernel_regression", "Attention as kernel regression", source, beta=1.0, **parameters)
     return data
 
 
 def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For every layer what the cross-attention reads: normed queries, keys, and its pattern, of the one series."""
+    """Return normed queries, keys, and the cross-attention pattern of every layer, of the one series."""
     lens = run.lens
     stack = lens.wiring.output_stack
     source = lens.wiring.stack(next(row.keys_from for row in stack.attentions() if row.keys_from))
@@ -255,29 +255,29 @@ def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
     out = []
     keys = acts[last][0]
     # padded tokens are no keys
-    seen = acts[patterns[0]][0].sum(dim=(0, 1)) > 0
+    visible = acts[patterns[0]][0].sum(dim=(0, 1)) > 0
     for layer in range(stack.n_layers):
         row = stack.attention("cross_attn", layer)
         norm = lens.model.get_submodule(f"{stack.block(layer)}.{row.norm}")
         with torch.no_grad():
             queries = norm.forward(acts[streams[layer]][0])
-        out.append((queries, keys[seen], acts[patterns[layer]][0][..., seen]))
+        out.append((queries, keys[visible], acts[patterns[layer]][0][..., visible]))
     return out
 
 
 def _dataset(run: Run, rows: dict[str, list]) -> xr.Dataset:
     stack = run.lens.wiring.output_stack
 
-    def shaped(name: str) -> np.ndarray:
+    def per_head(name: str) -> np.ndarray:
         return torch.stack(rows[name]).unflatten(0, (stack.n_layers, stack.n_heads)).cpu().numpy()
 
     data = xr.Dataset(
         {
-            "bandwidth": (("layer", "head", "mode"), shaped("bandwidth")),
-            "tilt_share": (("layer", "head"), shaped("tilt_share")),
-            "equal_norm_error": (("layer", "head"), shaped("equal_norm_error")),
-            **{name: (("layer", "head", "query"), shaped(name)) for name in _BY_QUERY},
-            "identity_error": (("layer", "head"), shaped("error")),
+            "bandwidth": (("layer", "head", "mode"), per_head("bandwidth")),
+            "tilt_share": (("layer", "head"), per_head("tilt_share")),
+            "equal_norm_error": (("layer", "head"), per_head("equal_norm_error")),
+            **{name: (("layer", "head", "query"), per_head(name)) for name in _BY_QUERY},
+            "identity_error": (("layer", "head"), per_head("error")),
         },
         coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
     )

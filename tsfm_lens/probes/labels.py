@@ -6,5 +6,5 @@ from tsfm_lens.models.lens import Lens
 
 
 def describe(lens: Lens, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
-    """Kind, title, source, provenance and the probe's parameters; results of runs take ``run.describe``."""
+    """Return kind, title, source, provenance and the probe's parameters; results of runs take ``run.describe``."""
     return {"kind": kind, "title": title, "source": source, **lens.provenance(), **parameters}

@@ -17,7 +17,7 @@ METRICS = ("sMAPE", "MAE", "RMSE")
 
 
 def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Dataset:
-    """Change of the lens forecast's error from each layer to the next.
+    """Compute the change of the lens forecast's error from each layer to the next.
 
     ``gain_l = 100 (m_l - m_{l-1}) / m_{l-1}`` for the errors m of the point forecasts of layers l - 1 and l:
     negative is better. sMAPE is ``100 mean(|x - y| / (|x| + |y|))``. The first step of a token model's decoder, which
@@ -25,8 +25,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
     Args:
         lens_result: from :func:`tsfm_lens.probes.logit_lens`.
-        reference: "truth" measures against what came after the context, "model" against the model's own
-            final forecast.
+        reference: "truth" measures against the values after the context, "model" against the model's own final
+            forecast.
 
     Returns:
         Dataset of kind "layer_gain": ``error`` (metric, layer, series) and ``gain`` (metric, layer, series)
@@ -57,13 +57,13 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         raise InputError(f"reference={reference!r} is not known, choose 'truth' or 'model'")
     forecast, axes = lens_result["point_forecast"].transpose("layer", "series", "step"), ("metric", "layer", "series")
     first = int(lens_result.attrs.get("steps_from", 0))
-    made, wanted = forecast.values, target.transpose("series", "step").values
-    error = _errors(made[..., first:], wanted[..., first:])
+    predictions, targets = forecast.values, target.transpose("series", "step").values
+    error = _errors(predictions[..., first:], targets[..., first:])
     gain = 100 * (error / _before(error) - 1)
     coords = {"metric": list(METRICS), "layer": forecast["layer"], "series": forecast["series"]}
     result = xr.Dataset({"error": (axes, error), "gain": (axes, gain)}, coords=coords)
     if first:
-        result["first_step_error"] = (axes[1:], np.abs(made - wanted)[..., 0])
+        result["first_step_error"] = (axes[1:], np.abs(predictions - targets)[..., 0])
     keep = ("model", "revision", "architecture", "versions", "seed", "horizon")
     result.attrs = {
         "kind": "layer_gain",
@@ -73,10 +73,10 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         **{key: lens_result.attrs[key] for key in keep if key in lens_result.attrs},
     }
     # each layer's forecast may be off by itself
-    off = np.broadcast_to(lens_result.get("rounding", 0.0), wanted.shape[:1])[:, None]
-    turn = np.where(np.arange(wanted.shape[-1]) % 2, 1.0, -1.0)
-    moved = [_errors((made + each)[..., first:], wanted[..., first:]) for each in (off * turn, off + 0 * turn)]
-    doubt = np.fmax(np.abs(moved[0] - error), np.abs(moved[1] - error))
+    off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]
+    turn = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
+    shifts = [_errors((predictions + each)[..., first:], targets[..., first:]) for each in (off * turn, off + 0 * turn)]
+    doubt = np.fmax(np.abs(shifts[0] - error), np.abs(shifts[1] - error))
     floor = np.full(gain.shape, np.nan)
     floor[:, 1:] = doubt[:, 1:] + doubt[:, :-1] * (1 + gain[:, 1:] / 100)
     floor *= 100 / _before(error)
@@ -84,20 +84,20 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
 
 def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """sMAPE in percent, MAE and RMSE of forecasts (layer, series, step), over known steps, (metric, layer, series)."""
+    """Compute sMAPE in percent, MAE and RMSE over known steps, (layer, series, step) -> (metric, layer, series)."""
     deviation = np.abs(forecast - target)
     size = np.abs(forecast) + np.abs(target)
     share = np.divide(deviation, size, out=np.zeros_like(deviation), where=size > 0)
-    known = np.isfinite(deviation)
-    share = np.where(known, share, np.nan)
+    valid = np.isfinite(deviation)
+    share = np.where(valid, share, np.nan)
     with warnings.catch_warnings():
-        # of a series of which nothing is known
+        # a series may have no values at all
         warnings.simplefilter("ignore", RuntimeWarning)
         means = [np.nanmean(each, axis=-1) for each in (share, deviation, deviation**2)]
     return np.stack([100 * means[0], means[1], np.sqrt(means[2])])
 
 
 def _before(error: np.ndarray) -> np.ndarray:
-    """The error of the layer before, NaN where there is none or it is 0."""
+    """Return the error of the layer before, NaN where there is none or it is 0."""
     before = np.concatenate([np.full_like(error[:, :1], np.nan), error[:, :-1]], axis=1)
     return np.where(before > 0, before, np.nan)

@@ -1,4 +1,4 @@
-"""The logits of every value bin, read from the residual stream after every layer."""
+"""Logits of every value bin, read from the residual stream after every layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NORMS = ("frozen", "own")
 
 
 def lens_logits(run: Run) -> xr.Dataset:
-    """The logits themselves, where :func:`tsfm_lens.probes.logit_lens` gives probabilities.
+    """Compute the logits themselves, where :func:`tsfm_lens.probes.logit_lens` gives probabilities.
 
     Args:
         run: the forecast to explain, of a model that forecasts by tokens.
@@ -56,7 +56,7 @@ def lens_logits(run: Run) -> xr.Dataset:
 
 
 def component_logits(run: Run, *, components: Sequence[str] | None = None, norm: str = "frozen") -> xr.Dataset:
-    """The lens on single writes: a map of steps × vocabulary for every head, MLP and the embedding.
+    """Read out single writes: a map of steps × vocabulary for every head, MLP and the embedding.
 
     Args:
         run: the forecast to explain, of a model that forecasts by tokens.
@@ -82,16 +82,16 @@ def component_logits(run: Run, *, components: Sequence[str] | None = None, norm:
         raise InputError(f"norm={norm!r} is not known, choose {' or '.join(map(repr, NORMS))}")
     names, writes, last = writes_and_stream(run)
     words = [str(name) for name in names]
-    wanted = [any(fnmatchcase(word, each) for each in components or ["*"]) for word in words]
+    matches = [any(fnmatchcase(word, each) for each in components or ["*"]) for word in words]
     for each in components or []:
         if not any(fnmatchcase(word, each) for word in words):
             raise unknown_name("component", each, words)
-    chosen = [place for place, want in enumerate(wanted) if want]
+    places = [place for place, match in enumerate(matches) if match]
     whole = last if norm == "frozen" else None
     with torch.no_grad():
         own_readout(run, last)
-        logits = [lens.readout(writes[place], run.encoded, like=whole).float().cpu().numpy() for place in chosen]
-    data = run.dataset().assign_coords(component_coords([names[place] for place in chosen]))
+        logits = [lens.readout(writes[place], run.encoded, like=whole).float().cpu().numpy() for place in places]
+    data = run.dataset().assign_coords(component_coords([names[place] for place in places]))
     data["logit"] = (("component", "series", "step", "token"), np.stack(logits))
     source = "tsfm-lens paper, section 2 (S3-DLA)"
     data.attrs = run.describe("component_logits", "Logits of single components", source, norm=norm)

@@ -19,12 +19,12 @@ from tsfm_lens.probes.logit_lens import logit_lens
 
 __all__ = ["lines_of_thought", "trace_lines"]
 
-_KEPT = ("context", "truth", "native_median", "probability", "value")
+_VARIABLES = ("context", "truth", "native_median", "probability", "value")
 
 
 @dataclass
 class _Line:
-    """One line of one layer: where its modes are, how wide they are to a side and what they weigh.
+    """Line of one layer: where its modes are, how wide they are to a side and what they weigh.
 
     All (step,); NaN, 0 and 0 where it has none.
     """
@@ -50,13 +50,13 @@ class _Line:
 
     @property
     def spurious(self) -> bool:
-        """Neither continuous with the context nor there in the last layer."""
+        """Line that is neither continuous with the context nor there in the last layer."""
         return not self.continuous and not self.survives
 
 
 @dataclass(frozen=True)
 class _Rules:
-    """The parameters of :func:`trace_lines`, checked."""
+    """Parameters of :func:`trace_lines`, checked."""
 
     smooth: float
     height: float
@@ -94,8 +94,8 @@ def lines_of_thought(
 ) -> xr.Dataset:
     """Follow the modes of every layer's logit map along the forecast, and through depth.
 
-    The paper calls spurious those trajectories in the maps of early layers that are often infeasible, for example not
-    continuous with the context, and that deeper layers wash out. It gives no algorithm; this is one.
+    The paper calls trajectories in the maps of early layers spurious if they are often infeasible, for example not
+    continuous with the context, and if deeper layers wash them out. It gives no algorithm; this is one.
 
     Args:
         run: the forecast to explain, of a token model.
@@ -126,7 +126,7 @@ def lines_of_thought(
         raise InputError(
             f"{lens.model_id} forecasts token ids, whose neighbours mean nothing; lines of thought need bins of values"
         )
-    return _traced(logit_lens(run), rules)
+    return _trace(logit_lens(run), rules)
 
 
 def trace_lines(
@@ -141,18 +141,20 @@ def trace_lines(
     min_steps: int = 2,
     overlap: float = 0.5,
 ) -> xr.Dataset:
-    """Lines of thought in logit maps that are there already.
+    """Trace lines of thought in logit maps that are there already.
 
-    A *mode* is a peak of the distribution over bins, smoothed a little; it weighs what lies between the lowest points
-    to its neighbours, and is as wide as the peak at half its prominence. Its height is judged against that of the
-    highest mode, since with fine bins a broad mode is low in every single bin. Two modes are *within reach* if they are
-    no further apart than the largest step that the context ever takes, times ``jump``, plus half the width of the wider
-    one. A *line* joins modes of successive steps that are within reach, the nearest first over all. A line is
-    *continuous* if it begins at the first step within reach of the last known value, or later, within reach of a
-    continuous line's place one step earlier. Two lines of different layers are *at the same place* if they share at
-    least the part ``overlap`` of the shorter one's steps, and are within reach there on average. A line is *spurious*
-    if it is not continuous and no line of the last layer is at its place. A *thread* joins lines of successive layers
-    at the same place, one to one, nearest first.
+    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is the probability between the
+      lowest points towards its neighbours, and its width is that of the peak at half its prominence. Heights are
+      relative to the highest mode, since with fine bins a broad mode is low in every single bin.
+    - Two modes are *within reach* if they are no further apart than the context's largest step times ``jump``, plus
+      half the width of the wider one.
+    - A *line* joins modes of successive steps that are within reach, the nearest first over all.
+    - A line is *continuous* if it begins at the first step within reach of the last context value, or later, within
+      reach of a continuous line's place one step earlier.
+    - Two lines of different layers are *at the same place* if they share at least the part ``overlap`` of the shorter
+      one's steps, and are within reach there on average.
+    - A line is *spurious* if it is not continuous and no line of the last layer is at its place.
+    - A *thread* joins lines of successive layers at the same place, one to one, nearest first.
 
     Args:
         maps: of kind "logit_lens" of a token model.
@@ -171,7 +173,7 @@ def trace_lines(
         ``mean_value`` (data units), ``mass`` (mean over all steps), ``continuous``, ``survives`` (a line of the last
         layer is at its place), ``spurious``, ``thread``, and ``birth`` and ``death``, the thread's first and last
         layer. ``path`` and ``path_mass`` (line, step), NaN and 0 at steps without a mode; ``largest_step`` (series),
-        that of the context times ``jump``, at least one bin, in data units. The maps themselves are kept.
+        that of the context times ``jump``, at least one bin, in data units. The maps themselves are included.
 
     Source:
         tsfm-lens paper, section 2.3 and figure 1C, in words.
@@ -183,10 +185,10 @@ def trace_lines(
         >>> probes.trace_lines(probes.logit_lens(run)).sizes["line"] > 1
         True
     """
-    return _traced(maps, _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap))
+    return _trace(maps, _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap))
 
 
-def _traced(maps: xr.Dataset, rules: _Rules) -> xr.Dataset:
+def _trace(maps: xr.Dataset, rules: _Rules) -> xr.Dataset:
     if "probability" not in of_kind(maps, "logit_lens", "trace_lines"):
         raise InputError(
             "lines of thought are traced in the logit_lens of a token model; this is one without probabilities"
@@ -197,22 +199,22 @@ def _traced(maps: xr.Dataset, rules: _Rules) -> xr.Dataset:
     largest = np.array([rules.jump * _largest_step(c, v) for c, v in zip(context, values, strict=True)])
     lines: list[_Line] = []
     for series in range(n_series):
-        known = context[series][np.isfinite(context[series])]
+        finite = context[series][np.isfinite(context[series])]
         layers = [_lines(one[series], values[series], largest[series], rules) for one in probability]
-        for layer, found in enumerate(layers):
-            for line in found:
+        for layer, layer_lines in enumerate(layers):
+            for line in layer_lines:
                 line.layer, line.series = layer, series
                 line.survives = any(
                     np.isfinite(_apart(line, end, largest[series], rules.overlap)) for end in layers[-1]
                 )
-            _mark_continuous(found, known[-1], largest[series])
+            _mark_continuous(layer_lines, finite[-1], largest[series])
         first = max((line.thread + 1 for line in lines), default=0)
         _mark_threads(layers, largest[series], rules.overlap, first)
-        lines += [line for found in layers for line in found]
-    data = maps[[name for name in _KEPT if name in maps]]
+        lines += [line for layer_lines in layers for line in layer_lines]
+    data = maps[[name for name in _VARIABLES if name in maps]]
     data["largest_step"] = (("series",), largest, {"units": "data units"})
-    data = _counted(data, lines, (n_layers, n_series), steps)
-    data = _tabled(data, lines, steps)
+    data = _add_counts(data, lines, (n_layers, n_series), steps)
+    data = _add_table(data, lines, steps)
     keep = {key: value for key, value in maps.attrs.items() if key not in ("readout",)}
     settings = {name: getattr(rules, name) for name in _Rules.__dataclass_fields__}
     title, source = "Lines of thought", "tsfm-lens paper, section 2.3 and figure 1C"
@@ -221,67 +223,67 @@ def _traced(maps: xr.Dataset, rules: _Rules) -> xr.Dataset:
 
 
 def _largest_step(context: np.ndarray, values: np.ndarray) -> float:
-    """The largest difference of neighbouring context values, and at least the width of a bin."""
+    """Return the largest difference of neighbouring context values, and at least the width of a bin."""
     differences = np.abs(np.diff(context))
-    known = differences[np.isfinite(differences)]
-    return max(float(known.max()) if len(known) else 0.0, float(np.diff(np.sort(values)).min()))
+    finite = differences[np.isfinite(differences)]
+    return max(float(finite.max()) if len(finite) else 0.0, float(np.diff(np.sort(values)).min()))
 
 
 def _modes(
     probability: np.ndarray, values: np.ndarray, largest: float, rules: _Rules
 ) -> list[tuple[float, float, float]]:
-    """Value, half width and weight of each mode of one distribution over bins."""
+    """Return value, half width and weight of each mode of one distribution over bins."""
     # padding lets a mode in the first or last bin count
     bin_width = (values[-1] - values[0]) / (len(values) - 1)
     blur = rules.smooth * largest / (rules.jump * bin_width)
-    shown = gaussian_filter1d(probability.astype(float), blur, mode="constant") if blur > 0 else probability
-    padded, top = np.pad(shown, 1), shown.max()
+    density = gaussian_filter1d(probability.astype(float), blur, mode="constant") if blur > 0 else probability
+    padded, top = np.pad(density, 1), density.max()
     height, prominence = rules.height * top, rules.prominence * top
-    found, _ = find_peaks(padded, height=height, distance=rules.distance, prominence=prominence)
-    if not len(found):
+    peaks, _ = find_peaks(padded, height=height, distance=rules.distance, prominence=prominence)
+    if not len(peaks):
         return []
-    _, _, left, right = peak_widths(padded, found)
+    _, _, left, right = peak_widths(padded, peaks)
     places = np.arange(-1, len(values) + 1)
     edges = np.interp([left - 1, right - 1], places[1:-1], values)
-    valleys = [a + int(np.argmin(shown[a:b])) for a, b in pairwise(found - 1)]
+    valleys = [a + int(np.argmin(density[a:b])) for a, b in pairwise(peaks - 1)]
     weights = np.add.reduceat(probability, [0, *valleys])
-    return list(zip(values[found - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
+    return list(zip(values[peaks - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
 
 
 def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: _Rules) -> list[_Line]:
-    """The lines of one layer's map (step, bin)."""
+    """Join the modes of one layer's map (step, bin) to lines."""
     steps = len(probability)
     lines: list[_Line] = []
     for step in range(steps):
         modes = _modes(probability[step], values, largest, rules)
-        going = [line for line in lines if line.last >= step - 1 - rules.gap]
-        cost = np.full((len(going), len(modes)), np.inf)
-        for (one, line), (other, (place, width, _)) in product(enumerate(going), enumerate(modes)):
+        open_lines = [line for line in lines if line.last >= step - 1 - rules.gap]
+        cost = np.full((len(open_lines), len(modes)), np.inf)
+        for (one, line), (other, (place, width, _)) in product(enumerate(open_lines), enumerate(modes)):
             distance = abs(line.path[line.last] - place)
             if distance <= largest * (step - line.last) + max(line.width[line.last], width):
                 cost[one, other] = distance
-        taken = {other: going[one] for one, other in _nearest(cost)}
+        matches = {other: open_lines[one] for one, other in _nearest(cost)}
         for number, mode in enumerate(modes):
-            line = taken.get(number) or _Line(-1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps))
-            if number not in taken:
+            line = matches.get(number) or _Line(-1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps))
+            if number not in matches:
                 lines.append(line)
             line.path[step], line.width[step], line.mass[step] = mode
     return [line for line in lines if np.isfinite(line.path).sum() >= rules.min_steps]
 
 
 def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
-    """As many pairs (row, column) of finite cost as there can be, and of these the cheapest in all."""
-    allowed = np.isfinite(cost)
-    if not allowed.any():
+    """Pair rows and columns: as many pairs of finite cost as there can be, of these the cheapest in all."""
+    finite = np.isfinite(cost)
+    if not finite.any():
         return []
     # dearer than all that is allowed together
-    never = 1.0 + 2.0 * float(cost[allowed].sum())
-    rows, columns = linear_sum_assignment(np.where(allowed, cost, never))
-    return [(int(a), int(b)) for a, b in zip(rows, columns, strict=True) if allowed[a, b]]
+    never = 1.0 + 2.0 * float(cost[finite].sum())
+    rows, columns = linear_sum_assignment(np.where(finite, cost, never))
+    return [(int(a), int(b)) for a, b in zip(rows, columns, strict=True) if finite[a, b]]
 
 
 def _mark_continuous(lines: Sequence[_Line], last_value: float, largest: float) -> None:
-    """Lines that begin at the context's end, or branch off one that does."""
+    """Mark lines that begin at the context's end, or branch off one that does."""
     for line in sorted(lines, key=lambda each: each.start):
         begin, width = line.path[line.start], line.width[line.start]
         if line.start == 0:
@@ -296,7 +298,7 @@ def _mark_continuous(lines: Sequence[_Line], last_value: float, largest: float) 
 
 
 def _apart(one: _Line, other: _Line, largest: float, overlap: float) -> float:
-    """Mean distance of two lines over the steps that both have; infinite if they are not at the same place."""
+    """Return the mean distance of two lines over common steps; infinite if they are not at the same place."""
     both = np.isfinite(one.path) & np.isfinite(other.path)
     shorter = min(int(np.isfinite(line.path).sum()) for line in (one, other))
     if not both.any() or both.sum() < overlap * shorter:
@@ -307,21 +309,21 @@ def _apart(one: _Line, other: _Line, largest: float, overlap: float) -> float:
 
 
 def _mark_threads(layers: Sequence[Sequence[_Line]], largest: float, overlap: float, first: int) -> None:
-    """Number the threads, from ``first`` on."""
+    """Give each thread a number, from ``first`` on."""
     before: Sequence[_Line] = []
-    for found in layers:
-        cost = np.full((len(before), len(found)), np.inf)
-        for (one, line), (other, next_line) in product(enumerate(before), enumerate(found)):
+    for layer_lines in layers:
+        cost = np.full((len(before), len(layer_lines)), np.inf)
+        for (one, line), (other, next_line) in product(enumerate(before), enumerate(layer_lines)):
             cost[one, other] = _apart(line, next_line, largest, overlap)
         for one, other in _nearest(cost):
-            found[other].thread = before[one].thread
-        for line in found:
+            layer_lines[other].thread = before[one].thread
+        for line in layer_lines:
             if line.thread < 0:
                 line.thread, first = first, first + 1
-        before = found
+        before = layer_lines
 
 
-def _counted(data: xr.Dataset, lines: Sequence[_Line], shape: tuple[int, int], steps: int) -> xr.Dataset:
+def _add_counts(data: xr.Dataset, lines: Sequence[_Line], shape: tuple[int, int], steps: int) -> xr.Dataset:
     count, spurious, mass = np.zeros(shape, dtype=int), np.zeros(shape, dtype=int), np.zeros(shape)
     for line in lines:
         at = (line.layer, line.series)
@@ -333,8 +335,8 @@ def _counted(data: xr.Dataset, lines: Sequence[_Line], shape: tuple[int, int], s
     return data.assign(count=(where, count), spurious_count=(where, spurious), spurious_mass=(where, mass))
 
 
-def _tabled(data: xr.Dataset, lines: Sequence[_Line], steps: int) -> xr.Dataset:
-    """One entry a line."""
+def _add_table(data: xr.Dataset, lines: Sequence[_Line], steps: int) -> xr.Dataset:
+    """Add one entry a line."""
     layers, series = data["layer"].values, data["series"].values
     ends: dict[int, tuple[int, int]] = {}
     for line in lines:

@@ -41,10 +41,10 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
         ``quantile_forecast`` and its median as ``point_forecast``; models with a distribution head: its mean,
         as the one entry of ``quantile_forecast`` (``attrs["statistic"]`` tells). All forecasts are in data
         units. The last layer is the model's own output, a token model's along the run's path; ``native_median`` is the
-        median of the library's own forecast. ``rounding`` (series) is what that may do to a forecast, in data units.
+        median of the library's own forecast. ``rounding`` (series) bounds its rounding error, in data units.
 
     Raises:
-        InputError: the horizon is longer than one pass of the model, or hooks change what is behind the last block.
+        InputError: the horizon is longer than one pass of the model, or hooks change the model behind the last block.
         WiringError: the readout of the last layer is not the model's own forecast, by more than rounding.
 
     Example:
@@ -63,7 +63,7 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
 
 
 def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
-    """Names and residual streams (series, pos, d_model) before the first and after every block."""
+    """Return names and residual streams (series, pos, d_model) before the first and after every block."""
     stack = run.lens.wiring.output_stack
     dot = f"{stack.name}." if stack.name else ""
     points = [f"{dot}hook_embed", *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers))]
@@ -116,7 +116,7 @@ def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Data
 
 
 def count_peaks(probability: np.ndarray) -> np.ndarray:
-    """Modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02, two bins apart.
+    """Count modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02, two bins apart.
 
     Example:
         >>> int(probes.count_peaks(np.array([0.5, 0.0, 0.0, 0.0, 0.5])))
@@ -125,12 +125,12 @@ def count_peaks(probability: np.ndarray) -> np.ndarray:
     flat = probability.reshape(-1, probability.shape[-1])
     # padding lets a mode in the first or last bin count
     padded = np.pad(flat, ((0, 0), (1, 1)))
-    found = [len(find_peaks(row, height=PEAK_HEIGHT, distance=PEAK_DISTANCE)[0]) for row in padded]
-    return np.array(found, dtype=int).reshape(probability.shape[:-1])
+    counts = [len(find_peaks(row, height=PEAK_HEIGHT, distance=PEAK_DISTANCE)[0]) for row in padded]
+    return np.array(counts, dtype=int).reshape(probability.shape[:-1])
 
 
 def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[float]) -> np.ndarray:
-    """Quantiles of distributions over value bins.
+    """Compute quantiles of distributions over value bins.
 
     Args:
         probability: (series, step, bin), need not sum to 1 (mass on special tokens is left out).
@@ -148,6 +148,6 @@ def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[
     cumulative /= cumulative[..., -1:]
     out = np.empty((probability.shape[0], len(levels), probability.shape[1]))
     for index, level in enumerate(levels):
-        reached = np.argmax(cumulative >= level - 1e-12, axis=-1)
-        out[:, index] = np.take_along_axis(values, reached, axis=-1)
+        first = np.argmax(cumulative >= level - 1e-12, axis=-1)
+        out[:, index] = np.take_along_axis(values, first, axis=-1)
     return out

@@ -21,7 +21,7 @@ _DEVIATION = float(np.sqrt(np.pi / 2 - 1))  # standard deviation of a normal's a
 
 
 def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
-    """How close a forecast is to repeating its context at a lag, and to the naive parrot.
+    """Measure how close a forecast is to repeating its context at a lag, and to the naive parrot.
 
     Args:
         run: the forecast to explain; the median of the library's own is used.
@@ -34,8 +34,8 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         error; ``parrot_error`` (series), the same difference from what followed the best earlier match of the last
         ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins; ``forecast`` and ``parrot``
         (series, step). NaN where a context is too short or constant. For both errors what
-        :func:`tsfm_lens.probes.findings.judge` adds: one that does not stand out of its floor, how far forecasts are
-        apart in which nothing was changed, is a copy but for noise.
+        :func:`tsfm_lens.probes.findings.judge` adds. The floor is the distance of two forecasts of the unchanged model:
+        a forecast whose error does not stand out of it is a copy but for noise.
 
     Source:
         tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; the naive parrot copies what followed
@@ -58,17 +58,17 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     scales = np.array([spread_of(values) for values in batch.values])
     for row, values in enumerate(batch.values):
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
-        found = naive_parrot(values, steps, motif)
-        if found is not None:
-            parrots[row], matches[row] = found
+        parrot = naive_parrot(values, steps, motif)
+        if parrot is not None:
+            parrots[row], matches[row] = parrot
     best = np.array([best_lag(values, row) for values, row in zip(batch.values, forecast, strict=True)])
-    copied = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
+    copy_errors = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
     data = run.dataset().assign_coords(lag=np.arange(1, longest))
     data["forecast"] = (("series", "step"), forecast)
     data["parrot"] = (("series", "step"), parrots)
     data["lag_error"] = (("series", "lag"), errors)
     data["best_lag"] = (("series",), np.where(best > 0, best, np.nan).astype(float))
-    data["copy_error"] = (("series",), copied)
+    data["copy_error"] = (("series",), copy_errors)
     data["parrot_error"] = (("series",), np.abs(forecast - parrots).mean(axis=-1) / scales)
     data["parrot_match"] = (("series",), matches)
     source = "tsfm-lens paper, sections 4 and 5"
@@ -80,7 +80,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
 
 
 def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.Dataset:
-    """How much attention every head pays to the tokens that lie a lag, or a multiple of it, before what it forecasts.
+    """Measure every head's attention to the tokens that lie a lag, or a multiple of it, before its forecast.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -90,9 +90,9 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
-        ``chance``, the share of the context's tokens that a query may see that are such, averaged over queries,
-        which an even spread would pay; ``vacuous``, whether all of them are such, so that the mass says nothing: so it
-        is where one token forecasts as many steps as the lag or more (Chronos-Bolt).
+        ``chance``, the mass of an even spread: such tokens' share of the context's tokens that a query may see, mean
+        over queries; ``vacuous``, whether all of them are such tokens, so that the mass says nothing, as where one
+        token forecasts as many steps as the lag or more (Chronos-Bolt).
 
     Raises:
         InputError: lag below 1 or width below 0.
@@ -127,20 +127,20 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
         },
         coords={"layer": maps["layer"], "head": maps["head"]},
     )
-    own = {"kind": "lag_attention", "title": f"Attention at lag {lag}", "lag": lag, "width": width}
-    data.attrs = {**maps.attrs, **own}
+    facts = {"kind": "lag_attention", "title": f"Attention at lag {lag}", "lag": lag, "width": width}
+    data.attrs = {**maps.attrs, **facts}
     return data
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
-    """Mean absolute difference of a forecast from the context repeated at every lag.
+    """Compute the mean absolute difference of a forecast from the context repeated at every lag.
 
     Args:
         context: (time,), NaN where missing.
         forecast: (step,).
 
     Returns:
-        (time - 1,), for lags 1, 2, …; NaN where all that would be copied is missing.
+        (time - 1,), for lags 1, 2, …; NaN where all values to copy are missing.
     """
     steps = np.arange(len(forecast))
     out = np.full(len(context) - 1, np.nan)
@@ -157,10 +157,10 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
     Args:
         context: (time,).
         horizon: steps.
-        motif: steps to match; matches are compared after taking off each stretch's mean.
+        motif: steps to match; matches are compared after subtracting each stretch's mean.
 
     Returns:
-        The forecast (step,), and how many steps before the end the copied part begins; None if the context has
+        The forecast (step,), and the number of steps before the end at which the copy begins; None if the context has
         no earlier stretch of that length.
     """
     latest = len(context) - motif
@@ -179,21 +179,24 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
-    """The shortest lag at which a forecast copies its context as well as at any, beyond what chance explains.
+    """Find the shortest lag at which a forecast copies its context as well as at any, within chance.
 
-    Every multiple of a period is a copy as good as the period, and of many noisy copies some long one is the best by
-    chance. So a lag is kept if its last copy is worse than the best one by no more than noise of that size explains.
-    Among those, the lag is chosen at which the mean of all earlier copies comes closest to both the forecast and the
-    later half of the context, since that mean blurs unless the lag is a period (a straight line through the context is
-    taken off first); then its shortest divisor that is not significantly worse, step by step.
+    Every multiple of a period gives a copy as good as the period, and of many noisy copies some long one is the best by
+    chance. So the search has three steps:
+
+    1. Candidates are lags whose last copy is worse than the best one by no more than noise of that size explains.
+    2. The best candidate is the one at which the mean of all earlier copies comes closest to both the forecast and the
+       later half of the context, each less a straight line through the context. That mean blurs unless the lag is a
+       period.
+    3. The result is the best candidate's shortest divisor that is not significantly worse, step by step.
 
     Args:
         context: (time,), NaN where missing.
         forecast: (step,).
 
     Returns:
-        The lag; 0 if the context is constant or has no value to copy. Where only lags above half of the context are
-        left, the one with the smallest error.
+        The lag; 0 if the context is constant or has no value to copy. Where only lags above half of the context
+        remain, the one with the smallest error.
 
     Source:
         Stellingwerf 1978 (folding at trial periods); de Cheveigne and Kawahara 2002 (the shortest period of equals).
@@ -203,11 +206,11 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
         return 0
     lags = np.arange(1, len(context))
     rare = _LEVEL / len(context)
-    copied = np.minimum(lags, len(forecast))
-    # the best is the smallest of many, and each is held against it
-    allowed = norm.isf(rare / len(context)) * _DEVIATION * np.sqrt(2 / copied)
+    lengths = np.minimum(lags, len(forecast))
+    # the best is the smallest of many, and each is compared with it
+    tolerance = norm.isf(rare / len(context)) * _DEVIATION * np.sqrt(2 / lengths)
     rounding = 64 * np.finfo(float).eps * np.nanmax(np.abs(context))
-    alike = lags[errors <= np.nanmin(errors) * (1 + allowed) + rounding]
+    alike = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]
     alike = alike[alike <= len(context) // 2]
     if not len(alike):
         return int(np.nanargmin(errors)) + 1
@@ -221,16 +224,16 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
 
 
 def _without_line(context: np.ndarray, forecast: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both less the straight line that fits the context best."""
-    known = np.flatnonzero(np.isfinite(context))
-    line = np.polyfit(known, context[known], 1)
+    """Subtract from both the straight line that fits the context best."""
+    times = np.flatnonzero(np.isfinite(context))
+    line = np.polyfit(times, context[times], 1)
     time = np.arange(len(context) + len(forecast))
     straight = np.polyval(line, time)
     return context - straight[: len(context)], forecast - straight[len(context) :]
 
 
 def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) -> np.ndarray:
-    """Distance of the later half of the context and of the forecast from the mean of all earlier copies at each lag.
+    """Compute distances of later half and forecast from the mean of all earlier copies at each lag.
 
     Returns:
         (lag, time): first the half of the context, then the forecast.
@@ -245,15 +248,15 @@ def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) ->
         for back in range(int(lag), length + int(lag), int(lag)):
             usable = (at >= back) & (at - back < length)
             copy = np.where(usable, context[np.where(usable, at - back, 0)], np.nan)
-            known = np.isfinite(copy)
-            total[known] += copy[known]
-            count += known
+            finite = np.isfinite(copy)
+            total[finite] += copy[finite]
+            count += finite
         mean = np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0)
         out[row] = np.abs(whole[half:] - mean)
     return out
 
 
 def spread_of(context: np.ndarray) -> float:
-    """Standard deviation of a context, NaN if it is constant or has no value."""
+    """Compute the standard deviation of a context, NaN if it is constant or has no value."""
     spread = float(np.nanstd(context)) if np.isfinite(context).any() else 0.0
     return spread if spread > 0 else np.nan

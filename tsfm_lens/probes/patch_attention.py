@@ -14,9 +14,9 @@ __all__ = ["patch_attention"]
 
 
 def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
-    """A matrix a head, forecast tokens × context tokens, its stable rank, and the patch that it reads most.
+    """Compute a matrix a head, forecast × context tokens, its stable rank, and the patch that it reads most.
 
-    Beyond one pass of a model that reads its forecast again, every pass gives its rows, and keys are places in the
+    Beyond one pass of a model that reads its forecast again, every pass has its own rows, and keys are places in the
     window that the pass reads, as in the paper.
 
     Args:
@@ -43,12 +43,12 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         ('layer', 'head', 'query', 'key')
     """
     maps = rollout_maps(run, kind=kind, keys="window")
-    chosen, stack = str(maps.attrs["attention"]), str(maps.attrs["stack"])
+    attention, stack = str(maps.attrs["attention"]), str(maps.attrs["stack"])
     data = run.dataset().assign_coords(quantile=list(run.forecast.levels))
     data["quantile_forecast"] = (("series", "quantile", "step"), run.forecast.quantiles)
     data["attention"] = maps["attention"].transpose("layer", "head", "query", "key")
     data["entropy"] = maps["entropy"]
-    spectra = head_spectra(run.lens, kind=chosen, stack=stack, products=["QK"])
+    spectra = head_spectra(run.lens, kind=attention, stack=stack, products=["QK"])
     data["stable_rank"] = spectra["stable_rank"].sel(product="QK", drop=True).sel(layer=maps["layer"])
     # special tokens cover no time, so that none of them can be marked in a series
     timed = np.flatnonzero([not str(word) for word in maps["key_special"].values])
@@ -63,6 +63,6 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         "Attention between forecast and context tokens",
         "tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK)",
         stack=stack,
-        attention=chosen,
+        attention=attention,
     )
     return data

@@ -1,4 +1,4 @@
-"""Activation patching: put activations of one run into another, and see how much of its forecast comes along."""
+"""Activation patching: activations of one run put into another, and the share of the forecast that they recover."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def activation_patching(
     """Patch every place and token position of a clean run into the corrupted one, or the other way round.
 
     The corruption should keep a series' mean and scale: models normalise each series by its own, which no patch
-    carries over. What a component does alike on both series recovers nothing, however much the forecast needs it: a
-    head that marks positions is found by ablation, and not by patching.
+    carries over. A component that does the same on both series recovers nothing, however much the forecast needs it.
+    Ablation finds a head that marks positions, and patching does not.
 
-    In rollouts, activations of the same pass and position are put in, in every pass; a group of positions is then what
-    covers the same steps, so that it stays in its place when the context is encoded anew.
+    In rollouts every pass takes activations of the same pass and position. A group of positions is then the tokens that
+    cover the same steps, so that it stays in its place when the context is encoded anew.
 
     Args:
         clean: the run to explain.
-        corrupted: a run of the same series with something taken away, of equal lengths (see
+        corrupted: a run of the same series with something removed, of equal lengths (see
             :mod:`tsfm_lens.data.corruption`), made as the clean one is. In single forwards of a token model both
             decoders follow the path of the run that is patched.
         at: "stream" (residual stream before each layer, and after the last), "branches", "heads", or names and globs
@@ -76,8 +76,8 @@ def activation_patching(
         UnknownNameError: no such place.
 
     Example:
-        >>> found = probes.activation_patching(run, corrupted, positions="all")
-        >>> dict(found["recovered"].sizes)
+        >>> data = probes.activation_patching(run, corrupted, positions="all")
+        >>> dict(data["recovered"].sizes)
         {'component': 4, 'position': 1, 'series': 1}
     """
     places = places_of(clean.lens, at, stack)
@@ -95,7 +95,7 @@ def activation_patching(
 
 
 def patches(pair: Contrast, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
-    """One variant a place and group of positions (None: all), places first."""
+    """Return one variant a place and group of positions (None: all), places first."""
     return [Variant(str(place.target), (_patch(pair, place, group),)) for place in places for group in groups]
 
 
@@ -113,7 +113,7 @@ def _patch(pair: Contrast, place: Place, group: list[int] | None) -> Interventio
 def grid_of(
     pair: Contrast, places: Sequence[Place], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
-    """Token groups of the places' stack, [None] for all tokens at once, and their coordinates.
+    """Return token groups of the places' stack, [None] for all tokens at once, and their coordinates.
 
     Raises:
         InputError: places of several stacks while positions are told apart.
@@ -135,7 +135,7 @@ def grid_of(
 
 @dataclass(frozen=True, eq=False)
 class _PatchSteps:
-    """In every pass of a rollout, replace the tokens that cover some steps by those of another run.
+    """Replacement of the tokens that cover some steps, in every pass of a rollout, by those of another run.
 
     Attributes:
         start, stop: steps from the forecast start; a token belongs to them with its middle.
@@ -152,13 +152,13 @@ class _PatchSteps:
     by_place: ClassVar[bool] = True
 
     def change(self, point: Point) -> Change:
-        """The stored value where a token belongs to the steps."""
+        """Return a function that takes the stored value where a token belongs to the steps."""
         whole = PatchFrom(self.target, self.source).change(point)
         spans_at = self.source.spans_at
         assert spans_at is not None
         first = self.source.calls(point.name)[0].value.shape[1]
 
-        def patched(value: Tensor, state: RunState) -> Tensor:
+        def patch(value: Tensor, state: RunState) -> Tensor:
             offset = state.offset.get(point.stack, 0)
             spans = spans_at(point.stack, state.step, offset, value.shape[1], first)
             tokens = zip(spans.start, spans.stop, spans.special, strict=True)
@@ -171,4 +171,4 @@ class _PatchSteps:
             mask = torch.tensor(inside, device=value.device).reshape(1, -1, *[1] * (value.ndim - 2))
             return torch.where(mask, whole(value, state), value)
 
-        return patched
+        return patch

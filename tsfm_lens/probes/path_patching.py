@@ -1,4 +1,4 @@
-"""Path patching: what one component does through another, with every other path held."""
+"""Path patching: effect of one component through another, with every other path held."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = ["path_patching"]
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
 OUTPUT = "output"
 _INPUTS = ("all", "q", "k", "v")
-# senders that are run together at least, numbers up to which more of them are, and paths gathered before they are run
-_SENDERS, _NUMBERS, _GATHERED = 16, 2**24, 256
+# least senders run together, numbers in memory up to which more of them are, and most paths gathered before a run
+_SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
 
 
 def path_patching(
@@ -44,23 +44,23 @@ def path_patching(
 ) -> xr.Dataset:
     """Patch the path from each sender to each receiver.
 
-    First the sender is patched from the source run while every later branch, attention and MLP alike, is held at the
-    base run's write, and what each receiver would then compute is kept. Then only the receiver is set to that, and all
-    behind it is free. (Wang et al. hold attention only and let MLPs compute anew, so their paths include those.)
+    First the sender is patched from the source run, while every later branch, attention and MLP alike, is held at the
+    base run's write. Each receiver's activation under this change is recorded. Then only the receiver is set to that
+    activation, and all behind it is free. (Wang et al. hold attention only, and their paths include MLPs.)
 
-    What a sender does alike on both series passes no difference on, so that no path out of it is found, however much
-    the forecast needs it: in planted Chronos models those of a head that marks the last period.
+    A sender that does the same on both series passes no difference on. No path out of it is found, however much the
+    forecast needs it: in planted Chronos models those of a head that marks the last period.
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`.
         senders: heads and branches; the heads and MLPs of the stack that is read out if None.
         receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
-        via: the input of receiving heads that hears the sender: "all", "q", "k" or "v".
+        via: the input of receiving heads that changes: "all", "q", "k" or "v".
         progress: called with (done, of), in senders.
 
     Returns:
         Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation
-        patching, with what is added there, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+        patching, with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
@@ -70,8 +70,8 @@ def path_patching(
         UnknownNameError: no such component.
 
     Example:
-        >>> found = probes.path_patching(run, corrupted, senders=["decoder.0.mlp"], receivers=["output"])
-        >>> dict(found["recovered"].sizes)
+        >>> data = probes.path_patching(run, corrupted, senders=["decoder.0.mlp"], receivers=["output"])
+        >>> dict(data["recovered"].sizes)
         {'sender': 1, 'receiver': 1, 'series': 1}
     """
     if via not in _INPUTS:
@@ -79,9 +79,9 @@ def path_patching(
     lens = clean.lens
     default: list[str | Component] = list(writers(lens.wiring))
     froms = places_of(lens, default if senders is None else listed(senders, "senders"))
-    asked = [*default, OUTPUT] if receivers is None else listed(receivers, "receivers")
-    to_output = OUTPUT in asked
-    inner = [receiver for receiver in asked if receiver != OUTPUT]
+    targets = [*default, OUTPUT] if receivers is None else listed(receivers, "receivers")
+    to_output = OUTPUT in targets
+    inner = [receiver for receiver in targets if receiver != OUTPUT]
     tos = places_of(lens, inner) if inner else []
     if via != "all":
         tos = [place for place in tos if place.head is not None] if receivers is None else tos
@@ -93,20 +93,20 @@ def path_patching(
     variants: list[Variant] = []
 
     def run_paths() -> None:
-        """Run what has been gathered, so that no more than that is held."""
+        """Run the gathered paths, so that no more than that are held."""
         if edges:
             forecasts[tuple(zip(*edges, strict=True))] = point_forecasts(pair.base, variants)
         edges.clear()
         variants.clear()
 
-    for row, (sender, direct, heard) in enumerate(heard_by(pair, froms, tos, via)):
+    for row, (sender, direct, receiver_acts) in enumerate(heard_by(pair, froms, tos, via)):
         later = set(later_branches(lens.wiring, component_at(sender)))
-        reached = [column for column, place in enumerate(tos) if branch_at(place) in later]
-        edges += [(row, column) for column in reached]
-        variants += [Variant("path", (_receive(tos[column], heard, via),)) for column in reached]
+        columns = [column for column, place in enumerate(tos) if branch_at(place) in later]
+        edges += [(row, column) for column in columns]
+        variants += [Variant("path", (_receive(tos[column], receiver_acts, via),)) for column in columns]
         if to_output:
             forecasts[row, -1] = direct
-        if len(variants) >= _GATHERED:
+        if len(variants) >= _MOST_PATHS:
             run_paths()
         if progress is not None:
             progress(row + 1, len(froms))
@@ -124,23 +124,24 @@ def path_patching(
 def sender_contrast(
     clean: Run, corrupted: Run, senders: Sequence[Place], *, direction: Direction = "noise"
 ) -> Contrast:
-    """A contrast that has the senders' activations in the source, and every branch's write in the base."""
+    """Record a contrast: the senders' activations in the source, every branch's write in the base."""
     wiring = clean.lens.wiring
-    held = {
+    branch_points = {
         f"{wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
         for sender in senders
         for branch in later_branches(wiring, component_at(sender))
     }
     names = sorted({place.point for place in senders})
-    return contrast(clean, corrupted, names=names, base_names=sorted(held), direction=direction)
+    return contrast(clean, corrupted, names=names, base_names=sorted(branch_points), direction=direction)
 
 
 def heard_by(
     pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
 ) -> Iterator[tuple[Place, np.ndarray, Activations]]:
-    """For each sender the direct effect's forecast (series, step), and what receivers compute when it alone changes.
+    """Yield each sender, its direct effect's forecast (series, step), and the activations of its receivers.
 
-    Receivers' activations are heads' outputs or MLPs' writes, or with ``via`` heads' queries, keys or values.
+    Activations are those under the sender's change alone: heads' outputs or MLPs' writes, or with ``via`` heads'
+    queries, keys or values.
     """
     for group in heard_in_groups(pair, senders, receivers, via):
         yield from group
@@ -149,36 +150,38 @@ def heard_by(
 def heard_in_groups(
     pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
 ) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
-    """What :func:`heard_by` gives, of as many senders at once as are run together."""
+    """Yield the results of :func:`heard_by` in lists, of as many senders as are run together."""
     points = len({place.point for place in receivers})
     tokens = max(len(spans) for spans in pair.base.spans.values()) * len(pair.base.batch)
     fit = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
     step = max(_SENDERS, fit)
     for first in range(0, len(senders), step):
-        yield _heard_together(pair, senders[first : first + step], receivers, via)
+        yield _run_together(pair, senders[first : first + step], receivers, via)
 
 
-def _heard_together(
+def _run_together(
     pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str
 ) -> list[tuple[Place, np.ndarray, Activations]]:
     run = pair.base
-    kept: list[dict[str, list[Call]]] = [{} for _ in senders]
+    stores: list[dict[str, list[Call]]] = [{} for _ in senders]
     variants = []
-    for sender, store in zip(senders, kept, strict=True):
+    for sender, store in zip(senders, stores, strict=True):
         later = later_branches(run.lens.wiring, component_at(sender))
         points = dict.fromkeys(_input(place, via) for place in receivers if branch_at(place) in later)
-        listening = [_Listen(point, store) for point in points]
-        # a branch is heard before it is held, so listeners come first
-        held = [PatchFrom(branch, pair.base_acts) for branch in later]
-        variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listening, *held)))
+        listeners = [_Listener(point, store) for point in points]
+        # a branch is recorded before it is held, so listeners come first
+        patches = [PatchFrom(branch, pair.base_acts) for branch in later]
+        variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listeners, *patches)))
     direct = point_forecasts(run, variants)
-    heard = [Activations(run.lens.registry.points, run.rollout, run.batch.ids, recorded=store) for store in kept]
-    return list(zip(senders, direct, heard, strict=True))
+    receiver_acts = [
+        Activations(run.lens.registry.points, run.rollout, run.batch.ids, recorded=store) for store in stores
+    ]
+    return list(zip(senders, direct, receiver_acts, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
-class _Listen:
-    """Keep an activation as it passes, unchanged."""
+class _Listener:
+    """Recorder of an activation, which passes unchanged."""
 
     target: str
     store: dict[str, list[Call]]
@@ -186,22 +189,22 @@ class _Listen:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """The value itself."""
+        """Return a function that records the value and returns it."""
 
-        def heard(value: Tensor, state: RunState) -> Tensor:
+        def record(value: Tensor, state: RunState) -> Tensor:
             offset = state.offset.get(point.stack, 0)
             calls = self.store.setdefault(point.name, [])
-            # a forecast may be begun anew, as where its memory is measured first
+            # a forecast may start again, as after a measurement of its memory
             if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
                 calls.append(Call(state.step, offset, value.detach().clone()))
             return value
 
-        return heard
+        return record
 
 
 @dataclass(frozen=True, eq=False)
 class _HeadInput:
-    """Replace one head's queries, keys or values by those of another run."""
+    """Replacement of one head's queries, keys or values by those of another run."""
 
     target: str
     head: int
@@ -211,29 +214,29 @@ class _HeadInput:
     by_place: ClassVar[bool] = True
 
     def change(self, point: Point) -> Change:
-        """The value with one head's part exchanged."""
+        """Return a function that exchanges one head's part of the value."""
 
-        def exchanged(value: Tensor, state: RunState) -> Tensor:
+        def exchange(value: Tensor, state: RunState) -> Tensor:
             out = value.clone()
             out[..., self.head, :] = rows_in_place(self.source, point, value, state)[..., self.head, :].to(value)
             return out
 
-        return exchanged
+        return exchange
 
 
-def _receive(place: Place, heard: Activations, via: str) -> Intervention:
+def _receive(place: Place, receiver_acts: Activations, via: str) -> Intervention:
     if via == "all" or place.head is None:
-        return PatchFrom(place.target, heard)
-    return _HeadInput(_input(place, via), place.head, heard)
+        return PatchFrom(place.target, receiver_acts)
+    return _HeadInput(_input(place, via), place.head, receiver_acts)
 
 
 def _input(place: Place, via: str) -> str:
-    """The hook point at which a receiver is heard."""
+    """Return the hook point at which a receiver is recorded."""
     return place.point if via == "all" else place.point.replace("hook_z", f"hook_{via}")
 
 
 def component_at(place: Place) -> Component:
-    """The component at a place.
+    """Return the component at a place.
 
     Raises:
         InputError: it is a residual stream.
@@ -244,6 +247,6 @@ def component_at(place: Place) -> Component:
 
 
 def branch_at(place: Place) -> Component:
-    """The branch that a place is, or is a head of."""
+    """Return the branch that a place is, or is a head of."""
     component = component_at(place)
     return Component(component.stack, component.layer, component.kind)

@@ -1,4 +1,4 @@
-"""Where to patch: streams, branches and heads, and groups of token positions."""
+"""Places to patch: streams, branches and heads, and groups of token positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_GROUPS = 32
 
 @dataclass(frozen=True)
 class Place:
-    """One activation that can be patched.
+    """Activation that can be patched.
 
     Attributes:
         target: component or name of a hook point, as an intervention takes it.
@@ -38,62 +38,61 @@ class Place:
 
 
 def places_of(lens: Lens, at: str | Sequence[str | Component], stack: str | None = None) -> list[Place]:
-    """Places by a word, or by names and globs.
+    """Return places by a word, or by names and globs.
 
     Args:
         lens: the model.
         at: "stream" for the residual stream before each layer and after the last, "branches" for every attention and
             MLP, "heads" for every head; or components and residual hook points by name or glob.
-        stack: the stack that the words speak of; the first if None.
+        stack: the stack that the words refer to; the first if None.
 
     Raises:
         UnknownNameError: no such stack, component or hook point.
         InputError: a hook point that is no residual stream.
     """
     wiring = lens.wiring
-    known = [row.name for row in wiring.stacks]
-    chosen = known[0] if stack is None else stack
-    if chosen not in known:
-        raise unknown_name("stack", chosen, known)
+    names = [row.name for row in wiring.stacks]
+    stack_name = names[0] if stack is None else stack
+    if stack_name not in names:
+        raise unknown_name("stack", stack_name, names)
     if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
         # two patterns may name one place
-        return list(dict.fromkeys(place for each in listed(at, "at") for place in _named(lens, each)))
-    row = wiring.stack(chosen)
+        return list(dict.fromkeys(place for each in listed(at, "at") for place in _places_at(lens, each)))
+    row = wiring.stack(stack_name)
     if at == "stream":
         before = [f"{row.prefix}.{layer}.hook_resid_pre" for layer in range(row.n_layers)]
         return [_stream(lens, name) for name in [*before, f"{row.prefix}.{row.n_layers - 1}.hook_resid_post"]]
     level = {"branches": "branch", "heads": "head"}[at]
-    return [_component(wiring, c) for c in components(wiring) if c.stack == chosen and c.level == level]
+    return [_component(wiring, c) for c in components(wiring) if c.stack == stack_name and c.level == level]
 
 
 def listed(names: Any, what: str) -> list[str | Component]:
-    """Names of components as a list, each once; one by itself stands for a list of one.
+    """Return names of components as a list, each once; one by itself stands for a list of one.
 
     Raises:
-        InputError: there is none, or something else than a name or component.
+        InputError: the list is empty, or holds something else than a name or component.
     """
     if isinstance(names, str | Component):
         return [names]
     try:
-        found = list(dict.fromkeys(names))
+        items = list(dict.fromkeys(names))
     except TypeError:
-        found = [names]
-    for each in found:
+        items = [names]
+    for each in items:
         if not isinstance(each, str | Component):
             raise InputError(f"{what} holds {each!r}; expected components by name or glob, e.g. 'decoder.0.mlp'")
-    if not found:
+    if not items:
         raise InputError(f"{what} is empty; expected at least one component")
-    return found
+    return items
 
 
-def _named(lens: Lens, name: str | Component) -> list[Place]:
+def _places_at(lens: Lens, name: str | Component) -> list[Place]:
     if isinstance(name, str) and "hook_" in name:
         return [_stream(lens, each) for each in select(lens.registry.points, name)]
-    found = lens.components(name)
     # a layer is its branches
     return [
         _component(lens.wiring, each)
-        for component in found
+        for component in lens.components(name)
         for each in ([component] if component.kind else _branches(lens.wiring, component))
     ]
 
@@ -116,7 +115,7 @@ def _component(wiring: Wiring, component: Component) -> Place:
 
 
 def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, Any]:
-    """Coordinates that name places: their label, stack, kind, layer_index and head (-1 where there is none)."""
+    """Return coordinates that name places: label, stack, kind, layer_index and head (-1 where there is none)."""
     return {
         dim: [str(place.target) for place in places],
         "stack": (dim, [place.stack for place in places]),
@@ -127,7 +126,7 @@ def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, A
 
 
 def later_branches(wiring: Wiring, component: Component) -> list[Component]:
-    """Every branch that runs after a component's own, later stacks included, in order."""
+    """Return every branch that runs after a component's own, later stacks included, in order."""
     branches = [
         each
         for stack in wiring.stacks
@@ -139,12 +138,12 @@ def later_branches(wiring: Wiring, component: Component) -> list[Component]:
 
 
 def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list[int]]:
-    """Token positions to patch together.
+    """Group token positions that are patched together.
 
     Args:
         spans: of the stack's tokens.
-        positions: "all" at once, "each" on its own, or how many go together; None makes at most 32 groups. Special
-            tokens (register, end of sequence) always stand alone, except under "all".
+        positions: "all" at once, "each" on its own, or a number per group; None makes at most 32 groups. Special tokens
+            (register, end of sequence) always stand alone, except under "all".
 
     Raises:
         InputError: no such word, or a number below 1.
@@ -171,7 +170,7 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
 
 
 def group_coords(spans: TokenSpans, groups: Sequence[Sequence[int]], dim: str = "position") -> dict[str, Any]:
-    """Coordinates of groups: first token, first step and stop of the steps covered, and the special token's word.
+    """Return coordinates of groups: first token, start and stop of the steps covered, and a special token's word.
 
     Where variates share a sequence, also the place of the group's variate in its item.
     """

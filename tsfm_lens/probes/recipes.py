@@ -38,7 +38,7 @@ def ablation_recipes(
 ) -> xr.Dataset:
     """Forecast with all components of a recipe ablated together, along the whole rollout.
 
-    Sampling models draw with the same seed under every recipe, so that differences are the ablation's.
+    Sampling models draw with the same seed under every recipe, so differences come from the ablation.
 
     Args:
         run: the forecast to explain, also beyond one pass; the library's own forecasts are compared. With a truth for
@@ -65,21 +65,21 @@ def ablation_recipes(
         UnknownNameError: a component does not exist.
 
     Example:
-        >>> found = probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})
-        >>> found["recipe"].values.tolist()
+        >>> data = probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})
+        >>> data["recipe"].values.tolist()
         ['original', 'no MLPs']
     """
     lens = run.lens
-    chosen = _resolved(lens, recipes or {})
-    known = reference_activations(lens, how, reference, run.horizon) if how in ("mean", "resample") else None
+    components_of = _resolve(lens, recipes or {})
+    activations = reference_activations(lens, how, reference, run.horizon) if how in ("mean", "resample") else None
     variants = [
-        Variant(name, tuple(knock_outs(lens, components, how, known)) if components else ())
-        for name, components in chosen.items()
+        Variant(name, tuple(knock_outs(lens, components, how, activations)) if components else ())
+        for name, components in components_of.items()
     ]
     # where the run's own levels will do, its forecast is the original
     plain = run.forecast if quantiles is None else None
     levels = run.forecast.levels if quantiles is None else quantiles
-    made = forecast_variants(
+    result = forecast_variants(
         lens,
         run.batch,
         run.horizon,
@@ -89,16 +89,16 @@ def ablation_recipes(
         seed=run.seed,
         progress=progress,
     )
-    forecasts, samples = made.quantiles, made.samples
+    forecasts, samples = result.quantiles, result.samples
     if plain is not None:
         forecasts = np.concatenate([plain.quantiles[None], forecasts])
         samples = None if plain.samples is None else np.concatenate([plain.samples[None], samples])
-    data = run.dataset().assign_coords(recipe=list(chosen), quantile=list(made.levels))
+    data = run.dataset().assign_coords(recipe=list(components_of), quantile=list(result.levels))
     data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
     if samples is not None:
         data["sample"] = (("recipe", "series", "draw", "step"), samples)
-    data = _with_counts(data, lens.wiring, chosen)
-    middle = int(np.argmin(np.abs(np.array(made.levels) - 0.5)))
+    data = _with_counts(data, lens.wiring, components_of)
+    middle = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
     data = _with_distances(data, run.batch, forecasts[:, :, middle])
     data.attrs = run.describe(
         "recipes",
@@ -108,11 +108,11 @@ def ablation_recipes(
         num_samples=0 if samples is None else samples.shape[2],
         statistic="median",
     )
-    return _judged(data, run.rolled_out())
+    return _add_statistics(data, run.rolled_out())
 
 
-def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """With intervals, floors and what stands out."""
+def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
+    """Add intervals, floors and what stands out."""
     ways: dict[str, Measure] = {"spearman_distance": spearman_distance}
     if run.truth is not None:
         truth = run.truth
@@ -121,22 +121,20 @@ def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
         ways["mae_change"] = lambda other, plain: np.abs(relative_change(mae(other, truth), mae(plain, truth)))
     for name, measure in ways.items():
         if name in data:
-            altered = data[name].where(data["recipe"] != ORIGINAL)
-            data = judge(
-                data, name, floor=noise_floor(run, measure), signed=name != "spearman_distance", values=altered
-            )
+            effect = data[name].where(data["recipe"] != ORIGINAL)
+            data = judge(data, name, floor=noise_floor(run, measure), signed=name != "spearman_distance", values=effect)
     return data
 
 
 def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int, int, int]:
-    """How much of a model a recipe takes.
+    """Count the heads and MLPs that a recipe takes of a model.
 
     Args:
         wiring: of the model.
         components: heads, branches or layers.
 
     Returns:
-        Heads ablated; heads that there are of the kinds of attention touched, in their stacks; MLPs ablated.
+        Heads ablated; all heads of the kinds of attention touched, in their stacks; MLPs ablated.
 
     Example:
         >>> probes.ablated_share(lens.wiring, lens.components("decoder.0.cross_attn"))
@@ -161,24 +159,24 @@ def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int,
     return len(heads), total, len(mlps)
 
 
-def _resolved(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> dict[str, list[Component]]:
-    """The components of every recipe, the original with none of them first."""
+def _resolve(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> dict[str, list[Component]]:
+    """Return the components of every recipe, the original with none of them first."""
     if not recipes:
         raise InputError("no recipe is given; expected a name and the components to ablate, such as {'x': ['0.mlp']}")
-    chosen: dict[str, list[Component]] = {ORIGINAL: []}
+    components_of: dict[str, list[Component]] = {ORIGINAL: []}
     for name, components in recipes.items():
         if name == ORIGINAL:
             raise InputError(f"a recipe is called {ORIGINAL!r}, which is the name of the plain forecast")
         if isinstance(components, str | Component) or not components:
             raise InputError(f"recipe {name!r} is {components!r}, expected a list of components or globs")
-        chosen[name] = lens.components(*components)
-    return chosen
+        components_of[name] = lens.components(*components)
+    return components_of
 
 
-def _with_counts(data: xr.Dataset, wiring: Wiring, chosen: Mapping[str, list[Component]]) -> xr.Dataset:
-    counts = [ablated_share(wiring, components) for components in chosen.values()]
+def _with_counts(data: xr.Dataset, wiring: Wiring, components_of: Mapping[str, list[Component]]) -> xr.Dataset:
+    counts = [ablated_share(wiring, components) for components in components_of.values()]
     return data.assign(
-        components=("recipe", [" ".join(map(str, ablated)) for ablated in chosen.values()]),
+        components=("recipe", [" ".join(map(str, parts)) for parts in components_of.values()]),
         n_heads=("recipe", [heads for heads, _, _ in counts]),
         heads_share=("recipe", [heads / total if total else 0.0 for heads, total, _ in counts]),
         n_mlps=("recipe", [mlps for _, _, mlps in counts]),
@@ -186,7 +184,7 @@ def _with_counts(data: xr.Dataset, wiring: Wiring, chosen: Mapping[str, list[Com
 
 
 def _with_distances(data: xr.Dataset, batch: SeriesBatch, medians: np.ndarray) -> xr.Dataset:
-    """Distances, spreads and errors of median forecasts (recipe, series, step)."""
+    """Add distances, spreads and errors of median forecasts (recipe, series, step)."""
     steps = medians.shape[-1]
     where = ("recipe", "series")
     if steps > 1:

@@ -23,14 +23,14 @@ from tsfm_lens.probes.findings import by_unit, judge
 __all__ = ["repeated_motif"]
 
 TARGETS = ("after_last", "last", "after_any")
-LONGEST = 8  # tokens of a motif unless asked otherwise
+LONGEST = 8  # tokens of a motif by default
 
 _SOURCE = "Olsson et al. 2022 (induction heads), in values; tsfm-lens paper, appendix G (S3-RRT, S3-PREF)"
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The sizes of a test: bounds of the motifs in tokens, steps of a token and of the forecast."""
+    """Sizes of a test: bounds of the motifs in tokens, steps of a token and of the forecast."""
 
     low: int
     high: int
@@ -43,7 +43,7 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Motifs:
-    """Series that repeat a motif, and what comes after them.
+    """Series that repeat a motif, and their continuations.
 
     Attributes:
         context: (series, time); future: (series, step); both NaN-free.
@@ -68,26 +68,26 @@ def repeated_motif(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Show random values again and again, and see which heads look at what followed the last match.
+    """Repeat random values, and measure which heads look at what followed the last match.
 
-    Motifs are independent standard normal values, a whole number of tokens long, so that a patch comes back value by
-    value. Their lengths differ from series to series, and every head is tested a second time on series that repeat
-    nothing, at the same places: a head that reads at a fixed lag, whatever is there, has no ``advantage``.
+    Motifs are independent standard normal values, a whole number of tokens long, so that a patch repeats value by
+    value. Their lengths differ from series to series. Every head is tested a second time on series that repeat nothing,
+    at the same places: a head that reads at a fixed lag, whatever is there, has no ``advantage``.
 
-    Which query looks for what: a token that shows a patch of the context looks for the patch after its own; a token
-    that a forecast is read from looks for what came, a whole number of motifs earlier, in place of the steps that it
-    forecasts. Where one token forecasts many patches (Chronos-Bolt), it looks for all of these, up to one motif.
+    A query's target depends on its token. A token that shows a patch of the context looks for the patch after the last
+    match. A token that a forecast is read from looks for the steps that it forecasts, a whole number of motifs earlier.
+    Where one token forecasts many patches (Chronos-Bolt), it looks for all of these, up to one motif.
 
-    Attention is not effect: in planted Chronos models an idle head that looks where the copying head looks is named,
-    too. The copy score of :func:`tsfm_lens.probes.repeated_tokens` does not name it.
+    Attention is not effect: in planted Chronos models an idle head that looks where the copying head looks stands out,
+    too. It does not by the copy score of :func:`tsfm_lens.probes.repeated_tokens`.
 
     Args:
         lens: the model.
         motif: length in tokens, or the shortest and the longest; half of the longest that fits (at most 8) to that
             one if None.
-        repeats: times that the longest motif is shown; shorter ones fill the same context more often.
+        repeats: times that the longest motif occurs; shorter ones fill the same context more often.
         n_series: random motifs.
-        noise: standard deviation of what is added to every shown value, in those of the motif.
+        noise: standard deviation of the noise added to every context value, in those of the motif.
         horizon: forecast steps; the model's own, at most the longest motif, if None.
         kind: kind of attention; the last one over time of the stack that is read out if None.
         queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last
@@ -118,42 +118,42 @@ def repeated_motif(
         >>> probes.repeated_motif(lens, n_series=4, num_samples=1)["advantage"].dims
         ('target', 'layer', 'head')
     """
-    row, chosen, layers = pick_attention(lens, None, kind)
-    keys_from = row.attention(chosen, layers[0]).keys_from or row.name
+    row, attention, layers = pick_attention(lens, None, kind)
+    keys_from = row.attention(attention, layers[0]).keys_from or row.name
     patch = _token_steps(lens, keys_from)
     low, high = _lengths(lens, motif, repeats, patch)
     if n_series < 1 or noise < 0:
         raise InputError(f"n_series {n_series} and noise {noise}: expected 1 or more series and a noise of 0 or more")
     steps = min(lens.prediction_length, high * patch) if horizon is None else int(horizon)
     plan = _Plan(low, high, patch, repeats, n_series, float(noise), steps)
-    drawn, unrelated = _draw(lens, plan, seed), _draw(lens, plan, seed, repeating=False)
+    motifs, controls = _draw(lens, plan, seed), _draw(lens, plan, seed, repeating=False)
     options: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
-    run = lens.run(drawn.context, steps, truth=drawn.future, along=drawn.future, **options)
-    control = lens.run(unrelated.context, steps, along=unrelated.future, **options)
-    places = _targets(run.encoded, row, keys_from, drawn.lengths, plan, queries)
-    points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
-    plain, entropies, allowed = _masses(run, points, places)
+    run = lens.run(motifs.context, steps, truth=motifs.future, along=motifs.future, **options)
+    control = lens.run(controls.context, steps, along=controls.future, **options)
+    places = _targets(run.encoded, row, keys_from, motifs.lengths, plan, queries)
+    points = [f"{row.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
+    plain, entropies, visible = _masses(run, points, places)
     other, _, _ = _masses(control, points, places)
     data = run.dataset().assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
     where = ("target", "layer", "head")
     data["prefix_matching"] = (where, plain.mean(-1))
     data["control"] = (where, other.mean(-1))
     data["advantage"] = (where, (plain - other).mean(-1))
-    data["chance"] = (("target",), _chance(places, allowed))
+    data["chance"] = (("target",), _chance(places, visible))
     data["entropy_share"] = (("layer", "head"), entropies)
-    data["motif_length"] = (("series",), drawn.lengths, {"units": "steps"})
+    data["motif_length"] = (("series",), motifs.lengths, {"units": "steps"})
     data["forecast"] = (("series", "step"), run.forecast.median)
     if not lens.takes_ids:
-        data = _copying(data)
+        data = _add_copy_errors(data)
     settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
-    settings |= {"noise": noise, "attention": chosen, "stack": row.name}
+    settings |= {"noise": noise, "attention": attention, "stack": row.name}
     data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
     advantage = xr.DataArray(plain - other, dims=(*where, "series"))
     return judge(data, "advantage", floor=relative_rounding(lens), groups="target", values=advantage)
 
 
 def _token_steps(lens: Lens, stack: str) -> int:
-    """Steps that one token of a stack shows."""
+    """Return the number of steps that one token of a stack shows."""
     values = _values(lens, np.random.default_rng(0), (1, min(lens.context_length, 256)))
     spans = lens.encode(as_series(values)).spans[stack]
     widths = {
@@ -168,7 +168,7 @@ def _token_steps(lens: Lens, stack: str) -> int:
 
 
 def _lengths(lens: Lens, motif: int | tuple[int, int] | None, repeats: int, patch: int) -> tuple[int, int]:
-    """The shortest and the longest motif, in tokens."""
+    """Return the shortest and the longest motif, in tokens."""
     room = lens.context_length // (max(repeats, 1) * patch)
     longest = min(LONGEST, room)
     bounds = (max(longest // 2, 2), longest) if motif is None else motif
@@ -183,14 +183,14 @@ def _lengths(lens: Lens, motif: int | tuple[int, int] | None, repeats: int, patc
 
 
 def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Independent random values: standard normal, or token ids where a model takes those."""
+    """Draw independent random values: standard normal, or token ids where a model takes those."""
     if lens.takes_ids:
         return rng.choice(lens.example_ids, shape)
     return rng.standard_normal(shape)
 
 
 def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> _Motifs:
-    """Repeated motifs, or, under the same lengths, values that repeat nothing."""
+    """Draw repeated motifs, or, under the same lengths, values that repeat nothing."""
     rng = np.random.default_rng(seed)
     # every length equally often, in random order
     lengths = rng.permutation(plan.low + np.arange(plan.count) % (plan.high - plan.low + 1)) * plan.patch
@@ -202,49 +202,51 @@ def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> _Mot
         whole[series] = shape[np.arange(-context, plan.steps) % length]
     if not repeating:
         whole = _values(lens, rng, whole.shape)
-    shown = whole[:, :context]
+    values = whole[:, :context]
     if plan.noise:
         if lens.takes_ids:
             raise InputError(f"{lens.model_id} takes token ids, to which no noise can be added; leave noise out")
-        shown = shown + plan.noise * rng.standard_normal(shown.shape)
-    return _Motifs(shown, whole[:, context:], lengths)
+        values = values + plan.noise * rng.standard_normal(values.shape)
+    return _Motifs(values, whole[:, context:], lengths)
 
 
 def _targets(
     encoded: Encoded, row: Stack, keys_from: str, lengths: np.ndarray, plan: _Plan, queries: str | None
 ) -> np.ndarray:
-    """Which keys each query should look at, (target, series, query, key); queries without a place have none."""
-    asking, shown = encoded.spans[row.name], encoded.spans[keys_from]
-    forecasting = [
-        not word and 0 <= start < plan.steps for start, word in zip(asking.start, asking.special, strict=True)
+    """Mark the keys that each query should look at, (target, series, query, key); none for queries without a place."""
+    query_spans, key_spans = encoded.spans[row.name], encoded.spans[keys_from]
+    is_forecast = [
+        not word and 0 <= start < plan.steps for start, word in zip(query_spans.start, query_spans.special, strict=True)
     ]
-    chosen = queries or ("forecast" if any(forecasting) else "context")
-    reading = [not word and stop <= 0 for stop, word in zip(asking.stop, asking.special, strict=True)]
-    if chosen not in ("forecast", "context"):
+    mode = queries or ("forecast" if any(is_forecast) else "context")
+    is_context = [not word and stop <= 0 for stop, word in zip(query_spans.stop, query_spans.special, strict=True)]
+    if mode not in ("forecast", "context"):
         raise InputError(f"queries={queries!r} is not known, choose 'forecast' or 'context'")
-    possible = any(forecasting) if chosen == "forecast" else keys_from == row.name
+    possible = any(is_forecast) if mode == "forecast" else keys_from == row.name
     if not possible:
-        other = "context" if chosen == "forecast" else "forecast"
-        raise InputError(f"no token of the {row.name or 'model'} is a {chosen} query; choose queries={other!r}")
+        other = "context" if mode == "forecast" else "forecast"
+        raise InputError(f"no token of the {row.name or 'model'} is a {mode} query; choose queries={other!r}")
     place = {
         start: index
-        for index, (start, stop, word) in enumerate(zip(shown.start, shown.stop, shown.special, strict=True))
+        for index, (start, stop, word) in enumerate(
+            zip(key_spans.start, key_spans.stop, key_spans.special, strict=True)
+        )
         if not word and stop <= 0
     }
-    out = np.zeros((len(TARGETS), len(lengths), len(asking), len(shown)), dtype=bool)
+    out = np.zeros((len(TARGETS), len(lengths), len(query_spans), len(key_spans)), dtype=bool)
     for series, length in enumerate(lengths):
-        for query in np.flatnonzero(forecasting if chosen == "forecast" else reading):
-            first, last = _following(asking, int(query), chosen, plan.patch)
-            if chosen == "context" and asking.start[query] < -length:
+        for query in np.flatnonzero(is_forecast if mode == "forecast" else is_context):
+            first, last = _next_steps(query_spans, int(query), mode, plan.patch)
+            if mode == "context" and query_spans.start[query] < -length:
                 continue
             last = min(last, first + int(length))
             _mark(out[:, series, query], place, range(first, last, plan.patch), int(length), plan.patch)
     return out
 
 
-def _following(spans: TokenSpans, query: int, chosen: str, patch: int) -> tuple[int, int]:
-    """Steps that come next from a query's point of view."""
-    if chosen == "forecast":
+def _next_steps(spans: TokenSpans, query: int, mode: str, patch: int) -> tuple[int, int]:
+    """Return the steps that come next from a query's point of view."""
+    if mode == "forecast":
         return spans.start[query], spans.stop[query]
     return spans.stop[query], spans.stop[query] + patch
 
@@ -267,37 +269,37 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
 
 
 def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the queries that look for something do.
+    """Measure the attention of the queries that have targets.
 
     Returns:
-        Attention to the targets (target, layer, head, series), of a series its mean over queries, but weighted so that
-        the mean over series is that over all queries; the entropy of attention (layer, head), as a share of that of an
-        even spread; and which keys any head gives weight to (query, key).
+        Attention to the targets (target, layer, head, series), a series' mean over queries, weighted so that the mean
+        over series is that over all queries; the entropy of attention (layer, head), as a share of that of an even
+        spread; and a mask of the keys that any head gives weight to (query, key).
     """
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
-    wanted, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])
+    target_mask, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])
     within = (series == np.arange(len(counts))[:, None]).astype(float)
-    masses, entropies, allowed = [], [], np.zeros(places.shape[2:], dtype=bool)
+    masses, entropies, visible = [], [], np.zeros(places.shape[2:], dtype=bool)
     for point in points:
         pattern = acts[point].cpu().double().numpy()
-        weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], wanted)
+        weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], target_mask)
         masses.append(by_unit(weights @ within.T, counts))
         entropies.append(row_entropy(pattern[series, :, query]))
-        allowed |= (pattern > 0).any(axis=(0, 1))
-    even = np.log(np.maximum(allowed[query].sum(-1), 2))[:, None]
-    return np.stack(masses, axis=1), (np.stack(entropies) / even).mean(axis=1), allowed
+        visible |= (pattern > 0).any(axis=(0, 1))
+    even = np.log(np.maximum(visible[query].sum(-1), 2))[:, None]
+    return np.stack(masses, axis=1), (np.stack(entropies) / even).mean(axis=1), visible
 
 
-def _chance(places: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Share of the targets among the keys that each query may see, (target,)."""
+def _chance(places: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """Compute the share of the targets among the keys that each query may see, (target,)."""
     series, query = np.nonzero(places[0].any(axis=-1))
-    seen = allowed[query]
-    return ((places[:, series, query] & seen).sum(-1) / np.maximum(seen.sum(-1), 1)).mean(axis=-1)
+    keys = visible[query]
+    return ((places[:, series, query] & keys).sum(-1) / np.maximum(keys.sum(-1), 1)).mean(axis=-1)
 
 
-def _copying(data: xr.Dataset) -> xr.Dataset:
-    """How far the forecast is from the motif's continuation, and from being no better than the mean."""
+def _add_copy_errors(data: xr.Dataset) -> xr.Dataset:
+    """Add the forecast's error against the motif's continuation, and over that of the context's mean."""
     truth, mean = data["truth"].values, data["context"].mean("time").values[:, None]
     error, naive = mae(data["forecast"].values, truth), mae(np.broadcast_to(mean, truth.shape), truth)
     data["copy_error"] = (("series",), error)

@@ -1,6 +1,6 @@
 """Attention along a forecast: the paper's roll-out maps, Abnar and Zuidema's rollout, norm-weighted attention.
 
-Three different measurements that are all called rollout or weighting of attention; each has its own name here.
+The literature calls all three rollout or weighting of attention; each has its own name here.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ KEYS = ("time", "window")
 
 
 def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None, keys: str = "time") -> xr.Dataset:
-    """The attention of every head over the context, one column a forecast token.
+    """Map the attention of every head over the context, one column a forecast token.
 
     Not a product of matrices: the attention rows of all forecast tokens stand side by side, as the tsfm-lens
     paper draws them. Heads whose columns are narrow are sharp, and often read at a fixed lag.
 
     Beyond one pass, models that re-read their context with the forecast so far appended (Chronos, Chronos-Bolt,
     Chronos-2, Moirai 2) are followed pass by pass, each pass along the median of the library's own forecast, or along
-    the values that the run was told to follow. Patterns go into the map layer by layer while the model runs, so hardly
-    more than the map itself is held.
+    the path that the run follows. Patterns go into the map layer by layer while the model runs, so memory holds hardly
+    more than the map itself.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -70,26 +70,26 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
         raise InputError(f"roll-out maps are drawn for one series at a time, got {len(run.batch)}; use run.select(…)")
     if keys not in KEYS:
         raise InputError(f"keys={keys!r} is not known, choose 'time' or 'window'")
-    row, chosen, layers = pick_attention(run.lens, stack, kind)
+    row, attention_kind, layers = pick_attention(run.lens, stack, kind)
     passes = _passes(run)
-    read = row.attention(chosen, layers[0]).keys_from or row.name
-    key_axis, places = _joined([one.encoded.spans[read].shifted(one.start * (keys == "time")) for one in passes])
+    key_stack = row.attention(attention_kind, layers[0]).keys_from or row.name
+    key_axis, places = _join([one.encoded.spans[key_stack].shifted(one.start * (keys == "time")) for one in passes])
     query_axis, columns = _columns(passes, row.name)
     attention = np.zeros((len(layers), row.n_heads, len(key_axis), len(query_axis)), dtype=np.float32)
     entropy = np.zeros(attention.shape[:2])
-    points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
-    done = 0
-    for one, place, shown in zip(passes, places, columns, strict=True):
-        width = slice(done, done + len(shown))
-        done += len(shown)
+    points = [f"{row.prefix}.{layer}.{attention_kind}.hook_pattern" for layer in layers]
+    offset = 0
+    for one, place, tokens in zip(passes, places, columns, strict=True):
+        width = slice(offset, offset + len(tokens))
+        offset += len(tokens)
         fill = {
-            point: _filler(attention[index, :, :, width], entropy[index], place, shown)
+            point: _filler(attention[index, :, :, width], entropy[index], place, tokens)
             for index, point in enumerate(points)
         }
-        held = run.in_one_pass().held(points) if len(passes) == 1 else None
-        if held is not None:
+        acts = run.in_one_pass().held(points) if len(passes) == 1 else None
+        if acts is not None:
             for point, take in fill.items():
-                take(held[point])
+                take(acts[point])
             continue
         with torch.no_grad():
             run.lens.run_with_cache(one.encoded, names_filter=points, reduce=fill)
@@ -103,16 +103,16 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
         coords={"layer": list(map(str, layers)), "head": range(row.n_heads)},
     )
     data = data.assign_coords(span_coords(key=key_axis, query=query_axis))
-    pass_start = np.repeat([one.start for one in passes], [len(shown) for shown in columns])
+    pass_start = np.repeat([one.start for one in passes], [len(tokens) for tokens in columns])
     data = data.assign_coords(pass_start=("query", pass_start))
     title, source = "Roll-out maps", "tsfm-lens paper, D.2 (S3-ROLL)"
-    data.attrs = describe_attention(run, "rollout", title, source, row, chosen, keys=keys, passes=len(passes))
+    data.attrs = describe_attention(run, "rollout", title, source, row, attention_kind, keys=keys, passes=len(passes))
     return data
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward of a rollout: the forecast steps known to it, and its input."""
+    """Forward of a rollout: the forecast steps known to it, and its input."""
 
     start: int
     encoded: Encoded
@@ -122,7 +122,7 @@ def _passes(run: Run) -> list[_Pass]:
     lens, batch, steps = run.lens, run.batch, run.horizon
     width = lens.longest_pass
     if steps <= width or not lens.rereads:
-        # refuses what one pass cannot forecast
+        # the run refuses a horizon that one pass cannot forecast
         return [_Pass(0, run.encoded)]
     values = run.forecast.median if run.along is None else run.along
     passes = []
@@ -137,8 +137,8 @@ def _passes(run: Run) -> list[_Pass]:
     return passes
 
 
-def _joined(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
-    """One axis for the keys of all passes, and the places of each pass's keys on it.
+def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
+    """Join the keys of all passes to one axis, and return the places of each pass's keys on it.
 
     Tokens that cover the same steps are one. A special token is the same in every pass, and stands at the end.
     """
@@ -157,33 +157,33 @@ def _joined(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
 
 
 def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
-    """What a token is on the common axis: the steps that it covers, or which special token it is."""
-    seen: Counter[str] = Counter()
+    """Label each token on the common axis, by the steps that it covers or by which special token it is."""
+    counts: Counter[str] = Counter()
     labels = []
     for start, stop, word in zip(spans.start, spans.stop, spans.special, strict=True):
-        labels.append((word, seen[word], 0) if word else ("", start, stop))
-        seen[word] += 1
+        labels.append((word, counts[word], 0) if word else ("", start, stop))
+        counts[word] += 1
     return labels
 
 
 def _columns(passes: list[_Pass], stack: str) -> tuple[TokenSpans, list[np.ndarray]]:
-    """The axis of queries, and which tokens of each pass are on it: all of the first, then those that forecast."""
+    """Return the axis of queries, and each pass's tokens on it: all of the first, then those that forecast."""
     axis = TokenSpans((), (), ())
-    chosen = []
+    tokens = []
     for one in passes:
         spans = one.encoded.spans[stack].shifted(one.start)
         later = [i for i in range(len(spans)) if spans.start[i] >= one.start and not spans.special[i]]
-        shown = later if one.start else list(range(len(spans)))
-        start, stop = (tuple(part[i] for i in shown) for part in (spans.start, spans.stop))
-        axis += TokenSpans(start, stop, tuple(spans.special[i] for i in shown))
-        chosen.append(np.array(shown))
-    return axis, chosen
+        indices = later if one.start else list(range(len(spans)))
+        start, stop = (tuple(part[i] for i in indices) for part in (spans.start, spans.stop))
+        axis += TokenSpans(start, stop, tuple(spans.special[i] for i in indices))
+        tokens.append(np.array(indices))
+    return axis, tokens
 
 
 def _filler(
     target: np.ndarray, entropy: np.ndarray, keys: np.ndarray, queries: np.ndarray
 ) -> Callable[[Tensor], Tensor]:
-    """Takes a layer's pattern while the model runs, writes it into the map and keeps nothing.
+    """Return a function that writes a layer's pattern into the map while the model runs, and keeps nothing.
 
     Args:
         target: (head, key, query) of this layer and pass, written to.
@@ -195,16 +195,16 @@ def _filler(
     def take(pattern: Tensor) -> Tensor:
         # head by head, as the entropy needs double precision
         for head, rows in enumerate(pattern[0]):
-            shown = rows[queries].cpu().double().numpy()
-            target[head, keys] = shown.T
-            entropy[head] += row_entropy(shown).sum()
+            weights = rows[queries].cpu().double().numpy()
+            target[head, keys] = weights.T
+            entropy[head] += row_entropy(weights).sum()
         return pattern.new_empty(0)
 
     return take
 
 
 def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
-    """Abnar and Zuidema's attention rollout: how much of each input token may have reached each token.
+    """Compute Abnar and Zuidema's attention rollout: how much of each input token may have reached each token.
 
     The mean pattern over heads and the identity, half each for the residual stream, multiplied layer by layer.
 
@@ -251,13 +251,13 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
             **span_coords(query=run.encoded.spans[column.name], key=run.encoded.spans[column.name]),
         },
     )
-    own = {"stack": column.name, "series": run.batch.ids[0]}
-    data.attrs = run.describe("attention_flow", "Attention flow", "Abnar and Zuidema 2020, equation 1", **own)
+    facts = {"stack": column.name, "series": run.batch.ids[0]}
+    data.attrs = run.describe("attention_flow", "Attention flow", "Abnar and Zuidema 2020, equation 1", **facts)
     return data
 
 
 def rolled(patterns: list[Tensor]) -> list[Tensor]:
-    """Products of (A + I) / 2 over layers, A the mean over heads with its rows normalised.
+    """Multiply (A + I) / 2 over layers, A the mean over heads with its rows normalised.
 
     Args:
         patterns: (head, query, key) a layer, queries and keys being the same tokens.
@@ -278,10 +278,10 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
 
 
 def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
-    """How long the vector is that each key contributes to a query's write, head by head.
+    """Measure the length of the vector that each key contributes to a query's write, head by head.
 
-    A key may get much attention and contribute little, if its value is short: end tokens often do. A long vector need
-    not matter either: nothing is said of whether anyone reads what is written.
+    A key may get much attention and contribute little, if its value is short, as end tokens often do. A long vector
+    need not matter either: the norm does not show whether later components read the write.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -310,32 +310,32 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         )
     stack = lens.wiring.output_stack
     kinds = [name for name in stack.attention_kinds() if any(_over_time(stack, x, name) for x in range(stack.n_layers))]
-    chosen = kinds[-1] if kind is None and kinds else kind
-    if chosen not in kinds:
-        raise unknown_name("attention over time", str(chosen), kinds)
-    layers = [layer for layer in range(stack.n_layers) if _over_time(stack, layer, str(chosen))]
-    at = [f"{stack.prefix}.{layer}.{chosen}" for layer in layers]
+    attention = kinds[-1] if kind is None and kinds else kind
+    if attention not in kinds:
+        raise unknown_name("attention over time", str(attention), kinds)
+    layers = [layer for layer in range(stack.n_layers) if _over_time(stack, layer, str(attention))]
+    at = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
     acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in ("hook_pattern", "hook_v")])
     norms = []
     with torch.no_grad():
         for layer, place in zip(layers, at, strict=True):
-            weights = lens.weights.heads(layer, str(chosen), stack.name)
+            weights = lens.weights.heads(layer, str(attention), stack.name)
             values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
-            written = torch.einsum("phc,hcd->hpd", values, weights.W_O)
-            norms.append(acts[f"{place}.hook_pattern"][0] * written.norm(dim=-1)[:, None] * weights.scale)
+            writes = torch.einsum("phc,hcd->hpd", values, weights.W_O)
+            norms.append(acts[f"{place}.hook_pattern"][0] * writes.norm(dim=-1)[:, None] * weights.scale)
     data = xr.Dataset(
         {"norm": (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())},
         coords={"layer": list(map(str, layers)), "head": range(stack.n_heads)},
     )
-    keys = stack.attention(str(chosen), layers[0]).keys_from or stack.name
+    keys = stack.attention(str(attention), layers[0]).keys_from or stack.name
     data = data.assign_coords(span_coords(query=run.encoded.spans[stack.name], key=run.encoded.spans[keys]))
-    own = {"stack": stack.name, "attention": str(chosen), "series": run.batch.ids[0]}
-    data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **own)
+    facts = {"stack": stack.name, "attention": str(attention), "series": run.batch.ids[0]}
+    data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **facts)
     return data
 
 
 def _own_kind(stack: Stack) -> str:
-    """The attention of a stack over its own tokens in time, "" if it has none."""
+    """Return the attention of a stack over its own tokens in time, "" if it has none."""
     for layer in range(stack.n_layers):
         for row in stack.attentions(layer):
             if not row.keys_from and row.over == "time":

@@ -29,21 +29,21 @@ def row_angles(
     permutations: int = 199,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Angles between the directions of the stream that the dimensions of all heads of a layer read, or write.
+    """Compute angles between the directions of the stream that the heads of a layer read, or write.
 
     A row is one dimension of one head, as a line in the stream: its angle with another is from 0 to 90 degrees. Rows of
-    one head stand side by side, so that a head whose dimensions read alike is a dark block on the diagonal. Whether
-    rows of a head are closer than those of different heads is held against rows that were shuffled among the heads; a
-    layer stands out if the difference exceeds 95 % of the largest differences, over layers, that shuffling gives.
+    one head stand side by side, so a head whose dimensions read alike is a dark block on the diagonal. The difference
+    of angles between heads and within a head is compared with that of rows shuffled among the heads. A layer stands out
+    if its difference exceeds 95 % of the largest differences, over layers, that shuffling gives.
 
     Args:
         lens: the model.
         part: "W_Q", "W_K", "W_V" or "W_O".
         kind: kind of attention; the stack's first kind if None.
-        stack: its stack; the first one, which reads the series, if None.
-        rows: the most rows that have angles one by one, evenly over the heads; means are over all rows.
-        permutations: shuffles.
-        seed: of them.
+        stack: the stack of the attention; the first one, which reads the series, if None.
+        rows: most rows with single angles, evenly over the heads; means are over all rows.
+        permutations: number of shuffles.
+        seed: of the shuffles.
 
     Returns:
         Dataset of kind "row_angles", in degrees: ``angle`` (layer, row, other_row), with coordinates ``row_head`` and
@@ -73,17 +73,20 @@ def row_angles(
     if stack is not None and stack not in stacks:
         raise unknown_name("stack", stack, list(stacks))
     column = lens.wiring.stacks[0] if stack is None else stacks[stack]
-    chosen, layers = column.layers_with(kind or next(iter(column.attention_kinds()), None))
-    matrices = [one for one in weight_matrices(lens, stack=column.name, parts=[part]) if one.kind == chosen]
-    n_heads = column.attention(chosen, layers[0]).heads_of({"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads)
+    attention, layers = column.layers_with(kind or next(iter(column.attention_kinds()), None))
+    matrices = [one for one in weight_matrices(lens, stack=column.name, parts=[part]) if one.kind == attention]
+    n_heads = column.attention(attention, layers[0]).heads_of({"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads)
     layers_rows = [_Rows.of(one, n_heads) for one in matrices]
     heads = layers_rows[0].heads
-    kept = _evenly(len(heads) // n_heads, max(rows // n_heads, 1), n_heads)
-    floors, stands = _shuffled(layers_rows, permutations, seed)
-    means = np.array([one.within_and_between(one.heads[one.known]) for one in layers_rows])
+    sample = _evenly(len(heads) // n_heads, max(rows // n_heads, 1), n_heads)
+    floors, stands = _shuffle_floors(layers_rows, permutations, seed)
+    means = np.array([one.within_and_between(one.heads[one.nonzero]) for one in layers_rows])
     data = xr.Dataset(
         {
-            "angle": (("layer", "row", "other_row"), np.stack([one.angle[np.ix_(kept, kept)] for one in layers_rows])),
+            "angle": (
+                ("layer", "row", "other_row"),
+                np.stack([one.angle[np.ix_(sample, sample)] for one in layers_rows]),
+            ),
             "block_angle": (("layer", "head", "other_head"), np.stack([one.blocks(n_heads) for one in layers_rows])),
             "within": ("layer", means[:, 0]),
             "between": ("layer", means[:, 1]),
@@ -95,13 +98,19 @@ def row_angles(
             "layer": list(map(str, layers)),
             "head": range(n_heads),
             "other_head": range(n_heads),
-            "row_head": ("row", heads[kept]),
-            "row_dimension": ("row", kept % (len(heads) // n_heads)),
+            "row_head": ("row", heads[sample]),
+            "row_dimension": ("row", sample % (len(heads) // n_heads)),
         },
     )
     for name in ("angle", "block_angle", "within", "between", "closer", "closer_floor"):
         data[name].attrs["units"] = "degrees"
-    facts = {"stack": column.name, "attention": chosen, "part": part, "permutations": permutations, "seed": seed}
+    facts = {
+        "stack": column.name,
+        "attention": attention,
+        "part": part,
+        "permutations": permutations,
+        "seed": seed,
+    }
     title, source = f"Angles of the rows of {part}", "Flow of ranks, equation 2 with arccos (S0-ANG)"
     random = random_angle(column.d_model)
     data.attrs = describe(lens, "row_angles", title, source, random_angle=random, **facts)
@@ -110,17 +119,17 @@ def row_angles(
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows of one layer's matrix.
+    """Rows of one layer's matrix.
 
     Attributes:
         angle: (row, row) in degrees, NaN with rows of zeros.
         heads: (row,).
-        known: rows that are not zero.
+        nonzero: rows that are not zero.
     """
 
     angle: np.ndarray
     heads: np.ndarray
-    known: np.ndarray
+    nonzero: np.ndarray
 
     @classmethod
     def of(cls, matrix: Matrix, n_heads: int) -> _Rows:
@@ -136,38 +145,38 @@ class _Rows:
         )
 
     def _sums(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sums of angles of pairs of different known rows, and how many they are, (label, label)."""
+        """Sum angles over pairs of different nonzero rows, and count the pairs, (label, label)."""
         groups = (labels[:, None] == np.arange(self.heads.max() + 1)).astype(float)
-        among = self.angle[np.ix_(self.known, self.known)]
+        among = self.angle[np.ix_(self.nonzero, self.nonzero)]
         np.fill_diagonal(among, 0.0)
         sizes = groups.sum(0)
         return groups.T @ among @ groups, np.outer(sizes, sizes) - np.diag(sizes)
 
     def blocks(self, n_heads: int) -> np.ndarray:
-        """(head, head), means over pairs of different rows."""
-        sums, counts = self._sums(self.heads[self.known])
+        """Average angles over pairs of different rows, (head, head)."""
+        sums, counts = self._sums(self.heads[self.nonzero])
         return np.divide(sums, counts, out=np.full((n_heads, n_heads), np.nan), where=counts > 0)
 
     def within_and_between(self, labels: np.ndarray) -> tuple[float, float]:
-        """Mean angles of pairs with the same label and with different ones, NaN where there are none."""
+        """Average angles over pairs with the same label and with different ones, NaN where there are none."""
         sums, counts = self._sums(labels)
         own, own_count = np.trace(sums), np.trace(counts)
         other, other_count = sums.sum() - own, counts.sum() - own_count
         return own / own_count if own_count else np.nan, other / other_count if other_count else np.nan
 
-    def shuffled(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
-        """Between less within for rows shuffled among the heads, (permutation,)."""
-        labels = self.heads[self.known]
+    def shuffle(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
+        """Compute between less within for rows shuffled among the heads, (permutation,)."""
+        labels = self.heads[self.nonzero]
         pairs = [self.within_and_between(rng.permutation(labels)) for _ in range(permutations)]
         return np.array([between - within for within, between in pairs])
 
 
-def _shuffled(layers: list[_Rows], permutations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """What shuffling reaches in each layer, and which layers exceed it, (layer,); over all layers at once."""
+def _shuffle_floors(layers: list[_Rows], permutations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return what shuffling reaches in each layer, and which layers exceed it, (layer,); over all layers at once."""
     rng = np.random.default_rng(seed)
-    found = np.array([one.within_and_between(one.heads[one.known]) for one in layers])
-    closer = found[:, 1] - found[:, 0]
-    chance = np.stack([one.shuffled(permutations, rng) for one in layers])
+    means = np.array([one.within_and_between(one.heads[one.nonzero]) for one in layers])
+    closer = means[:, 1] - means[:, 0]
+    chance = np.stack([one.shuffle(permutations, rng) for one in layers])
     # in units of each layer's own spread, so that no layer sets the scale of all
     middle, spread = chance.mean(1), chance.std(1)
     usable = np.isfinite(spread) & (spread > 0)
@@ -181,13 +190,13 @@ def _shuffled(layers: list[_Rows], permutations: int, seed: int) -> tuple[np.nda
 
 
 def _evenly(size: int, count: int, n_heads: int) -> np.ndarray:
-    """Rows of every head, evenly spaced."""
+    """Return rows of every head, evenly spaced."""
     own = np.unique(np.linspace(0, size - 1, min(count, size)).round().astype(int))
     return (np.arange(n_heads)[:, None] * size + own).ravel()
 
 
 def random_angle(dimensions: int) -> float:
-    """Mean angle in degrees of two random lines through the origin: density sin(θ)^(d − 2) from 0 to 90 degrees."""
+    """Compute the mean angle in degrees of two random lines: density sin(θ)^(d − 2) from 0 to 90 degrees."""
     # midpoints, so that nothing is evaluated at the ends
     theta = (np.arange(20000) + 0.5) * (np.pi / 2 / 20000)
     weight = np.sin(theta) ** (dimensions - 2) if dimensions > 1 else np.zeros_like(theta)

@@ -1,4 +1,4 @@
-"""Seasonality bias: does a forecast keep the season of its context, flatten it, or bring in one of its own?"""
+"""Seasonality bias: whether a forecast keeps the season of its context, flattens it, or brings in one of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FINENESS = 4  # trial frequencies in the width of a peak, which is one cycle ov
 
 
 def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
-    """Amplitudes of the forecast at the context's period and at the model's patch length.
+    """Measure amplitudes of the forecast at the context's period and at the model's patch length.
 
     Args:
         run: the forecast to explain; the median of the library's own is used.
@@ -66,8 +66,8 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
         "spread_ratio": forecast.std(axis=1) / spread,
     }
     if "truth" in data:
-        came = data["truth"].values
-        columns["truth_amplitude"] = np.array([amplitude_at(v, p) for v, p in zip(came, period, strict=True)])
+        truth = data["truth"].values
+        columns["truth_amplitude"] = np.array([amplitude_at(v, p) for v, p in zip(truth, period, strict=True)])
     spans = run.lens.encode(batch).spans.values()
     widths = [stop - start for axis in spans for start, stop in zip(axis.start, axis.stop, strict=True)]
     patch = next((width for width in widths if width > 0), 0)
@@ -87,10 +87,10 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
     data["amplitude"] = (("part", "series", "trial_period"), np.array(grid) / spread[:, None])
     source = "tsfm-lens paper, section 5 and figure 20"
     data.attrs = {**run.describe("seasonality", "Seasonality bias", source, patch=patch), "statistic": "median"}
-    compared = {"amplitude_change": (period, context)} | (
+    references = {"amplitude_change": (period, context)} | (
         {"patch_pull": (period * 0 + patch, spread)} if patch > 1 else {}
     )
-    for name, (periods, scale) in compared.items():
+    for name, (periods, scale) in references.items():
 
         def change(other: np.ndarray, plain: np.ndarray, periods: Any = periods, scale: Any = scale) -> np.ndarray:
             each = zip(other, plain, periods, strict=True)
@@ -102,7 +102,7 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
 
 
 def amplitude_at(values: np.ndarray, period: float) -> float:
-    """Amplitude of the sine of one period that fits best, beside a constant and a straight line.
+    """Fit the amplitude of the sine of one period, beside a constant and a straight line.
 
     Args:
         values: (time,), NaN where missing.
@@ -112,31 +112,32 @@ def amplitude_at(values: np.ndarray, period: float) -> float:
         The amplitude in the units of the values; NaN for stretches shorter than the period, or with gaps that
         leave fewer than five values.
     """
-    known = np.isfinite(values)
-    if len(values) < period or known.sum() < 5:
+    finite = np.isfinite(values)
+    if len(values) < period or finite.sum() < 5:
         return float("nan")
-    time = np.arange(len(values))[known]
+    time = np.arange(len(values))[finite]
     angle = 2 * np.pi * time / period
     trend = (time - time.mean()) / len(values)
     columns = np.stack([np.cos(angle), np.sin(angle), np.ones_like(trend), trend], axis=1)
-    cosine, sine, *_ = np.linalg.lstsq(columns, values[known], rcond=None)[0]
+    cosine, sine, *_ = np.linalg.lstsq(columns, values[finite], rcond=None)[0]
     return float(np.hypot(cosine, sine))
 
 
 def dominant_period(values: np.ndarray) -> float:
-    """The period with the largest amplitude, from 2 steps to a third of the series; 2 where fewer than 6 are known.
+    """Find the period with the largest amplitude, from 2 steps to a third of the series.
 
-    The largest Fourier amplitude of the detrended series, refined among the periods around it.
+    It is that of the largest Fourier amplitude of the detrended series, refined among the periods around it; 2 where
+    fewer than 6 values are known.
     """
-    known = np.isfinite(values)
-    if known.sum() < 6:
+    finite = np.isfinite(values)
+    if finite.sum() < 6:
         return 2.0
     time = np.arange(len(values))
-    filled = np.interp(time, time[known], values[known])
+    filled = np.interp(time, time[finite], values[finite])
     flat = filled - np.polyval(np.polyfit(time, filled, 1), time)
     spectrum = np.abs(np.fft.rfft(flat))
     lowest = 3  # cycles in the series
     place = lowest + int(spectrum[lowest:].argmax())
     near = np.linspace(max(place - 1, lowest), min(place + 1, len(spectrum) - 1), 41)
-    fitted = [amplitude_at(values, len(values) / frequency) for frequency in near]
-    return float(len(values) / near[int(np.nanargmax(fitted))])
+    amplitudes = [amplitude_at(values, len(values) / frequency) for frequency in near]
+    return float(len(values) / near[int(np.nanargmax(amplitudes))])

@@ -1,4 +1,4 @@
-"""How alike heads, layers' updates and layers' streams are: cosine similarity and linear CKA."""
+"""Similarity of heads, layers' updates and layers' streams: cosine and linear CKA."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["head_similarity", "layer_similarity"]
 
 
 def layer_similarity(run: Run) -> xr.Dataset:
-    """Similarity of the layers of the stack that is read out.
+    """Compare the layers of the stack that is read out.
 
     Args:
         run: the forecast to explain.
@@ -41,10 +41,10 @@ def layer_similarity(run: Run) -> xr.Dataset:
     """
     names, streams = layer_streams(run)
     updates = torch.stack([after - before for before, after in pairwise(streams)]).double()
-    shown = run.encoded.shown(run.lens.wiring.output_stack.name).to(updates.device)
-    unit = (updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30))[:, shown]
+    visible = run.encoded.shown(run.lens.wiring.output_stack.name).to(updates.device)
+    unit = (updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30))[:, visible]
     cosine = torch.einsum("lnd,mnd->lmn", unit, unit).mean(dim=-1)
-    flat = [stream[shown].double() for stream in streams]
+    flat = [stream[visible].double() for stream in streams]
     data = xr.Dataset(
         {
             "update_cosine": (("layer", "other_layer"), cosine.cpu().numpy()),
@@ -58,7 +58,7 @@ def layer_similarity(run: Run) -> xr.Dataset:
 
 
 def head_similarity(run: Run, *, kind: str | None = None) -> xr.Dataset:
-    """Cosine between what the heads of a layer write at a token, mean over tokens and series.
+    """Compute the cosine between what the heads of a layer write at a token, mean over tokens and series.
 
     Args:
         run: the forecast to explain.
@@ -77,32 +77,32 @@ def head_similarity(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """
     lens = run.lens
     stack = lens.wiring.output_stack
-    chosen, layers = stack.layers_with(kind)
-    points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
-    shown = run.encoded.shown(stack.name)
+    attention, layers = stack.layers_with(kind)
+    points = [f"{stack.prefix}.{layer}.{attention}.hook_result" for layer in layers]
+    visible = run.encoded.shown(stack.name)
     with torch.no_grad():
-        reduce = by_row(partial(_head_cosines, lens, shown=shown))
+        reduce = by_row(partial(_head_cosines, lens, visible=visible))
         _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=reduce)
-    cosine = np.stack([acts[point].sum(dim=0).cpu().numpy() for point in points]) / int(shown.sum())
+    cosine = np.stack([acts[point].sum(dim=0).cpu().numpy() for point in points]) / int(visible.sum())
     data = xr.Dataset(
         {"cosine": (("layer", "head", "other_head"), cosine)},
         coords={"layer": list(map(str, layers)), "head": range(stack.n_heads), "other_head": range(stack.n_heads)},
     )
-    title = f"Similarity of heads of {chosen}"
-    data.attrs = run.describe("head_similarity", title, "tsfm-lens paper, section 4", attention=chosen)
+    title = f"Similarity of heads of {attention}"
+    data.attrs = run.describe("head_similarity", title, "tsfm-lens paper, section 4", attention=attention)
     return data
 
 
-def _head_cosines(lens: Lens, writes: Tensor, shown: Tensor) -> Tensor:
-    """(batch, pos, head, d_model) to (batch, head, head), sums over the tokens that are shown, (batch, pos)."""
-    own = lens.registry.state.own(shown).to(writes.device)
+def _head_cosines(lens: Lens, writes: Tensor, visible: Tensor) -> Tensor:
+    """Sum cosines over visible tokens (batch, pos), (batch, pos, head, d_model) -> (batch, head, head)."""
+    own = lens.registry.state.own(visible).to(writes.device)
     z = torch.where(own[..., None, None], writes.double(), 0.0)
     unit = z / z.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     return torch.einsum("bphd,bpgd->bhg", unit, unit)
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:
-    """Linear centred kernel alignment of every pair, ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) in Frobenius norms.
+    """Compute linear centred kernel alignment of every pair, ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) in Frobenius norms.
 
     Args:
         representations: (sample, feature) each, with the same samples; features may differ in number.

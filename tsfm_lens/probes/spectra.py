@@ -28,16 +28,16 @@ def head_spectra(
     products: Iterable[str] = PRODUCTS,
     fold_norm: bool = False,
 ) -> xr.Dataset:
-    """Singular values of W_Q W_Kᵀ and W_V W_O of every head.
+    """Compute singular values of W_Q W_Kᵀ and W_V W_O of every head.
 
-    The products have d_model × d_model entries and at most d_head singular values; these come from a
-    d_head × d_head core, after a QR factorisation of both factors, so the products are never formed. Weights alone do
-    not say whether a head has any effect: heads planted to do nothing have the stable ranks of those that work.
+    The products have d_model × d_model entries and at most d_head singular values. These come from a d_head × d_head
+    core, after a QR factorisation of both factors, so the products are never formed. Weights alone do not show whether
+    a head has any effect: heads planted to do nothing have the stable ranks of those that work.
 
     Args:
         lens: the model.
         kind: kind of attention; the stack's last kind if None.
-        stack: its stack; the one that is read out if None.
+        stack: the stack of the attention; the one that is read out if None.
         products: "QK", "OV" or both.
         fold_norm: with the gain of the norm before the branch in the matrices.
 
@@ -58,17 +58,17 @@ def head_spectra(
         ('product', 'layer', 'head')
     """
     column = lens.wiring.output_stack if stack is None else _stack(lens, stack)
-    chosen, layers = column.layers_with(kind)
-    wanted = list(products)
-    for product in wanted:
+    attention, layers = column.layers_with(kind)
+    names = list(products)
+    for product in names:
         if product not in PRODUCTS:
             raise unknown_name("product", product, PRODUCTS)
-    if not wanted:
+    if not names:
         raise InputError("products is empty; choose QK, OV or both")
-    values = np.empty((len(wanted), len(layers), column.n_heads, column.d_head))
+    values = np.empty((len(names), len(layers), column.n_heads, column.d_head))
     for place, layer in enumerate(layers):
-        weights = lens.weights.heads(layer, chosen, column.name, fold_norm=fold_norm)
-        for index, product in enumerate(wanted):
+        weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
+        for index, product in enumerate(names):
             values[index, place] = core_singular_values(*_factors(weights, product)).cpu().numpy()
     ranks = stable_rank(values)
     data = xr.Dataset(
@@ -77,22 +77,22 @@ def head_spectra(
             "stable_rank": (("product", "layer", "head"), ranks),
             "order": (("product", "layer", "head"), ranks.argsort(axis=-1).argsort(axis=-1)),
         },
-        coords={"product": wanted, "layer": list(map(str, layers)), "head": range(column.n_heads)},
+        coords={"product": names, "layer": list(map(str, layers)), "head": range(column.n_heads)},
     )
     data.attrs = describe(
         lens,
         "spectra",
-        f"Spectra of {chosen}",
+        f"Spectra of {attention}",
         "tsfm-lens paper, definition 5.1 (S3-SRANK)",
         stack=column.name,
-        attention=chosen,
+        attention=attention,
         fold_norm=int(fold_norm),
     )
     return data
 
 
 def stable_rank(singular_values: np.ndarray) -> np.ndarray:
-    """‖A‖_F² / ‖A‖₂² of matrices given by their singular values, (…, mode) descending -> (…); NaN for zero matrices.
+    """Compute ‖A‖_F² / ‖A‖₂² from singular values, (…, mode) descending -> (…); NaN for zero matrices.
 
     Example:
         >>> float(probes.stable_rank(np.array([1.0, 1.0, 1.0])))
@@ -106,7 +106,7 @@ def stable_rank(singular_values: np.ndarray) -> np.ndarray:
 
 
 def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
-    """Singular values of ``left @ right``, descending, in float64.
+    """Compute the singular values of ``left @ right``, descending, in float64.
 
     Args:
         left: (…, n, r).
@@ -121,7 +121,7 @@ def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The singular value decomposition of ``left @ right`` without that product, in float64.
+    """Compute the singular value decomposition of ``left @ right`` without that product, in float64.
 
     Args:
         left: (…, n, r).

@@ -1,4 +1,4 @@
-"""Who writes how much of the forecast into the residual stream, branch by branch."""
+"""Shares of the forecast that each branch writes into the residual stream."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["stream_shares"]
 
 
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
-    """The writers of the stream that is read out, in order of writing, with the size of their direct attribution.
+    """List the writers of the stream that is read out, in order of writing, with the size of their attribution.
 
-    It inherits the limits of the decomposition, see :func:`tsfm_lens.probes.attribute`: of planted Chronos models, by
+    Shares have the limits of the decomposition, see :func:`tsfm_lens.probes.attribute`. In planted Chronos models, by
     their logits, a head that lifts the logits of all values alike has a share as large as a true part's.
 
     Args:
@@ -30,9 +30,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``:
         ``size``, the mean over steps of the absolute attribution of the whole branch, in ``attrs["unit"]``;
         ``share``, the same over the sum of all writers, with what :func:`tsfm_lens.probes.findings.judge` adds;
-        ``head_size`` (writer, head, series), that of single
-        heads, NaN where a writer has none. Coordinates ``layer_index``, ``kind``, and ``keys_from``, the stack
-        whose activations an attention reads.
+        ``head_size`` (writer, head, series), that of single heads, NaN where a writer has none. Coordinates
+        ``layer_index``, ``kind``, and ``keys_from``, the stack whose activations an attention reads.
 
     Source:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
@@ -42,31 +41,31 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         UnknownNameError: the model does not allow this decomposition.
 
     Example:
-        >>> found = probes.stream_shares(run)
-        >>> round(float(found["share"].sum()), 3)
+        >>> data = probes.stream_shares(run)
+        >>> round(float(data["share"].sum()), 3)
         1.0
     """
     lens = run.lens
-    allowed = decompositions_of(lens)
-    chosen = allowed[0] if decomposition is None else decomposition
-    if chosen not in allowed:
-        raise unknown_name("attribution decomposition", chosen, allowed)
+    methods = decompositions_of(lens)
+    method = methods[0] if decomposition is None else decomposition
+    if method not in methods:
+        raise unknown_name("attribution decomposition", method, methods)
     # only the path integral has nodes
-    found = decomposed(run) if chosen == "integrated" else decomposed(run, None)
-    parts = found["attribution"].sel(decomposition=chosen)
+    result = decomposed(run) if method == "integrated" else decomposed(run, None)
+    parts = result["attribution"].sel(decomposition=method)
     parts = of_median(parts).transpose("component", "series", "step")
-    places = list(zip(found["layer_index"].values.tolist(), found["kind"].values.tolist(), strict=True))
+    places = list(zip(result["layer_index"].values.tolist(), result["kind"].values.tolist(), strict=True))
     order = _in_order(lens, list(dict.fromkeys(places)))
     stack = lens.wiring.output_stack
     size = np.empty((len(order), parts.sizes["series"]))
     head_size = np.full((len(order), stack.n_heads, parts.sizes["series"]), np.nan)
     for row, place in enumerate(order):
         members = [i for i, each in enumerate(places) if each == place]
-        own = parts.values[members]
-        size[row] = np.abs(own.sum(axis=0)).mean(axis=-1)
-        heads = found["head"].values[members]
+        branch_parts = parts.values[members]
+        size[row] = np.abs(branch_parts.sum(axis=0)).mean(axis=-1)
+        heads = result["head"].values[members]
         if (heads >= 0).all():
-            head_size[row, heads] = np.abs(own).mean(axis=-1)
+            head_size[row, heads] = np.abs(branch_parts).mean(axis=-1)
     total = size.sum(axis=0)
     dot = f"{stack.name}." if stack.name else ""
     data = xr.Dataset(
@@ -80,27 +79,28 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "layer_index": ("writer", [layer for layer, _ in order]),
             "kind": ("writer", [kind for _, kind in order]),
             "keys_from": ("writer", [_keys_from(lens, layer, kind) for layer, kind in order]),
-            "series": found["series"],
+            "series": result["series"],
             "head": range(stack.n_heads),
         },
     )
-    unit = str(found["unit"].sel(decomposition=chosen).item())
+    unit = str(result["unit"].sel(decomposition=method).item())
     data.attrs = run.describe(
         "stream_shares",
         "Writers of the residual stream",
         "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)",
-        decomposition=chosen,
+        decomposition=method,
         unit=unit,
         stack=stack.name,
         d_model=stack.d_model,
     )
-    whole = np.abs(of_median(found["total"].sel(decomposition=chosen)).transpose("series", "step").values).mean(-1)
+    totals = of_median(result["total"].sel(decomposition=method)).transpose("series", "step")
+    whole = np.abs(totals.values).mean(-1)
     floor = relative_rounding(lens) * np.divide(whole, total, out=np.ones_like(total), where=total > 0)
     return judge(data, "share", floor=floor)
 
 
 def _in_order(lens: Lens, places: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Embedding, then layer by layer in order of writing, then what the output projections add."""
+    """Sort writers: embedding, then layer by layer in order of writing, then what the output projections add."""
     stack = lens.wiring.output_stack
 
     def key(place: tuple[int, str]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The singular values of a tall matrix whose rows come in parts, without ever holding it."""
+"""Singular values of a tall matrix whose rows come in parts, without ever holding it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__: list[str] = []
 
 
 class StreamedSpectrum:
-    """The triangular factor of a QR factorisation, brought up to date with every part.
+    """Triangular factor of a QR factorisation, brought up to date with every part.
 
-    It has the singular values of all rows so far, to rounding in float64 of the largest one; the Gram matrix, which
-    would be cheaper, has their squares and loses all below √eps, 1.5e-8, of the largest.
+    It has the singular values of all rows so far, to rounding in float64 of the largest one. The Gram matrix would be
+    cheaper, but has their squares and loses all below √eps, 1.5e-8, of the largest.
 
     Args:
         width: columns of the matrix.
 
     Attributes:
-        rows: how many have come.
+        rows: number of rows so far.
 
     Source:
         Demmel, Grigori, Hoemmen and Langou 2012, Communication-optimal parallel and sequential QR and LU
@@ -38,7 +38,7 @@ class StreamedSpectrum:
         self.rows = 0
 
     def add(self, rows: Tensor) -> None:
-        """Take a part of the rows, (n, width), of any precision.
+        """Add a part of the rows, (n, width), of any precision.
 
         Raises:
             InputError: a value is not finite.
@@ -54,18 +54,19 @@ class StreamedSpectrum:
         self._factor = torch.linalg.qr(torch.cat([self._factor, part]), mode="r").R
 
     def singular_values(self) -> np.ndarray:
-        """All of them, descending: as many as the shorter side of the matrix is long."""
+        """Compute all of them, descending: as many as the shorter side of the matrix is long."""
         return torch.linalg.svdvals(self._factor).numpy()
 
     def singular_values_through(self, map_of_rows: Tensor) -> np.ndarray:
-        """Those of the matrix times another one, (width, any), descending."""
+        """Compute those of the matrix times another one, (width, any), descending."""
         return torch.linalg.svdvals(self._factor @ map_of_rows.detach().cpu().double()).numpy()
 
     def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
-        """By how much of the largest the rounding of a forward moves singular values.
+        """Bound how far the rounding of a forward moves singular values, over the largest.
 
         Args:
-            values: singular values; blocks: that the stream has passed, with about 100 roundings each.
+            values: singular values.
+            blocks: number of blocks before the stream, with about 100 roundings each.
         """
         longest = self._longest + float(self._factor.norm(dim=0).max())
         error = self._eps / 2 / math.sqrt(3) * math.sqrt(1 + 100 * blocks)

@@ -1,4 +1,4 @@
-"""What heads do at every checkpoint of a training run: the birth of induction heads."""
+"""Heads at every checkpoint of a training run: the birth of induction heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsfm_lens.probes.repeated_motif import repeated_motif
 __all__ = ["training_history"]
 
 _SOURCE = "after Olsson et al. 2022, arXiv:2209.11895 (induction over training)"
-_JUDGED = ("low", "high", "stands_out")
+_STATISTICS = ("low", "high", "stands_out")
 _TOKENS = {"decoding": "forced", "positions": "all"}
 
 
@@ -30,11 +30,11 @@ def training_history(
 ) -> xr.Dataset:
     """Score the heads of every checkpoint on the same repeated motifs.
 
-    Token models with cross-attention take :func:`tsfm_lens.probes.repeated_tokens`, led along the motif so that scores
-    do not depend on how well the model copies; other models :func:`tsfm_lens.probes.repeated_motif`.
+    Token models with cross-attention take :func:`tsfm_lens.probes.repeated_tokens`, with forced decoding so that scores
+    do not depend on how well the model copies. Other models take :func:`tsfm_lens.probes.repeated_motif`.
 
     Args:
-        checkpoints: lens by optimiser step; each is asked for once, and not held.
+        checkpoints: lens by optimiser step; each is read from the mapping once, and not kept.
         losses: training loss by step, at these steps or others.
         name: of the model that was trained; that of its last checkpoint if "".
         seed: of the motifs.
@@ -56,8 +56,8 @@ def training_history(
         InputError: no checkpoints, they are not of one shape, or as in the probe.
 
     Example:
-        >>> found = probes.training_history({0: lens}, n_sequences=4, motif=8)
-        >>> found["prefix_matching"].dims
+        >>> data = probes.training_history({0: lens}, n_sequences=4, motif=8)
+        >>> data["prefix_matching"].dims
         ('training_step', 'layer', 'head')
     """
     if not checkpoints:
@@ -75,12 +75,12 @@ def training_history(
         training_step=steps
     )
     if losses:
-        told = sorted(losses)
-        data["loss"] = (("loss_step",), np.array([losses[step] for step in told]))
-        data = data.assign_coords(loss_step=told)
+        loss_steps = sorted(losses)
+        data["loss"] = (("loss_step",), np.array([losses[step] for step in loss_steps]))
+        data = data.assign_coords(loss_step=loss_steps)
     data.attrs |= {"kind": "training_history", "title": "Heads over training", "source": _SOURCE}
     data.attrs["model"] = name or data.attrs["model"]
-    # every checkpoint had noise of its own, and what one is below another may stand out of
+    # every checkpoint has noise of its own: an effect may be below one floor and stand out of another
     if any(bool(data[one].any()) for one in data if str(one).endswith("_stands_out")):
         data.attrs.pop("below_noise", None)
     return data
@@ -91,26 +91,26 @@ def _is_token_model(lens: Lens) -> bool:
 
 
 def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
-    found = repeated_tokens(lens, seed=seed, **{**_TOKENS, **options})
+    result = repeated_tokens(lens, seed=seed, **{**_TOKENS, **options})
     # the context's tokens, and the end token
-    keys = found.attrs["motif"] * found.attrs["repeats"] + 1
-    kept = _with_interval(found, "prefix_matching") | _with_interval(found, "copy_score")
-    kept |= {"prefix_floor": xr.DataArray(1.0 / keys), "copying": found["copy_accuracy"]}
-    return _as_record(found, kept, (found["entropy"] / np.log(keys)).drop_attrs())
+    keys = result.attrs["motif"] * result.attrs["repeats"] + 1
+    variables = _with_interval(result, "prefix_matching") | _with_interval(result, "copy_score")
+    variables |= {"prefix_floor": xr.DataArray(1.0 / keys), "copying": result["copy_accuracy"]}
+    return _as_record(result, variables, (result["entropy"] / np.log(keys)).drop_attrs())
 
 
 def _of_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
-    found = repeated_motif(lens, seed=seed, **options)
-    kept = _with_interval(found.sel(target="after_last"), "advantage")
-    if "relative_copy_error" in found:
-        kept |= {"copying": 1.0 - found["relative_copy_error"].mean("series")}
-    return _as_record(found, kept, found["entropy_share"])
+    result = repeated_motif(lens, seed=seed, **options)
+    variables = _with_interval(result.sel(target="after_last"), "advantage")
+    if "relative_copy_error" in result:
+        variables |= {"copying": 1.0 - result["relative_copy_error"].mean("series")}
+    return _as_record(result, variables, result["entropy_share"])
 
 
 def _with_interval(data: xr.Dataset, name: str) -> dict[str, xr.DataArray]:
-    return {part: data[part] for part in (name, *(f"{name}_{part}" for part in _JUDGED))}
+    return {part: data[part] for part in (name, *(f"{name}_{part}" for part in _STATISTICS))}
 
 
-def _as_record(found: xr.Dataset, kept: dict[str, xr.DataArray], entropy: xr.DataArray) -> xr.Dataset:
-    plain = {name: value.drop_vars("target", errors="ignore") for name, value in kept.items()}
-    return xr.Dataset({**plain, "entropy_share": entropy}, attrs=found.attrs)
+def _as_record(result: xr.Dataset, variables: dict[str, xr.DataArray], entropy: xr.DataArray) -> xr.Dataset:
+    plain = {name: value.drop_vars("target", errors="ignore") for name, value in variables.items()}
+    return xr.Dataset({**plain, "entropy_share": entropy}, attrs=result.attrs)

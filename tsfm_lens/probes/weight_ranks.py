@@ -1,4 +1,4 @@
-"""How many directions every weight matrix of a model uses: weights alone."""
+"""Ranks of every weight matrix of a model: weights alone."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def weight_ranks(
     parts: Iterable[str] = PARTS,
     decades: int = DECADES,
 ) -> xr.Dataset:
-    """Singular values and ranks of W_Q, W_K, W_V and W_O of every attention, and of the matrices of every MLP.
+    """Compute singular values and ranks of the matrices of every attention and every MLP.
 
-    All singular values are computed in float64 from the weights as they are stored. Rounding to the precision of the
-    checkpoint moves each of them by about ``rounding_floor`` times the largest: what is smaller cannot be told from
-    zero, and a rank at a smaller ε counts rounding errors. Such ranks are marked by ``told``, and an ε at which all
-    are is refused. Keys and values that several query heads share stand once in W_K and W_V.
+    All singular values are computed in float64 from the stored weights. Rounding to the precision of the checkpoint
+    moves each of them by about ``rounding_floor`` times the largest. Smaller ones cannot be told from zero, and a rank
+    at a smaller ε counts rounding errors. ``told`` is false for such ranks, and an ε at which all ranks are such is
+    refused. Keys and values that several query heads share stand once in W_K and W_V.
 
     Args:
         lens: the model.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
         per_head: the part of every head too, as matrices of their own.
         stack: one stack; all if None.
-        parts: which matrices; those that a model has of them.
-        decades: of the histogram.
+        parts: names of matrices; the model may lack some.
+        decades: number of decades of the histogram.
 
     Returns:
         Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of one head
@@ -68,8 +68,8 @@ def weight_ranks(
             the model has none of the parts.
 
     Example:
-        >>> found = probes.weight_ranks(lens, epsilon=0.01)
-        >>> bool((found["epsilon_rank"] <= found["full"]).all())
+        >>> data = probes.weight_ranks(lens, epsilon=0.01)
+        >>> bool((data["epsilon_rank"] <= data["full"]).all())
         True
     """
     levels = checked_levels(epsilon)
@@ -79,17 +79,17 @@ def weight_ranks(
     precision = stored_precision(lens)
     values = np.full((len(matrices), max(one.full for one in matrices)), np.nan)
     floor = np.full(len(matrices), np.nan)
-    found = [_measured(one, precision) for one in matrices]
-    for row, (own, rounding) in enumerate(found):
-        values[row, : len(own)], floor[row] = own, rounding
+    measurements = [_measure(one, precision) for one in matrices]
+    for row, (spectrum, rounding) in enumerate(measurements):
+        values[row, : len(spectrum)], floor[row] = spectrum, rounding
     _refuse_rounding(levels, floor, precision)
-    spectra = [own for own, _ in found]
+    spectra = [spectrum for spectrum, _ in measurements]
     full = np.array([one.full for one in matrices])
-    ranks = np.stack([epsilon_rank(own, levels) for own in spectra], axis=1)
+    ranks = np.stack([epsilon_rank(spectrum, levels) for spectrum in spectra], axis=1)
     each = {
-        "stable_rank": [stable_rank(own) for own in spectra],
-        "effective_rank": [effective_rank(own) for own in spectra],
-        "participation_ratio": [participation_ratio(own) for own in spectra],
+        "stable_rank": [stable_rank(spectrum) for spectrum in spectra],
+        "effective_rank": [effective_rank(spectrum) for spectrum in spectra],
+        "participation_ratio": [participation_ratio(spectrum) for spectrum in spectra],
         "rounding_floor": floor,
     }
     data = xr.Dataset(
@@ -99,7 +99,10 @@ def weight_ranks(
             "rank_share": (("epsilon", "matrix"), ranks / full),
             "told": (("epsilon", "matrix"), ~(np.array(levels)[:, None] < floor)),
             **{name: ("matrix", np.array(column, dtype=float)) for name, column in each.items()},
-            "decade_count": (("matrix", "decade"), np.stack([decade_histogram(own, decades) for own in spectra])),
+            "decade_count": (
+                ("matrix", "decade"),
+                np.stack([decade_histogram(spectrum, decades) for spectrum in spectra]),
+            ),
         },
         coords={"epsilon": levels, "decade": [10.0**-place for place in range(decades)], **_coordinates(matrices)},
     )
@@ -110,7 +113,7 @@ def weight_ranks(
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """One weight matrix: where it stands, and its values (rows, columns), which act from the right."""
+    """Weight matrix: where it stands, and its values (rows, columns), which act from the right."""
 
     stack: str
     layer: int
@@ -125,14 +128,14 @@ class Matrix:
 
     @property
     def full(self) -> int:
-        """The largest possible rank."""
+        """Largest possible rank."""
         return min(self.weight.shape)
 
 
 def weight_matrices(
     lens: Lens, *, stack: str | None = None, parts: Iterable[str] = PARTS, per_head: bool = False
 ) -> Iterator[Matrix]:
-    """The matrices of all attentions and MLPs, in order of writing, each followed by those of its heads.
+    """Yield the matrices of all attentions and MLPs, in order of writing, each followed by those of its heads.
 
     Args:
         lens, stack, parts, per_head: see :func:`weight_ranks`.
@@ -140,8 +143,8 @@ def weight_matrices(
     Raises:
         UnknownNameError: no such stack or part.
     """
-    wanted = list(parts)
-    for part in wanted:
+    names = list(parts)
+    for part in names:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
     stacks = {each.name: each for each in lens.wiring.stacks}
@@ -151,12 +154,12 @@ def weight_matrices(
         for layer in range(column.n_layers):
             for row in column.rows(layer):
                 for part, weight in _weights_of(lens, column, layer, row):
-                    if part in wanted:
+                    if part in names:
                         yield from _whole_and_heads((column.name, layer, row.kind), part, weight, per_head)
 
 
 def _weights_of(lens: Lens, column: Stack, layer: int, row: Writer) -> Iterator[tuple[str, Tensor]]:
-    """Parts of one writer: of an attention (head, rows, columns), of an MLP (rows, columns)."""
+    """Yield the parts of one writer: of an attention (head, rows, columns), of an MLP (rows, columns)."""
     if isinstance(row, Attention):
         for letter in "qkv":
             yield f"W_{letter.upper()}", lens.weights.projection(layer, row.kind, letter, column.name)[0]
@@ -177,12 +180,12 @@ def _whole_and_heads(place: tuple[str, int, str], part: str, weight: Tensor, per
     # heads stand side by side where they are read, one below the other where they write
     yield Matrix(*place, part, weight.flatten(0, 1) if part == "W_O" else weight.transpose(0, 1).flatten(1))
     if per_head:
-        for head, own in enumerate(weight):
-            yield Matrix(*place, part, own, str(head))
+        for head, head_weight in enumerate(weight):
+            yield Matrix(*place, part, head_weight, str(head))
 
 
-def _measured(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
-    """Singular values, and by how much of the largest the rounding of the entries moves them.
+def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
+    """Compute singular values, and how far the rounding of the entries moves them, over the largest.
 
     Raises:
         InputError: an entry is not finite.
@@ -198,7 +201,7 @@ def _measured(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float
 
 
 def rounding_floor(values: np.ndarray, longest: float, error: float, size: int) -> float:
-    """By how much of the largest singular value errors of the entries move all of them; NaN for a matrix of zeros.
+    """Bound how far errors of the entries move singular values, over the largest; NaN for a matrix of zeros.
 
     Args:
         values: singular values, descending.
@@ -216,7 +219,7 @@ def rounding_floor(values: np.ndarray, longest: float, error: float, size: int) 
 
 
 def stored_precision(lens: Lens) -> torch.dtype:
-    """The coarsest precision that holds all weights exactly: that of the checkpoint, whatever it was opened in."""
+    """Return the coarsest precision that holds all weights exactly: that of the checkpoint."""
     matrices = [weight.detach() for weight in lens.parameters() if weight.ndim > 1 and weight.is_floating_point()]
     for dtype in _PRECISIONS:
         if all(torch.equal(weight.to(dtype).to(weight.dtype), weight) for weight in matrices):
@@ -229,27 +232,27 @@ def _name(precision: torch.dtype) -> str:
 
 
 def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
-    """Values of ε, the largest first, each once.
+    """Check values of ε, and return them, the largest first, each once.
 
     Raises:
         InputError: there is none, or one is no number above 0 and below 1.
     """
-    given = list(epsilon) if isinstance(epsilon, Iterable) else [epsilon]
-    for level in given:
+    levels = list(epsilon) if isinstance(epsilon, Iterable) else [epsilon]
+    for level in levels:
         if isinstance(level, bool) or not isinstance(level, int | float | np.number) or not 0 < level < 1:
             raise InputError(f"epsilon is {level!r}, expected above 0 and below 1, such as 0.01")
-    if not given:
+    if not levels:
         raise InputError("epsilon is empty, expected at least one number above 0 and below 1")
-    return sorted({float(level) for level in given}, reverse=True)
+    return sorted({float(level) for level in levels}, reverse=True)
 
 
 def _refuse_rounding(levels: Sequence[float], floor: np.ndarray, precision: torch.dtype) -> None:
     """Refuse an ε that no matrix can tell from rounding."""
-    known = floor[np.isfinite(floor)]
-    if len(known) and min(levels) < known.min():
+    finite = floor[np.isfinite(floor)]
+    if len(finite) and min(levels) < finite.min():
         raise InputError(
             f"epsilon {min(levels):g} is below what these weights can tell: they are stored in "
-            f"{_name(precision)}, whose rounding moves relative singular values by {known.min():.1g}; "
+            f"{_name(precision)}, whose rounding moves relative singular values by {finite.min():.1g}; "
             "choose a larger one"
         )
 

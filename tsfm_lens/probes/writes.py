@@ -1,4 +1,4 @@
-"""What is written to the stream that is read out, and its readout, each held against the model's own."""
+"""Writes to the stream that is read out, and its readout, each held against the model's own."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SUMMED = ("hook_out", "hook_result", *RESIDUAL_NAMES, "hook_resid_post")
 
 
 def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
-    """What the embedding, every head and every MLP write to the stream: names and (component, series, pos, d_model).
+    """Return what the embedding, every head and every MLP write: names and (component, series, pos, d_model).
 
     Raises:
-        WiringError: they do not sum to the model's own last stream; names where they first differ from it.
+        WiringError: the writes do not sum to the model's own last stream; names where they first differ from it.
         InputError: the same, under hooks that edit the stream itself.
 
     Example:
@@ -39,32 +39,32 @@ def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
 
 
 def writes_and_stream(run: Run) -> tuple[list[Component | str], Tensor, Tensor]:
-    """Names and writes of :func:`component_writes`, and the model's own last stream (series, pos, d_model).
+    """Return names and writes of :func:`component_writes`, and the model's own last stream (series, pos, d_model).
 
     All are of one forward, and compared: the writes sum to the stream up to rounding.
     """
     lens, model = run.lens, run.lens.model
     stack = lens.wiring.output_stack
     dot = f"{stack.name}." if stack.name else ""
-    chosen = writers(lens.wiring)
-    heads = sorted({f"{stack.prefix}.{c.layer}.{c.kind}.hook_result" for c in chosen if c.head is not None})
-    branches = [f"{stack.prefix}.{c.layer}.{c.kind}.hook_out" for c in chosen if c.head is None]
+    components = writers(lens.wiring)
+    heads = sorted({f"{stack.prefix}.{c.layer}.{c.kind}.hook_result" for c in components if c.head is not None})
+    branches = [f"{stack.prefix}.{c.layer}.{c.kind}.hook_out" for c in components if c.head is None]
     end = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
     acts = run.in_one_pass().record([f"{dot}hook_embed", *heads, *branches, end])
     with torch.no_grad():
         # where blocks rescale the stream, every later scale is part of a write
-        carried = carry_factors(model, stack)
-        parts = [acts[f"{dot}hook_embed"] * carried["embed"]]
-        for component in chosen:
+        factors = carry_factors(model, stack)
+        parts = [acts[f"{dot}hook_embed"] * factors["embed"]]
+        for component in components:
             assert component.kind is not None
             at = f"{stack.prefix}.{component.layer}.{component.kind}"
             if component.head is None:
                 write = acts[f"{at}.hook_out"]
             else:
                 write = acts[f"{at}.hook_result"][..., component.head, :]
-            parts.append(write * carried[component.layer, component.kind])
-        bias = _biases(lens, carried)
-        names: list[Component | str] = ["embed", *chosen]
+            parts.append(write * factors[component.layer, component.kind])
+        bias = _biases(lens, factors)
+        names: list[Component | str] = ["embed", *components]
         if bias is not None:
             names.append("bias")
             parts.append(bias.expand_as(parts[0]))
@@ -86,50 +86,50 @@ def own_readout(run: Run, last: Tensor) -> Tensor:
         last: the stream after the last block, (series, pos, d_model).
 
     Returns:
-        What :meth:`Lens.readout` gives, up to rounding the output of the run's own forward.
+        The output of :meth:`Lens.readout`, up to rounding that of the run's own forward.
 
     Raises:
-        WiringError: it is not; the adapter's ``final_norm`` and ``head`` are not the model's.
-        InputError: it is not, under hooks.
+        WiringError: the outputs differ; the adapter's ``final_norm`` and ``head`` are not the model's.
+        InputError: the outputs differ, under hooks.
     """
     single = run.in_one_pass()
     output = run.lens.readout(last, run.encoded)
-    found = single.read(output.detach()).cpu().double().numpy()
-    apart = np.abs(found - single.point)
-    apart[(found == single.point) | (np.isnan(found) & np.isnan(single.point))] = 0.0
+    forecast = single.read(output.detach()).cpu().double().numpy()
+    apart = np.abs(forecast - single.point)
+    apart[(forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))] = 0.0
     bound = own_rounding(single)
     wrong = ~(apart.max(-1) <= bound)
     if wrong.any():
         row = int(wrong.argmax())
-        said = (
+        message = (
             f"the last residual stream, read out by {run.lens.wiring.architecture!r}, is off the model's own forecast "
             f"of series {run.batch.ids[row]!r} by up to {apart[row].max():.3g}, and rounding allows {bound[row]:.1g}"
         )
         hooked = edited_points(run.lens)
         if hooked:
             raise InputError(
-                f"{said}. Hooks are set at {', '.join(hooked)}, and what they change behind the last block is in no "
+                f"{message}. Hooks are set at {', '.join(hooked)}, and what they change behind the last block is in no "
                 "readout of a stream; decompose a run without them"
             )
         raise WiringError(
-            f"{said}. ln_final, or final_norm or head of the adapter, is not what the model does behind its last "
+            f"{message}. ln_final, or final_norm or head of the adapter, is not what the model does behind its last "
             "block, which testing.check_wiring tells"
         )
     return output
 
 
 def edited_points(lens: Lens) -> list[str]:
-    """Hook points that have a hook now."""
+    """Return hook points that have a hook now."""
     return [name for name, point in lens.registry.hooked.items() if point.fwd_hooks]
 
 
-def _biases(lens: Lens, carried: Mapping[Place, float]) -> Tensor | None:
-    """What the attentions' output projections add whatever their heads do, None where they have no bias."""
+def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
+    """Sum what the attentions' output projections add whatever their heads do, None where there is no bias."""
     stack = lens.wiring.output_stack
     total = None
     for layer in range(stack.n_layers):
         for row in stack.attentions(layer):
-            scale = lens.weights.scale(layer, row.kind, stack.name) * carried[layer, row.kind]
+            scale = lens.weights.scale(layer, row.kind, stack.name) * factors[layer, row.kind]
             bias = lens.weights.b_O(layer, row.kind, stack.name) * scale
             if not row.post_norm and bool(bias.any()):
                 total = bias if total is None else total + bias

@@ -40,10 +40,10 @@ def ablation_effects(
     In single forwards a token model's decoder follows the run's path whatever is ablated, and expected values are
     compared; in rollouts every ablated model goes its own way, under the same draws.
 
-    Mean ablation does not miss a part that writes the same whatever the series, such as a head that marks positions. To
-    stand out of rounding is not to matter: in planted patch models most decoys do, loud ones too, zeroed or at their
-    mean, though true parts rank before them. A part whose loss a backup makes up for ranks low, as far as it is made up
-    for; ``self_repair`` of :func:`tsfm_lens.probes.causal_effects` names it.
+    Mean ablation has no effect on a part that writes the same for every series, such as a head that marks positions. An
+    effect that stands out of rounding need not matter: in planted patch models most decoys stand out, loud ones too,
+    zeroed or at their mean, though true parts rank before them. A part with a backup ranks low, as far as the backup
+    compensates; ``self_repair`` of :func:`tsfm_lens.probes.causal_effects` names it.
 
     Args:
         run: the forecast to explain; with a truth for the errors.
@@ -58,9 +58,8 @@ def ablation_effects(
         (``mae_change`` = ablated / baseline - 1); ``mean_shift``, the mean distance from the plain forecast in data
         units; for each of these what :func:`tsfm_lens.probes.findings.judge` adds. A token model's decoder reads a
         start token at its first step and no value: that step is left out of all of them, and has ``first_step_shift``
-        of its own. ``forecast`` and ``baseline_forecast``, of which the attribute
-        ``statistic`` tells what they are: medians in rollouts; in single forwards expected values of token models,
-        means of a distribution head, medians of all others.
+        of its own. ``forecast`` and ``baseline_forecast``, named by the attribute ``statistic``: medians in rollouts;
+        in single forwards expected values of token models, means of a distribution head, medians of all others.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
@@ -69,16 +68,16 @@ def ablation_effects(
         UnknownNameError: a component does not exist.
 
     Example:
-        >>> found = probes.ablation_effects(run, components="decoder.*.mlp")
-        >>> found["mean_shift_leads"].dims
+        >>> data = probes.ablation_effects(run, components="decoder.*.mlp")
+        >>> data["mean_shift_leads"].dims
         ('component',)
-        >>> found["component"].values.tolist()
+        >>> data["component"].values.tolist()
         ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
     """
     lens = run.lens
-    chosen = _default(lens) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(list(chosen)))
-    plain, forecasts = run.point, ablated_points(run, chosen, how, reference, progress)
+    targets = _default(lens) if components is None else lens.components(*listed(components, "components"))
+    data = run.dataset().assign_coords(component_coords(list(targets)))
+    plain, forecasts = run.point, ablated_points(run, targets, how, reference, progress)
     steps = ("component", "series", "step")
     data = data.assign(forecast=(steps, forecasts), baseline_forecast=(steps[1:], plain))
     later = slice(run.steps_from, None)
@@ -93,16 +92,16 @@ def ablation_effects(
     source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
     data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
-    return _judged(data, run)
+    return _add_statistics(data, run)
 
 
 def ablated_points(
-    run: Run, chosen: Sequence[Component], how: str, reference: Any, progress: Progress | None = None
+    run: Run, components: Sequence[Component], how: str, reference: Any, progress: Progress | None = None
 ) -> np.ndarray:
-    """Forecasts of :func:`ablation_effects` alone, (component, series, step)."""
-    known = reference_of(run, how, reference)
-    made = ablated_variants(run.lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
-    return points_without(run, dict(zip(chosen, made, strict=True)), how, progress)
+    """Compute the forecasts of :func:`ablation_effects` alone, (component, series, step)."""
+    source = reference_of(run, how, reference)
+    interventions = ablated_variants(run.lens, components, how, source, horizon=run.horizon, seed=run.seed)
+    return points_without(run, dict(zip(components, interventions, strict=True)), how, progress)
 
 
 def points_without(
@@ -113,31 +112,31 @@ def points_without(
     *,
     beside: Sequence[Variant] = (),
 ) -> np.ndarray:
-    """Forecasts without each component, and behind them of further variants, (variant, series, step).
+    """Forecast without each component, and behind them with further variants, (variant, series, step).
 
     Args:
         run: whose components are ablated.
         ablations: of each component.
-        how: what takes the components' place; by zeros, what another probe of the run has ablated is not run again.
-        progress: called with the variants done and their number.
+        how: what takes the components' place; zero ablations of earlier probes of the run are not run again.
+        progress: called with the number of finished variants and of all.
         beside: variants that run side by side with the ablations.
     """
-    # hooks of the caller's own may be other ones by the next call
+    # the caller's own hooks may change before the next call
     shares = how == "zero" and not run.lens.registry.in_use
-    known: dict[Component, np.ndarray] = run.derived.setdefault("ablated", {}) if shares else {}
-    missing = {component: parts for component, parts in ablations.items() if component not in known}
+    cache: dict[Component, np.ndarray] = run.derived.setdefault("ablated", {}) if shares else {}
+    missing = {component: parts for component, parts in ablations.items() if component not in cache}
     variants = [Variant(str(component), parts) for component, parts in missing.items()]
     new = [*variants, *beside]
-    found = point_forecasts(run, new, progress) if new else np.empty((0, len(run.batch), run.horizon))
-    known |= dict(zip(missing, found, strict=False))
-    return np.array([*(known[component] for component in ablations), *found[len(missing) :]])
+    forecasts = point_forecasts(run, new, progress) if new else np.empty((0, len(run.batch), run.horizon))
+    cache |= dict(zip(missing, forecasts, strict=False))
+    return np.array([*(cache[component] for component in ablations), *forecasts[len(missing) :]])
 
 
 def reference_of(run: Run, how: str, reference: Any) -> Any:
-    """What a run's ablations record their reference on, in such passes as the run has.
+    """Return what a run's ablations record their reference on, in such passes as the run has.
 
-    A resampled activation takes the place of one of the same tokens. So series that a token model's single forward
-    resamples from are put into single forwards of their own, each along its median path; all else stays as it is.
+    A resampled activation replaces one of the same tokens. So a token model's single forward needs reference series in
+    single forwards of their own, each along its median path. Any other reference is returned as it is.
 
     Args:
         run: whose components are ablated.
@@ -149,8 +148,8 @@ def reference_of(run: Run, how: str, reference: Any) -> Any:
     return run.lens.run(reference, run.horizon, rollout=False).encoded
 
 
-def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """With intervals, floors and what stands out, for each way of measuring an effect; heads among heads, and so on."""
+def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
+    """Add intervals, floors and what stands out for each measure of an effect; heads are compared with heads."""
     later = slice(run.steps_from, None)
     ways: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
         "spearman_distance": lambda other, plain: spearman_distance(other[..., later], plain[..., later]),
