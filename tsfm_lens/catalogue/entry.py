@@ -40,7 +40,7 @@ class Needs:
         words: what the model must have, as the end of "is defined by …".
         models: which have it, for lists.
         met: whether a model has it.
-        possible: whether a model of an architecture can have it, so that what cannot be is said before one is opened.
+        possible: whether a model of an architecture can have it, so that one that cannot is refused unopened.
     """
 
     words: str
@@ -123,8 +123,8 @@ class Measurement:
         about: what is measured, as the documentation's tables have it.
         heading: of its chapter in a report.
         guide: what a reader of the chapter must know, in one or two sentences.
-        compute: gives the result of a run, a dataset; None for what no single run makes: a table of a sweep, the result
-            of a study (``maker`` says which), or of a probe, the first of ``helpers``, of several models.
+        compute: computes the result of a run, a dataset. None for what no single run makes: a table of a sweep, the
+            result of a study (``maker`` names it), or of a probe of several models (the first of ``helpers``).
         plates: what a report draws of a result, each with its table and its reading.
         figures: all ways to draw it.
         helpers: further functions of :mod:`tsfm_lens.probes` that belong to it.

@@ -25,7 +25,7 @@ class Standing:
         series: over how many series.
 
     Raises:
-        InputError: nobody has asked of the result what stands out.
+        InputError: the result does not say what stands out.
     """
 
     def __init__(self, ds: xr.Dataset, name: str, *dims: str, **at: int) -> None:

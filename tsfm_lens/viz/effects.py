@@ -30,8 +30,8 @@ class Sizes:
 
     Attributes:
         direct: mean size over steps, (component, series).
-        total: what the direct effect comes to with all later components free, the total effect along the direct one:
-            negative where it points the other way, NaN where there is no direct effect, (component, series).
+        total: total effect projected on the direct one, with all later components free, (component, series).
+            Negative where it points the other way, NaN where there is no direct effect.
             1 - total / direct is the self-repair.
         unit: of both.
     """

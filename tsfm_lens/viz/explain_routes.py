@@ -55,8 +55,8 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
 
     Returns:
         Segments at the left, components in the middle, groups of forecast steps at the right. Arms are as wide as the
-        mean absolute effect in data units; effects through components of one chain overlap, so that the river is wider
-        than the effects of the segments, which their hover boxes have.
+        mean absolute effect in data units. Effects through components of one chain overlap, so the river is wider than
+        the effects of the segments. Hover boxes have these effects.
 
     Example:
         >>> "route_river" in viz.__all__

@@ -1,4 +1,4 @@
-"""One linked view of a model's heads: map of scores, the chosen head's write, spectra and attention, the forecast.
+"""Linked view of a model's heads: map of scores, the chosen head's write, spectra and attention, the forecast.
 
 The notebook's widget and the report's page draw the same figure. What changes on a click, on another score and on an
 ablation comes from :func:`head_update`, :func:`score_update` and :func:`ablation_update`, as properties of traces whose

@@ -144,7 +144,7 @@ def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
 def attention_words(ds: xr.Dataset, time: Timeline, steps: int = 1) -> dict[str, Any]:
     """Return colour bar and hover box of the attention in cells of so many steps.
 
-    A token of several steps has more than any cell shows, so that these say how many steps theirs is of.
+    A token of several steps has more attention than a cell shows, so both say how many steps a cell covers.
     """
     per = f" per {steps} steps" if steps > 1 else ""
     if not per and ds["attention"].attrs.get("token_steps", 1) > 1:

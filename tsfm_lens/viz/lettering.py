@@ -120,12 +120,12 @@ def legend_rows(layout: Part, traces: Sequence[Part], width: float) -> int:
     if not names:
         return 0
     room, size = lying_width(layout, traces, width), _legend_type(layout)
-    rows, filled = 1, 0.0
+    rows, row_width = 1, 0.0
     for name in names:
         needs = text_width(name, size) + _SIGN + _BESIDE
-        if filled and filled + needs > room:
-            rows, filled = rows + 1, 0.0
-        filled += needs
+        if row_width and row_width + needs > room:
+            rows, row_width = rows + 1, 0.0
+        row_width += needs
     return rows
 
 

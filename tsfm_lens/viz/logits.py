@@ -38,8 +38,8 @@ def lens_logit_map(
         value_range: lowest and highest value drawn. Unless given: context, truth and the central 98 % of the last
             layer's probability.
         rows: the most rows of a map; the logits of adjacent bins are averaged to keep to it, for display only.
-        raw: draw logits as they are; unless set, the mean over the values drawn is taken off at every step, which
-            changes no probability and leaves what tells one value from another.
+        raw: draw logits as they are. Unless set, the mean over drawn values is subtracted at every step. This changes
+            no probability and keeps the differences between values.
 
     Returns:
         Panels with shared axes. Colours are symmetric around 0 in each panel, whose title says at which logit they

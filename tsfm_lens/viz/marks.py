@@ -252,7 +252,7 @@ class Panel:
     def floor(self, noise: Finding | None, *, signed: bool = True, across: bool = False) -> None:
         """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known.
 
-        None is drawn where the noise of one series is above all that stands out of that of the others.
+        It is left out where the noise of one series exceeds every effect that stands out in the others.
         """
         if noise is None or not noise.floor > 0:
             return

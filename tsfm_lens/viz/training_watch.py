@@ -33,7 +33,7 @@ _ROWS = (
 
 @dataclass(frozen=True)
 class _Line:
-    """A measure over steps, and the ends of what it stands for."""
+    """Measure over steps, and the ends of what it stands for."""
 
     name: str
     colour: str
