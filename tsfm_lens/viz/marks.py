@@ -238,7 +238,7 @@ class Panel:
         self._add_shapes([{"type": "rect", **end, **refs, "line": line} for end in ends])
 
     def _add_shapes(self, shapes: list[dict[str, Any]]) -> None:
-        """Add shapes at once: plotly looks at every shape of a figure whenever one is added."""
+        """Add shapes all at once: plotly looks at every shape of a figure whenever one is added."""
         if shapes:
             self.sheet.fig.layout.shapes = [*self.sheet.fig.layout.shapes, *shapes]
 

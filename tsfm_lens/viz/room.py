@@ -65,7 +65,7 @@ def shortened(text: str, width: float, size: float, lines: int = _LINES) -> str:
 
 
 def _wrap_line(line: str, letters: int, width: float, size: float) -> list[str]:
-    """Break a line into pieces of so many letters, or of fewer where these are wide; no word inside, if possible."""
+    """Break a line into pieces of so many letters, or of fewer where these are wide; only overlong words break."""
     whole = max(text_width(word, size) for word in line.split(" ")) <= width + _OVERHANG
     pieces = wrap(line, letters, break_long_words=not whole)
     while letters > 6 and max(text_width(piece, size) for piece in pieces) > width:

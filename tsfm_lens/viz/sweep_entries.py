@@ -39,7 +39,7 @@ def table_of(table: pd.DataFrame, kind: str, *columns: str) -> pd.DataFrame:
 
 
 def effects_of(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Return a result of kind "sweep_effects" with ``size``, its layers counted; ``first`` is -1 for none."""
+    """Return a result of kind "sweep_effects" with ``size``, its number of layers; ``first`` is -1 for none."""
     table = table_of(table, "sweep_effects", "model", "family", "label", "part", "first", "last", *columns)
     return table.assign(size=table["last"] - table["first"] + 1)
 
