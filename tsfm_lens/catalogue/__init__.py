@@ -1,4 +1,4 @@
-"""The catalogue: every measurement with its probe, figures, table and reading, each declared in one place.
+"""Catalogue of every measurement with its probe, figures, table and reading, each declared in one place.
 
 A module of this package that has ``MEASUREMENTS`` is part of it.
 """

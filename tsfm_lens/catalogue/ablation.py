@@ -1,4 +1,4 @@
-"""What the forecast loses without components, one at a time and many at once."""
+"""Ablation of components, one at a time and many at once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tsfm_lens.viz.panels import means
 from tsfm_lens.viz.select import array, forecast_series, names, statistic_of, unit_of
 from tsfm_lens.viz.theme import percent
 
-_DRAWN = 2  # series with a figure of their own
+_MAX_SERIES = 2  # series with a figure of their own
 _ROWS = 4  # series in one figure of recipes
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
-    """Which head and which MLP matter most, if any stands out of the others, and how few carry the effect."""
+    """Describe the head and the MLP that matter most, if one leads, and how few heads carry the effect."""
     kinds = ds["kind"].values.astype(str)
     relative = metric.endswith("change")
     estimate = array(ds, f"{metric}_estimate", "component")
@@ -36,10 +36,10 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     if len(heads):
         count = int(out_of.sum())
         large = int((out_of & (_share_of_range(ds)[heads] >= WORTH_A_WORD)).sum())
-        told = f"; {'all' if large == count else large or 'none'} of them move the forecast by "
-        told += f"{percent(WORTH_A_WORD)} of the range of its series or more"
+        suffix = f"; {'all' if large == count else large or 'none'} of them move the forecast by "
+        suffix += f"{percent(WORTH_A_WORD)} of the range of its series or more"
         out.append(
-            f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise{told * bool(count)}."
+            f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise{suffix * bool(count)}."
         )
     if len(heads) > 4 and not relative and out_of.any():
         order = np.sort(estimate[heads])[::-1]
@@ -50,17 +50,17 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
 
 
 def _share_of_range(ds: xr.Dataset) -> np.ndarray:
-    """How far the forecast moves without each component, over the range of context and forecast, (component,)."""
-    known = np.concatenate(
+    """Compute how far the forecast moves without each component, over the range of its series, (component,)."""
+    values = np.concatenate(
         [array(ds, "context", "series", "time"), array(ds, "baseline_forecast", "series", "step")], 1
     )
-    wide = np.nanmax(known, axis=1) - np.nanmin(known, axis=1)
+    wide = np.nanmax(values, axis=1) - np.nanmin(values, axis=1)
     shift = array(ds, "mean_shift", "component", "series")
     return np.divide(shift, wide, out=np.zeros_like(shift), where=wide > 0).mean(axis=1)
 
 
 def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
-    """Names the member of a group that leads it; says that none does otherwise."""
+    """Name the member of a group that leads it; say that none does otherwise."""
     relative = metric.endswith("change")
     word = {"spearman_distance": "Spearman distance", "mae_change": "MAE", "mase_change": "MASE"}.get(metric, metric)
     parts = {part: array(ds, f"{metric}_{part}", "component") for part in ("estimate", "low", "high", "leads")}
@@ -90,22 +90,22 @@ def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
 
 
 def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
-    """How far the strongest ablation moves the forecast."""
+    """Describe how far the strongest ablation moves the forecast."""
     top = components[0]
     base = array(ds, "baseline_forecast", "step", series=series)
     row = names(ds, "component").index(top)
-    moved = array(ds, "forecast", "step", component=row, series=series)
+    after = array(ds, "forecast", "step", component=row, series=series)
     amount, span = measured(unit_of(ds, series)), float(np.ptp(base))
-    distance = float(np.abs(moved - base).mean())
+    distance = float(np.abs(after - base).mean())
     against = f", {100 * distance / span:.3g} % of the range it runs through" if span > 0 else ""
     return [
         f"Without {top} the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} moves by "
-        f"{amount(distance)} on average{against}; its range goes from {amount(span)} to {amount(float(np.ptp(moved)))}."
+        f"{amount(distance)} on average{against}; its range goes from {amount(span)} to {amount(float(np.ptp(after)))}."
     ]
 
 
 def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
-    """A row per component: the effect on every series and the mean."""
+    """Tabulate the effect on every series and the mean, a row per component."""
     effect = array(ds, metric, "component", "series")
     table = pd.DataFrame({"component": names(ds, "component")})
     for coord in ("stack", "kind", "layer_index", "head"):
@@ -117,14 +117,14 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
 
 
 def ablated_forecast_table(ds: xr.Dataset, series: int, components: list[str]) -> pd.DataFrame:
-    """A row per step: truth, the unablated forecast, the forecast without each component."""
+    """Tabulate truth, unablated forecast and the forecast without each component, a row per step."""
     table = steps_table(ds, series)
     if "truth" in ds:
         table["truth"] = array(ds, "truth", "step", series=series)
     table["unablated"] = array(ds, "baseline_forecast", "step", series=series)
-    known = names(ds, "component")
+    labels = names(ds, "component")
     for component in components:
-        values = array(ds, "forecast", "step", component=known.index(component), series=series)
+        values = array(ds, "forecast", "step", component=labels.index(component), series=series)
         table[f"without {component}"] = values
     return table
 
@@ -136,7 +136,7 @@ def _ablation(ds: xr.Dataset) -> Iterator[Plate]:
         yield Plate(fig, ablation_table(ds, metric), read_ablation(ds, metric))
     if not {"forecast", "baseline_forecast", "spearman_distance"} <= set(ds.data_vars):
         return
-    for i in forecast_series(ds, _DRAWN):
+    for i in forecast_series(ds, _MAX_SERIES):
         top = strongest(ds, i)
         if top:
             fig = ablation_forecasts(ds, components=top, series=i)
@@ -149,7 +149,7 @@ def _recipes(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
-    """A row per recipe, series and step: quantiles."""
+    """Tabulate quantiles, a row per recipe, series and step."""
     parts = []
     for place, recipe in enumerate(names(ds, "recipe")):
         for i in forecast_series(ds):
@@ -161,23 +161,23 @@ def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_recipes(ds: xr.Dataset) -> list[str]:
-    """How much each recipe takes away, and whether the forecast then differs by more than chance."""
+    """Describe how much each recipe removes, and whether the forecast then differs by more than chance."""
     out = []
     distance = Standing(ds, "spearman_distance", "recipe")
     for place, recipe in enumerate(names(ds, "recipe")):
         if not str(ds["components"].values[place]):
             continue
-        lost = [f"{percent(float(ds['heads_share'].values[place]))} of the heads"]
+        parts = [f"{percent(float(ds['heads_share'].values[place]))} of the heads"]
         if int(ds["n_mlps"].values[place]):
-            lost.append(f"{int(ds['n_mlps'].values[place])} MLPs")
+            parts.append(f"{int(ds['n_mlps'].values[place])} MLPs")
         how = "is" if distance.stands_out[place] else "does not stand out of the noise:"
-        moved = f"the Spearman distance from the complete model's forecast {how} {distance.told(place)}"
-        out.append(f"{capital(recipe)}: {listed(lost)} ablated; {moved}.")
+        effect = f"the Spearman distance from the complete model's forecast {how} {distance.told(place)}"
+        out.append(f"{capital(recipe)}: {listed(parts)} ablated; {effect}.")
     return out
 
 
 def _sharp_and_diffuse(work: Work, options: Options) -> xr.Dataset:
-    """Without a tenth of the heads: the sharpest, and the most diffuse."""
+    """Ablate a tenth of the heads: the sharpest, and the most diffuse."""
     from tsfm_lens.probes import diffuse_heads, sharp_heads
 
     entropy = work.result("head_entropy")

@@ -1,4 +1,4 @@
-"""Where heads look."""
+"""Attention of heads: patterns, entropy, and attention between patches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RESTING = 0.5  # share of attention on tokens that stand for no step, above whi
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
-    """Which heads are sharp, which diffuse, which rest on special tokens."""
+    """Describe the sharp heads, the diffuse ones, and those that rest on special tokens."""
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
     words = [[f"layer {a}, head {b}" for b in names(ds, "head")] for a in names(ds, "layer")]
@@ -52,7 +52,7 @@ def read_attention(ds: xr.Dataset) -> list[str]:
 
 
 def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
-    """How far back a head looks."""
+    """Describe how far back a head looks."""
     weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
     keys, queries = token_axis(ds, "key"), token_axis(ds, "query")
     if not len(keys.timed) or not len(queries.timed):
@@ -73,7 +73,7 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
 
 
 def _looks(ds: xr.Dataset, keys: TokenAxis, peak: np.ndarray, back: np.ndarray, queries: int, mean: float) -> str:
-    """Where queries look most: at one distance, at one token, or now here and now there.
+    """Describe where queries look most: at one distance, at one token, or now here and now there.
 
     Args:
         peak, back: token and distance of the largest weight of each query that has one.
@@ -97,19 +97,19 @@ def _looks(ds: xr.Dataset, keys: TokenAxis, peak: np.ndarray, back: np.ndarray, 
 
 
 def _commonest(values: np.ndarray) -> tuple[int, int]:
-    """The most frequent value, and how often it comes."""
-    found, counts = np.unique(values, return_counts=True)
-    return int(found[counts.argmax()]), int(counts.max())
+    """Return the most frequent value and its count."""
+    distinct, counts = np.unique(values, return_counts=True)
+    return int(distinct[counts.argmax()]), int(counts.max())
 
 
 def _lag(back: int) -> str:
-    """A distance in words, from the query to the key."""
+    """Write a distance in words, from the query to the key."""
     steps = f"{abs(back)} step{'s' * (abs(back) != 1)}"
     return f"{steps} back" if back > 0 else f"{steps} ahead" if back else "at the same step"
 
 
 def _place(ds: xr.Dataset, keys: TokenAxis, token: int) -> str:
-    """The steps that a token covers in words, with the date of the first where known."""
+    """Write the steps that a token covers in words, with the date of the first where known."""
     words, time = keys.words(token), timeline(ds, 0)
     if time.stamps is None:
         return words
@@ -118,7 +118,7 @@ def _place(ds: xr.Dataset, keys: TokenAxis, token: int) -> str:
 
 
 def _most_nats(pattern: np.ndarray) -> float:
-    """The entropy of a head that looks evenly at all it may, mean over queries. ``pattern``: (head, query, key).
+    """Compute the entropy of even attention over visible keys, mean over queries. ``pattern``: (head, query, key).
 
     A query may see a key that any head of the layer gives a weight to: those of masked keys are exactly 0.
     """
@@ -126,13 +126,13 @@ def _most_nats(pattern: np.ndarray) -> float:
 
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Entropy in nats of every head, mean over queries. ``pattern``: (layer, head, query, key)."""
+    """Compute the entropy in nats of every head, mean over queries. ``pattern``: (layer, head, query, key)."""
     logs = np.log(np.where(pattern > 0, pattern, 1.0))
     return 0.0 - (pattern * logs).sum(axis=-1).mean(axis=-1)
 
 
 def read_head_entropy(ds: xr.Dataset) -> list[str]:
-    """Which head is sharpest, and where the sharp ones are."""
+    """Describe the sharpest and the most diffuse head, and the layers with most sharp heads."""
     entropy, sharp = array(ds, "entropy", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
     low, high = extremes(entropy)
     out = [
@@ -151,7 +151,7 @@ def read_head_entropy(ds: xr.Dataset) -> list[str]:
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
-    """A row per head: entropy, largest weight, weight on special tokens; means over queries."""
+    """Tabulate entropy, largest weight and weight on special tokens, means over queries, a row per head."""
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     layers, heads = names(ds, "layer"), names(ds, "head")
     table = pd.DataFrame({"layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))})
@@ -162,7 +162,7 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def pattern_table(ds: xr.Dataset, layer: int, head: int, least: float = 1e-4) -> pd.DataFrame:
-    """A row per query and key with at least ``least`` weight: what they cover, the weight."""
+    """Tabulate query–key pairs with at least ``least`` weight: what they cover, the weight."""
     weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
     query, key = np.nonzero(weights >= least)
     columns: dict[str, np.ndarray] = {}
@@ -199,7 +199,7 @@ def _patches(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def read_patches(ds: xr.Dataset) -> list[str]:
-    """How many heads have a favourite patch, and where it is."""
+    """Describe how many heads have a favourite patch, and where it is."""
     weight, start = (array(ds, name, "layer", "head") for name in ("argmax_weight", "argmax_start"))
     strong = weight > 0.5
     heads = int(strong.sum())
@@ -215,15 +215,15 @@ def read_patches(ds: xr.Dataset) -> list[str]:
 
 
 def maps_of(lens: Lens) -> Mapping[str, Options]:
-    """The attention that a report shows, by name of the result: all over time of the stack that is read out."""
+    """Select the attention that a report shows, by name of the result: all over time of the stack that is read out."""
     stack = lens.wiring.output_stack
     kinds = dict.fromkeys(stack.attention_kinds())
     # one decoder token attends to itself alone, which shows nothing
     single = stack.name == "decoder" and lens.adapter.readout == "quantile"
     # attention between variates has no time axis, and one series has nobody to attend to
     in_time = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
-    shown = [kind for kind in kinds if kind in in_time and not (single and kind == "self_attn")]
-    return {f"attention_{kind}": {"kind": kind, "stack": stack.name} for kind in shown}
+    selection = [kind for kind in kinds if kind in in_time and not (single and kind == "self_attn")]
+    return {f"attention_{kind}": {"kind": kind, "stack": stack.name} for kind in selection}
 
 
 MEASUREMENTS = (

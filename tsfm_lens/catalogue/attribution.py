@@ -1,4 +1,4 @@
-"""Who writes the forecast."""
+"""Attribution: contributions of components to the forecast."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tsfm_lens.viz.select import array, forecast_series, kind_word, names
 from tsfm_lens.viz.shares import attribution_shares
 from tsfm_lens.viz.theme import percent
 
-_DRAWN = 3  # series with figures of their own
+_MAX_SERIES = 3  # series with figures of their own
 # of several attribution decompositions, the one whose unit a reader knows
 _PREFERRED = ("integrated", "expected_value", "linearised", "lens_difference")
 
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
-    """Which components push the forecast up and down, and whether the sum is complete."""
+    """Describe the components that push the forecast up and down, and whether the sum is complete."""
     shares = attribution_shares(ds, decomposition=decomposition, series=series)
     mean = shares.values.mean(axis=1)
     order = np.argsort(-np.abs(mean))[:3]
@@ -46,7 +46,7 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
-    """Which head and which MLP contribute most over all series, if one does."""
+    """Name the head and the MLP that contribute most over all series, if one does."""
     if ds.sizes["series"] < 2:
         return []
     place = names(ds, "decomposition").index(decomposition)
@@ -65,7 +65,7 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
 
 
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
-    """Which component varies most over the steps, and which one leads how often."""
+    """Describe which component varies most over the steps, and which one leads how often."""
     shares = attribution_shares(ds, decomposition=decomposition, series=series)
     steps = names(ds, "step")
     varying = int(np.ptp(shares.values, axis=1).argmax())
@@ -81,7 +81,7 @@ def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> l
 
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
-    """A row per component: the mean contribution and that of every step."""
+    """Tabulate the mean contribution and that of every step, a row per component."""
     shares = attribution_shares(ds, decomposition=decomposition, series=series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
     table["mean"] = shares.values.mean(axis=1)
@@ -92,7 +92,7 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
 def _attribution(ds: xr.Dataset) -> Iterator[Plate]:
     decompositions = names(ds, "decomposition")
     main = next((m for m in _PREFERRED if m in decompositions), decompositions[0])
-    for i in forecast_series(ds, _DRAWN):
+    for i in forecast_series(ds, _MAX_SERIES):
         table, words = attribution_table(ds, main, i), read_attribution(ds, main, i)
         words += read_attribution_over_series(ds, main) if i == 0 else []
         yield Plate(attribution_bars(ds, decomposition=main, series=i), table, words)
@@ -109,7 +109,7 @@ def _shares(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def read_shares(ds: xr.Dataset) -> list[str]:
-    """How much of what is written heads and MLPs write."""
+    """State how much of what is written heads and MLPs write."""
     share = array(ds, "share", "writer", "series").mean(-1)
     kinds = ds["kind"].values.astype(str)
     words = {"mlp": "the MLPs", "embed": "the embedding"}

@@ -1,4 +1,4 @@
-"""Direct and total effects, and the few components that are enough."""
+"""Direct and total effects, and minimal circuits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tsfm_lens.viz.places import places_in
 from tsfm_lens.viz.select import array, forecast_series, kind_word, names, unit_of
 from tsfm_lens.viz.theme import percent
 
-_NAMED = 3  # components in a sentence
-_DRAWN = 3  # series with figures of their own
+_MAX_NAMES = 3  # components in a sentence
+_MAX_SERIES = 3  # series with figures of their own
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:
-    """Which components act most on the forecast directly."""
+    """Describe the components that act most on the forecast directly."""
     direct, labels = Standing(ds, "direct_share", "component"), names(ds, "component")
-    most = [f"{labels[flat]} ({direct.told(flat, percent)})" for flat in direct.named(_NAMED)]
+    most = [f"{labels[flat]} ({direct.told(flat, percent)})" for flat in direct.named(_MAX_NAMES)]
     later = _total(ds)
     if not most:
         return [
@@ -41,16 +41,16 @@ def read_effects(ds: xr.Dataset) -> list[str]:
 
 
 def _large(share: Standing) -> str:
-    """How many of those that stand out are more than a trifle."""
+    """State how many of the significant effects are more than a trifle."""
     count = int((share.stands_out & (share.estimate >= WORTH_A_WORD)).sum())
     whole = count == int(share.stands_out.sum())
     return f"{'all' if whole else count or 'none'} of them by {percent(WORTH_A_WORD)} or more"
 
 
 def _total(ds: xr.Dataset) -> str:
-    """How many components change the forecast with all that follows, and which most."""
+    """State how many components change the forecast with all that follows, and which most."""
     total, labels = Standing(ds, "total_share", "component"), names(ds, "component")
-    most = [f"{labels[flat]} ({total.told(flat, percent)})" for flat in total.named(_NAMED)]
+    most = [f"{labels[flat]} ({total.told(flat, percent)})" for flat in total.named(_MAX_NAMES)]
     if not most:
         return "With all that follows, none changes it by more than the noise either."
     count = int(total.stands_out.sum())
@@ -59,50 +59,50 @@ def _total(ds: xr.Dataset) -> str:
 
 
 def read_self_repair(ds: xr.Dataset) -> list[str]:
-    """How many direct effects are undone later, and whose most."""
+    """State how many direct effects are undone later, and whose most."""
     repair, labels = Standing(ds, "self_repair", "component"), names(ds, "component")
-    known = int(np.isfinite(repair.estimate).sum())
-    if not known:
+    count = int(np.isfinite(repair.estimate).sum())
+    if not count:
         return ["No component has a direct effect large enough to say what share of it is undone."]
-    undone, added = repair.stands_out & (repair.estimate > 0), repair.stands_out & (repair.estimate < 0)
+    positive, negative = repair.stands_out & (repair.estimate > 0), repair.stands_out & (repair.estimate < 0)
     out = [
-        f"Of {known} components the direct effect is large enough on some series to say what share of it is undone. "
+        f"Of {count} components the direct effect is large enough on some series to say what share of it is undone. "
         + (
-            f"Later components undo a part of it for {int(undone.sum())}, and add to it for {int(added.sum())}."
-            if undone.any() or added.any()
+            f"Later components undo a part of it for {int(positive.sum())}, and add to it for {int(negative.sum())}."
+            if positive.any() or negative.any()
             else "No share stands out of the noise."
         )
     ]
-    first = repair.leader(undone)
+    first = repair.leader(positive)
     if first is not None:
         out.append(f"Most is undone of {labels[first]}: {repair.told(first, percent)} of its direct effect.")
     return out
 
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
-    """Size and make-up of the circuit, and how well it does alone."""
-    kept, places = np.asarray(ds["in_circuit"].values, dtype=bool), places_in(ds)
-    ordered, kinds = kept[places.order], np.array(places.kind)
-    counts = {kind: (int(ordered[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
+    """Describe size and make-up of the circuit, and how well it does alone."""
+    mask, places = np.asarray(ds["in_circuit"].values, dtype=bool), places_in(ds)
+    by_depth, kinds = mask[places.order], np.array(places.kind)
+    counts = {kind: (int(by_depth[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
     parts = [f"{inside} of {whole} {_several(kind)}" for kind, (inside, whole) in counts.items()]
     faithful, complete = (Standing(ds, name).told(0, percent) for name in ("faithfulness", "completeness"))
-    rest = "" if kept.all() else f" Everything else is {ablation_word(ds)}."
+    rest = "" if mask.all() else f" Everything else is {ablation_word(ds)}."
     out = [
-        f"{int(kept.sum())} of {len(kept)} components are kept: {listed(parts)}.{rest}",
+        f"{int(mask.sum())} of {len(mask)} components are kept: {listed(parts)}.{rest}",
         f"Alone they bring {faithful} of the way from a model without all components back to the whole model "
         f"(faithfulness). Without them, the rest falls {complete} of that way back (completeness).",
     ]
-    refused = [name for name, no in zip(names(ds, "series"), ds["refused"].values, strict=True) if no]
-    if refused:
+    refusals = [name for name, no in zip(names(ds, "series"), ds["refused"].values, strict=True) if no]
+    if refusals:
         out.append(
-            f"Of {listed(refused)} nothing is said: taking all components out changes the forecast by less than the "
+            f"Of {listed(refusals)} nothing is said: taking all components out changes the forecast by less than the "
             f"noise or than {percent(float(ds.attrs['smallest']))} of the range."
         )
     return out
 
 
 def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
-    """How far each part's forecast is from the whole model's."""
+    """State how far each part's forecast is from the whole model's."""
     amount, parts = measured(unit_of(ds, series)), names(ds, "part")
     forecasts = {part: array(ds, "forecast", "step", part=i, series=series) for i, part in enumerate(parts)}
     away = {part: amount(np.abs(values - forecasts["model"]).mean()) for part, values in forecasts.items()}
@@ -113,17 +113,17 @@ def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_curve(ds: xr.Dataset) -> list[str]:
-    """Where faithfulness is lost."""
+    """Describe where faithfulness is lost."""
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
-    known = np.flatnonzero(np.isfinite(curve))
+    points = np.flatnonzero(np.isfinite(curve))
     size, least = int(ds["in_circuit"].values.sum()), 1 - float(ds.attrs.get("tolerance", 0.0))
     out = [f"{size} components are the smallest number tried that is {num(least)} faithful or more."]
-    if len(known) > 1:
-        loss = np.diff(curve[known])
+    if len(points) > 1:
+        loss = np.diff(curve[points])
         at = int(np.argmax(loss))
         out.append(
-            f"The largest step of the curve, {num(loss[at])}, is between {sizes[known[at]]} and "
-            f"{sizes[known[at + 1]]} components."
+            f"The largest step of the curve, {num(loss[at])}, is between {sizes[points[at]]} and "
+            f"{sizes[points[at + 1]]} components."
         )
     return out
 
@@ -139,7 +139,7 @@ def _effects(ds: xr.Dataset) -> Iterator[Plate]:
 
 def _circuit(ds: xr.Dataset) -> Iterator[Plate]:
     yield Plate(circuit_graph(ds), frame(ds, "in_circuit", "taken"), read_circuit(ds))
-    for i in forecast_series(ds, _DRAWN):
+    for i in forecast_series(ds, _MAX_SERIES):
         table = frame(ds.isel(series=[i]), "forecast")
         yield Plate(circuit_forecasts(ds, series=i), table, read_circuit_forecasts(ds, i))
     yield Plate(circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True), read_curve(ds))

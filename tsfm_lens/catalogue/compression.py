@@ -1,4 +1,4 @@
-"""What compression does to a model: size against error, and forecasts before and after."""
+"""Compression of a model: size against error, and forecasts before and after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PANELS = 4
 
 
 def read_curve(ds: xr.Dataset) -> list[str]:
-    """Which point to take and why, and whether the methods can be told apart at one size."""
+    """State which point to take and why, and whether the methods differ at one size."""
     out = [str(ds.attrs["why"])]
     methods = names(ds, "method")
     if "svd" not in methods or len(methods) == 1:
@@ -51,15 +51,15 @@ def _curve(work: Work, options: Options) -> xr.Dataset:
 
 
 def read_quality(ds: xr.Dataset) -> list[str]:
-    """By how much the errors rise, and for how many series."""
+    """State by how much the errors rise, and for how many series."""
     rise = array(ds, "mase_rise", "series")
-    known = np.isfinite(rise)
-    if not known.any():
+    finite = np.isfinite(rise)
+    if not finite.any():
         return ["The errors cannot be told: no truth, or a series without seasonal error."]
     mean, low, high = (100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
     ends = f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)" if np.isfinite([low, high]).all() else ""
     out = [
-        f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {known.sum()} series.",
+        f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series.",
     ]
     if "overlap" in ds:
         out.append(f"Of the ten likeliest tokens the two models share {100 * float(ds['overlap']):.3g} % (Jaccard).")

@@ -1,4 +1,4 @@
-"""How the result of a measurement is computed from a run, and what several measurements of one run share."""
+"""Computation of a measurement's result from a run, and what several measurements of one run share."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 Options = Mapping[str, Any]
 Probe = str | Callable[..., xr.Dataset]
-"""A function of :mod:`tsfm_lens.probes` by name, of another room as "room.name", or one of your own."""
+"""Function of :mod:`tsfm_lens.probes` by name, of another package as "package.name", or one of your own."""
 
 SHIFTED = "the first series against itself with its season half a period later"
 
 
 def first_item(run: Run) -> Run:
-    """The run of its first series; the variates of an item stay together.
+    """Select the first series of a run; the variates of an item stay together.
 
     Example:
         >>> catalogue.first_item(run).batch.ids
@@ -40,7 +40,7 @@ def first_item(run: Run) -> Run:
 
 
 class Work:
-    """A run with the results that were computed of it, each once; see :func:`tsfm_lens.catalogue.work_on`.
+    """Run with the results that were computed of it, each once; see :func:`tsfm_lens.catalogue.work_on`.
 
     Attributes:
         run: what all results are of.
@@ -60,7 +60,7 @@ class Work:
 
     @cached_property
     def first(self) -> Run:
-        """The run of the first series alone."""
+        """Run of the first series alone."""
         return first_item(self.run)
 
     @property
@@ -80,7 +80,7 @@ class Work:
 
     @cached_property
     def shifted(self) -> tuple[Run, Run]:
-        """The first series, without gaps, and the same with its season half a period later.
+        """First series, without gaps, and the same with its season half a period later.
 
         Raises:
             InputError: it has no season.
@@ -88,13 +88,13 @@ class Work:
         from tsfm_lens.data import shift_phase
 
         one = self.first
-        clean = _filled(one.batch)
+        clean = _fill_gaps(one.batch)
         how: dict[str, Any] = {"num_samples": one.num_samples, "seed": one.seed}
         late = shift_phase(clean, self.season // 2)
         return one.lens.run(clean, one.horizon, **how), one.lens.run(late, one.horizon, **how)
 
     def result(self, kind: str) -> xr.Dataset:
-        """The result of a measurement, computed where it is not there yet.
+        """Return the result of a measurement, computed where it is not there yet.
 
         Raises:
             InputError: the measurement's definition forbids the model or the series.
@@ -108,17 +108,17 @@ class Work:
         return self.results[kind]
 
     def call(self, probe: Probe, *args: Any, **options: Any) -> xr.Dataset:
-        """A probe, which is told where to report how far it is."""
+        """Call a probe, and tell it where to report how far it is."""
         function = found_probe(probe) if isinstance(probe, str) else probe
         if self.progress is not None and "progress" in signature(function).parameters:
             options["progress"] = self.progress
-        found: xr.Dataset = function(*args, **options)
-        return found
+        result: xr.Dataset = function(*args, **options)
+        return result
 
 
 @dataclass(frozen=True)
 class Compute:
-    """How a measurement is computed.
+    """Computation of a measurement.
 
     Attributes:
         probe: gives the result; "" where the run itself does.
@@ -134,7 +134,7 @@ class Compute:
 
     @property
     def name(self) -> str:
-        """Of the probe."""
+        """Name of the probe."""
         return _name(self.probe)
 
 
@@ -143,19 +143,19 @@ def _name(probe: Probe) -> str:
 
 
 def found_probe(name: str) -> Callable[..., xr.Dataset]:
-    """A function of :mod:`tsfm_lens.probes` by name, or of another room as "room.name".
+    """Look up a function of :mod:`tsfm_lens.probes` by name, or of another package as "package.name".
 
     Example:
         >>> catalogue.computing.found_probe("explain.covariate_use").__name__
         'covariate_use'
     """
-    room, _, function = name.rpartition(".")
-    probe: Callable[..., xr.Dataset] = getattr(import_module(f"tsfm_lens.{room or 'probes'}"), function)
+    package, _, function = name.rpartition(".")
+    probe: Callable[..., xr.Dataset] = getattr(import_module(f"tsfm_lens.{package or 'probes'}"), function)
     return probe
 
 
 def on_all(probe: Probe, **options: Any) -> Compute:
-    """A probe of the run.
+    """Declare a probe of the run.
 
     Example:
         >>> catalogue.on_all("head_entropy").words
@@ -167,7 +167,7 @@ def on_all(probe: Probe, **options: Any) -> Compute:
 
 
 def on_first(probe: Probe, each: Callable[[Lens], Mapping[str, Options]] | None = None, **options: Any) -> Compute:
-    """A probe of the run of its first series.
+    """Declare a probe of the run of its first series.
 
     Example:
         >>> catalogue.on_first("rollout_maps").words
@@ -182,7 +182,7 @@ def on_first(probe: Probe, each: Callable[[Lens], Mapping[str, Options]] | None 
 
 
 def of_weights(probe: Probe) -> Compute:
-    """A probe of the lens.
+    """Declare a probe of the lens.
 
     Example:
         >>> catalogue.of_weights("head_spectra").words
@@ -194,7 +194,9 @@ def of_weights(probe: Probe) -> Compute:
 
 
 def of_sequences(probe: Probe) -> Compute:
-    """A probe of the lens on series of its own, the same for every run: its intervals say what others would change.
+    """Declare a probe of the lens on series of its own, the same for every run.
+
+    Its intervals say what other series would change.
 
     Example:
         >>> catalogue.of_sequences("repeated_motif").words
@@ -208,7 +210,7 @@ def of_sequences(probe: Probe) -> Compute:
 
 
 def of_results(probe: Probe, *kinds: str, options: Callable[[Work], Options] = lambda work: {}) -> Compute:
-    """A probe of other results.
+    """Declare a probe of other results.
 
     Example:
         >>> catalogue.of_results("layer_gain", "logit_lens").words
@@ -222,7 +224,7 @@ def of_results(probe: Probe, *kinds: str, options: Callable[[Work], Options] = l
 
 
 def between(probe: Probe, options: Callable[[Work], Options] = lambda work: {}) -> Compute:
-    """A probe of two runs: the first series, and the same with its season half a period later.
+    """Declare a probe of two runs: the first series, and the same with its season half a period later.
 
     Example:
         >>> catalogue.between("activation_patching").name
@@ -230,15 +232,15 @@ def between(probe: Probe, options: Callable[[Work], Options] = lambda work: {}) 
     """
 
     def call(work: Work, more: Options) -> xr.Dataset:
-        found = work.call(probe, *work.shifted, **{**options(work), **more})
+        result = work.call(probe, *work.shifted, **{**options(work), **more})
         missing = sum(int(np.isnan(values).sum()) for values in work.first.batch.values)
-        told = {"shifted_by": work.season // 2, "season": work.season, "missing_steps_filled": missing}
-        return found.assign_attrs(told)
+        attrs = {"shifted_by": work.season // 2, "season": work.season, "missing_steps_filled": missing}
+        return result.assign_attrs(attrs)
 
     return Compute(probe, f"{_name(probe)}, {SHIFTED}", call)
 
 
-def _filled(batch: SeriesBatch) -> SeriesBatch:
-    """The series with straight lines over their gaps, since a season is taken apart only of complete ones."""
+def _fill_gaps(batch: SeriesBatch) -> SeriesBatch:
+    """Fill gaps by straight lines, since a season is taken apart only of complete series."""
     whole = tuple(pd.Series(values).interpolate(limit_direction="both").to_numpy() for values in batch.values)
     return replace(batch, values=whole)

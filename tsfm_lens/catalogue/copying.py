@@ -1,4 +1,4 @@
-"""What a forecast takes over from its context."""
+"""Copying of the context by a forecast."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tsfm_lens.viz import head_parroting_map, lag_attention_map, parroting_forec
 from tsfm_lens.viz.select import array, forecast_series, names
 from tsfm_lens.viz.theme import percent
 
-_DRAWN = 6  # series with a figure of their own
+_MAX_SERIES = 6  # series with a figure of their own
 
 
 def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
-    """How near the forecast is to its copies, against how near it is to the truth."""
+    """Compare how near the forecast is to its copies and to the truth."""
     name = names(ds, "series")[series]
     best, copy, parrot = (float(ds[v].values[series]) for v in ("best_lag", "copy_error", "parrot_error"))
     if not np.isfinite(best):
@@ -36,10 +36,10 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
             f"What followed the best earlier match of the last {motif} steps, {back} steps back, is {num(parrot)} away."
         )
     truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(ds.sizes["step"], np.nan)
-    known, spread = np.isfinite(truth), float(np.nanstd(array(ds, "context", "time", series=series)))
-    if known.any() and spread > 0:
+    finite, spread = np.isfinite(truth), float(np.nanstd(array(ds, "context", "time", series=series)))
+    if finite.any() and spread > 0:
         gap = array(ds, "forecast", "step", series=series) - truth
-        error = float(np.abs(gap[known]).mean()) / spread
+        error = float(np.abs(gap[finite]).mean()) / spread
         nearest = min(copy, parrot) if np.isfinite(parrot) else copy
         out.append(
             f"From the truth it is {num(error)} away: it is nearer to "
@@ -49,7 +49,7 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def _other_lags(ds: xr.Dataset, series: int, copy: float) -> str:
-    """How the error at the lag that was taken compares with the least of all."""
+    """Compare the error at the chosen lag with the least of all."""
     errors = array(ds, "lag_error", "lag", series=series)
     at, least = int(np.nanargmin(errors)), float(np.nanmin(errors))
     if num(least) == num(copy):
@@ -61,7 +61,7 @@ def _other_lags(ds: xr.Dataset, series: int, copy: float) -> str:
 
 
 def read_lag(ds: xr.Dataset) -> list[str]:
-    """Which heads read at the lag more than an even spread would."""
+    """Name the heads that read at the lag more than an even spread would."""
     mass, chance = array(ds, "mass", "layer", "head"), float(ds["chance"])
     if chance > 0.9:
         return [
@@ -77,21 +77,19 @@ def read_lag(ds: xr.Dataset) -> list[str]:
 
 
 def read_seasons(ds: xr.Dataset) -> list[str]:
-    """Which series keep their season, which lose it, and what the patch length adds."""
+    """Describe which series keep their season, which lose it, and what the patch length adds."""
     ids = names(ds, "series")
     ratio, spread = (array(ds, v, "series") for v in ("amplitude_ratio", "spread_ratio"))
-    known = np.flatnonzero(np.isfinite(ratio))
+    rows = np.flatnonzero(np.isfinite(ratio))
     out = []
-    if len(known):
-        parts = [
-            f"{ids[i]} {percent(float(ratio[i]))} (period {num(float(ds['period'].values[i]))})" for i in known[:6]
-        ]
+    if len(rows):
+        parts = [f"{ids[i]} {percent(float(ratio[i]))} (period {num(float(ds['period'].values[i]))})" for i in rows[:6]]
         out.append(f"At the context's strongest period the forecast has this share of its amplitude: {listed(parts)}.")
     else:
         out.append("No horizon is as long as the strongest period of its context, so no season can be compared.")
-    if "truth_amplitude" in ds and len(known):
+    if "truth_amplitude" in ds and len(rows):
         truth, forecast = array(ds, "truth_amplitude", "series"), array(ds, "forecast_amplitude", "series")
-        both = known[np.isfinite(truth[known])]
+        both = rows[np.isfinite(truth[rows])]
         weaker = int((forecast[both] < truth[both]).sum())
         if len(both):
             out.append(f"It is weaker than the truth's in {weaker} of {len(both)} series.")
@@ -109,7 +107,7 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
 
 
 def _parroting(ds: xr.Dataset) -> Iterator[Plate]:
-    for i in forecast_series(ds, _DRAWN):
+    for i in forecast_series(ds, _MAX_SERIES):
         one = ds.isel(series=[i])
         steps = frame(one, *(name for name in ("forecast", "parrot", "truth") if name in ds))
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
@@ -125,17 +123,17 @@ def _seasons(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def read_heads(ds: xr.Dataset) -> list[str]:
-    """Which heads look at the copied lag, and which the copy needs."""
+    """Count the heads that look at the copied lag, and those that the copy needs."""
     mass, change = (Standing(ds, name, "layer", "head") for name in ("mass", "copy_error_change"))
-    needed = change.stands_out & (change.estimate > 0)
-    looking, missed, whole = int(mass.stands_out.sum()), int(needed.sum()), mass.estimate.size
+    essential = change.stands_out & (change.estimate > 0)
+    n_attending, n_essential, whole = int(mass.stands_out.sum()), int(essential.sum()), mass.estimate.size
     out = [
-        f"{count_of(looking, whole, 'heads')} {verb(looking, 'give')} the copied lag more of "
-        f"{verb(looking, 'their', 'its')} attention than an even spread would, beyond the noise.",
-        f"{count_of(missed, whole, 'heads')} {verb(missed, 'are', 'is')} needed for the copy: without "
-        f"{verb(missed, 'each of them', 'it')} the forecast is further from it, beyond the noise.",
+        f"{count_of(n_attending, whole, 'heads')} {verb(n_attending, 'give')} the copied lag more of "
+        f"{verb(n_attending, 'their', 'its')} attention than an even spread would, beyond the noise.",
+        f"{count_of(n_essential, whole, 'heads')} {verb(n_essential, 'are', 'is')} needed for the copy: without "
+        f"{verb(n_essential, 'each of them', 'it')} the forecast is further from it, beyond the noise.",
     ]
-    first = change.leader(needed)
+    first = change.leader(essential)
     if first is not None:
         out.append(f"The copy needs {head_at(ds, first)} most.")
     if "vacuous" in ds and ds["vacuous"].values.any():

@@ -1,4 +1,4 @@
-"""What each layer would forecast, and what it gains."""
+"""Forecasts read after each layer, and the gain of each layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LENSES, _MAPS = 6, 3  # series with a figure of their own
 
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
-    """Where along the depth the model becomes sure."""
+    """Describe where along the depth the model becomes sure."""
     from tsfm_lens.probes.findings import leader
 
     entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)
@@ -51,7 +51,7 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
 
 
 def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
-    """From which layer on the most likely value is the one the model ends with."""
+    """State from which layer on the most likely value is the one the model ends with."""
     probability = array(ds, "probability", "layer", "step", "bin", series=series)
     value = array(ds, "value", "bin", series=series)
     words, amount = layers(ds), measured(unit_of(ds, series))
@@ -82,7 +82,7 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """How far each layer's forecast is from the last layer's, and from the truth where known."""
+    """State how far each layer's forecast is from the last layer's, and from the truth where known."""
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=series)
     median, words = values[:, median_position(levels)], layers(ds)
@@ -94,9 +94,9 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
         + (f"; before the last layer it is {amount(away[-2])} away." if len(away) > 2 else ".")
     ]
     truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(median.shape[1], np.nan)
-    known = np.isfinite(truth)
-    if known.any():
-        error = np.abs(median - truth)[:, known].mean(axis=-1)
+    finite = np.isfinite(truth)
+    if finite.any():
+        error = np.abs(median - truth)[:, finite].mean(axis=-1)
         best = int(error.argmin())
         out.append(
             f"Against the truth {words[best]} is closest ({amount(error[best])})"
@@ -106,7 +106,7 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_gain(ds: xr.Dataset) -> list[str]:
-    """Which layers help and which hurt beyond the noise, for every metric."""
+    """Name the layers that help and those that hurt beyond the noise, for every metric."""
     words = layers(ds)
     out = []
     for place, metric in enumerate(names(ds, "metric")):
@@ -117,7 +117,7 @@ def read_gain(ds: xr.Dataset) -> list[str]:
         parts = []
         first = gain.leader(gain.estimate < 0)
         if first is not None:
-            parts.append(f"{words[first]} lowers the error most, by {gain.told(first, _lowered)}")
+            parts.append(f"{words[first]} lowers the error most, by {gain.told(first, _write_drop)}")
         elif lowering:
             parts.append(f"{listed([words[i] for i in sorted(lowering)])} {_verb(lowering, 'lower')} the error")
         if raising:
@@ -127,7 +127,7 @@ def read_gain(ds: xr.Dataset) -> list[str]:
     return out
 
 
-def _lowered(percent: float) -> str:
+def _write_drop(percent: float) -> str:
     return f"{num(-percent)} %"
 
 
@@ -136,7 +136,7 @@ def _verb(subjects: list[int], verb: str) -> str:
 
 
 def lens_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
-    """A row per layer and step: quantiles."""
+    """Tabulate quantiles, a row per layer and step."""
     parts = []
     for i, layer in enumerate(names(ds, "layer")):
         part = steps_table(ds, series)
@@ -147,7 +147,7 @@ def lens_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
 
 
 def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) -> pd.DataFrame:
-    """A row per drawn cell of the logit map that holds at least ``least`` probability."""
+    """Tabulate the drawn cells of the logit map that hold at least ``least`` probability."""
     parts = []
     for trace in fig.data:
         if trace.type != "heatmap":
@@ -173,7 +173,7 @@ def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) 
 
 
 def entropy_table(ds: xr.Dataset) -> pd.DataFrame:
-    """A row per layer and series: the measures, mean over steps."""
+    """Tabulate the measures, mean over steps, a row per layer and series."""
     measures = [m for m in ("entropy", "n_peaks", "effective_vocabulary") if m in ds]
     layers, ids = names(ds, "layer"), names(ds, "series")
     table = pd.DataFrame({"layer": np.repeat(layers, len(ids)), "series": np.tile(ids, len(layers))})
@@ -183,7 +183,7 @@ def entropy_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def gain_table(ds: xr.Dataset) -> pd.DataFrame:
-    """A row per metric, layer and series: error and gain in percent."""
+    """Tabulate error and gain in percent, a row per metric, layer and series."""
     metrics, layers, ids = names(ds, "metric"), names(ds, "layer"), names(ds, "series")
     index = pd.MultiIndex.from_product([metrics, layers, ids], names=["metric", "layer", "series"])
     table = index.to_frame(index=False)
@@ -216,17 +216,17 @@ def _lens_logits(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def _largest_logits(ds: xr.Dataset) -> pd.DataFrame:
-    """A row per layer and step: the value of the largest logit, and the logit."""
+    """Tabulate the value of the largest logit, and the logit, a row per layer and step."""
     best = ds["logit"].isel(series=0).argmax("bin")
     value = ds["value"].isel(series=0, bin=best)
-    found = xr.Dataset(
+    largest = xr.Dataset(
         {"value": value.drop_vars("bin", errors="ignore"), "logit": ds["logit"].isel(series=0).max("bin")}
     )
-    return frame(found, "value", "logit")
+    return frame(largest, "value", "logit")
 
 
 def read_lens_logits(ds: xr.Dataset) -> list[str]:
-    """How the largest logits grow along the depth."""
+    """Describe how the largest logits grow along the depth."""
     logit, words = array(ds, "logit", "layer", "step", "bin", series=0), layers(ds)
     lead = (logit.max(-1) - np.median(logit, axis=-1)).mean(-1)
     return [
@@ -236,7 +236,7 @@ def read_lens_logits(ds: xr.Dataset) -> list[str]:
 
 
 def _reference(work: Work) -> dict[str, str]:
-    """Without a truth the gain is measured against the model's own forecast."""
+    """Choose the reference of the gain: the model's own forecast where there is no truth."""
     truth = work.run.truth
     return {"reference": "model" if truth is None or not np.isfinite(truth).any() else "truth"}
 

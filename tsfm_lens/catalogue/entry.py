@@ -1,4 +1,4 @@
-"""What one measurement is to every part of the toolbox that shows it."""
+"""Declaration of one measurement for every part of the toolbox that shows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Swee
 
 @dataclass(frozen=True)
 class Plate:
-    """A figure of a report, the table behind it, and what it shows in words; a name where it gets files of its own."""
+    """Figure of a report with its table and its reading; a name where it gets files of its own."""
 
     figure: go.Figure
     table: pd.DataFrame
@@ -34,13 +34,13 @@ class Plate:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a definition asks of a model.
+    """Requirement of a definition on a model.
 
     Attributes:
         words: what the model must have, as the end of "is defined by …".
         models: which have it, for lists.
         met: whether a model has it.
-        possible: whether a model of an architecture can have it, so that what cannot be is said before one is opened.
+        possible: whether a model of an architecture can have it, so that one that cannot is refused unopened.
     """
 
     words: str
@@ -94,19 +94,19 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """As the command line takes it."""
+        """Name on the command line."""
         return self.renderer if isinstance(self.renderer, str) else self.renderer.__name__
 
     @property
     def function(self) -> Callable[..., go.Figure]:
-        """What draws it."""
+        """Function that draws it."""
         if isinstance(self.renderer, str):
             function: Callable[..., go.Figure] = getattr(import_module("tsfm_lens.viz"), self.renderer)
             return function
         return self.renderer
 
     def draw(self, *results: xr.Dataset) -> go.Figure:
-        """The figure of a result and of those that it takes beside it."""
+        """Draw a result, with those that the renderer takes beside it."""
         return self.function(*results, **self.options)
 
 
@@ -123,8 +123,8 @@ class Measurement:
         about: what is measured, as the documentation's tables have it.
         heading: of its chapter in a report.
         guide: what a reader of the chapter must know, in one or two sentences.
-        compute: gives the result of a run, a dataset; None for what no single run makes: a table of a sweep, the result
-            of a study (``maker`` says which), or of a probe, the first of ``helpers``, of several models.
+        compute: computes the result of a run, a dataset. None for what no single run makes: a table of a sweep, the
+            result of a study (``maker`` names it), or of a probe of several models (the first of ``helpers``).
         plates: what a report draws of a result, each with its table and its reading.
         figures: all ways to draw it.
         helpers: further functions of :mod:`tsfm_lens.probes` that belong to it.
@@ -152,18 +152,18 @@ class Measurement:
 
     @property
     def probes(self) -> tuple[str, ...]:
-        """Functions of :mod:`tsfm_lens.probes`, that which gives the result first."""
+        """Functions of :mod:`tsfm_lens.probes`, the one that gives the result first."""
         return (self.compute.name, *self.helpers) if self.compute is not None and self.compute.name else self.helpers
 
     @property
     def across(self) -> str:
-        """The function of :mod:`tsfm_lens.probes` that makes it of several models; "" for what is made otherwise."""
+        """Function of :mod:`tsfm_lens.probes` that makes it of several models; "" for what is made otherwise."""
         others = self.compute is not None or self.maker
         return self.helpers[0] if self.helpers and not others else ""
 
     @property
     def elsewhere(self) -> str:
-        """What makes the result if no run does, in words."""
+        """Origin of the result if no run makes it, in words."""
         if self.maker:
             return self.maker
         if self.across:
@@ -189,7 +189,7 @@ class Measurement:
             self.needs.check_architecture(architecture, model, f"{self.kind!r}")
 
     def of(self, work: Work, **options: Any) -> xr.Dataset:
-        """The result of a run.
+        """Compute the result of a run.
 
         Args:
             work: the run, with the results that are there already.
@@ -204,7 +204,7 @@ class Measurement:
         return self.compute.call(work, options)
 
     def in_report(self, lens: Lens) -> Mapping[str, Options]:
-        """The results that a report on a model shows of it: options of the probe by name of the result."""
+        """Return the results that a report on a model shows of it: options of the probe by name of the result."""
         return {self.kind: {}} if self.compute is None or self.compute.each is None else self.compute.each(lens)
 
 
@@ -225,7 +225,7 @@ def shown_alone(
     subject: Callable[[xr.Dataset], str],
     maker: str,
 ) -> Measurement:
-    """A result of no run with one figure and one table, of some of its variables.
+    """Declare a result of no run with one figure and one table, of some of its variables.
 
     Args:
         renderer, shows: the figure, and what it shows; reading: what it shows in words.

@@ -1,4 +1,4 @@
-"""What explains a forecast of one's own series: which inputs moved it, and whether covariates are used at all."""
+"""Use of covariates in forecasts of one's own series."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ TAKES_COVARIATES = Needs(
     "covariates",
     "models that take covariates (`tsfm-lens models`)",
     _takes_covariates,
-    lambda known: bool(known.covariates),
+    lambda arch: bool(arch.covariates),
 )
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
-    """Of each covariate whether it moves the forecast and, with a truth, whether it helps; what moves it most first."""
+    """Describe whether each covariate moves the forecast and, with a truth, helps; what moves it most first."""
     size = array(ds, "moved_estimate", "covariate", "way").max(1)
     order = [int(place) for place in np.argsort(-np.nan_to_num(size), kind="stable")]
-    return [_told(ds, place, names(ds, "covariate")[place]) + _silent(ds, place) for place in order]
+    return [_describe(ds, place, names(ds, "covariate")[place]) + _silent(ds, place) for place in order]
 
 
 def _silent(ds: xr.Dataset, place: int) -> str:
-    """A sentence on the series of which nothing can be said."""
+    """Name the series of which nothing can be said."""
     nothing = np.isnan(array(ds, "moved", "way", "series", covariate=place)).all(0)
-    which = [name for name, empty in zip(names(ds, "series"), nothing, strict=True) if empty]
-    return f" Nothing can be said of {shown(which)}, where it or the series never changes." if which else ""
+    silent = [name for name, empty in zip(names(ds, "series"), nothing, strict=True) if empty]
+    return f" Nothing can be said of {shown(silent)}, where it or the series never changes." if silent else ""
 
 
 def _size(ds: xr.Dataset, place: int) -> str:
-    """How far the forecasts move without a covariate; "" if none of them moves by more than rounding."""
-    moved = array(ds, "moved", "way", "series", covariate=place)
-    above = moved > array(ds, "moved_floor", "series")
+    """Write how far the forecasts move without a covariate; "" if none of them moves by more than rounding."""
+    change = array(ds, "moved", "way", "series", covariate=place)
+    above = change > array(ds, "moved_floor", "series")
     if not above.any():
         return ""
     ways = names(ds, "way")
@@ -59,12 +59,12 @@ def _size(ds: xr.Dataset, place: int) -> str:
     if standing.stands_out[way]:
         return f"{_WORDS[ways[way]]} it moves the forecast by {standing.told(way, _mase)}"
     # the size of a change is never below 0: that its mean is uncertain does not make it none
-    sizes = moved[way][above[way]]
+    sizes = change[way][above[way]]
     span = f"by {_mase(sizes.min())}" + (f" to {_mase(sizes.max())}" if len(sizes) > 1 else "")
     return f"{_WORDS[ways[way]]} it moves {len(sizes)} of {standing.series} forecasts, {span}"
 
 
-def _told(ds: xr.Dataset, place: int, name: str) -> str:
+def _describe(ds: xr.Dataset, place: int, name: str) -> str:
     ways = names(ds, "way")
     size = _size(ds, place)
     if not size:
@@ -75,8 +75,8 @@ def _told(ds: xr.Dataset, place: int, name: str) -> str:
     worth = Standing(ds, "worth", "way", covariate=place)
     if worth.series < FEWEST:
         change = float(worth.estimate[shuffled])
-        told = f"the error is {'larger' if change > 0 else 'smaller'} by {_mase(abs(change))} there"
-        return f"{name}: {size}, and {told}; whether that is so in general takes {FEWEST} series or more."
+        outcome = f"the error is {'larger' if change > 0 else 'smaller'} by {_mase(abs(change))} there"
+        return f"{name}: {size}, and {outcome}; whether that is so in general takes {FEWEST} series or more."
     helps = [i for i in range(len(ways)) if worth.stands_out[i] and worth.estimate[i] > 0]
     harms = [i for i in range(len(ways)) if worth.stands_out[i] and worth.estimate[i] < 0]
     if helps and not harms:

@@ -1,4 +1,4 @@
-"""The chapter in which a reader clicks through the heads: every state is in the page, and no kernel is needed."""
+"""Chapter in which a reader clicks through the heads: every state is in the page, and no kernel is needed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Pool:
 
 
 def _states(ds: xr.Dataset, pool: _Pool) -> dict[str, Any]:
-    """All that the controls can show: properties of traces by their place."""
+    """Collect all that the controls can show: properties of traces by their place."""
     layers, heads = range(ds.sizes["layer"]), range(ds.sizes["head"])
 
     def cell(layer: int, head: int) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _states(ds: xr.Dataset, pool: _Pool) -> dict[str, Any]:
 
 
 def _compact(update: Update) -> dict[str, dict[str, Any]]:
-    """JSON with four digits; NaN is null."""
+    """Round an update to four digits for JSON; NaN becomes null."""
     return {
         str(TRACES.index(name)): {key: _plain(value) for key, value in properties.items()}
         for name, properties in update.items()
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
-    """A row per head: its scores."""
+    """Tabulate the scores, a row per head."""
     layers, heads = names(ds, "layer"), names(ds, "head")
     table = pd.DataFrame({"layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))})
     table["component"] = ds["component"].values.ravel()
@@ -120,7 +120,7 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_explore(ds: xr.Dataset) -> list[str]:
-    """Which head matters most, which writes most, and whether they are the same."""
+    """Name the head that matters most and the one that writes most, and whether they are the same."""
     unit, of_heads = unit_of(ds, 0) or "data units", f"Of the heads of {attention_kind(ds)}"
     shift, size = (array(ds, key, "layer", "head") for key in ("mean_shift", "write_size"))
     names_of = ds["component"].transpose("layer", "head").values.astype(str)

@@ -1,4 +1,4 @@
-"""The forecast itself."""
+"""Forecasts over context and truth."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tsfm_lens.catalogue.words import measured
 from tsfm_lens.viz import forecast_fan
 from tsfm_lens.viz.select import array, forecast_series, median_position, names, unit_of
 
-_DRAWN = 24  # series with a figure of their own
+_MAX_SERIES = 24  # series with a figure of their own
 
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """Course and width of the forecast of one series, and how it met the truth where that is known."""
+    """Describe course and width of the forecast of one series, and how it met the truth where that is known."""
     name, amount = names(ds, "series")[series], measured(unit_of(ds, series))
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
@@ -37,26 +37,26 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
             f"{amount(width[-1])} at the last."
         )
     truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(len(median), np.nan)
-    known = np.isfinite(truth)
-    if known.any():
+    finite = np.isfinite(truth)
+    if finite.any():
         inside = (truth >= values[low]) & (truth <= values[high])
-        error = float(np.abs(median - truth)[known].mean())
+        error = float(np.abs(median - truth)[finite].mean())
         out.append(
-            f"The truth lies within the band in {int(inside[known].sum())} of {int(known.sum())} steps "
+            f"The truth lies within the band in {int(inside[finite].sum())} of {int(finite.sum())} steps "
             f"(a calibrated band would hold about {100 * share:.3g} % of many such steps), and the median misses "
             f"it by {amount(error)} on average"
         )
         context = array(ds, "context", "time", series=series) if "context" in ds else np.array([])
-        seen = context[np.isfinite(context)]
-        if len(seen):
-            naive = float(np.abs(seen[-1] - truth)[known].mean())
+        history = context[np.isfinite(context)]
+        if len(history):
+            naive = float(np.abs(history[-1] - truth)[finite].mean())
             out[-1] += f"; repeating the last observed value would have missed it by {amount(naive)}"
         out[-1] += "."
     return out
 
 
 def forecast_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
-    """A row per step: date, quantiles, truth."""
+    """Tabulate date, quantiles and truth, a row per step."""
     table = steps_table(ds, series)
     add_quantiles(table, ds, array(ds, "quantile_forecast", "quantile", "step", series=series))
     if "truth" in ds:
@@ -65,7 +65,7 @@ def forecast_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
 
 
 def _forecast(ds: xr.Dataset) -> Iterator[Plate]:
-    for i in forecast_series(ds, _DRAWN):
+    for i in forecast_series(ds, _MAX_SERIES):
         yield Plate(forecast_fan(ds, series=i), forecast_table(ds, i), read_forecast(ds, i))
 
 

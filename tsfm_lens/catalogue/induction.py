@@ -28,8 +28,8 @@ def _induction(ds: xr.Dataset) -> Iterator[Plate]:
 def _overlap(ds: xr.Dataset) -> Iterator[Plate]:
     scores = frame(ds, "prefix_matching", "copy_score", "normalised", "induction", "sharp")
     yield Plate(induction_corner(ds), scores, read_overlap(ds))
-    swept = frame(ds, "sweep_sharp_given_induction", "sweep_induction_given_sharp")
-    yield Plate(overlap_thresholds(ds), swept, [])
+    sweep = frame(ds, "sweep_sharp_given_induction", "sweep_induction_given_sharp")
+    yield Plate(overlap_thresholds(ds), sweep, [])
 
 
 def _motif(ds: xr.Dataset) -> Iterator[Plate]:
@@ -37,7 +37,7 @@ def _motif(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def read_induction(ds: xr.Dataset) -> list[str]:
-    """How many heads pass both thresholds beyond the noise, and how well the model copies."""
+    """Count the heads that pass both thresholds beyond the noise, and state how well the model copies."""
     surely, perhaps = past_both(ds)
     which = f": {listed([head_at(ds, flat) for flat in np.flatnonzero(surely)[:6]])}" if surely.any() else ""
     least = [num(float(ds.attrs[name])) for name in _THRESHOLDS.values()]
@@ -51,7 +51,7 @@ def read_induction(ds: xr.Dataset) -> list[str]:
 
 
 def read_overlap(ds: xr.Dataset) -> list[str]:
-    """How many induction heads are sharp."""
+    """Count the induction heads that are sharp."""
     sharp = array(ds, "sharp", "layer", "head") > 0
     surely, perhaps = past_both(ds)
     return [
@@ -62,13 +62,13 @@ def read_overlap(ds: xr.Dataset) -> list[str]:
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
-    """How many heads look at the motif's last instance more than at the same steps of a series without one."""
+    """Count the heads that look at the motif's last instance more than at the same steps of a series without one."""
     advantage = Standing(ds, "advantage", "layer", "head", target=0)
-    looking = advantage.stands_out & (advantage.estimate > 0)
-    first = advantage.leader(looking)
+    heads = advantage.stands_out & (advantage.estimate > 0)
+    first = advantage.leader(heads)
     most = f", most of all {head_at(ds, first)} ({advantage.told(first, percent)})" if first is not None else ""
     return [
-        f"{int(looking.sum())} of {looking.size} heads give more of their attention there than in the control, which "
+        f"{int(heads.sum())} of {heads.size} heads give more of their attention there than in the control, which "
         f"has no motif that comes again{most}."
     ]
 

@@ -1,4 +1,4 @@
-"""What the parts of an input do to a forecast."""
+"""Effects of the parts of an input on a forecast."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tsfm_lens.catalogue.words import capital, listed, num, signed
 from tsfm_lens.viz import input_beeswarm, input_map, input_timeline, input_waterfall
 from tsfm_lens.viz.select import array, median_position, names, unit_of
 
-_NAMED = 3  # segments that a reading names
+_MAX_NAMES = 3  # segments that a reading names
 _FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
 _STRETCHES = 6  # of the target's past, in a report
 
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
-    """The sum from the reference to the forecast, and the segments that make up most of it."""
+    """State the sum from the reference to the forecast, and the segments that make up most of it."""
     level = median_position(ds["quantile"].values)
     whole, nothing, rest = (
         array(ds, name, "step", quantile=level).mean() for name in ("forecast", "reference_forecast", "remainder")
@@ -33,14 +33,14 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     target, attrs = ds.attrs.get("target", ""), ds.attrs
     error = array(ds, "mean_error", "segment", quantile=level) if "mean_error" in ds else np.zeros_like(effect)
     clear = np.abs(effect) > np.maximum(2 * error, 2 * float(attrs.get("rounding", 0.0)))
-    order = [int(i) for i in np.argsort(-np.abs(effect), kind="stable") if clear[i]][:_NAMED]
-    told = [f"{names(ds, 'segment')[i]} by {signed(effect[i])}" for i in order]
-    most = f"It is moved most by {listed(told)} {unit}" if order else "No part of the input moves it beyond rounding"
+    order = [int(i) for i in np.argsort(-np.abs(effect), kind="stable") if clear[i]][:_MAX_NAMES]
+    largest = [f"{names(ds, 'segment')[i]} by {signed(effect[i])}" for i in order]
+    most = f"It is moved most by {listed(largest)} {unit}" if order else "No part of the input moves it beyond rounding"
     # one reading, so that the overview of a page says what moves the forecast
     out = [
         f"On average over {ds.sizes['step']} steps the forecast of {target} is {num(whole)} {unit}".rstrip()
         + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}. {most.rstrip()}."
-        + _cancelled(ds, steps, order)
+        + _cancellation(ds, steps, order)
     ]
     far = float(attrs.get("reference_distance", 0.0))
     if far > _FAR:
@@ -61,8 +61,8 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     return out
 
 
-def _cancelled(ds: xr.Dataset, steps: np.ndarray, order: list[int]) -> str:
-    """A sentence on the segment that moves single steps most, if a mean over steps hides it."""
+def _cancellation(ds: xr.Dataset, steps: np.ndarray, order: list[int]) -> str:
+    """Name the segment that moves single steps most, if a mean over steps hides it."""
     size = np.abs(steps).mean(1)
     first = int(size.argmax())
     level = median_position(ds["quantile"].values)
@@ -87,7 +87,7 @@ def _inputs(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:
-    """A row per segment and quantile, the mean over steps."""
+    """Tabulate the mean over steps, a row per segment and quantile."""
     mean = ds[["attribution"]].mean("step")
     table = frame(mean, "attribution")
     for name in ("kind", "start", "stop"):
@@ -98,19 +98,19 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:
-    """Which segments move forecasts over many series, and whether a high value moves them up."""
+    """Describe which segments move forecasts over many series."""
     standing = Standing(ds, "size", "segment")
     labels, kinds = names(ds, "segment"), np.array(names(ds.swap_dims(segment="kind"), "kind"))
     out = []
     for kind in dict.fromkeys(kinds):
-        named = standing.named(_NAMED, kinds == kind)
-        if not named:
+        leading = standing.named(_MAX_NAMES, kinds == kind)
+        if not leading:
             out.append(f"{capital(kind)}: nothing stands out of rounding.")
             continue
         first = standing.leader(kinds == kind)
         lead = f"{labels[first]} most of all; " if first is not None and len(np.flatnonzero(kinds == kind)) > 1 else ""
-        told = [f"{labels[i]} by {standing.told(i, lambda value: f'{num(value)} MASE')}" for i in named]
-        out.append(f"{capital(kind)}: {lead}forecasts are moved by {listed(told)}.")
+        moves = [f"{labels[i]} by {standing.told(i, lambda value: f'{num(value)} MASE')}" for i in leading]
+        out.append(f"{capital(kind)}: {lead}forecasts are moved by {listed(moves)}.")
     return out
 
 

@@ -17,7 +17,7 @@ from tsfm_lens.viz.select import array
 
 
 def read_bandwidths(ds: xr.Dataset) -> list[str]:
-    """How narrow kernels are, and how much they differ between directions."""
+    """Describe how narrow kernels are, and how much they differ between directions."""
     widths = array(ds, "bandwidth", "layer", "head", "mode")
     narrow, wide = np.nanmin(widths, axis=-1), np.nanmax(widths, axis=-1)
     at = int(np.nanargmin(narrow))
@@ -29,7 +29,7 @@ def read_bandwidths(ds: xr.Dataset) -> list[str]:
 
 
 def read_tilt(ds: xr.Dataset) -> list[str]:
-    """In how many heads keys draw attention by their length alone."""
+    """Count the heads in which keys draw attention by their length alone."""
     share = array(ds, "tilt_share", "layer", "head")
     low, high = extremes(share)
     strong = int((share >= 1).sum())
@@ -41,21 +41,23 @@ def read_tilt(ds: xr.Dataset) -> list[str]:
 
 
 def read_bound(ds: xr.Dataset) -> list[str]:
-    """Where the bound holds, where it says something, and how close it comes."""
+    """State where the bound holds, where it says something, and how close it comes."""
     missing, bound = (array(ds, name, "layer", "head", "query") for name in ("missing", "bound"))
     usable = array(ds, "applicable", "layer", "head", "query") > 0
     if not usable.any():
         return ["The conditions of the proposition hold nowhere, so it bounds nothing here."]
-    telling = usable & (bound < 1)
+    informative = usable & (bound < 1)
     out = [
         f"The conditions hold for {int(usable.sum())} of {usable.size} heads and queries, and the bound is below 1 for "
-        f"{int(telling.sum())} of them; everywhere else it is vacuous: no attention could exceed it."
+        f"{int(informative.sum())} of them; everywhere else it is vacuous: no attention could exceed it."
     ]
-    if telling.any():
-        ratio = float(np.median(bound[telling] / np.maximum(missing[telling], 1e-16)))
+    if informative.any():
+        ratio = float(np.median(bound[informative] / np.maximum(missing[informative], 1e-16)))
         out.append(f"There it is {num(ratio)} times what is measured, in the median.")
-    broken = int((missing[usable] > bound[usable] * (1 + 1e-6) + 1e-9).sum())
-    out.append("It is exceeded nowhere." if not broken else f"It is exceeded {broken} times, which it must not be.")
+    violations = int((missing[usable] > bound[usable] * (1 + 1e-6) + 1e-9).sum())
+    out.append(
+        "It is exceeded nowhere." if not violations else f"It is exceeded {violations} times, which it must not be."
+    )
     return out
 
 

@@ -1,4 +1,4 @@
-"""The catalogue as lists: for the command line and for the documentation."""
+"""Lists of the catalogue for the command line and for the documentation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVERY = "every model"
 
 
 def facts() -> list[dict[str, Any]]:
-    """Plain values of every measurement: kind, theme, about, probes, figures, source, paper, models."""
+    """List plain values of every measurement: kind, theme, about, probes, figures, source, paper, models."""
     return [
         {
             "kind": each.kind,
@@ -28,7 +28,7 @@ def facts() -> list[dict[str, Any]]:
 
 
 def _models(each: Measurement) -> str:
-    """Which models it is of, in words."""
+    """Name the models that it is of, in words."""
     if each.across:
         return "several models"
     if each.compute is None:
@@ -37,7 +37,7 @@ def _models(each: Measurement) -> str:
 
 
 def as_markdown() -> str:
-    """A table per theme: what is measured, by which probe, drawn by which figure, after whom, on which models."""
+    """Write a table per theme: what is measured, by which probe and figure, after whom, on which models."""
     parts = []
     for theme in THEMES:
         rows = [each for each in facts() if each["theme"] == theme]

@@ -21,13 +21,13 @@ from tsfm_lens.viz.select import array, forecast_series, names, unit_of
 from tsfm_lens.viz.theme import percent
 
 _HALF = 0.5
-_NAMED = 3  # places in a sentence
-_DRAWN = 3  # series with figures of their own
+_MAX_NAMES = 3  # places in a sentence
+_MAX_SERIES = 3  # series with figures of their own
 _POSITION = ("position_start", "position_stop", "position_special")
 
 
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
-    """Where a patch carries most of the forecast over, and how much of the rest does anything."""
+    """Describe where a patch carries most of the forecast over, and how much of the rest does anything."""
     base, source = way(ds)
     gap = array(ds, "clean_forecast", "step", series=series) - array(ds, "corrupted_forecast", "step", series=series)
     amount, recovered = measured(unit_of(ds, series)), Standing(ds, "recovered", "component", "position")
@@ -35,7 +35,7 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
         f"The clean and the corrupted forecast of {names(ds, 'series')[series]} are {amount(np.abs(gap).mean())} apart "
         "on average."
     )
-    most = [f"{_cell(ds, flat)} ({recovered.told(flat, percent)})" for flat in recovered.named(_NAMED)]
+    most = [f"{_cell(ds, flat)} ({recovered.told(flat, percent)})" for flat in recovered.named(_MAX_NAMES)]
     if not most:
         return [apart, "No single patch stands out of the noise on the way from one to the other."]
     share = array(ds, "recovered", "component", "position", series=series)
@@ -50,7 +50,7 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
-    """How far the best patched forecast still is from the run it comes from."""
+    """State how far the best patched forecast still is from the run it comes from."""
     base, source = way(ds)
     recovered = Standing(ds, "recovered", "component", "position")
     best = next(iter(recovered.named(1, recovered.estimate > 0)), None)
@@ -60,18 +60,18 @@ def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     patched = array(ds, "forecast", "step", component=component, position=position, series=series)
     target, start = (array(ds, f"{name}_forecast", "step", series=series) for name in (source, base))
     amount = measured(unit_of(ds, series))
-    left, before = float(np.abs(patched - target).mean()), float(np.abs(start - target).mean())
+    after, before = float(np.abs(patched - target).mean()), float(np.abs(start - target).mean())
     out = [
-        f"Patched at {_cell(ds, best)}, the forecast is {amount(left)} from the {source} one on average; unpatched it "
+        f"Patched at {_cell(ds, best)}, the forecast is {amount(after)} from the {source} one on average; unpatched it "
         f"is {amount(before)} away."
     ]
-    if left >= before:
+    if after >= before:
         out.append("It is no nearer than before: the share counts only the part of the change that points that way.")
     return out
 
 
 def read_attribution_patching(ds: xr.Dataset) -> list[str]:
-    """Whether the estimate can stand in for patching."""
+    """State whether the estimate can stand in for patching."""
     estimate, exact = (array(ds, name, "component", "position", "series") for name in ("first_order", "recovered"))
     error = np.abs(estimate - exact)
     both = [Standing(ds, name, "component", "position").leader() for name in ("first_order", "recovered")]
@@ -90,9 +90,9 @@ def read_attribution_patching(ds: xr.Dataset) -> list[str]:
 
 
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
-    """Where the estimated share is largest."""
+    """Describe where the estimated share is largest."""
     estimate = array(ds, "first_order", "component", "position", series=series)
-    places = Standing(ds, "first_order", "component", "position").named(_NAMED)
+    places = Standing(ds, "first_order", "component", "position").named(_MAX_NAMES)
     name = names(ds, "series")[series]
     if not places:
         return [f"No estimate for {name} stands out of the noise."]
@@ -101,14 +101,14 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_paths(ds: xr.Dataset) -> list[str]:
-    """The strongest direct paths to the output, and the strongest between components."""
+    """Describe the strongest direct paths to the output, and the strongest between components."""
     paths = Standing(ds, "score" if ds.attrs["kind"] == "edges" else "recovered", "sender", "receiver")
     senders, receivers = names(ds, "sender"), names(ds, "receiver")
     direct = np.array([name == OUTPUT for name in receivers])
     out = []
     for columns, words in ((direct, "straight to the output"), (~direct, "through another component")):
         parts = []
-        for flat in paths.named(_NAMED, np.broadcast_to(columns, paths.estimate.shape)):
+        for flat in paths.named(_MAX_NAMES, np.broadcast_to(columns, paths.estimate.shape)):
             sender, receiver = divmod(flat, len(receivers))
             end = "" if direct[receiver] else f" to {receivers[receiver]}"
             parts.append(f"{senders[sender]}{end} ({signed(paths.estimate.flat[flat])})")
@@ -117,14 +117,8 @@ def read_paths(ds: xr.Dataset) -> list[str]:
     return out or ["No path changes the forecast by more than the noise."]
 
 
-def _largest(values: np.ndarray) -> list[int]:
-    """Flat places of the few largest values, only positive ones where there are any."""
-    order = [int(i) for i in np.argsort(-values.ravel(), kind="stable")[:_NAMED]]
-    return [i for i in order if values.flat[i] > 0] or order[:1]
-
-
 def _cell(ds: xr.Dataset, flat: int) -> str:
-    """A place and group of positions in words, from a flat index of (component, position)."""
+    """Write a place and group of positions in words, from a flat index of (component, position)."""
     component, position = divmod(flat, ds.sizes["position"])
     places = places_in(ds)
     place = int(np.flatnonzero(places.order == component)[0])
@@ -136,19 +130,19 @@ def _cell(ds: xr.Dataset, flat: int) -> str:
 
 
 def _patching(ds: xr.Dataset) -> Iterator[Plate]:
-    for i in forecast_series(ds, _DRAWN):
+    for i in forecast_series(ds, _MAX_SERIES):
         table = _cells(ds.isel(series=[i]), "recovered", "effect")
         yield Plate(patching_map(ds, series=i), table, read_patching(ds, i))
         yield Plate(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i))
 
 
 def _attribution(ds: xr.Dataset) -> Iterator[Plate]:
-    known = [name for name in ("first_order", "recovered", "error") if name in ds]
-    if "recovered" in known:
+    variables = [name for name in ("first_order", "recovered", "error") if name in ds]
+    if "recovered" in variables:
         words = read_attribution_patching(ds)
-        yield Plate(attribution_patching_scatter(ds), _cells(ds, *known), words)
-    for i in forecast_series(ds, _DRAWN):
-        table = _cells(ds.isel(series=[i]), *known)
+        yield Plate(attribution_patching_scatter(ds), _cells(ds, *variables), words)
+    for i in forecast_series(ds, _MAX_SERIES):
+        table = _cells(ds.isel(series=[i]), *variables)
         yield Plate(patching_map(ds, value="first_order", series=i), table, read_estimate(ds, i))
 
 
@@ -161,7 +155,7 @@ def _edges(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def _cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """A row per place, group of positions and series, with the steps that the group covers."""
+    """Tabulate variables with the steps that they cover, a row per place, group of positions and series."""
     steps = frame(ds.reset_coords(list(_POSITION)), *_POSITION)
     return frame(ds, *variables).merge(steps, on="position")
 

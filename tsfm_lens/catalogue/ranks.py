@@ -30,13 +30,13 @@ from tsfm_lens.viz.theme import percent
 
 
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """What share of their directions the matrices use, and which uses the least."""
+    """State the share of their directions that the matrices use, and which uses the least."""
     place = level_position(ds, epsilon)
     level = f"{float(ds['epsilon'].values[place]):g}"
     share = array(ds, "rank_share", "matrix", epsilon=place)
-    told = array(ds, "told", "matrix", epsilon=place) > 0
+    valid = array(ds, "told", "matrix", epsilon=place) > 0
     parts, labels = names_of(ds, "part"), names(ds, "matrix")
-    whole = [row for row in whole_matrices(ds) if told[row]]
+    whole = [row for row in whole_matrices(ds) if valid[row]]
     if not whole:
         return [f"At ε = {level} rounding of the weights hides every rank."]
     words = []
@@ -56,13 +56,13 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
 
 
 def read_weight_spectra(ds: xr.Dataset) -> list[str]:
-    """How fast the spectra fall, told by measures without a threshold."""
+    """State how fast the spectra fall, by measures without a threshold."""
     whole = whole_matrices(ds)
     effective, full = array(ds, "effective_rank", "matrix")[whole], np.asarray(ds["full"].values, dtype=float)[whole]
-    known = np.isfinite(effective)
-    if not known.any():
+    finite = np.isfinite(effective)
+    if not finite.any():
         return ["All matrices are zero."]
-    shares = effective[known] / full[known]
+    shares = effective[finite] / full[finite]
     out = [
         f"The effective rank is {percent(float(np.median(shares)))} of the largest possible in the median matrix, "
         f"from {percent(float(shares.min()))} to {percent(float(shares.max()))}."
@@ -76,12 +76,12 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
 
 
 def read_histograms(ds: xr.Dataset) -> list[str]:
-    """How many singular values are within a power of ten of the largest, attention against MLP."""
+    """State how many singular values are within a power of ten of the largest, attention against MLP."""
     whole = whole_matrices(ds)
     first = array(ds, "decade_count", "matrix", "decade")[:, 0] / np.asarray(ds["full"].values, dtype=float)
     parts, out = names_of(ds, "part"), []
-    for words, chosen in (("attention", ("W_Q", "W_K", "W_V", "W_O")), ("MLP", ("W_in", "W_gate", "W_out"))):
-        own = first[[row for row in whole if parts[row] in chosen]]
+    for words, members in (("attention", ("W_Q", "W_K", "W_V", "W_O")), ("MLP", ("W_in", "W_gate", "W_out"))):
+        own = first[[row for row in whole if parts[row] in members]]
         if len(own):
             out.append(
                 f"Within a power of ten of the largest lie {percent(float(np.median(own)))} of the singular values of "
@@ -91,7 +91,7 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
 
 
 def read_row_angles(ds: xr.Dataset) -> list[str]:
-    """In which layers rows of a head are closer than chance."""
+    """Count the layers in which rows of a head are closer than chance."""
     within, between, closer = (array(ds, name, "layer") for name in ("within", "between", "closer"))
     if not np.isfinite(closer).any():
         return ["There is only one head, or no rows but zeros, so nothing can be closer."]
@@ -109,17 +109,17 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
 
 
 def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """How many directions the families use, and which single signals differ in it beyond their intervals."""
+    """State how many directions the families use, and which single signals differ beyond their intervals."""
     place = level_position(ds, epsilon)
     level, families = f"{float(ds['epsilon'].values[place]):g}", names(ds, "family")
     rank, full = array(ds, "epsilon_rank", "family", epsilon=place), np.asarray(ds["full"].values)
-    told = array(ds, "told", "family", epsilon=place) > 0
-    counts = [f"{name} {int(rank[i])} of {int(full[i])}" for i, name in enumerate(families) if told[i]]
+    valid = array(ds, "told", "family", epsilon=place) > 0
+    counts = [f"{name} {int(rank[i])} of {int(full[i])}" for i, name in enumerate(families) if valid[i]]
     if not counts:
         return [f"At ε = {level} rounding may hide every rank."]
     out = [f"At ε = {level} embedded tokens use so many directions: {listed(counts)}."]
     low, high = (array(ds, f"signal_rank_{end}", "family", epsilon=place) for end in ("low", "high"))
-    several = [i for i in np.flatnonzero(high > low) if told[i]]
+    several = [i for i in np.flatnonzero(high > low) if valid[i]]
     if len(several) > 1:
         most = max(several, key=lambda i: low[i])
         others = [i for i in several if i != most]
@@ -134,17 +134,17 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
 
 
 def read_token_angles(ds: xr.Dataset) -> list[str]:
-    """How far apart tokens lie, against random lines."""
+    """State how far apart tokens lie, against random lines."""
     means = array(ds, "mean_angle", "family")
-    told = [f"{name} {num(means[i])}°" for i, name in enumerate(names(ds, "family")) if np.isfinite(means[i])]
-    if not told:
+    angles = [f"{name} {num(means[i])}°" for i, name in enumerate(names(ds, "family")) if np.isfinite(means[i])]
+    if not angles:
         return ["All tokens are zero, so they have no angles."]
     random = num(float(ds.attrs["random_angle"]))
-    return [f"Mean angles between two tokens: {listed(told)}; between random lines {random}°."]
+    return [f"Mean angles between two tokens: {listed(angles)}; between random lines {random}°."]
 
 
 def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """The rank of the stream and of W_Q at both ends of the depth."""
+    """State the rank of the stream and of W_Q at both ends of the depth."""
     place = level_position(ds, epsilon)
     level = f"{float(ds['epsilon'].values[place]):g}"
     stream, weights = (
@@ -164,28 +164,28 @@ def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
 
 
 def read_bound(ds: xr.Dataset) -> list[str]:
-    """Whether theorem 4 says something of the model, and whether it holds there."""
+    """State whether theorem 4 says something of the model, and whether it holds there."""
     bound, values = array(ds, "bound", "layer", "mode"), array(ds, "singular_value", "stream", "mode")
-    keys, written = (array(ds, name, "layer") for name in ("query_key_norm", "value_norm"))
-    measured = _read_measured_bound(ds)
+    keys, outputs = (array(ds, name, "layer") for name in ("query_key_norm", "value_norm"))
+    sentences = _read_measured_bound(ds)
     if np.isnan(bound).all():
         return [
-            *measured,
+            *sentences,
             f"Theorem 4 says nothing of this model: it asks for {ds.attrs['least_depth']} layers or more with "
             f"{ds.attrs['heads']} heads, of which there are {ds.sizes['layer']}, and for norms up to 1, where "
-            f"query–key products reach {num(float(keys.max()))} and value–output products {num(float(written.max()))}.",
+            f"query–key products reach {num(float(keys.max()))} and value–output products {num(float(outputs.max()))}.",
         ]
-    known = np.isfinite(bound)
-    above = int((values[1:] / values[1:, :1] > bound)[known].sum())
-    held = "is exceeded nowhere" if not above else f"is exceeded {above} times: norms and MLPs are not part of it"
+    finite = np.isfinite(bound)
+    above = int((values[1:] / values[1:, :1] > bound)[finite].sum())
+    outcome = "is exceeded nowhere" if not above else f"is exceeded {above} times: norms and MLPs are not part of it"
     return [
-        *measured,
-        f"The bound of theorem 4 applies to {int(known.any(1).sum())} of {len(bound)} layers and {held}.",
+        *sentences,
+        f"The bound of theorem 4 applies to {int(finite.any(1).sum())} of {len(bound)} layers and {outcome}.",
     ]
 
 
 def _read_measured_bound(ds: xr.Dataset) -> list[str]:
-    """How near the attentions come to what they could add to the rank at most."""
+    """State how near the attentions come to what they could add to the rank at most."""
     if "attention_bound" not in ds:
         return []
     bound, values = (array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value"))
@@ -195,15 +195,15 @@ def _read_measured_bound(ds: xr.Dataset) -> list[str]:
     with np.errstate(divide="ignore"):
         near = float((bound[says] / values[says]).min())
     above = int((values > bound * (1 + 1e-6) + 1e-12)[says].sum())
-    held = "is exceeded nowhere" if not above else f"is exceeded {above} times"
+    outcome = "is exceeded nowhere" if not above else f"is exceeded {above} times"
     return [
         f"With measured constants the inequality behind theorem 4 bounds {says.sum()} of {says.size} relative singular "
-        f"values after the first attentions below 1, {held}, and is at least {num(near)} times what was measured."
+        f"values after the first attentions below 1, {outcome}, and is at least {num(near)} times what was measured."
     ]
 
 
 def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """Whether the rank of single series rises, where that stands out of the spread over series."""
+    """State whether the rank of single series rises, where that stands out of the spread over series."""
     place = level_position(ds, epsilon)
     level, words = f"{float(ds['epsilon'].values[place]):g}", layers(ds, "stream")
     estimate, low, high = (

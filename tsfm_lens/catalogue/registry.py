@@ -1,4 +1,4 @@
-"""All measurements by the kind of their results, those of this package and those that were added."""
+"""Registry of all measurements by the kind of their results, those of this package and those that were added."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from tsfm_lens.registry import SHOWN, load_extensions
 if TYPE_CHECKING:
     from tsfm_lens.models.run import Run
 
-_ROOM = "tsfm_lens.catalogue"
+_PACKAGE = "tsfm_lens.catalogue"
 _ADDED: dict[str, Measurement] = {}
 
 
 @cache
-def _shipped() -> dict[str, Measurement]:
-    found: list[Measurement] = []
-    for module in iter_modules(import_module(_ROOM).__path__):
-        found += getattr(import_module(f"{_ROOM}.{module.name}"), "MEASUREMENTS", ())
-    found.sort(key=lambda each: THEMES.index(each.theme))
-    return {each.kind: each for each in found}
+def _own_measurements() -> dict[str, Measurement]:
+    entries: list[Measurement] = []
+    for module in iter_modules(import_module(_PACKAGE).__path__):
+        entries += getattr(import_module(f"{_PACKAGE}.{module.name}"), "MEASUREMENTS", ())
+    entries.sort(key=lambda each: THEMES.index(each.theme))
+    return {each.kind: each for each in entries}
 
 
 def measurements() -> dict[str, Measurement]:
-    """Every measurement by the kind of its result, theme by theme.
+    """Return every measurement by the kind of its result, theme by theme.
 
     Example:
         >>> "seasonality" in catalogue.measurements()
         True
     """
     load_extensions(SHOWN)
-    listed = _shipped() | _ADDED
-    return dict(sorted(listed.items(), key=lambda item: THEMES.index(item[1].theme)))
+    entries = _own_measurements() | _ADDED
+    return dict(sorted(entries.items(), key=lambda item: THEMES.index(item[1].theme)))
 
 
 def find(kind: str) -> Measurement:
-    """A measurement by the kind of its result.
+    """Look up a measurement by the kind of its result.
 
     Raises:
         UnknownNameError: there is none; the message has the nearest.
@@ -51,14 +51,14 @@ def find(kind: str) -> Measurement:
         >>> catalogue.find("ablation").heading
         'Ablation'
     """
-    known = measurements()
-    if kind not in known:
-        raise unknown_name("measurement", kind, known, hint="`tsfm-lens measurements` lists them all.")
-    return known[kind]
+    entries = measurements()
+    if kind not in entries:
+        raise unknown_name("measurement", kind, entries, hint="`tsfm-lens measurements` lists them all.")
+    return entries[kind]
 
 
 def add(measurement: Measurement) -> None:
-    """Make a measurement of your own one of the catalogue: of reports, ``tsfm-lens figure`` and its list.
+    """Add a measurement of your own to the catalogue: to reports, ``tsfm-lens figure`` and its list.
 
     Args:
         measurement: its renderers are looked up in :mod:`tsfm_lens.viz`, and may also be functions.
@@ -71,7 +71,7 @@ def add(measurement: Measurement) -> None:
         Traceback (most recent call last):
         tsfm_lens.errors.InputError: kind 'forecast' is taken by a measurement of tsfm_lens; choose another
     """
-    if measurement.kind in _shipped():
+    if measurement.kind in _own_measurements():
         raise InputError(f"kind {measurement.kind!r} is taken by a measurement of tsfm_lens; choose another")
     if measurement.theme not in THEMES:
         raise InputError(f"theme={measurement.theme!r} is not known, choose one of {', '.join(THEMES)}")
@@ -79,7 +79,7 @@ def add(measurement: Measurement) -> None:
 
 
 def figures() -> Iterator[tuple[Measurement, Figure]]:
-    """Every way to draw a measurement, theme by theme; a renderer of several measurements comes several times.
+    """Yield every way to draw a measurement, theme by theme; a renderer of several measurements comes several times.
 
     Example:
         >>> {figure.name for _, figure in catalogue.figures()} >= {"logit_map", "circuit_graph"}
@@ -91,7 +91,7 @@ def figures() -> Iterator[tuple[Measurement, Figure]]:
 
 
 def measured_by(item: str) -> list[Measurement]:
-    """Measurements of a reported value of the paper, by its id.
+    """List the measurements of a reported value of the paper, by its id.
 
     Example:
         >>> [each.kind for each in catalogue.measured_by("S3-F22")]
@@ -101,7 +101,7 @@ def measured_by(item: str) -> list[Measurement]:
 
 
 def work_on(run: Run) -> Work:
-    """A run whose results are computed by this catalogue, each once.
+    """Return a run whose results are computed by this catalogue, each once.
 
     Example:
         >>> work = catalogue.work_on(run)

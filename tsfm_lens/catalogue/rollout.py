@@ -22,7 +22,7 @@ _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
-    """What the sharpest or the most diffuse head reads, and how many heads read at a fixed lag."""
+    """Describe what the sharpest or the most diffuse head reads, and how many heads read at a fixed lag."""
     ranks = array(ds, "sharpness_rank", "layer", "head")
     place = int(ranks.argmin() if heads == "sharp" else ranks.argmax())
     entropy = array(ds, "entropy", "layer", "head")
@@ -47,33 +47,33 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
 
 
 def _steadiest(weights: np.ndarray, keys: TokenAxis, queries: TokenAxis) -> float:
-    """The share of the queries over time whose largest weight is at the most frequent distance."""
+    """Compute the share of the queries over time whose largest weight is at the most frequent distance."""
     peak = weights[np.ix_(queries.timed, keys.timed)].argmax(axis=1)
     back = queries.start[queries.timed] - keys.start[keys.timed][peak]
     return float(np.unique(back, return_counts=True)[1].max() / len(back))
 
 
 def read_flow(ds: xr.Dataset) -> list[str]:
-    """How much a token keeps of itself, and which input most of the flow comes from."""
+    """Describe how much a token keeps of itself, and which input most of the flow comes from."""
     flow = array(ds, "flow", "layer", "query", "key")
     words, keys = layers(ds), token_axis(ds, "key")
     if flow.shape[-1] < 2:
         return ["There is a single token, which can only keep what it has."]
-    kept = np.array([np.diag(one).mean() for one in flow])
-    first, last = percent(kept[0]), percent(kept[-1])
+    self_share = np.array([np.diag(one).mean() for one in flow])
+    first, last = percent(self_share[0]), percent(self_share[-1])
     out = [f"After {words[0]} a token keeps {first} of itself on average, after {words[-1]} {last}."]
-    received = flow[-1].mean(axis=0)
-    top = int(received.argmax())
+    inflow = flow[-1].mean(axis=0)
+    top = int(inflow.argmax())
     out.append(
-        f"{capital(_token(keys, top))} reaches the others most: {percent(float(received[top]))} of a token on average, "
-        f"where an even flow would bring {percent(1 / len(received))}."
+        f"{capital(_token(keys, top))} reaches the others most: {percent(float(inflow[top]))} of a token on average, "
+        f"where an even flow would bring {percent(1 / len(inflow))}."
     )
     out.append("This follows attention patterns alone; it sees neither values nor MLPs.")
     return out
 
 
 def read_norm_weighted(ds: xr.Dataset) -> list[str]:
-    """Which heads write most, and how much of it comes from special tokens."""
+    """Name the heads that write most, and how much of it comes from special tokens."""
     norms, keys = array(ds, "norm", "layer", "head", "query", "key"), token_axis(ds, "key")
     total = norms.sum(axis=-1).mean(axis=-1)
     low, high = extremes(total)
@@ -93,7 +93,7 @@ def read_norm_weighted(ds: xr.Dataset) -> list[str]:
 
 
 def _token(axis: TokenAxis, token: int) -> str:
-    """A token in words, as text and not as markup."""
+    """Write a token in words, as text and not as markup."""
     if axis.special[token]:
         return f"the {axis.special[token]} token"
     first, last = int(axis.start[token]), int(axis.stop[token]) - 1
@@ -101,8 +101,8 @@ def _token(axis: TokenAxis, token: int) -> str:
 
 
 def _rollout(ds: xr.Dataset) -> Iterator[Plate]:
-    drawn = ds[["attention"]].where(ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size))
-    weights, entropies = tokens_table(drawn, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
+    attention = ds[["attention"]].where(ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size))
+    weights, entropies = tokens_table(attention, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
     for heads, table in (("sharp", weights), ("diffuse", entropies)):
         yield Plate(rollout_panels(ds, heads=heads), table, read_rollout(ds, heads))
 

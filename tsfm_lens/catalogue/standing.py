@@ -1,4 +1,4 @@
-"""What may be named in a reading: members of an effect that stand out of its noise."""
+"""Effects that a reading may name: those that stand out of their noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORTH_A_WORD = 0.01
 
 
 class Standing:
-    """An effect with what was found of its noise, over the dimensions of its members.
+    """Effect with its noise, over the dimensions of its members.
 
     Attributes:
         estimate, low, high: mean over series and the ends of its interval.
@@ -25,7 +25,7 @@ class Standing:
         series: over how many series.
 
     Raises:
-        InputError: nobody has asked of the result what stands out.
+        InputError: the result does not say what stands out.
     """
 
     def __init__(self, ds: xr.Dataset, name: str, *dims: str, **at: int) -> None:
@@ -40,36 +40,36 @@ class Standing:
         self.stands_out, self.leads = (
             array(ds, f"{name}_{part}", *dims, **at).astype(bool) for part in ("stands_out", "leads")
         )
-        self.series = _counted(ds, name, at)
+        self.series = _count_series(ds, name, at)
 
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
-        """Flat places of the members to name: those that stand out, by the size of their effect, largest first."""
+        """Return flat places of the members to name: those that stand out, the largest effect first."""
         size = np.where(np.isfinite(self.estimate), np.abs(self.estimate), -1.0).ravel()
-        chosen = self.stands_out if among is None else self.stands_out & among
-        return [int(flat) for flat in np.argsort(-size, kind="stable") if chosen.flat[flat]][:count]
+        mask = self.stands_out if among is None else self.stands_out & among
+        return [int(flat) for flat in np.argsort(-size, kind="stable") if mask.flat[flat]][:count]
 
     def leader(self, among: np.ndarray | None = None) -> int | None:
-        """Flat place of the member that leads, None if none does."""
-        chosen = self.leads if among is None else self.leads & among
-        found = np.flatnonzero(chosen)
-        return int(found[0]) if len(found) else None
+        """Return the flat place of the member that leads, None if none does."""
+        mask = self.leads if among is None else self.leads & among
+        places = np.flatnonzero(mask)
+        return int(places[0]) if len(places) else None
 
     def told(self, flat: int, write: Callable[[float], str] = num) -> str:
-        """An effect with its interval, where there is one."""
+        """Write an effect with its interval, where there is one."""
         value, low, high = (float(each.flat[flat]) for each in (self.estimate, self.low, self.high))
         if write(low) == write(high):
             return write(value)
         return f"{write(value)}, {write(low)} to {write(high)} over {self.series} series"
 
 
-def _counted(ds: xr.Dataset, name: str, at: dict[str, int]) -> int:
-    """Over how many series the effect was estimated: those that are forecast, and have a value."""
+def _count_series(ds: xr.Dataset, name: str, at: dict[str, int]) -> int:
+    """Count the series over which the effect was estimated: those that are forecast, and have a value."""
     if "series" not in ds.sizes:
         return 1
-    counted = np.ones(ds.sizes["series"], dtype=bool)
+    mask = np.ones(ds.sizes["series"], dtype=bool)
     if "role" in ds.coords:
-        counted = ds["role"].values == "target"
+        mask = ds["role"].values == "target"
     if name in ds and "series" in ds[name].dims:
         values = ds[name].isel(at, missing_dims="ignore")
-        counted = counted & values.notnull().any([dim for dim in values.dims if dim != "series"]).values
-    return int(counted.sum())
+        mask = mask & values.notnull().any([dim for dim in values.dims if dim != "series"]).values
+    return int(mask.sum())

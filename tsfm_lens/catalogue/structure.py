@@ -16,7 +16,7 @@ from tsfm_lens.viz.select import array, names, position
 
 
 def read_stable_rank(ds: xr.Dataset, product: str) -> list[str]:
-    """Which heads act along few directions, and how the layers differ."""
+    """Describe which heads act along few directions, and how the layers differ."""
     ranks = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
     if not np.isfinite(ranks).any():
         return ["All these products are zero."]
@@ -36,7 +36,7 @@ def read_stable_rank(ds: xr.Dataset, product: str) -> list[str]:
 
 
 def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
-    """In how many directions most of a head's strength lies."""
+    """State in how many directions most of a head's strength lies."""
     values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))
     energy = np.square(values).reshape(-1, values.shape[-1])
     energy = energy[energy.sum(axis=1) > 0]
@@ -51,7 +51,7 @@ def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
 
 
 def read_entropic_rank(ds: xr.Dataset) -> list[str]:
-    """Where the heads write most apart."""
+    """Describe where the heads write most apart."""
     rank, words, heads = array(ds, "rank", "layer"), layers(ds), int(ds.attrs.get("heads", 0))
     low, high = extremes(rank)
     most = f" of at most {heads}" if heads else ""
@@ -68,7 +68,7 @@ def read_entropic_rank(ds: xr.Dataset) -> list[str]:
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
-    """Where the stream changes most, or which updates are alike."""
+    """Describe where the stream changes most, or which updates are alike."""
     axis = "stream" if measure == "cka" else "layer"
     values, words = array(ds, measure, axis, f"other_{axis}"), layers(ds, axis)
     if len(words) < 2:
@@ -94,7 +94,7 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
 
 
 def read_head_similarity(ds: xr.Dataset) -> list[str]:
-    """Which two heads write alike, and in which layer heads do so most."""
+    """Name the two heads that write most alike, and the layer whose heads do so most."""
     values, words, heads = array(ds, "cosine", "layer", "head", "other_head"), layers(ds), names(ds, "head")
     rows, columns = np.triu_indices(len(heads), 1)
     if not len(rows):

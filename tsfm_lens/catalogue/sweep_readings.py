@@ -1,4 +1,4 @@
-"""What the figures of sweeps show, in plain sentences computed from their numbers.
+"""Readings of the figures of sweeps: plain sentences computed from their numbers.
 
 A layer, order or recipe is named as the best or worst only if it differs from all others after correction.
 """
@@ -30,25 +30,25 @@ from tsfm_lens.viz.sweep_layers import most_ablatable
 from tsfm_lens.viz.sweep_recipes import recipe_rows
 from tsfm_lens.viz.theme import percent
 
-_NAMED = 8  # things that are named one by one
+_MAX_NAMES = 8  # things that are named one by one
 _SMALL = 0.01  # a change of MASE that a reader would call small
 
 
 def runs(numbers: Sequence[int]) -> str:
-    """Whole numbers with neighbours put together: "0, 3 to 5 and 9"."""
-    found: list[list[int]] = []
+    """Write whole numbers with neighbours put together: "0, 3 to 5 and 9"."""
+    ranges: list[list[int]] = []
     for each in sorted(set(numbers)):
-        if found and each == found[-1][1] + 1:
-            found[-1][1] = each
+        if ranges and each == ranges[-1][1] + 1:
+            ranges[-1][1] = each
         else:
-            found.append([each, each])
+            ranges.append([each, each])
     return listed(
-        [word for a, b in found for word in ([f"{a} to {b}"] if b > a + 1 else sorted({str(a), str(b)}, key=int))]
+        [word for a, b in ranges for word in ([f"{a} to {b}"] if b > a + 1 else sorted({str(a), str(b)}, key=int))]
     )
 
 
 def read_distances(table: pd.DataFrame, part: str) -> list[str]:
-    """Which single layers matter, which changes stand, and where the forecast keeps its shape."""
+    """Describe which single layers matter, which changes stand, and where the forecast keeps its shape."""
     rows = effects_of(table, "spearman_distance", "distance_leads", "change", "stands", "tests")
     rows = rows[(rows["part"] == part) & rows["family"].isin(("layers", "groups"))]
     rows = rows[np.isfinite(rows["spearman_distance"])]
@@ -72,36 +72,36 @@ def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
     standing = rows.loc[rows["stands"], "first"].tolist()
     word = "the changes of layers" if len(standing) > 1 else "the change of layer"
     which = f"{word} {runs(standing)} stand{'' if len(standing) > 1 else 's'}" if standing else "no change stands"
-    said = (
+    summary = (
         f"{model}: without the {PARTS[part]} of one layer, {small} of {counted(len(rows), 'layer')} "
         f"change{'s' if small == 1 else ''} MASE by less than "
         f"{percent(_SMALL)}; {which} after Holm's correction{_family(rows)}."
     )
     if len(rows) < 2:
-        return [said]
-    led = {row["distance_leads"]: row for row in told(rows[rows["distance_leads"] != ""])}
+        return [summary]
+    leaders = {row["distance_leads"]: row for row in told(rows[rows["distance_leads"] != ""])}
     verbs = {"lowest": "keeps its shape best", "highest": "loses its shape most"}
-    found = [
-        f"{verb} without layer {led[side]['first']} (Spearman distance {num(led[side]['spearman_distance'])})"
+    parts = [
+        f"{verb} without layer {leaders[side]['first']} (Spearman distance {num(leaders[side]['spearman_distance'])})"
         for side, verb in verbs.items()
-        if side in led
+        if side in leaders
     ]
     low, high = rows["spearman_distance"].min(), rows["spearman_distance"].max()
     none = (
         f"No layer stands out by how far the forecast moves without it (Spearman distance {num(low)} to {num(high)})."
     )
-    return [said, f"The forecast {listed(found)}." if found else none]
+    return [summary, f"The forecast {listed(parts)}." if parts else none]
 
 
 def _family(rows: pd.DataFrame) -> str:
-    """How many tests a correction was for."""
+    """Write how many tests a correction was for."""
     sizes = sorted(set(rows["tests"]))
     tests = "test" if sizes == [1] else "tests"
     return f" (famil{'ies' if len(sizes) > 1 else 'y'} of {listed([str(size) for size in sizes])} {tests})"
 
 
 def read_heads(table: pd.DataFrame) -> list[str]:
-    """Which single heads' changes stand, and whether one of them costs more than every other; else that none does."""
+    """Describe which single heads' changes stand, and whether one of them costs more than every other."""
     rows = table_of(table, "sweep_heads", "change", "lower", "upper", "stands", "leads", "tests")
     rows = rows[np.isfinite(rows["change"])]
     out = []
@@ -109,15 +109,15 @@ def read_heads(table: pd.DataFrame) -> list[str]:
         mine = rows[rows["model"] == model]
         standing = mine[mine["stands"]]
         verb = "stands" if len(standing) == 1 else "stand"
-        said = (
+        summary = (
             f"{model}: without one head, MASE changes by {change_text(mine['change'].min())} to "
             f"{change_text(mine['change'].max())}; of {counted(len(mine), 'change')} "
             f"{len(standing) or 'none'} {verb if len(standing) else 'stands'} after Holm's correction{_family(mine)}"
         )
         by_size = standing.loc[standing["change"].abs().sort_values(ascending=False, kind="stable").index]
-        which = [f"{row['label']} ({change_words(row)})" for row in told(by_size.head(_NAMED))]
-        more = f", and {len(standing) - _NAMED} more in the table" if len(standing) > _NAMED else ""
-        out.append(f"{said}: {listed(which)}{more}." if which else f"{said}.")
+        which = [f"{row['label']} ({change_words(row)})" for row in told(by_size.head(_MAX_NAMES))]
+        more = f", and {len(standing) - _MAX_NAMES} more in the table" if len(standing) > _MAX_NAMES else ""
+        out.append(f"{summary}: {listed(which)}{more}." if which else f"{summary}.")
         if not which:
             out.append(f"These data do not tell which head of {model} matters; more datasets or series may.")
         for row in told(mine[(mine["leads"] == "highest") & mine["stands"]]):
@@ -126,7 +126,7 @@ def read_heads(table: pd.DataFrame) -> list[str]:
 
 
 def read_components(table: pd.DataFrame) -> list[str]:
-    """What the most ablatable layer of every model costs, part by part."""
+    """State what the most ablatable layer of every model costs, part by part."""
     rows = effects_of(table, "change", "stands", "leads", "baseline_mase")
     layers = rows[(rows["family"] == "layers") & (rows["size"] == 1) & np.isfinite(rows["change"])]
     out = []
@@ -143,7 +143,7 @@ def read_components(table: pd.DataFrame) -> list[str]:
 
 
 def read_ranges(table: pd.DataFrame) -> list[str]:
-    """How long a range may get before the error rises, by part."""
+    """State how long a range may get before the error rises, by part."""
     rows = effects_of(table, "mase", "change", "stands")
     rows = rows[(rows["family"] == "ranges") & np.isfinite(rows["change"])]
     out = []
@@ -163,48 +163,48 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
 
 
 def read_curves(table: pd.DataFrame) -> list[str]:
-    """How many heads the layers of one model can lose, and whether one order is the better one throughout."""
+    """State how many heads the layers of one model can lose, and whether one order is the better one throughout."""
     rows = table_of(table, "sweep_curves", "change", "within", "better", "order_stands")
     rows = rows[np.isfinite(rows["change"])]
     if rows.empty:
         return []
     model = rows["model"].iloc[0]
     layers = rows.drop_duplicates("layer")
-    known = layers[layers["within"] >= 0]
-    if known.empty:
+    valid = layers[layers["within"] >= 0]
+    if valid.empty:
         return [f"{model}: how many heads of a layer can go is not decided yet."]
-    whole = known.loc[known["within"] == known["of"], "layer"].tolist()
-    metric = known["judged_by"].iloc[0]
+    whole = valid.loc[valid["within"] == valid["of"], "layer"].tolist()
+    metric = valid["judged_by"].iloc[0]
     out = [
-        f"{model}: in {len(whole)} of {counted(len(known), 'layer')} all heads can go at once with a rise of {metric} "
+        f"{model}: in {len(whole)} of {counted(len(valid), 'layer')} all heads can go at once with a rise of {metric} "
         f"below {percent(tolerance_of(table))}{f' (layer{_s(whole)} {runs(whole)})' if whole else ''}; "
-        f"{_least(known.assign(kept=known['of'] - known['within']))}."
+        f"{_least(valid.assign(kept=valid['of'] - valid['within']))}."
     ]
     # a layer that bears every order says nothing about orders
-    open_layers = known[known["within"] < known["of"]]
+    open_layers = valid[valid["within"] < valid["of"]]
     orders = [order for order in dict.fromkeys(rows["order"]) if not is_random(order)]
     if len(orders) > 1 and len(open_layers):
         better = rows[rows["better"] & (rows["within"] > 0) & (rows["within"] < rows["of"])].drop_duplicates("layer")
         parts = [f"{order_words(order)} in {(better['order'] == order).sum()}" for order in orders]
         none = int((open_layers["within"] == 0).sum())
-        said = f"; in {none} no head can go" if none else ""
+        remark = f"; in {none} no head can go" if none else ""
         standing = better.loc[better["order_stands"], "layer"].tolist()
         where = f"layer{_s(standing)} {runs(standing)}" if standing else "no layer"
         out.append(
-            f"Of the {counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{said}; that the "
+            f"Of the {counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}; that the "
             f"other order costs more there stands after Holm's correction in {where}."
         )
     return out
 
 
 def _least(rows: pd.DataFrame) -> str:
-    """Which layer needs its heads most, if losing all of them costs more there than in every other layer."""
+    """Name the layer that needs its heads most, if losing all of them costs more there than in every other layer."""
     most = told(rows[rows["leads"] == "highest"])
     if most:
         return f"layer {most[0]['layer']} bears least, it keeps {most[0]['kept']} of {most[0]['of']}"
     low, high = rows["kept"].min(), rows["kept"].max()
-    kept = f"{low}" if low == high else f"{low} to {high}"
-    return f"layers keep {kept} of {counted(int(rows['of'].max()), 'head')}, and none stands out as bearing least"
+    span = f"{low}" if low == high else f"{low} to {high}"
+    return f"layers keep {span} of {counted(int(rows['of'].max()), 'head')}, and none stands out as bearing least"
 
 
 def _s(things: Sequence[Any]) -> str:
@@ -212,37 +212,39 @@ def _s(things: Sequence[Any]) -> str:
 
 
 def read_heads_at(table: pd.DataFrame) -> list[str]:
-    """How many heads each model can do without, and what the search cost."""
+    """State how many heads each model can do without, and what the search cost."""
     table_of(table, "sweep_heads_at", "kept", "of", "layer", "better", "leads")
     best = table[table["better"]]
     out = []
     for model in models_in(best):
         rows = best[best["model"] == model]
-        total, kept = int(rows["of"].sum()), int(rows["kept"].sum())
+        total, remaining = int(rows["of"].sum()), int(rows["kept"].sum())
         none = rows.loc[rows["kept"] == 0, "layer"].tolist()
         text = (
-            f"{model}: layer by layer, {total - kept} of {counted(total, 'head')} can go "
-            f"({percent((total - kept) / total)}); {_least(rows)}"
+            f"{model}: layer by layer, {total - remaining} of {counted(total, 'head')} can go "
+            f"({percent((total - remaining) / total)}); {_least(rows)}"
         )
         out.append(text + (f"; layer{_s(none)} {runs(none)} need{'' if _s(none) else 's'} none." if none else "."))
-    spent, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
-    out.append(f"The search ({table.attrs.get('search', 'scan')}) used {spent} of {counted(all_of, 'evaluation')}.")
+    evaluations, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
+    out.append(
+        f"The search ({table.attrs.get('search', 'scan')}) used {evaluations} of {counted(all_of, 'evaluation')}."
+    )
     return out
 
 
 def read_datasets(table: pd.DataFrame) -> list[str]:
-    """On how many datasets a layer can lose its heads, and on how many that helps; of one model."""
+    """State on how many datasets a layer can lose its heads, and on how many that helps; of one model."""
     out = []
     for layer, rows in table.groupby("layer", sort=False):
-        known = rows[np.isfinite(rows["change"])]
-        if known.empty:
+        finite = rows[np.isfinite(rows["change"])]
+        if finite.empty:
             continue
-        of, kept = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
+        of, remaining = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
         # no head ablated is always within
-        largest = known.groupby("dataset")["largest_within"].first().clip(lower=0)
-        without = known.loc[known["ablated"] == of, "change"]
+        largest = finite.groupby("dataset")["largest_within"].first().clip(lower=0)
+        without = finite.loc[finite["ablated"] == of, "change"]
         text = (
-            f"Layer {layer} (keeps {kept} of {of} heads over all datasets): all {of} heads can go within "
+            f"Layer {layer} (keeps {remaining} of {of} heads over all datasets): all {of} heads can go within "
             f"{percent(tolerance_of(table))} on {int((largest == of).sum())} of {counted(len(largest), 'dataset')}, "
             f"their median largest number is {num(float(largest.median()))}"
         )
@@ -252,11 +254,11 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
 
 
 def read_recipes(table: pd.DataFrame) -> list[str]:
-    """What each recipe costs in MASE, what stands, and how many datasets bear it."""
+    """State what each recipe costs in MASE, what stands, and how many datasets bear it."""
     rows = recipe_rows(table)
     rows = rows[rows["metric"] == ("MASE" if (rows["metric"] == "MASE").any() else rows["metric"].iloc[0])]
     out = []
-    for row in told(rows.head(_NAMED)):
+    for row in told(rows.head(_MAX_NAMES)):
         if not np.isfinite(row["change"]):
             continue
         resilient, improved = row["n_resilient"], row["n_improved"]
@@ -267,14 +269,14 @@ def read_recipes(table: pd.DataFrame) -> list[str]:
             f"rise{'s' if resilient == 1 else ''} by less than 5 %, {improved} of them "
             f"improve{'s' if improved == 1 else ''}."
         )
-    if len(rows) > _NAMED:
-        more = len(rows) - _NAMED
+    if len(rows) > _MAX_NAMES:
+        more = len(rows) - _MAX_NAMES
         out.append(f"{more} more {'is' if more == 1 else 'are'} in the table.")
     return out
 
 
 def read_selection(table: pd.DataFrame) -> list[str]:
-    """Whether an informed choice beats random ones, recipe by recipe."""
+    """State whether an informed choice beats random ones, recipe by recipe."""
     table_of(table, "sweep_selection", "diff", "diff_lower", "diff_upper", "diff_stands")
     out = []
     for row in told(table[np.isfinite(table["diff"])]):

@@ -31,7 +31,7 @@ Read = Callable[[pd.DataFrame], list[str]]
 
 
 def _plate(name: str, table: pd.DataFrame, draw: Draw, words: Read) -> Iterator[Plate]:
-    """A figure of a table with its reading, where the sweep has something for it."""
+    """Yield a figure of a table with its reading, where the sweep has something for it."""
     try:
         figure = draw(table)
     except InputError as error:
@@ -84,7 +84,7 @@ def _selection(table: pd.DataFrame) -> Iterator[Plate]:
 
 
 def _subject(table: pd.DataFrame) -> str:
-    """Which models on how many datasets and windows."""
+    """Name the models, with the numbers of datasets and windows."""
     count = int(table.attrs.get("n_datasets", table["dataset"].nunique() if "dataset" in table else 0))
     windows = f", {counted(int(table.attrs['n_windows']), 'window')}" if "n_windows" in table.attrs else ""
     datasets = f" on {counted(count, 'dataset')}" if count else ""

@@ -10,12 +10,12 @@ from tsfm_lens.viz.select import names, unit_of
 
 
 def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """A row per combination of labels, a column per variable; variables must share their dimensions."""
+    """Tabulate variables that share their dimensions, a row per combination of labels, a column per variable."""
     return ds[list(variables)].reset_coords(drop=True).to_dataframe().reset_index()
 
 
 def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
-    """A row per query and key (and layer and head) with at least ``least``: what they cover, the value."""
+    """Tabulate query–key pairs (of each layer and head) with at least ``least``: what they cover, the value."""
     others = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
     values = ds[variable].transpose(*others, "query", "key").values
     *outer, query, key = np.nonzero(values >= least)
@@ -26,7 +26,7 @@ def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
 
 
 def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
-    """A row per step of one series: its name, the date where known, the unit."""
+    """Tabulate the steps of one series: its name, the date where known, the unit."""
     count = ds.sizes["step"]
     table = pd.DataFrame({"series": [names(ds, "series")[series]] * count, "step": names(ds, "step")})
     if "forecast_timestamp" in ds.coords:
@@ -37,6 +37,6 @@ def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
 
 
 def add_quantiles(table: pd.DataFrame, ds: xr.Dataset, values: np.ndarray) -> None:
-    """A column per quantile. ``values``: (quantile, step)."""
+    """Add a column per quantile. ``values``: (quantile, step)."""
     for level, row in zip(ds["quantile"].values, values, strict=True):
         table[f"q{float(level):g}"] = row

@@ -24,7 +24,7 @@ def _thought(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def read_thought(ds: xr.Dataset) -> list[str]:
-    """How many lines there are at each depth, and how many die out."""
+    """State how many lines there are at each depth, and how many die out."""
     count, spurious = (array(ds, name, "layer", "series").sum(-1) for name in ("count", "spurious_count"))
     words = layers(ds)
     out = [

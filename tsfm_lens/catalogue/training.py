@@ -1,4 +1,4 @@
-"""What heads became over training."""
+"""History of heads over training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCORES = ("prefix_matching", "copy_score", "advantage", "entropy_share")
 
 
 def read_history(ds: xr.Dataset) -> list[str]:
-    """When copying came, and how many heads look for the motif at the end."""
+    """State when copying came, and how many heads look for the motif at the end."""
     steps = ds["training_step"].values
     out = []
     if "copying" in ds:
@@ -31,14 +31,14 @@ def read_history(ds: xr.Dataset) -> list[str]:
         if half:
             out.append(f"Half of that is reached between steps {int(steps[half - 1]):,} and {int(steps[half]):,}.")
     name = "prefix_matching" if "prefix_matching" in ds else "advantage"
-    looking = array(ds, f"{name}_stands_out", "training_step", "layer", "head") > 0
-    looking &= array(ds, name, "training_step", "layer", "head") > 0
-    counts = looking.reshape(len(steps), -1).sum(axis=1)
+    heads = array(ds, f"{name}_stands_out", "training_step", "layer", "head") > 0
+    heads &= array(ds, name, "training_step", "layer", "head") > 0
+    counts = heads.reshape(len(steps), -1).sum(axis=1)
     against = "than an even spread would" if name == "prefix_matching" else "than in the control"
     since = len(counts) - int(np.argmin(np.append(counts[::-1] > 0, False)))
     some = f"; some head has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
     out.append(
-        f"{count_of(int(counts[-1]), looking[0].size, 'heads')} {verb(int(counts[-1]), 'give')} more attention to what "
+        f"{count_of(int(counts[-1]), heads[0].size, 'heads')} {verb(int(counts[-1]), 'give')} more attention to what "
         f"followed the last match {against}, beyond the noise{some}."
     )
     return out
@@ -49,7 +49,7 @@ def _plates(ds: xr.Dataset) -> Iterator[Plate]:
     yield Plate(training_history(ds), frame(ds, *scores), read_history(ds))
 
 
-def _kept(work: Work, options: Options) -> xr.Dataset:
+def _record(work: Work, options: Options) -> xr.Dataset:
     from tsfm_lens.zoo import training_record
 
     return training_record(work.run.lens.model_id)
@@ -69,7 +69,7 @@ MEASUREMENTS = (
         heading="How the heads came about",
         guide="Checkpoints that were kept during training, each tested on the same repeated motifs. Induction heads "
         "show where prefix matching rises and copying with it.",
-        compute=Compute("training_history", "training_history of the checkpoints that were kept", _kept),
+        compute=Compute("training_history", "training_history of the checkpoints that were kept", _record),
         plates=_plates,
         figures=(Figure("training_history", "Prefix matching, copying and sharpness of every head over training."),),
         source="after Olsson et al. 2022",

@@ -27,7 +27,7 @@ _WORDS = {
 
 
 def _runs(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
-    """Each run with its name, "" for a single one."""
+    """Yield each run with its name, "" for a single one."""
     if "run" not in ds.dims:
         yield "", ds
         return
@@ -36,21 +36,21 @@ def _runs(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
 
 
 def read_watch(ds: xr.Dataset) -> list[str]:
-    """From where to where each measure went, and whether the sharpness can be trusted."""
+    """Describe from where to where each measure went, and whether the sharpness can be trusted."""
     out = []
     for run, one in _runs(ds):
-        told = []
+        changes = []
         for name, words in _WORDS.items():
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
             mean = one[name].mean([dim for dim in one[name].dims if dim != "step"]).dropna("step")
             if len(mean) > 1:
-                told.append(f"{words} from {num(float(mean[0]))} to {num(float(mean[-1]))}")
+                changes.append(f"{words} from {num(float(mean[0]))} to {num(float(mean[-1]))}")
             elif len(mean):
-                told.append(f"{words} is {num(float(mean[0]))}")
-        if told:
+                changes.append(f"{words} is {num(float(mean[0]))}")
+        if changes:
             steps = one["step"].values
-            out.append(f"{run + ': ' if run else ''}{capital(listed(told))}, step {steps[0]:,} to {steps[-1]:,}.")
+            out.append(f"{run + ': ' if run else ''}{capital(listed(changes))}, step {steps[0]:,} to {steps[-1]:,}.")
         if "sharpness_residual" in one:
             share = abs(one["sharpness_residual"] / one["sharpness"]).max()
             out.append(f"{run + ': ' if run else ''}Some eigenvalue lies within {float(share):.1%} of each sharpness.")
@@ -58,7 +58,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
 
 
 def read_norms(ds: xr.Dataset) -> list[str]:
-    """The median of each run beside what one row for all and the identity would have."""
+    """State the median of each run beside what one row for all and the identity would have."""
     out = []
     for run, one in _runs(ds):
         norm, keys = float(one["nuclear_norm"].median()), [int(value) for value in np.unique(ds["n_keys"].values)]
@@ -68,22 +68,22 @@ def read_norms(ds: xr.Dataset) -> list[str]:
 
 
 def read_landscape(ds: xr.Dataset) -> list[str]:
-    """How far the loss rises within the slice."""
+    """State how far the loss rises within the slice."""
     out = []
     for run, one in _runs(ds):
         values = one["loss"].values[np.isfinite(one["loss"].values)]
         where = f"{run + ': ' if run else ''}"
         out.append(f"{where}Within the slice the loss lies between {num(values.min())} and {num(values.max())}.")
-        gone = one["loss"].size - len(values)
-        if gone:
-            out.append(f"{where}At {gone} of {one['loss'].size} places it is not finite.")
+        missing = one["loss"].size - len(values)
+        if missing:
+            out.append(f"{where}At {missing} of {one['loss'].size} places it is not finite.")
     return out
 
 
 def _table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
-    """A row for each combination of labels, a column for each variable that has no further axes."""
-    kept = [name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}]
-    return ds[kept].reset_coords(drop=True).to_dataframe().reset_index()
+    """Tabulate variables that have no further axes, a row for each combination of labels."""
+    variables = [name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}]
+    return ds[variables].reset_coords(drop=True).to_dataframe().reset_index()
 
 
 def _watch_plates(ds: xr.Dataset) -> Iterator[Plate]:
@@ -115,7 +115,7 @@ def _entry(
     source: str,
     *figures: Figure,
 ) -> Measurement:
-    """A measurement of a training."""
+    """Declare a measurement of a training."""
     subject: Callable[[xr.Dataset], str] = lambda ds: str(ds.attrs.get("model", ""))  # noqa: E731
     return Measurement(
         kind, "Training", about, heading, guide, None, plates, figures, source=source, subject=subject, maker=_MAKER

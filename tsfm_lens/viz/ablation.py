@@ -1,4 +1,4 @@
-"""What the forecast becomes without single components."""
+"""Forecasts without single components."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["ablation_forecasts"]
 
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """The heads and MLPs with the largest Spearman distance on one series, strongest first.
+    """Return the heads and MLPs with the largest Spearman distance on one series, strongest first.
 
     Where the result says which components stand out of the noise, only these; all if none does.
     """
-    return _ranked(ds, series, count)[0]
+    return _rank_components(ds, series, count)[0]
 
 
-def _ranked(ds: xr.Dataset, series: int, count: int) -> tuple[list[str], str]:
-    """What :func:`strongest` says, and how a subtitle says it."""
+def _rank_components(ds: xr.Dataset, series: int, count: int) -> tuple[list[str], str]:
+    """Rank components as :func:`strongest` does, and say for a subtitle which are drawn."""
     effect = array(ds, "spearman_distance", "component", series=series)
     kinds = coordinate(ds, "kind")
     fine = [i for i in range(len(kinds)) if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])]
     fine.sort(key=lambda i: -effect[i])
-    known = finding(ds, "spearman_distance", "component")
-    standing = fine if known is None else [i for i in fine if known.stands[i]]
-    words = "" if known is None else "those that stand out of the noise" if standing else "none stands out of the noise"
+    noise = finding(ds, "spearman_distance", "component")
+    standing = fine if noise is None else [i for i in fine if noise.stands[i]]
+    words = "" if noise is None else "those that stand out of the noise" if standing else "none stands out of the noise"
     return [names(ds, "component")[i] for i in (standing or fine)[:count]], words
 
 
@@ -47,7 +47,7 @@ def ablation_forecasts(
     series: str | int = 0,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """The forecast with and without a component, one panel each.
+    """Draw the forecast with and without a component, one panel each.
 
     Args:
         ds: of kind "ablation" with ``forecast`` (component, series, step), ``baseline_forecast``
@@ -68,18 +68,18 @@ def ablation_forecasts(
     view, words = scene(ds, series, context_steps, least=24), ""
     if components is None:
         check(ds, "ablation", "spearman_distance")
-        components, words = _ranked(ds, view.place, 6)
+        components, words = _rank_components(ds, view.place, 6)
     if not components:
         raise InputError("components is empty: name at least one, such as decoder.0.mlp.")
-    chosen = positions(ds, "component", list(components))
-    grid = panel_grid(_titles(ds, chosen, view.place), row_height=140)
+    rows = positions(ds, "component", list(components))
+    grid = panel_grid(_titles(ds, rows, view.place), row_height=140)
     baseline = array(ds, "baseline_forecast", "step", series=view.place)
-    ablated = array(ds, "forecast", "component", "step", series=view.place)[chosen]
+    ablated = array(ds, "forecast", "component", "step", series=view.place)[rows]
     for panel, values in zip(grid, ablated, strict=True):
         view.draw(panel)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
         view.forecast(panel, values, "ablated forecast", VERMILION)
-    cut = fit(grid, np.append(view.seen, baseline), ablated.ravel(), reach=1.0)
+    cut = fit(grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0)
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     return grid.dress(
@@ -91,10 +91,10 @@ def ablation_forecasts(
     )
 
 
-def _titles(ds: xr.Dataset, chosen: list[int], series: int) -> list[tuple[str, ...]]:
-    """Component names, with their Spearman distance where it is known."""
-    titles = [names(ds, "component")[i] for i in chosen]
+def _titles(ds: xr.Dataset, rows: list[int], series: int) -> list[tuple[str, ...]]:
+    """Write component names, with their Spearman distance where it is known."""
+    titles = [names(ds, "component")[i] for i in rows]
     if "spearman_distance" not in ds:
         return [(title,) for title in titles]
-    distance = array(ds, "spearman_distance", "component", series=series)[chosen]
+    distance = array(ds, "spearman_distance", "component", series=series)[rows]
     return [(t, f"distance {d:.2g}" if np.isfinite(d) else "") for t, d in zip(titles, distance, strict=True)]

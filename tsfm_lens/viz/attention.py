@@ -1,4 +1,4 @@
-"""One attention pattern over time, under the series it reads."""
+"""Attention pattern of one head over time, under the series it reads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tsfm_lens.viz.tokens import TokenAxis, group_for, grouped, pool, ruler, tok
 __all__ = ["attention_map"]
 
 _CELLS = 60_000  # more would be narrower than a dot
-_WORDED = 20_000  # up to so many cells, each names its tokens when hovered
+_MAX_TEXTS = 20_000  # up to so many cells, each names its tokens when hovered
 
 
 @dataclass(frozen=True)
 class _Side:
-    """A run of tokens on one side: over time, or the special ones."""
+    """Run of tokens on one side: over time, or the special ones."""
 
     axis: TokenAxis
     timed: bool
@@ -35,11 +35,11 @@ class _Side:
         return self.axis.cells()[1] if self.timed else self.axis.aside
 
     def starts(self, group: int) -> np.ndarray:
-        """The first token of every cell of ``group`` tokens; special tokens have a cell each."""
+        """Return the first token of every cell of ``group`` tokens; special tokens have a cell each."""
         return np.arange(0, len(self.owner), group if self.timed else 1)
 
     def coordinates(self, time: Timeline, group: int = 1) -> np.ndarray:
-        """Where the cells stand: edges in time, or 0, 1, … for special tokens."""
+        """Return the edges of the cells in time, or 0, 1, … for special tokens."""
         if not self.timed:
             return np.arange(len(self.axis.aside))
         edges = self.axis.cells()[0]
@@ -51,29 +51,29 @@ def _sides(axis: TokenAxis) -> list[_Side]:
 
 
 def attention_kind(ds: xr.Dataset) -> str:
-    """Stack and kind of the attention in words, such as "decoder cross-attention"."""
+    """Name stack and kind of the attention, such as "decoder cross-attention"."""
     return f"{ds.attrs.get('stack', '')} {kind_word(str(ds.attrs.get('attention', 'attention')))}".strip()
 
 
 def sentence_start(ds: xr.Dataset) -> str:
-    """The same with a capital letter."""
+    """Name stack and kind with a capital letter."""
     kind = attention_kind(ds)
     return f"{kind[:1].upper()}{kind[1:]}"
 
 
 def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
-    """The colour axis of attention weights, or what ``word`` says, from 0 to ``limit``."""
+    """Return the colour axis of attention weights, or of what ``word`` says, from 0 to ``limit``."""
     return colour_scale(word, low=0.0, high=limit)
 
 
 def single_series(ds: xr.Dataset) -> str:
-    """The id of the one series of an attention Dataset."""
+    """Return the id of the one series of an attention Dataset."""
     return str(ds.attrs.get("series", "")) or (names(ds, "series") or ["the series"])[0]
 
 
 @draws("attention", needs=("pattern",))
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: float | None = None) -> go.Figure:
-    """Which steps a head reads: query × key weights, tokens as wide as the time they cover.
+    """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover.
 
     Args:
         ds: of kind "attention": ``pattern`` (layer, head, query, key) with the coordinates start, stop and
@@ -103,20 +103,20 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
     special = sum(len(side.owner) for side in columns if not side.timed)
     strip = float(np.clip(0.045 * special, 0.045, 0.25))
     widths = [1 - strip if side.timed else strip for side in columns] if len(columns) > 1 else [1.0]
-    made = sheet(heights, widths, row_gap=8, column_gap=0.012, above=12, min_width=520)
+    canvas = sheet(heights, widths, row_gap=8, column_gap=0.012, above=12, min_width=520)
     group = group_for(ruler(keys), ruler(queries), _CELLS)
     for r, row_side in enumerate(rows, start=1 + with_series):
         for c, column_side in enumerate(columns, start=1):
-            panel = made.panel(r, c)
+            panel = canvas.panel(r, c)
             _draw_cells(panel, weights, row_side, column_side, time, group)
-            _label_axes(panel, row_side, column_side, time, last=r == len(heights), first=made.panel(r, 1))
+            _label_axes(panel, row_side, column_side, time, last=r == len(heights), first=canvas.panel(r, 1))
     if with_series:
-        _draw_series(made.panel(), ds, time, columns[0])
-    made.colours(weight_colours(zmax or float(np.nanmax(weights)) or 1.0))
-    made.fig.update_layout(showlegend=False)
+        _draw_series(canvas.panel(), ds, time, columns[0])
+    canvas.colours(weight_colours(zmax or float(np.nanmax(weights)) or 1.0))
+    canvas.fig.update_layout(showlegend=False)
     entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries" if "entropy" in ds else ""
     place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
-    return made.dress(
+    return canvas.dress(
         f"{sentence_start(ds)}, {place} of {model_of(ds)}",
         single_series(ds),
         entropy,
@@ -126,7 +126,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
 
 
 def _height(side: _Side, *, alone: bool) -> float:
-    """Pixels of the rows of one side's tokens."""
+    """Return the height in pixels of the rows of one side's tokens."""
     if side.timed:
         return float(np.clip(90 + 7 * len(side.owner), 120, 380))
     return max(20.0 * len(side.owner), 120.0 if alone else 0.0)
@@ -137,9 +137,11 @@ def _draw_cells(
 ) -> None:
     z = pool(weights, rows.owner, columns.owner, rows.starts(group[1]), columns.starts(group[0]))
     words, hover = None, "query around step %{y}<br>key around %{x}<br>weight %{z:.3g}"
-    if z.size <= _WORDED and group == (1, 1):
-        asking, asked = ([side.axis.words(i) if i >= 0 else "" for i in side.owner] for side in (rows, columns))
-        words = [[f"{a}<br>attends to {b}" for b in asked] for a in asking]
+    if z.size <= _MAX_TEXTS and group == (1, 1):
+        query_words, key_words = (
+            [side.axis.words(i) if i >= 0 else "" for i in side.owner] for side in (rows, columns)
+        )
+        words = [[f"{a}<br>attends to {b}" for b in key_words] for a in query_words]
         hover = "query %{text}<br>with weight %{z:.3g}"
     steps = Timeline(steps=time.steps, stamps=None)
     x, y = columns.coordinates(time, group[0]), rows.coordinates(steps, group[1])
@@ -169,7 +171,7 @@ def _label_axes(panel: Panel, rows: _Side, columns: _Side, time: Timeline, *, la
 
 
 def _draw_series(panel: Panel, ds: xr.Dataset, time: Timeline, keys: _Side) -> None:
-    """The values under the keys, on the time axis of the map below."""
+    """Draw the values under the keys, on the time axis of the map below."""
     lines = [("context", "time", INK, "observed, given to the model")]
     if "forecast" in ds and set(ds["forecast"].dims) <= {"series", "step"}:
         lines.append(("forecast", "step", BLUE, "the model's forecast"))
@@ -184,6 +186,6 @@ def _draw_series(panel: Panel, ds: xr.Dataset, time: Timeline, keys: _Side) -> N
 
 
 def edges_reach_forecast(keys: _Side) -> bool:
-    """Whether keys stand on both sides of the start of the forecast."""
+    """Return whether keys stand on both sides of the start of the forecast."""
     edges = keys.axis.cells()[0]
     return bool(edges[0] < -0.5 < edges[-1])

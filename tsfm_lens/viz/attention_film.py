@@ -28,7 +28,7 @@ _TICKS = 12  # tokens that still have room for a number each
 def attention_film(
     ds: xr.Dataset, *, layer: str | int | None = None, head: int | None = None, row: int = 0
 ) -> go.Figure:
-    """The attention of heads from snapshot to snapshot, with a slider and a button that plays it.
+    """Draw the attention of heads from snapshot to snapshot, with a slider and a button that plays it.
 
     Args:
         ds: of kind "training_watch" with ``pattern``, of one run or of several of ``training.together``.
@@ -51,7 +51,7 @@ def attention_film(
     steps = [int(step) for step in ds["snapshot"].values]
     columns = columns_for(len(words))
     rows = -(-len(words) // columns)
-    made = sheet(
+    canvas = sheet(
         [_PANEL] * rows,
         [1] * columns,
         titles=words,
@@ -60,18 +60,18 @@ def attention_film(
         min_width=max(420, columns * 150),
         below=52 + _SLIDER,
     )
-    panels = [made.panel(*place) for place in made.places[: len(words)]]
-    for row_of, column in made.places:
-        made.panel(row_of, column).y(showticklabels=column == 1)
+    panels = [canvas.panel(*place) for place in canvas.places[: len(words)]]
+    for row_of, column in canvas.places:
+        canvas.panel(row_of, column).y(showticklabels=column == 1)
     for panel, value, word in zip(panels, values, words, strict=True):
         panel.cells(value[0], hover=_HOVER, name=word)
-    _dress_maps(made, values, len(words))
-    made.fig.frames = [
+    _dress_maps(canvas, values, len(words))
+    canvas.fig.frames = [
         go.Frame(name=f"{step:,}", data=[go.Heatmap(z=value[place]) for value in values], traces=[*range(len(values))])
         for place, step in enumerate(steps)
     ]
-    made.fig.update_layout(**_controls([f"{step:,}" for step in steps], made.plot_height))
-    fig = made.dress(f"Attention of {model_of(ds)} over training", _told(ds, row), "slide to another step")
+    canvas.fig.update_layout(**_controls([f"{step:,}" for step in steps], canvas.plot_height))
+    fig = canvas.dress(f"Attention of {model_of(ds)} over training", _subtitle(ds, row), "slide to another step")
     fig.layout.meta = {**fig.layout.meta, "controls": _SLIDER}
     return fig
 
@@ -86,7 +86,7 @@ def attention_snapshots(
     row: int = 0,
     snapshots: Sequence[int] | None = None,
 ) -> go.Figure:
-    """The attention of heads or runs at several steps, or of several inputs at the last one, side by side.
+    """Draw the attention of heads or runs at several steps, or of several inputs at the last one, side by side.
 
     Args:
         ds, layer, head: see :func:`attention_film`.
@@ -110,15 +110,17 @@ def attention_snapshots(
     at = positions(ds, "snapshot", None if snapshots is None else [str(step) for step in snapshots])
     if across == "input":
         count = min(ds.sizes["input"], _COLUMNS)
-        found = [_maps(ds.isel(snapshot=[at[-1]]), layer, head, one) for one in range(count)]
-        words, titles = found[0][0], [f"input {one}" for one in range(count)]
-        values = np.stack([value[:, 0] for _, value in found], axis=1)
+        maps = [_maps(ds.isel(snapshot=[at[-1]]), layer, head, one) for one in range(count)]
+        words, titles = maps[0][0], [f"input {one}" for one in range(count)]
+        values = np.stack([value[:, 0] for _, value in maps], axis=1)
     else:
-        kept = sorted({at[place] for place in np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)})
-        words, values = _maps(ds.isel(snapshot=kept), layer, head, row)
-        titles = [f"step {int(step):,}" for step in ds["snapshot"].values[kept]]
+        places = sorted(
+            {at[place] for place in np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)}
+        )
+        words, values = _maps(ds.isel(snapshot=places), layer, head, row)
+        titles = [f"step {int(step):,}" for step in ds["snapshot"].values[places]]
     columns = len(titles)
-    made = sheet(
+    canvas = sheet(
         [110] * len(words),
         [1] * columns,
         titles=titles + [""] * (columns * (len(words) - 1)),
@@ -127,21 +129,21 @@ def attention_snapshots(
         min_width=120 + 95 * columns,
     )
     for place, (line, column) in enumerate(np.ndindex(len(words), columns)):
-        panel = made.panel(*made.places[place])
+        panel = canvas.panel(*canvas.places[place])
         panel.cells(values[line, column], hover=_HOVER, name=words[line])
         panel.y(words[line] if column == 0 else None)
-    _dress_maps(made, values, len(words) * columns)
-    made.x(showticklabels=False)
-    made.y(showticklabels=False)
+    _dress_maps(canvas, values, len(words) * columns)
+    canvas.x(showticklabels=False)
+    canvas.y(showticklabels=False)
     where = f"at step {int(ds['snapshot'].values[at[-1]]):,}" if across == "input" else "over training"
-    return made.dress(f"Attention of {model_of(ds)} {where}", _told(ds, row if across == "snapshot" else None))
+    return canvas.dress(f"Attention of {model_of(ds)} {where}", _subtitle(ds, row if across == "snapshot" else None))
 
 
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
 
 
 def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -> tuple[list[str], np.ndarray]:
-    """Titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
+    """Return titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
     if not 0 <= row < ds.sizes["input"]:
         raise InputError(f"row={row}; the patterns of inputs 0 to {ds.sizes['input'] - 1} were kept")
     pattern = ds["pattern"].isel(input=row)
@@ -160,24 +162,24 @@ def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -
             if bool(np.isfinite(one.values).any()):
                 words.append(f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}")
                 values.append(one)
-    drawn = np.stack([one.transpose("snapshot", "query", "key").values for one in values[:_MOST]]).astype(float)
+    maps = np.stack([one.transpose("snapshot", "query", "key").values for one in values[:_MOST]]).astype(float)
     # layers with fewer tokens than others were filled up
-    there = np.isfinite(drawn)
-    return words[:_MOST], drawn[:, :, there.any((0, 1, 3))][..., there.any((0, 1, 2))]
+    finite = np.isfinite(maps)
+    return words[:_MOST], maps[:, :, finite.any((0, 1, 3))][..., finite.any((0, 1, 2))]
 
 
-def _dress_maps(made: Sheet, values: np.ndarray, used: int) -> None:
+def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
     tokens = max(values.shape[-2:])
-    made.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(values))))
-    made.x(ticks="", dtick=1 if tokens <= _TICKS else None, constrain="domain")
-    made.y(ticks="", dtick=1 if tokens <= _TICKS else None, autorange="reversed")
-    for row, column in made.places[used:]:
-        made.panel(row, column).x(visible=False)
-        made.panel(row, column).y(visible=False)
+    canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(values))))
+    canvas.x(ticks="", dtick=1 if tokens <= _TICKS else None, constrain="domain")
+    canvas.y(ticks="", dtick=1 if tokens <= _TICKS else None, autorange="reversed")
+    for row, column in canvas.places[n_maps:]:
+        canvas.panel(row, column).x(visible=False)
+        canvas.panel(row, column).y(visible=False)
 
 
 def _controls(labels: Sequence[str], height: int) -> dict[str, Any]:
-    """A slider over the frames and a button that plays them, under the maps."""
+    """Build a slider over the frames and a button that plays them, under the maps."""
     still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
     playing = {"fromcurrent": True, "frame": {"duration": 400, "redraw": True}, "transition": {"duration": 0}}
     steps = [{"label": label, "method": "animate", "args": [[label], still]} for label in labels]
@@ -188,7 +190,7 @@ def _controls(labels: Sequence[str], height: int) -> dict[str, Any]:
     return {"sliders": [slider], "updatemenus": [{**menu, "y": below - 22 / height, "yanchor": "top"}]}
 
 
-def _told(ds: xr.Dataset, row: int | None) -> str:
+def _subtitle(ds: xr.Dataset, row: int | None) -> str:
     which = "" if row is None else f"input {row}"
     count = ds.sizes["snapshot"]
     return "; ".join(filter(None, [which, f"{count} snapshot{'s' * (count != 1)}", "rows are queries, columns keys"]))

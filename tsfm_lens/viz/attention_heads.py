@@ -1,4 +1,4 @@
-"""All attention patterns of a model side by side."""
+"""Attention patterns of all heads of a model, side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token
 
 __all__ = ["attention_grid", "norm_weighted_map"]
 
-_NUMBERED = 6  # columns that each have room for the numbers of their axis
+_MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _CELLS = 100_000  # in the whole figure
 
 
@@ -28,7 +28,7 @@ def attention_grid(
     heads: Sequence[str | int] | None = None,
     zmax: float | None = None,
 ) -> go.Figure:
-    """Layer × head small multiples of query × key weights, tokens as wide as the time they cover.
+    """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
 
     Args:
         ds: of kind "attention": ``pattern`` (layer, head, query, key) with the coordinates start, stop and
@@ -60,7 +60,7 @@ def norm_weighted_map(
     heads: Sequence[str | int] | None = None,
     zmax: float | None = None,
 ) -> go.Figure:
-    """Layer × head small multiples of how much each key contributes to each query's write.
+    """Draw layer × head small multiples of how much each key contributes to each query's write.
 
     Args:
         ds: of kind "norm_weighted": ``norm`` (layer, head, query, key) with the coordinates start, stop and
@@ -93,7 +93,7 @@ def _heads(
     title: str,
     remark: str,
 ) -> go.Figure:
-    """The grid of heads of a variable (layer, head, query, key); ``word``: what its values are."""
+    """Draw the grid of heads of a variable (layer, head, query, key); ``word``: what its values are."""
     cut = ds.isel(layer=positions(ds, "layer", layers), head=positions(ds, "head", heads))
     values = array(cut, variable, "layer", "head", "query", "key")
     rows, columns = values.shape[:2]
@@ -101,31 +101,31 @@ def _heads(
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
     limit = zmax or float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     group = group_for(x, y, max(_CELLS // (rows * columns), 400))
-    made = sheet(
+    canvas = sheet(
         [int(np.clip(560 / max(rows, columns), 52, 150))] * rows,
         [1] * columns,
         row_gap=8,
         column_gap=0.08 / columns,
-        min_width=max(420, 130 + (100 if columns <= _NUMBERED else 52) * columns),
+        min_width=max(420, 130 + (100 if columns <= _MAX_NUMBERED else 52) * columns),
         above=28,
         below=56,
         shared_xaxes="all",
         shared_yaxes="all",
     )
     entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
-    said = word.split(" (")[0].removeprefix("attention ")
+    quantity = word.split(" (")[0].removeprefix("attention ")
     row_names, column_names = layer_names(cut), names(cut, "head")
-    for (row, col), panel in zip(made.places, made, strict=True):
+    for (row, col), panel in zip(canvas.places, canvas, strict=True):
         r, c = row - 1, col - 1
         place = f"{row_names[r]}, head {column_names[c]}"
         note = "" if entropy is None else f"<br>entropy of this head {nats(float(entropy[r, c]))}"
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
-        hover = f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}<br>{said} %{{z:.3g}}"
+        hover = f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}<br>{quantity} %{{z:.3g}}"
         panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=place, xgap=0, ygap=0)
-    _label(made, x, y, row_names, column_names)
-    made.colours(weight_colours(limit, word))
+    _label(canvas, x, y, row_names, column_names)
+    canvas.colours(weight_colours(limit, word))
     marks = ", ".join(x.axis.aside_labels())
-    return made.dress(
+    return canvas.dress(
         title,
         single_series(ds),
         remark,
@@ -136,16 +136,16 @@ def _heads(
     ).update_layout(margin_l=96)
 
 
-def _label(made: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str]) -> None:
-    """Head numbers above the columns, layers beside the rows, ticks only at the outer edge."""
-    fig, rows, columns = made.fig, len(layers), len(heads)
+def _label(canvas: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str]) -> None:
+    """Put head numbers above the columns, layers beside the rows, and ticks only at the outer edge."""
+    fig, rows, columns = canvas.fig, len(layers), len(heads)
     quiet: Look = {"showticklabels": False, "ticks": "", "mirror": True, "linewidth": 0.5}
-    made.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), **quiet)
-    made.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3), **quiet)
-    crowded = columns > _NUMBERED  # all panels share one axis: then one of them carries the numbers
+    canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), **quiet)
+    canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3), **quiet)
+    crowded = columns > _MAX_NUMBERED  # all panels share one axis: then one of them carries the numbers
     outer: Look = {"ticks": "outside", "tickfont_size": 10}
     for c, head in enumerate(heads, start=1):
-        made.panel(rows, c).x(showticklabels=c == 1 or not crowded, tickangle=0, **outer)
+        canvas.panel(rows, c).x(showticklabels=c == 1 or not crowded, tickangle=0, **outer)
         axis = fig.get_subplot(1, c).xaxis.plotly_name.replace("axis", "")
         above: Look = {
             "xref": f"{axis} domain",
@@ -157,7 +157,7 @@ def _label(made: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str])
         }
         fig.add_annotation(text=plain(f"head {head}" if columns <= 8 else head), **above)
     for r, layer in enumerate(layers, start=1):
-        made.panel(r, 1).y(layer, showticklabels=True, title_font_size=12, **outer)
+        canvas.panel(r, 1).y(layer, showticklabels=True, title_font_size=12, **outer)
     shared = {"xref": "paper", "yref": "paper", "font_size": 13}
     below = "key: time (steps from the start of the forecast)"
     fig.add_annotation(text=below, x=0.5, y=0, yshift=-26, yanchor="top", **shared)

@@ -1,4 +1,4 @@
-"""Which component pushes the forecast where: bars for one step or the mean, a map over all steps."""
+"""Contributions of components to a forecast: bars for one step or the mean, a map over all steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def attribution_bars(
     quantile: float | None = None,
     top: int = 20,
 ) -> go.Figure:
-    """The components that push the forecast most, as signed bars, largest first.
+    """Draw the components that push the forecast most, as signed bars, largest first.
 
     Args:
         ds: of kind "attribution": ``attribution`` (decomposition, component, series[, quantile], step).
@@ -57,8 +57,8 @@ def attribution_bars(
     most, rest = order[:top], order[top:]
     labels, lengths = [plain(shares.components[i]) for i in most], values[most]
     colours = [VERMILION if v >= 0 else BLUE for v in lengths]
-    made = blank(max(110, 20 * (len(most) + bool(len(rest)))), 400)
-    panel, hover = made.panel(), f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}"
+    canvas = blank(max(110, 20 * (len(most) + bool(len(rest)))), 400)
+    panel, hover = canvas.panel(), f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}"
     # of one step or of one series nothing is known beside the value
     noise = shares.noise if step is None else None
     panel.floor(noise, across=True)
@@ -71,7 +71,7 @@ def attribution_bars(
     panel.upright(0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
-    return made.dress(
+    return canvas.dress(
         f"What moves the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}", when, shares.note
     )
 
@@ -103,7 +103,7 @@ def attribution_heatmap(
     quantile: float | None = None,
     top: int = 40,
 ) -> go.Figure:
-    """Component × forecast step map of contributions.
+    """Draw the component × forecast step map of contributions.
 
     Args:
         ds: of kind "attribution": ``attribution`` (decomposition, component, series[, quantile], step).
@@ -127,8 +127,8 @@ def attribution_heatmap(
     keep = np.sort(np.argsort(-size)[:top])
     z = shares.values[keep]
     limit, beyond = _colour_end(z, [shares.components[i] == "embed" for i in keep])
-    made = blank(max(140, 17 * len(keep)), 480)
-    panel = made.panel()
+    canvas = blank(max(140, 17 * len(keep)), 480)
+    panel = canvas.panel()
     panel.cells(
         z,
         time.at(np.array([int(v) for v in names(ds, "step")])),
@@ -139,8 +139,8 @@ def attribution_heatmap(
     )
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
     panel.x("date" if time.stamps is not None else "forecast step")
-    made.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
-    return made.dress(
+    canvas.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
+    return canvas.dress(
         f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}",
         shares.note,
         f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else "",
@@ -149,7 +149,7 @@ def attribution_heatmap(
 
 
 def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
-    """Where the colours of a (component, step) map end, and what reaches beyond them."""
+    """Return where the colours of a (component, step) map end, and what reaches beyond them."""
     size, inside, beyond = np.abs(np.nan_to_num(z)), np.ones(z.shape, dtype=bool), []
     # what is read at the first step has seen nothing of the forecast
     first = (np.arange(z.shape[1]) == 0) & (z.shape[1] > 1)

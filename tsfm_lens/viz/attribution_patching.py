@@ -14,7 +14,7 @@ from tsfm_lens.viz.select import array, draws, model_of, names, series_rows, sho
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.theme import GREY, PALE, SEQUENTIAL, number, plain
 
-_NAMED = 12  # layers that a legend lists; of more, a colour bar has them
+_MAX_NAMES = 12  # layers that a legend lists; of more, a colour bar has them
 # the first layer is dark enough to be seen
 _SHADES = ((0.0, "#E8CF5A"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4))
 
@@ -23,7 +23,7 @@ __all__ = ["attribution_patching_scatter"]
 
 @draws("attribution_patching", needs=("first_order", "recovered"))
 def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Attribution patching's estimate against what patching recovers, a dot per place, position and series.
+    """Draw the estimate against what patching recovers, a dot per place, position and series.
 
     Args:
         ds: of kind "attribution_patching", made with ``exact=True``.
@@ -55,19 +55,19 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
     x, y = exact.ravel(), estimate.ravel()
     ends = [float(np.nanmin([x, y])), float(np.nanmax([x, y]))]
     panel.line(ends, ends, "estimate = exact", colour=GREY, width=1, dash="dash")
-    layer, said = np.repeat(places.layer, estimate[0].size), "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}"
-    known = np.unique(places.layer)
-    if len(known) <= _NAMED:
-        shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(known)).tolist())
-        for one, shade in zip(known, shades, strict=True):
+    layer, hover = np.repeat(places.layer, estimate[0].size), "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}"
+    layers = np.unique(places.layer)
+    if len(layers) <= _MAX_NAMES:
+        shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist())
+        for one, shade in zip(layers, shades, strict=True):
             mine = np.flatnonzero(layer == one)
             look: Look = {"colour": shade, "edge": "#FFFFFF", "text": [words[i] for i in mine]}
-            panel.dots(x[mine], y[mine], f"layer {one}", said, **look)
+            panel.dots(x[mine], y[mine], f"layer {one}", hover, **look)
     else:
         look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}, "text": words}
-        panel.dots(x, y, "a place and position", said, legend=False, **look)
+        panel.dots(x, y, "a place and position", hover, legend=False, **look)
         bar = {"title": {"text": "layer", "side": "right"}}
-        ends_of = {"cmin": int(known[0]), "cmax": int(known[-1])}
+        ends_of = {"cmin": int(layers[0]), "cmax": int(layers[-1])}
         sheet.colours({"colorscale": _SHADES, **ends_of, "colorbar": bar})
     axis: Look = {"zeroline": True, "zerolinecolor": PALE}
     panel.x("share recovered by patching", range=fitted_range(x, np.empty(0))[0], **axis)

@@ -1,4 +1,4 @@
-"""What heads do with recurring values: motif matching and parroting, layer × head."""
+"""Behaviour of heads at recurring values: motif matching and parroting, layer × head."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHANGES = {
 
 @draws("repeated_motif", needs=("prefix_matching", "control", "advantage", "chance"))
 def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
-    """Which heads look at what followed a match, beyond what they look at anyway.
+    """Draw which heads look at what followed a match, beyond what they look at anyway.
 
     Args:
         ds: of kind "repeated_motif".
@@ -46,7 +46,7 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
     plain, control, advantage = (
         array(ds, name, "layer", "head", target=at) for name in ("prefix_matching", "control", "advantage")
     )
-    judged = finding(ds, "advantage", "layer", "head", target=at)
+    noise = finding(ds, "advantage", "layer", "head", target=at)
     top = float(max(plain.max(), control.max()))
     low, high = ds.attrs.get("motif", ("?", "?"))
     kind = kind_word(str(ds.attrs.get("attention", "attention")))
@@ -56,7 +56,7 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
         [
             HeadMap(plain, "repeated motifs", "attention", low=0.0, high=top),
             HeadMap(control, "nothing repeated", "attention", low=0.0, high=top),
-            HeadMap(advantage, "difference", "difference of attention", diverging=True, noise=judged),
+            HeadMap(advantage, "difference", "difference of attention", diverging=True, noise=noise),
         ],
         f"Attention of {model_of(ds)} to {_TARGETS.get(target, target)}",
         f"{kind}; {ds.sizes['series']} random motifs of {low} to {high} tokens, shown {ds.attrs.get('repeats', '?')} "
@@ -67,7 +67,7 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
 
 @draws("head_parroting", needs=("mass", "chance", "lag", "copy_error_change", "parrot_error_change"))
 def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Where each head looks, and how the forecast without it departs from copying.
+    """Draw where each head looks, and how the forecast without it departs from copying.
 
     Args:
         ds: of kind "head_parroting".
@@ -84,17 +84,17 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
     """
     at = series_rows(ds, series)
     # what stands out does so over all series
-    judged = {name: finding(ds, name, "layer", "head") if series is None else None for name in ("mass", *_CHANGES)}
+    noise = {name: finding(ds, name, "layer", "head") if series is None else None for name in ("mass", *_CHANGES)}
     mass = _mean(ds, "mass", at)
-    maps = [HeadMap(mass, "attention at the lag", "share of attention", low=0.0, noise=judged["mass"])]
+    maps = [HeadMap(mass, "attention at the lag", "share of attention", low=0.0, noise=noise["mass"])]
     for name, (title, word) in _CHANGES.items():
         # nothing is known of a parrot where no context is long enough for one
         if name in ds and np.isfinite(values := _mean(ds, name, at)).any():
-            maps.append(HeadMap(values, title, word, "std", diverging=True, noise=judged[name]))
+            maps.append(HeadMap(values, title, word, "std", diverging=True, noise=noise[name]))
     lags = ds["lag"].values[at]
-    known = list(dict.fromkeys(lags[np.isfinite(lags)]))
+    distinct = list(dict.fromkeys(lags[np.isfinite(lags)]))
     chance = ds["chance"].values[at]
-    words = ", ".join(f"{lag:.0f}" for lag in known[:6]) + (" …" if len(known) > 6 else "")
+    words = ", ".join(f"{lag:.0f}" for lag in distinct[:6]) + (" …" if len(distinct) > 6 else "")
     even = number(float(np.nanmean(chance))) if np.isfinite(chance).any() else "unknown"
     blind = int(ds["vacuous"].values[at].sum()) if "vacuous" in ds else 0
     even += f" (every token lies at the lag in {blind} of {len(at)} series, which says nothing)" if blind else ""
@@ -108,8 +108,8 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
 
 
 def _mean(ds: xr.Dataset, name: str, at: list[int]) -> np.ndarray:
-    """Mean over the series that have a value, (layer, head)."""
+    """Average over the series that have a value, (layer, head)."""
     values = array(ds, name, "layer", "head", "series")[..., at]
-    known = np.isfinite(values)
-    total = np.where(known, values, 0.0).sum(axis=-1)
-    return np.where(known.any(axis=-1), total / np.maximum(known.sum(axis=-1), 1), np.nan)
+    finite = np.isfinite(values)
+    total = np.where(finite, values, 0.0).sum(axis=-1)
+    return np.where(finite.any(axis=-1), total / np.maximum(finite.sum(axis=-1), 1), np.nan)

@@ -24,7 +24,7 @@ Part = dict[str, Any]
 
 
 def side_by_side(figures: Sequence[go.Figure], names: Sequence[str], title: str = "") -> go.Figure:
-    """Two figures of the same renderer beside each other, as of two models.
+    """Draw two figures of the same renderer beside each other, as of two models.
 
     Axes of the same title get the same range, maps of the same meaning the same colours; what both have in their legend
     is listed once.
@@ -60,8 +60,8 @@ def side_by_side(figures: Sequence[go.Figure], names: Sequence[str], title: str 
     starts = (0.0, width + gap)
     halves = [_half(figure, place, starts[place], width) for place, figure in enumerate(figures)]
     _agree(*(layout for layout, _ in halves))
-    layout = _joined([layout for layout, _ in halves])
-    traces = _listed_once([trace for _, traces in halves for trace in traces])
+    layout = _join([layout for layout, _ in halves])
+    traces = _list_once([trace for _, traces in halves for trace in traces])
     layout["annotations"] += [
         {
             "text": f"<b>{plain(name)}</b>",
@@ -76,23 +76,23 @@ def side_by_side(figures: Sequence[go.Figure], names: Sequence[str], title: str 
         }
         for place, name in enumerate(names)
     ]
-    return _dressed(go.Figure({"data": traces, "layout": layout}), figures, names, title)
+    return _finish(go.Figure({"data": traces, "layout": layout}), figures, names, title)
 
 
-def _dressed(made: go.Figure, figures: Sequence[go.Figure], names: Sequence[str], title: str) -> go.Figure:
-    """The finished figure, with the room that the higher of both needs."""
+def _finish(joint: go.Figure, figures: Sequence[go.Figure], names: Sequence[str], title: str) -> go.Figure:
+    """Dress the finished figure, with the space that the higher of both needs."""
     metas = [figure.layout.meta for figure in figures]
     tallest = max(figures, key=lambda figure: figure.layout.height)
     above = max(_above(figure) for figure in figures)
     least = round(2 * max(meta["min_width"] for meta in metas))
-    rows = legend_rows(made.layout.to_plotly_json(), [trace.to_plotly_json() for trace in made.data], least)
-    known = round(tallest.layout.meta.get("legend_rows", 0) * legend_pitch({}))
-    below = int(tallest.layout.margin.b) - known + round(rows * legend_pitch({}))
+    rows = legend_rows(joint.layout.to_plotly_json(), [trace.to_plotly_json() for trace in joint.data], least)
+    legend = round(tallest.layout.meta.get("legend_rows", 0) * legend_pitch({}))
+    below = int(tallest.layout.margin.b) - legend + round(rows * legend_pitch({}))
     panels = int(tallest.layout.height - tallest.layout.margin.t - tallest.layout.margin.b)
     words = [f"{name}: {meta['subtitle']}" for name, meta in zip(names, metas, strict=True) if meta["subtitle"]]
     subtitle = metas[0]["subtitle"] if metas[0]["subtitle"] == metas[1]["subtitle"] else "; ".join(words)
     fig = dress(
-        made,
+        joint,
         title or metas[0]["title"],
         subtitle,
         plot_height=panels,
@@ -106,83 +106,83 @@ def _dressed(made: go.Figure, figures: Sequence[go.Figure], names: Sequence[str]
 
 
 def _beside_panels(figure: go.Figure) -> float:
-    """Pixels left of the panels of a figure, for labels and titles."""
+    """Return the pixels left of the panels of a figure, for labels and titles."""
     layout, traces = written(figure)
     return 1.15 * (figure.layout.width or 1000) - 1.15 * lying_width(layout, traces, figure.layout.width or 1000)
 
 
 def _above(figure: go.Figure) -> int:
-    """Pixels between the title of a figure and its panels."""
+    """Return the pixels between the title of a figure and its panels."""
     return int(figure.layout.margin.t - figure.layout.meta["title_height"])
 
 
 def _half(figure: go.Figure, place: int, start: float, width: float) -> tuple[Part, list[Part]]:
-    """Layout and traces of one figure, its axes renamed and moved into its half."""
+    """Return layout and traces of one figure, its axes renamed and moved into its half."""
     layout, traces = figure.layout.to_plotly_json(), [trace.to_plotly_json() for trace in figure.data]
     off = place * _axes_of(layout, traces)
 
-    def renamed(name: str) -> str:
-        found = _AXIS.match(name)
-        if not found:
+    def rename(name: str) -> str:
+        match = _AXIS.match(name)
+        if not match:
             return name
-        number = int(found[2] or 1) + off
-        return f"{found[1]}{number if number > 1 else ''}{found[3] or ''}"
+        number = int(match[2] or 1) + off
+        return f"{match[1]}{number if number > 1 else ''}{match[3] or ''}"
 
     def across(x: float) -> float:
         return start + width * x
 
-    moved: Part = {}
+    result: Part = {}
     for name, part in layout.items():
         if re.fullmatch(r"[xy]axis\d*", name):
-            short = renamed(name.replace("axis", ""))
+            short = rename(name.replace("axis", ""))
             low, high = part.get("domain") or (0, 1)
-            moved[f"{short[0]}axis{short[1:]}"] = {
+            result[f"{short[0]}axis{short[1:]}"] = {
                 **part,
                 **({"domain": [across(low), across(high)]} if name[0] == "x" else {}),
-                **{key: renamed(part[key]) for key in ("matches", "overlaying", "scaleanchor") if key in part},
-                "anchor": renamed(part.get("anchor") or _OTHER[name[0]]),
+                **{key: rename(part[key]) for key in ("matches", "overlaying", "scaleanchor") if key in part},
+                "anchor": rename(part.get("anchor") or _OTHER[name[0]]),
             }
         elif re.fullmatch(r"coloraxis\d*", name):
             bar = part.get("colorbar", {})
             lying = bar.get("orientation") == "h"
             at = {"x": across(bar.get("x", 0.5)), "len": width * bar.get("len", 1)} if lying else {"x": across(1.02)}
             number = int(name.removeprefix("coloraxis") or 1) + 20 * place
-            moved[f"coloraxis{number}"] = {**part, "colorbar": {**bar, **at}}
+            result[f"coloraxis{number}"] = {**part, "colorbar": {**bar, **at}}
         elif name in ("annotations", "shapes"):
-            moved[name] = [_moved(each, renamed, across) for each in part]
+            result[name] = [_move(each, rename, across) for each in part]
         elif name in ("barmode", "bargap", "showlegend"):
-            moved[name] = part
+            result[name] = part
     for trace in traces:
         for letter in "xy":
-            trace[f"{letter}axis"] = renamed(trace.get(f"{letter}axis") or letter)
+            trace[f"{letter}axis"] = rename(trace.get(f"{letter}axis") or letter)
         if "coloraxis" in trace:
             trace["coloraxis"] = f"coloraxis{int(trace['coloraxis'].removeprefix('coloraxis') or 1) + 20 * place}"
     for letter in "xy":
-        for name in {axis_of(trace, letter) for trace in traces} - set(moved):
+        for name in {axis_of(trace, letter) for trace in traces} - set(result):
             ends = {"domain": [across(0), across(1)]} if letter == "x" else {}
-            moved[name] = {**ends, "anchor": renamed(_OTHER[letter])}
-    return moved, traces
+            result[name] = {**ends, "anchor": rename(_OTHER[letter])}
+    return result, traces
 
 
 def _axes_of(layout: Part, traces: Sequence[Part]) -> int:
-    """The highest number of an axis."""
-    known = [name for name in layout if re.fullmatch(r"[xy]axis\d*", name)]
-    known += [axis_of(trace, letter) for trace in traces for letter in "xy"]
-    return max(int(re.sub(r"\D", "", name) or 1) for name in known) if known else 1
+    """Return the highest number of an axis."""
+    axes = [name for name in layout if re.fullmatch(r"[xy]axis\d*", name)]
+    axes += [axis_of(trace, letter) for trace in traces for letter in "xy"]
+    return max(int(re.sub(r"\D", "", name) or 1) for name in axes) if axes else 1
 
 
-def _moved(each: Part, renamed: Any, across: Any) -> Part:
-    """A note or a shape, at its place in its half."""
-    refs = {f"{letter}ref": renamed(each.get(f"{letter}ref") or letter) for letter in "xy"}
-    tails: Part = {key: renamed(each[key]) for key in ("axref", "ayref") if key in each}
-    made: Part = {**each, **refs, **tails}
+def _move(each: Part, rename: Any, across: Any) -> Part:
+    """Move a note or a shape to its place in its half."""
+    refs = {f"{letter}ref": rename(each.get(f"{letter}ref") or letter) for letter in "xy"}
+    tails: Part = {key: rename(each[key]) for key in ("axref", "ayref") if key in each}
+    result: Part = {**each, **refs, **tails}
     if each.get("xref") == "paper":
-        made |= {key: across(each[key]) for key in ("x", "x0", "x1") if key in each}
-    return made
+        result |= {key: across(each[key]) for key in ("x", "x0", "x1") if key in each}
+    return result
 
 
 def _agree(one: Part, other: Part) -> None:
-    """The same range for axes of the same title, and the same colours for the same meaning."""
+    """Give axes of the same title the same range, and the same meaning the same colours."""
     for name, of_one, of_other in _pairs(one, other):
         letter = name[0]
         words = [part.get("title", {}).get("text") for part in (of_one, of_other)]
@@ -205,46 +205,46 @@ def _agree(one: Part, other: Part) -> None:
 
 
 def _free(axis: Part) -> bool:
-    """Whether plotly chooses the range of an axis of numbers."""
+    """Return whether plotly chooses the range of an axis of numbers."""
     return axis.get("type") in (None, "linear", "log") and "autorange" not in axis and "tickvals" not in axis
 
 
 def _pairs(one: Part, other: Part) -> Iterator[tuple[str, Part, Part]]:
-    """Axes and colour axes of both, in their order, under the name that the first has.
+    """Yield axes and colour axes of both, in their order, under the name that the first has.
 
     Raises:
         InputError: colours mean different things.
     """
     for letter, pattern in (("x", r"xaxis\d*"), ("y", r"yaxis\d*"), ("c", r"coloraxis\d*")):
-        found = [
+        groups = [
             [(name, part) for name, part in layout.items() if re.fullmatch(pattern, name)] for layout in (one, other)
         ]
-        for (name, of_one), (_, of_other) in zip(*found, strict=False):
+        for (name, of_one), (_, of_other) in zip(*groups, strict=False):
             if letter == "c":
                 words = [part.setdefault("colorbar", {}).get("title", {}).get("text") for part in (of_one, of_other)]
                 if words[0] != words[1]:
-                    told = " and ".join(repr(str(word).replace("<br>", " ")) for word in words)
-                    raise InputError(f"colours of the two mean different things, {told}; draw each by itself")
+                    meanings = " and ".join(repr(str(word).replace("<br>", " ")) for word in words)
+                    raise InputError(f"colours of the two mean different things, {meanings}; draw each by itself")
             yield name, of_one, of_other
 
 
-def _joined(layouts: Sequence[Part]) -> Part:
-    made: Part = {"annotations": [], "shapes": []}
+def _join(layouts: Sequence[Part]) -> Part:
+    joint: Part = {"annotations": [], "shapes": []}
     for layout in layouts:
         for name, part in layout.items():
             if name in ("annotations", "shapes"):
-                made[name] += part
+                joint[name] += part
             else:
-                made[name] = part
-    return made
+                joint[name] = part
+    return joint
 
 
-def _listed_once(traces: list[Part]) -> list[Part]:
-    """Each entry of the legend once, in order."""
-    known: set[str] = set()
+def _list_once(traces: list[Part]) -> list[Part]:
+    """Show each entry of the legend once, in order."""
+    entries: set[str] = set()
     for trace in traces:
         if trace.get("showlegend"):
             entry = trace.get("legendgroup") or trace.get("name") or ""
-            trace["showlegend"] = entry not in known
-            known.add(entry)
+            trace["showlegend"] = entry not in entries
+            entries.add(entry)
     return traces

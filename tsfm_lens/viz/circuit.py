@@ -38,7 +38,7 @@ _WAYS = {
 
 @draws("circuit", needs=("in_circuit",))
 def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30) -> go.Figure:
-    """The circuit drawn on the model: every head and MLP at its place, those of the circuit filled.
+    """Draw the circuit on the model: every head and MLP at its place, those of the circuit filled.
 
     Args:
         ds: of kind "circuit".
@@ -55,12 +55,12 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         'Circuit of chronos-nano for the forecast of co2'
     """
     places = places_in(ds)
-    kept = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
+    mask = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
     board = _Board.of(places)
     sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
     panel = sheet.panel()
-    drawn = _draw_edges(panel, board, places, kept, edges, most) if edges is not None else 0
-    _draw_nodes(panel, board, places, kept)
+    count = _draw_edges(panel, board, places, mask, edges, most) if edges is not None else 0
+    _draw_nodes(panel, board, places, mask)
     if edges is not None:
         x, y = board.output
         panel.dots([x], [y], "", "the forecast", size=13, symbol="diamond")
@@ -72,11 +72,11 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
     negative = {str(trace.line.color) for trace in bows} & {mixed(PURPLE, 0.85), mixed(PURPLE, 0.3)}
     return sheet.dress(
         f"Circuit of {model_of(ds)} for {_behaviour(ds)} of {shown(names(ds, 'series'))}: "
-        f"{int(kept.sum())} of {len(kept)} components",
+        f"{int(mask.sum())} of {len(mask)} components",
         _quality(ds),
         str(ds.attrs.get("refused", "")),
         f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
-        f"diamond: the forecast; the {drawn} strongest edges by attribution{_standing(edges)}, as wide as their score, "
+        f"diamond: the forecast; the {count} strongest edges by attribution{_standing(edges)}, as wide as their score, "
         f"{'purple where negative, ' * bool(negative)}pale where an end is outside"
         if edges is not None
         else "",
@@ -85,7 +85,7 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
 
 @draws("circuit", needs=("forecast", "faithfulness", "completeness"))
 def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
-    """The forecast of the whole model, of the circuit alone, of all but the circuit, and of none of the components.
+    """Draw the forecasts of the whole model, the circuit alone, all but the circuit, and none of the components.
 
     Args:
         ds: of kind "circuit".
@@ -106,7 +106,7 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
     for name, (words, colour, width, dash) in _PARTS.items():
         view.forecast(panel, forecasts[name], words, colour, width, dash)
     view.draw(panel)
-    core = np.concatenate([view.seen, forecasts["model"], forecasts["circuit"]])
+    core = np.concatenate([view.observations, forecasts["model"], forecasts["circuit"]])
     cut = fit(sheet, core, np.append(forecasts["complement"], forecasts["nothing"]), reach=1.0)
     view.title_axes(panel)
     return sheet.dress(
@@ -119,7 +119,7 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
 
 @draws("circuit", needs=("curve", "in_circuit"))
 def circuit_curve(ds: xr.Dataset) -> go.Figure:
-    """Faithfulness against the number of components kept, on the way to the circuit.
+    """Draw faithfulness against the number of components kept, on the way to the circuit.
 
     Args:
         ds: of kind "circuit".
@@ -135,33 +135,33 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         'How many components of chronos-nano keep the forecast'
     """
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
-    known = np.isfinite(curve)
+    finite = np.isfinite(curve)
     size = int(ds["in_circuit"].values.sum())
     least = 1 - float(ds.attrs.get("tolerance", 0.0))
     sheet = blank(280)
     panel = sheet.panel()
     panel.line(
-        sizes[known],
-        curve[known],
+        sizes[finite],
+        curve[finite],
         "faithfulness",
         "%{x} components<br>faithfulness %{y:.3g}",
         colour=BLUE,
         dots=6,
         legend=False,
     )
-    judged = finding(ds, "faithfulness")
-    if judged is not None and np.isfinite(judged.estimate):
+    noise = finding(ds, "faithfulness")
+    if noise is not None and np.isfinite(noise.estimate):
         hover = "the circuit<br>faithfulness %{y:.3g}, with its interval"
-        panel.dots([size], [float(judged.estimate)], "", hover, colour=VERMILION, size=9, noise=judged.at(None))
-        panel.floor(judged)
+        panel.dots([size], [float(noise.estimate)], "", hover, colour=VERMILION, size=9, noise=noise.at(None))
+        panel.floor(noise)
     panel.level(least, dash="dash")
-    asked = f"{least:.3g} asked for"
-    panel.note(asked, 0, least, xref="domain", xanchor="left", yanchor="bottom", size=13, colour=GREY)
+    label = f"{least:.3g} asked for"
+    panel.note(label, 0, least, xref="domain", xanchor="left", yanchor="bottom", size=13, colour=GREY)
     panel.upright(size, colour=VERMILION, width=1.5, dash="dot")
     side = "left" if size < len(sizes) / 2 else "right"
     look: Look = {"yref": "domain", "yanchor": "bottom", "xanchor": side, "size": 13, "colour": VERMILION}
     panel.note(f" {size} components ", size, 0.02, **look)
-    ends = [] if judged is None else [float(judged.low)]
+    ends = [] if noise is None else [float(noise.low)]
     low = float(np.nanmin([np.nanmin(curve), least, *ends]))
     panel.x("components kept", range=[-0.5, sizes[-1] + 0.5])
     panel.y("faithfulness", range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)], showgrid=True, gridcolor=PALE)
@@ -171,14 +171,14 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
         f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
         "1: the whole model, 0: none of the components",
-        "lone dot: the circuit, with its interval" if judged is not None and np.isfinite(judged.estimate) else "",
+        "lone dot: the circuit, with its interval" if noise is not None and np.isfinite(noise.estimate) else "",
         str(ds.attrs.get("refused", "")),
     )
 
 
 @dataclass(frozen=True)
 class _Board:
-    """Where components are drawn: a column a branch, heads from top to bottom.
+    """Places of the components in the figure: a column a branch, heads from top to bottom.
 
     Attributes:
         x, y: of each component; output: of the forecast; reach: the largest |y|.
@@ -213,13 +213,13 @@ class _Board:
         return cls(x, y, (at + 1.2, 0.0), float(np.abs(y).max()), middles, [plain(label) for label in labels])
 
 
-def _draw_nodes(panel: Panel, board: _Board, places: Places, kept: np.ndarray) -> None:
+def _draw_nodes(panel: Panel, board: _Board, places: Places, mask: np.ndarray) -> None:
     room = min(_HEIGHT / (2 * board.reach + 2), _WIDTH / (board.output[0] + 1))
     size = float(np.clip(0.75 * room, 7, 24))
-    headed = {kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0}
+    head_kinds = {kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0}
     for kind, colour in places.colours().items():
         for inside in (True, False):
-            mine = [i for i, other in enumerate(places.kind) if other == kind and kept[i] == inside]
+            mine = [i for i, other in enumerate(places.kind) if other == kind and mask[i] == inside]
             panel.dots(
                 # an empty trace would have no legend
                 board.x[mine] if mine else [None],
@@ -228,7 +228,7 @@ def _draw_nodes(panel: Panel, board: _Board, places: Places, kept: np.ndarray) -
                 f"%{{customdata}}<br>{'in' if inside else 'outside'} the circuit",
                 colour=colour if inside else mixed(colour, 0.1),
                 size=size,
-                symbol="circle" if kind in headed else "square",
+                symbol="circle" if kind in head_kinds else "square",
                 marker={"line": {"color": colour if inside else mixed(colour, 0.4), "width": 1}},
                 mode="markers+text",
                 text=[str(places.head[i]) if places.head[i] >= 0 and size >= 13 else "" for i in mine],
@@ -237,20 +237,20 @@ def _draw_nodes(panel: Panel, board: _Board, places: Places, kept: np.ndarray) -
             )
 
 
-def _draw_edges(panel: Panel, board: _Board, places: Places, kept: np.ndarray, edges: xr.Dataset, most: int) -> int:
-    """The strongest edges, weakest first so that the others lie above; how many."""
+def _draw_edges(panel: Panel, board: _Board, places: Places, mask: np.ndarray, edges: xr.Dataset, most: int) -> int:
+    """Draw the strongest edges, weakest first so that the others lie above; return how many."""
     check(edges, "edges", "score")
-    spots = {name: (board.x[i], board.y[i], bool(kept[i])) for i, name in enumerate(places.names)}
+    spots = {name: (board.x[i], board.y[i], bool(mask[i])) for i, name in enumerate(places.names)}
     spots[OUTPUT] = (*board.output, True)
     scores = path_values(edges, "score")
     senders, receivers = names(edges, "sender"), names(edges, "receiver")
-    strange = [name for name in (*senders, *receivers) if name not in spots]
-    if strange:
-        raise InputError(f"the edges reach {strange[0]}, which is no component of this circuit's result.")
-    judged = finding(edges, "score", "sender", "receiver")
-    if judged is not None:
+    unknown = [name for name in (*senders, *receivers) if name not in spots]
+    if unknown:
+        raise InputError(f"the edges reach {unknown[0]}, which is no component of this circuit's result.")
+    noise = finding(edges, "score", "sender", "receiver")
+    if noise is not None:
         # an edge within the noise is none
-        scores = np.where(judged.stands, scores, np.nan)
+        scores = np.where(noise.stands, scores, np.nan)
     order = [int(i) for i in np.argsort(-np.abs(np.nan_to_num(scores)).ravel(), kind="stable")][: max(most, 0)]
     pairs = [divmod(i, len(receivers)) for i in order]
     pairs = [(a, b) for a, b in pairs if np.isfinite(scores[a, b])]
@@ -272,14 +272,14 @@ def _standing(edges: xr.Dataset) -> str:
 
 
 def _bow(x0: float, y0: float, x1: float, y1: float, most: float) -> tuple[np.ndarray, np.ndarray]:
-    """A line from one node to another, bent by at most so much, so that it passes the nodes between them."""
+    """Return a line from one node to another, bent by at most so much, so that it passes the nodes between."""
     t = np.linspace(0, 1, 25)
     height = min(0.36 * (x1 - x0), 4 * most) * (1 if y0 + y1 >= 0 else -1)
     return x0 + (x1 - x0) * t, y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t)
 
 
 def _quality(ds: xr.Dataset, series: int | None = None) -> str:
-    """Faithfulness and completeness in words, of one series or the mean, with its interval."""
+    """Write faithfulness and completeness in words, of one series or the mean, with its interval."""
     several = series is None and ds.sizes["series"] > 1
     size = f"{int(ds['in_circuit'].values.sum())} of {ds.sizes['component']} components" if series is not None else ""
     parts = [_share(ds, name, series) for name in ("faithfulness", "completeness")]
@@ -290,8 +290,8 @@ def _share(ds: xr.Dataset, name: str, series: int | None) -> str:
     values = array(ds, name, "series")[slice(None) if series is None else [series]]
     if not np.isfinite(values).any():
         return f"no verdict on {name}"
-    found = finding(ds, name) if series is None else None
-    interval = f" ({float(found.low):.3g} to {float(found.high):.3g})" if found is not None and found.spread else ""
+    noise = finding(ds, name) if series is None else None
+    interval = f" ({float(noise.low):.3g} to {float(noise.high):.3g})" if noise is not None and noise.spread else ""
     return f"{name} {np.nanmean(values):.3g}{interval}"
 
 

@@ -1,4 +1,4 @@
-"""What compression costs: size against error, a curve for each method; forecasts before and after."""
+"""Costs of compression: size against error, a curve for each method; forecasts before and after."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = {
 
 @draws("compression", needs=("parameters", "mase_rise", "mase_rise_low", "mase_rise_high"))
 def size_and_error(ds: xr.Dataset) -> go.Figure:
-    """How much the error rises over what is left of a model, a curve for each method.
+    """Draw how much the error rises over what is left of a model, a curve for each method.
 
     Args:
         ds: of kind "compression".
@@ -41,15 +41,15 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
         >>> fig.layout.meta["title"]
         'Size and error of chronos-nano, compressed'
     """
-    made = blank(320, min_width=440)
-    panel = next(iter(made))
+    canvas = blank(320, min_width=440)
+    panel = next(iter(canvas))
     panel.level(0.0, colour=GREY, dash="dot")
-    left = 100 * array(ds, "parameters", "method", "keep")
+    remaining = 100 * array(ds, "parameters", "method", "keep")
     rise, low, high = (100 * array(ds, f"mase_rise{end}", "method", "keep") for end in ("", "_low", "_high"))
-    keeps, chosen = names(ds, "keep"), str(ds.attrs.get("choice", ""))
+    keeps, choice = names(ds, "keep"), str(ds.attrs.get("choice", ""))
     for index, method in enumerate(names(ds, "method")):
-        order, colour = np.argsort(left[index]), CATEGORICAL[index % len(CATEGORICAL)]
-        x, y, words = left[index][order], rise[index][order], WORDS.get(method, method)
+        order, colour = np.argsort(remaining[index]), CATEGORICAL[index % len(CATEGORICAL)]
+        x, y, words = remaining[index][order], rise[index][order], WORDS.get(method, method)
         ends = [low[index][order], high[index][order]]
         panel.line(
             x,
@@ -70,16 +70,16 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
             },
         )
         for at, keep in enumerate(keeps):
-            if chosen == f"{method}, {float(keep):g} kept":
+            if choice == f"{method}, {float(keep):g} kept":
                 ring = {"color": "rgba(0,0,0,0)", "line": {"color": INK, "width": 2}}
-                panel.dots(left[index][[at]], rise[index][[at]], "chosen", "", size=15, marker=ring)
+                panel.dots(remaining[index][[at]], rise[index][[at]], "chosen", "", size=15, marker=ring)
     panel.x("numbers that are left (% of the model's)")
     panel.y("rise of MASE (%)")
     count = int(ds.attrs.get("n_series", 0))
-    return made.dress(
+    return canvas.dress(
         f"Size and error of {model_of(ds)}, compressed",
         f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals",
-        "ring: the choice" if chosen else "no point is known to be harmless",
+        "ring: the choice" if choice else "no point is known to be harmless",
     )
 
 
@@ -87,7 +87,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
 def compressed_forecasts(
     ds: xr.Dataset, *, series: Sequence[str | int] | None = None, context_steps: int | None = None
 ) -> go.Figure:
-    """Forecasts of a model and of a smaller one, a panel for each series.
+    """Draw forecasts of a model and of a smaller one, a panel for each series.
 
     Args:
         ds: of kind "compression_quality".
@@ -107,10 +107,12 @@ def compressed_forecasts(
     views = [scene(ds, each, context_steps, least=24) for each in rows]
     titles = [shortened(_errors_of(ds, view.place, view.id), _TITLE_WIDTH, 12, 2) for view in views]
     lines = max(title.count("\n") + 1 for title in titles)
-    made = sheet([150] * len(views), [1], titles=titles, row_gap=50 + 15 * lines, above=20 + 15 * lines, min_width=440)
+    canvas = sheet(
+        [150] * len(views), [1], titles=titles, row_gap=50 + 15 * lines, above=20 + 15 * lines, min_width=440
+    )
     middle = median_position(ds["quantile"].values)
     levels = [float(level) for level in ds["quantile"].values]
-    for panel, view in zip(made, views, strict=True):
+    for panel, view in zip(canvas, views, strict=True):
         whole, other = array(ds, "quantile_forecast", "model", "quantile", "step", series=view.place)
         x, light = view.time.at(view.future), mixed(BLUE, 0.22)
         panel.band(x, whole[0], whole[-1], light, "whole model (interval)", legend=True)
@@ -122,7 +124,7 @@ def compressed_forecasts(
         view.forecast(panel, other[middle], "compressed model (median)", VERMILION, words="compressed model")
         panel.x(view.time.title if view is views[-1] else "")
         panel.y(view.title)
-    return made.dress(
+    return canvas.dress(
         f"Forecasts of {model_of(ds)} before and after compression",
         f"{ds.sizes['step']} steps ahead from {views[0].remark}",
         f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile",

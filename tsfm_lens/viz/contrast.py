@@ -1,4 +1,4 @@
-"""A clean and a corrupted run in a figure: both series, where they differ, and which way patching goes."""
+"""Clean and corrupted run in a figure: both series, where they differ, and which way patching goes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsfm_lens.viz.timeline import Timeline, timeline
 
 
 def way(ds: xr.Dataset) -> tuple[str, str]:
-    """Which forecast is at 0 and which at 1 of the share recovered: "corrupted" and "clean", or the other way."""
+    """Return which forecast is at 0 and which at 1 of the share recovered, such as "corrupted" and "clean"."""
     return ("clean", "corrupted") if ds.attrs.get("direction") == "noise" else ("corrupted", "clean")
 
 
@@ -40,8 +40,8 @@ class Contrast:
         """Read it from a result, from the first step known on."""
         check(ds, str(ds.attrs.get("kind")), "context", "corrupted_context", "clean_forecast", "corrupted_forecast")
         clean, corrupted = (array(ds, name, "time", series=series) for name in ("context", "corrupted_context"))
-        seen = np.flatnonzero(np.isfinite(clean) | np.isfinite(corrupted))
-        first = int(seen[0]) if len(seen) else 0
+        places = np.flatnonzero(np.isfinite(clean) | np.isfinite(corrupted))
+        first = int(places[0]) if len(places) else 0
         past, future = (np.array([int(v) for v in names(ds, dim)], dtype=int) for dim in ("time", "step"))
         ends = tuple(array(ds, f"{name}_forecast", "step", series=series) for name in ("clean", "corrupted"))
         return cls(timeline(ds, series), past[first:], future, clean[first:], corrupted[first:], (ends[0], ends[1]))
@@ -72,7 +72,7 @@ class Contrast:
 
 
 def when(ds: xr.Dataset, position: int) -> str:
-    """The steps of a group of tokens in words; "" where all positions were patched at once."""
+    """Write the steps of a group of tokens in words; "" where all positions were patched at once."""
     if ds.attrs.get("positions") == "all":
         return ""
     word = str(ds["position_special"].values[position])
@@ -84,7 +84,7 @@ def when(ds: xr.Dataset, position: int) -> str:
 
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
-    """First and last place of every run of True, runs at most ``gap`` apart joined."""
+    """Find first and last place of every run of True, runs at most ``gap`` apart joined."""
     runs: list[tuple[int, int]] = []
     for i in np.flatnonzero(flags):
         if runs and i - runs[-1][1] <= gap:

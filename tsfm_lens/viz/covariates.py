@@ -21,7 +21,7 @@ _APART = 0.22
 
 @draws("covariate_use", needs=("moved", "moved_estimate"))
 def covariate_dots(ds: xr.Dataset) -> go.Figure:
-    """By how much forecasts move without each covariate and, where the truth is known, what it was worth.
+    """Draw how much forecasts move without each covariate and, with the truth, what it was worth.
 
     Args:
         ds: of kind "covariate_use".
@@ -39,19 +39,21 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
     if "worth" in ds:
         panels.append(("worth", "change of the error without it\n(MASE; above 0: it helps)", "is worth"))
     height = max(150, 64 * len(covariates))
-    made = sheet([height], [1] * len(panels), column_gap=0.05, min_width=360 * len(panels), below=68, shared_yaxes=True)
-    for panel, (name, title, _) in zip(made, panels, strict=True):
+    canvas = sheet(
+        [height], [1] * len(panels), column_gap=0.05, min_width=360 * len(panels), below=68, shared_yaxes=True
+    )
+    for panel, (name, title, _) in zip(canvas, panels, strict=True):
         for place, way in enumerate(ways):
-            judged = finding(ds, name, "covariate", unit="MASE", way=place)
+            noise = finding(ds, name, "covariate", unit="MASE", way=place)
             mean = array(ds, f"{name}_estimate", "covariate", way=place)
             at = np.arange(len(covariates)) + _APART * (place - (len(ways) - 1) / 2)
-            told: dict[str, Any] = {"text": [f"{plain(each)}, {WORDS.get(way, way)}" for each in covariates]}
+            look: dict[str, Any] = {"text": [f"{plain(each)}, {WORDS.get(way, way)}" for each in covariates]}
             hover = "%{text}<br>%{x:.3g} MASE"
             colour = CATEGORICAL[place % len(CATEGORICAL)]
-            panel.dots(mean, at, WORDS.get(way, way), hover, colour=colour, noise=judged, across=True, **told)
+            panel.dots(mean, at, WORDS.get(way, way), hover, colour=colour, noise=noise, across=True, **look)
         panel.upright(0.0)
         panel.x(title)
     ticks = [f"{plain(name)}<br>({role})" for name, role in zip(covariates, ds["role_of"].values, strict=True)]
-    made.y(tickvals=list(range(len(covariates))), ticktext=ticks, range=[len(covariates) - 0.5, -0.5], showgrid=False)
+    canvas.y(tickvals=list(range(len(covariates))), ticktext=ticks, range=[len(covariates) - 0.5, -0.5], showgrid=False)
     series = names(ds, "series")
-    return made.dress(f"Use of covariates by {model_of(ds)}", "mean over " * (len(series) > 1) + shown(series))
+    return canvas.dress(f"Use of covariates by {model_of(ds)}", "mean over " * (len(series) > 1) + shown(series))

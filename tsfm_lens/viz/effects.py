@@ -19,7 +19,7 @@ from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, plain
 
 __all__ = ["effects_scatter", "self_repair_bars"]
 
-_LABELLED = 6
+_MAX_LABELS = 6
 _LETTER, _LINE = 0.0125, 0.04  # of a label, in shares of the axes
 _WIDTH = 84 + round(6.6 / _LETTER)  # pixels at which letters have that share
 
@@ -30,8 +30,8 @@ class Sizes:
 
     Attributes:
         direct: mean size over steps, (component, series).
-        total: what the direct effect comes to with all later components free, the total effect along the direct one:
-            negative where it points the other way, NaN where there is no direct effect, (component, series).
+        total: total effect projected on the direct one, with all later components free, (component, series).
+            Negative where it points the other way, NaN where there is no direct effect.
             1 - total / direct is the self-repair.
         unit: of both.
     """
@@ -42,24 +42,24 @@ class Sizes:
 
 
 def effect_sizes(ds: xr.Dataset, series: list[int]) -> Sizes:
-    """Sizes in data units of one series, or in shares of each series' range for several.
+    """Return sizes in data units of one series, or in shares of each series' range for several.
 
     Raises:
         InputError: ``ds`` is of another kind.
     """
     check(ds, "effects", "direct", "direct_share", "self_repair")
-    left = 1 - array(ds, "self_repair", "component", "series")[:, series]
+    rest = 1 - array(ds, "self_repair", "component", "series")[:, series]
     if len(series) == 1:
         later = slice(int(ds.attrs.get("steps_from", 0)), None)
         size = np.abs(array(ds, "direct", "component", "series", "step")[:, series, later]).mean(-1)
-        return Sizes(size, size * left, unit_of(ds, series[0]) or "data units")
+        return Sizes(size, size * rest, unit_of(ds, series[0]) or "data units")
     share = array(ds, "direct_share", "component", "series")[:, series]
-    return Sizes(share, share * left, "share of the series' range")
+    return Sizes(share, share * rest, "share of the series' range")
 
 
 @draws("effects")
 def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Total against direct effect of every component: below the diagonal, later components undo part of it.
+    """Draw total against direct effect of every component: below the diagonal, later components undo part of it.
 
     The direct effect is drawn as its mean size over steps, the total effect as its part along the direct one (a
     projection), so that the self-repair of a series is exactly one minus their ratio.
@@ -77,23 +77,23 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
         >>> fig.layout.meta["title"]
         'Direct and total effect of every component of chronos-nano'
     """
-    chosen = series_rows(ds, series)
-    sizes, places = effect_sizes(ds, chosen), places_in(ds)
+    rows = series_rows(ds, series)
+    sizes, places = effect_sizes(ds, rows), places_in(ds)
     x, y = means(sizes.direct)[places.order], means(sizes.total)[places.order]
     giants = _giants(x, y)
     fine = np.isfinite(y)
     fine[giants] = False
-    made = blank(380, min_width=_WIDTH)
-    panel = made.panel()
+    canvas = blank(380, min_width=_WIDTH)
+    panel = canvas.panel()
     _regions(panel, x[fine], y[fine])
     _dots(panel, places, x, y, sizes.unit, fine, _standing(ds, places.order))
     panel.x(f"direct effect ({sizes.unit})")
     panel.y(f"total effect along the direct one\n({sizes.unit})")
     without = int((~np.isfinite(y)).sum())
     far = [f"{places.labels[i]}, direct {number(x[i])}, total {number(y[i])}".replace("-", "−") for i in giants]
-    return made.dress(
+    return canvas.dress(
         f"Direct and total effect of every component of {model_of(ds)}",
-        f"{over_series(ds, chosen)}, {ablation_word(ds)} one at a time",
+        f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time",
         "direct: with all later attention and MLPs held, mean size over steps; total: all free, its part along the "
         "direct effect",
         *(f"beyond the axes: {words}" for words in far),
@@ -102,7 +102,7 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
 
 
 def _standing(ds: xr.Dataset, order: Any) -> Finding | None:
-    """Which components stand out by their direct or their total effect, where the result knows it."""
+    """Find the components that stand out by their direct or their total effect, where the result knows it."""
     direct, total = (finding(ds, name, "component", unit="of the range") for name in ("direct_share", "total_share"))
     if direct is None or total is None:
         return None
@@ -112,7 +112,7 @@ def _standing(ds: xr.Dataset, order: Any) -> Finding | None:
 
 @draws("effects")
 def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
-    """How much of its direct effect later components undo, for the components with the largest direct effect.
+    """Draw how much of its direct effect later components undo, for the largest direct effects.
 
     Args:
         ds: of kind "effects".
@@ -130,16 +130,18 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     """
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
-    ids, chosen = names(ds, "series"), series_rows(ds, series)
-    sizes = effect_sizes(ds, chosen)
-    each = array(ds, "self_repair", "component", "series")[:, chosen]
+    ids, rows = names(ds, "series"), series_rows(ds, series)
+    sizes = effect_sizes(ds, rows)
+    each = array(ds, "self_repair", "component", "series")[:, rows]
     repair, size = means(each), means(sizes.direct)
     order = [int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])][:top]
     labels = [plain(names(ds, "component")[i]) for i in order]
-    judged = finding(ds, "self_repair", "component") if series is None else None
-    mine = None if judged is None else judged.at(order)
-    made = sheet([max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.08, min_width=620, below=68, shared_yaxes=True)
-    left, right = made
+    repair_noise = finding(ds, "self_repair", "component") if series is None else None
+    mine = None if repair_noise is None else repair_noise.at(order)
+    canvas = sheet(
+        [max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.08, min_width=620, below=68, shared_yaxes=True
+    )
+    left, right = canvas
     hover = f"%{{y}}<br>direct effect %{{x:.3g}} {plain(sizes.unit)}"
     direct = finding(ds, "direct_share", "component", unit="of the range") if series is None else None
     noise = None if direct is None else direct.at(order)
@@ -147,35 +149,35 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     colours = [VERMILION if v > 0 else mixed(GREY, 0.6) for v in repair[order]]
     right.floor(mine, across=True)
     right.bars(labels, repair[order], "", "%{y}<br>self-repair %{x:.3g}", colour=colours, across=True, noise=mine)
-    if len(chosen) > 1:
+    if len(rows) > 1:
         right.dots(
             each[order].ravel(),
-            np.repeat(labels, len(chosen)),
+            np.repeat(labels, len(rows)),
             "one series",
             "%{y}, %{text}<br>self-repair %{x:.3g}",
             size=4,
-            text=[plain(ids[i]) for _ in order for i in chosen],
+            text=[plain(ids[i]) for _ in order for i in rows],
         )
     # what may be noise does not set the axis
     sure = repair[order] if mine is None else repair[order][mine.stands]
     bounds, cut = fitted_range(np.append(sure, [0.0, 1.0]), np.append(each[order], repair[order]), reach=0.5)
     right.upright(0.0)
     right.upright(1.0, dash="dash")
-    made.y(autorange="reversed", ticks="", showline=False, dtick=1)
+    canvas.y(autorange="reversed", ticks="", showline=False, dtick=1)
     left.y("component")
     unit = sizes.unit.replace("the series' range", "range")
     left.x(f"direct effect\n({unit})", nticks=5)
     right.x("self-repair\n(share of the direct effect undone)", range=bounds)
-    return made.dress(
+    return canvas.dress(
         f"Self-repair in {model_of(ds)} after its strongest components are taken out",
-        f"{over_series(ds, chosen)}, {ablation_word(ds)} one at a time",
+        f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time",
         "0: nothing undone, 1: all of it (dashed), below 0: added to",
         "what leaves the axis is cut off" if cut else "",
     )
 
 
 def ablation_word(ds: xr.Dataset) -> str:
-    """What was put in a component's place, as a verb."""
+    """Write what was put in a component's place, as a verb."""
     how = str(ds.attrs.get("how", "zero"))
     return {
         "zero": "set to zero",
@@ -187,7 +189,7 @@ def ablation_word(ds: xr.Dataset) -> str:
 
 
 def _giants(x: np.ndarray, y: np.ndarray, ratio: float = 2.5) -> list[int]:
-    """At most two components that dwarf all others, which would leave them no room."""
+    """Find at most two components that dwarf all others, which would leave them no room."""
     size = np.where(np.isfinite(y), np.maximum(x, np.abs(np.nan_to_num(y))), 0.0)
     order = np.argsort(-size)[:3]
     for count in (2, 1):
@@ -197,15 +199,15 @@ def _giants(x: np.ndarray, y: np.ndarray, ratio: float = 2.5) -> list[int]:
 
 
 def _regions(panel: Panel, x: np.ndarray, y: np.ndarray) -> None:
-    """The diagonal, the wedge under it, and what each region means."""
+    """Draw the diagonal, the wedge under it, and what each region means."""
     right = 1.08 * float(x.max(initial=0.0)) or 1.0
     high, low = max(float(y.max(initial=0.0)), right), float(y.min(initial=0.0))
     room = 0.08 * (high - low)
     panel.x(range=[-0.02 * right, right])
     panel.y(range=[low - room, high + room])
-    undone = "partly undone by later components (self-repair)"
+    label = "partly undone by later components (self-repair)"
     wedge: Look = {"fill": "toself", "fillcolor": mixed(VERMILION, 0.1)}
-    panel.line([0, right, right], [0, right, 0], undone, colour=mixed(VERMILION, 0.1), width=0, **wedge)
+    panel.line([0, right, right], [0, right, 0], label, colour=mixed(VERMILION, 0.1), width=0, **wedge)
     panel.line([0, right], [0, right], "total = direct", colour=GREY, width=1, dash="dash")
     panel.level(0)
     look: Look = {"xref": "domain", "yref": "domain", "xanchor": "left", "colour": GREY}
@@ -224,16 +226,16 @@ def _dots(
     y: np.ndarray,
     unit: str,
     fine: np.ndarray,
-    judged: Finding | None,
+    noise: Finding | None,
 ) -> None:
-    """A dot per component, the largest with their names where these do not run into each other."""
+    """Draw a dot per component, the largest with their names where these do not run into each other."""
     layout = panel.sheet.fig.layout
     spans = [float(np.ptp(axis.range)) or 1.0 for axis in (layout.xaxis, layout.yaxis)]
     size = np.where(fine, np.maximum(x, np.abs(np.nan_to_num(y))), -1.0)
-    if judged is not None:
+    if noise is not None:
         # the noise has no name
-        size = np.where(judged.stands, size, -1.0)
-    largest = [int(i) for i in np.argsort(-size)[:_LABELLED] if size[i] >= 0]
+        size = np.where(noise.stands, size, -1.0)
+    largest = [int(i) for i in np.argsort(-size)[:_MAX_LABELS] if size[i] >= 0]
     sides = _sides(places.labels, x / spans[0], y / spans[1], largest, np.flatnonzero(fine), spans[0] / spans[1])
     for kind, colour in places.colours().items():
         mine = [i for i, other in enumerate(places.kind) if other == kind and fine[i]]
@@ -245,8 +247,8 @@ def _dots(
             "<br>self-repair %{customdata[1]:.3g}",
             colour=colour,
             size=8,
-            edge="#FFFFFF" if judged is None else None,
-            noise=None if judged is None else judged.at(mine),
+            edge="#FFFFFF" if noise is None else None,
+            noise=None if noise is None else noise.at(mine),
             mode="markers+text",
             text=[plain(places.labels[i]) if i in sides else "" for i in mine],
             textposition=[sides.get(i, "middle right") for i in mine],
@@ -258,17 +260,17 @@ def _dots(
 
 
 def _sides(
-    labels: list[str], x: np.ndarray, y: np.ndarray, wanted: list[int], dots: np.ndarray, slope: float
+    labels: list[str], x: np.ndarray, y: np.ndarray, candidates: list[int], dots: np.ndarray, slope: float
 ) -> dict[int, str]:
-    """On which side of its dot each label stands; those without room are left out.
+    """Choose the side of its dot on which each label stands; those without room are left out.
 
     Args:
         x, y: shares of the axes.
-        wanted: whose labels; dots: all that are drawn; slope: of the diagonal, in these shares.
+        candidates: whose labels; dots: all that are drawn; slope: of the diagonal, in these shares.
     """
-    taken = [(float(x[i]), float(x[i]), float(y[i]), i) for i in dots]
-    found: dict[int, str] = {}
-    for i in wanted:
+    boxes = [(float(x[i]), float(x[i]), float(y[i]), i) for i in dots]
+    placement: dict[int, str] = {}
+    for i in candidates:
         width = _LETTER * len(labels[i]) + 0.02
         beside = [("middle right", 0.0, 0.0), ("middle left", -width, 0.0)]
         beside = beside[::-1] if x[i] > 0.75 else beside
@@ -280,13 +282,13 @@ def _sides(
         free = []
         for side, off, up in sides:
             low, height = float(x[i]) + off, float(y[i]) + up
-            near = [(start, end) for start, end, at, whose in taken if whose != i and abs(height - at) < 0.9 * _LINE]
+            near = [(start, end) for start, end, at, whose in boxes if whose != i and abs(height - at) < 0.9 * _LINE]
             if low >= 0 and low + width <= 1 and not any(low < end and low + width > start for start, end in near):
                 ends = slope * low, slope * (low + width)
                 crossed = min(ends) - 0.5 * _LINE < height < max(ends) + 0.5 * _LINE
                 free.append((crossed, side, (low, low + width, height, i)))
         if free:
             # better beside the diagonal than on it
-            _, found[i], place = min(free, key=lambda one: one[0])
-            taken.append(place)
-    return found
+            _, placement[i], place = min(free, key=lambda one: one[0])
+            boxes.append(place)
+    return placement

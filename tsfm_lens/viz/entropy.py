@@ -1,4 +1,4 @@
-"""How sharply heads look: their attention entropy as a map."""
+"""Attention entropy of heads as a map."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["head_entropy_map"]
 
 @draws("head_entropy", needs=("entropy", "normalised", "sharp"))
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
-    """Layer × head map of the attention entropy: dark heads are sharp, light ones diffuse.
+    """Draw the layer × head map of the attention entropy: dark heads are sharp, light ones diffuse.
 
     Args:
         ds: of kind "head_entropy".

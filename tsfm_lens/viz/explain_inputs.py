@@ -35,7 +35,7 @@ _DASHES = "5px,2px"
 
 @draws("input_attribution", needs=("attribution", "forecast", "reference_forecast", "remainder"))
 def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None) -> go.Figure:
-    """The series with its forecast, and under it every segment of the input, coloured by what it does to the forecast.
+    """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast.
 
     Args:
         ds: of kind "input_attribution".
@@ -52,61 +52,61 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
         'What moves the forecast of co2 by chronos-nano'
     """
     view = _Part.of(ds, step, quantile)
-    shown = scene(ds, view.target, context_steps=ds.sizes["time"])
+    window = scene(ds, view.target, context_steps=ds.sizes["time"])
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
-    made = sheet([210, _STRIP * len(rows)], row_gap=14, min_width=480, shared_xaxes=True)
-    above, below = made
-    shown.draw(above)
+    canvas = sheet([210, _STRIP * len(rows)], row_gap=14, min_width=480, shared_xaxes=True)
+    above, below = canvas
+    window.draw(above)
     forecast, reference = (array(ds, name, "step", quantile=view.level) for name in ("forecast", "reference_forecast"))
     words = {} if view.middle else {"words": f"quantile {view.quantile:g}"}
-    shown.forecast(above, forecast, "forecast", BLUE, 2, **words)
-    shown.forecast(above, reference, "reference forecast", GREY, 1.4, _DASHES, words="forecast of the reference")
+    window.forecast(above, forecast, "forecast", BLUE, 2, **words)
+    window.forecast(above, reference, "reference forecast", GREY, 1.4, _DASHES, words="forecast of the reference")
     if len(forecast) == 1:
         # a line of one step is none
-        at = shown.time.at(shown.future)
-        above.dots(at, forecast, "forecast", shown.hover("forecast"), colour=BLUE, size=6, legend=False)
-        above.dots(at, reference, "reference forecast", shown.hover("reference"), colour=GREY, size=6, legend=False)
+        at = window.time.at(window.future)
+        above.dots(at, forecast, "forecast", window.hover("forecast"), colour=BLUE, size=6, legend=False)
+        above.dots(at, reference, "reference forecast", window.hover("reference"), colour=GREY, size=6, legend=False)
     if step is not None:
-        x = shown.time.scalar(float(view.step or 0))
+        x = window.time.scalar(float(view.step or 0))
         above.shape("line", (x, x), (0, 1), yref="y domain", line={"color": BLUE, "width": 1})
-    cut = fit(made, np.append(shown.seen, forecast), reference, row=1)
+    cut = fit(canvas, np.append(window.observations, forecast), reference, row=1)
     for place, row in enumerate(rows):
-        _strip(below, ds, view, shown, row, place)
+        _strip(below, ds, view, window, row, place)
     ticks: Look = {"tickvals": list(range(len(rows))), "ticktext": [plain(view.series_name(row)) for row in rows]}
     below.y(range=[len(rows) - 0.5, -0.5], ticks="", showline=False, **ticks)
-    first, last = shown.past[0] - 0.5, shown.future[-1] + 0.5
-    made.x(range=[shown.time.scalar(first), shown.time.scalar(last)])
-    below.x(shown.time.title)
-    above.y(shown.title, nticks=5)
-    made.colours(colour_scale(f"effect ({view.unit})", view.effect, diverging=True))
-    return made.dress(f"What moves the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
+    first, last = window.past[0] - 0.5, window.future[-1] + 0.5
+    canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
+    below.x(window.time.title)
+    above.y(window.title, nticks=5)
+    canvas.colours(colour_scale(f"effect ({view.unit})", view.effect, diverging=True))
+    return canvas.dress(f"What moves the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
 
 
-def _strip(panel: Panel, ds: xr.Dataset, view: _Part, shown: Scene, row: int, at: int) -> None:
-    """The segments of one series, with nothing where it has none."""
+def _strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, at: int) -> None:
+    """Draw the segments of one series, with nothing where it has none."""
     here = np.flatnonzero(ds["row"].values == row)
     here = here[np.argsort(ds["start"].values[here])]
-    edges, values, told = [float(ds["start"].values[here[0]])], [], []
+    edges, values, texts = [float(ds["start"].values[here[0]])], [], []
     for place in map(int, here):
         start, stop = float(ds["start"].values[place]), float(ds["stop"].values[place])
         if start > edges[-1]:
             edges.append(start)
             values.append(np.nan)
-            told.append("")
+            texts.append("")
         edges.append(stop)
         values.append(view.effect[place])
-        told.append(f"{plain(view.names[place])}{view.error_words(place)}")
-    x = shown.time.at(np.array(edges) - 0.5)
+        texts.append(f"{plain(view.names[place])}{view.error_words(place)}")
+    x = window.time.at(np.array(edges) - 0.5)
     hover = f"%{{customdata}}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
     # edges: plotly draws no two maps of one row each on an axis of names
-    panel.cells(np.array([values]), x, [at - 0.46, at + 0.46], hover, customdata=[told])
+    panel.cells(np.array([values]), x, [at - 0.46, at + 0.46], hover, customdata=[texts])
 
 
 @draws("input_attribution", needs=("attribution", "forecast", "reference_forecast", "remainder"))
 def input_waterfall(
     ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None, top: int = 14
 ) -> go.Figure:
-    """From the reference forecast to the forecast, segment by segment, in data units.
+    """Draw the way from the reference forecast to the forecast, segment by segment, in data units.
 
     Args:
         ds: of kind "input_attribution".
@@ -136,12 +136,12 @@ def input_waterfall(
     start = view.at_step(array(ds, "reference_forecast", "step", quantile=view.level))
     ends = start + np.cumsum([length for _, length, _ in bars])
     begins = np.concatenate([[start], ends[:-1]])
-    made = blank(max(120, _BAR * (len(bars) + 2)), 460)
-    panel, places = made.panel(), np.arange(1, len(bars) + 1)
+    canvas = blank(max(120, _BAR * (len(bars) + 2)), 460)
+    panel, places = canvas.panel(), np.arange(1, len(bars) + 1)
     panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
     for place, (name, length, error), base in zip(places, bars, begins, strict=True):
-        named = place <= len(most)
-        colour = (VERMILION if length >= 0 else BLUE) if named else mixed(GREY, 0.5)
+        single = place <= len(most)
+        colour = (VERMILION if length >= 0 else BLUE) if single else mixed(GREY, 0.5)
         bar: Look = {"error_x": {"type": "data", "array": [error], "color": INK, "thickness": 1, "width": 3}}
         bar = bar if error else {}
         hover = f"{plain(name)}<br>moves it by {_signed(length)} {plain(view.unit)}"
@@ -159,7 +159,7 @@ def input_waterfall(
     low, high = float(min(begins.min(), ends.min(), start)), float(max(begins.max(), ends.max(), start))
     span = (high - low) or max(abs(high), 1.0)
     panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.32 * span], nticks=6)
-    return made.dress(
+    return canvas.dress(
         f"How the forecast of {view.target} by {model_of(ds)} comes about",
         view.when,
         view.how,
@@ -170,7 +170,7 @@ def input_waterfall(
 
 @draws("input_attribution", needs=("attribution",))
 def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -> go.Figure:
-    """Segment × forecast step map of what each segment does.
+    """Draw the segment × forecast step map of what each segment does.
 
     Args:
         ds: of kind "input_attribution".
@@ -188,19 +188,19 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
     view = _Part.of(ds, None, quantile)
     values = array(ds, "attribution", "segment", "step", quantile=view.level)
     keep = np.sort(np.argsort(-np.abs(values).mean(1), kind="stable")[:top])
-    shown = scene(ds, view.target, context_steps=1)
-    made = blank(max(140, 20 * len(keep)), 480)
-    panel = made.panel()
-    hover = f"%{{y}}, {shown.time.hover}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
-    where = shown.time.at(shown.future)
+    window = scene(ds, view.target, context_steps=1)
+    canvas = blank(max(140, 20 * len(keep)), 480)
+    panel = canvas.panel()
+    hover = f"%{{y}}, {window.time.hover}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
+    where = window.time.at(window.future)
     panel.cells(values[keep], where, [plain(view.names[i]) for i in keep], hover, xgap=0, ygap=1)
     panel.y(type="category", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
-    panel.x("date" if shown.time.stamps is not None else "forecast step")
+    panel.x("date" if window.time.stamps is not None else "forecast step")
     if len(where) == 1:
-        panel.x(tickvals=where, ticktext=[shown.time.label(int(shown.future[0]))])
-    made.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
+        panel.x(tickvals=where, ticktext=[window.time.label(int(window.future[0]))])
+    canvas.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
     fewer = f"the {len(keep)} largest of {len(values)} segments" if len(keep) < len(values) else ""
-    return made.dress(
+    return canvas.dress(
         f"What moves the forecast of {view.target} by {model_of(ds)}, by step", view.word, view.how, fewer
     )
 
@@ -229,22 +229,22 @@ class _Part:
 
     @classmethod
     def of(cls, ds: xr.Dataset, step: int | None, quantile: float | None) -> _Part:
-        """The part of a result that a figure shows."""
+        """Return the part of a result that a figure shows."""
         return cls(ds, step, quantile)
 
     @property
     def middle(self) -> bool:
-        """Whether the quantile is the middle of the forecast."""
+        """True where the quantile is the middle of the forecast."""
         return self.level == median_position(self._ds["quantile"].values)
 
     @property
     def word(self) -> str:
-        """What is explained."""
+        """Name of what is explained."""
         return f"{statistic_of(self._ds)} forecast" if self.middle else f"quantile {self.quantile:g}"
 
     @property
     def when(self) -> str:
-        """What is explained, and when."""
+        """Name of what is explained, and its step."""
         steps = self._ds.sizes["step"]
         every = f"mean over {steps} steps" if steps > 1 else "one step"
         at = every if self.step is None else f"step {names(self._ds, 'step')[self.step]}"
@@ -258,10 +258,10 @@ class _Part:
 
     @property
     def sampled(self) -> str:
-        """What whiskers are."""
+        """Meaning of the whiskers."""
         attrs = self._ds.attrs
-        drawn = f"{attrs['repeats']} seeds" if "repeats" in attrs else f"{attrs.get('orders')} orders"
-        return f"whiskers: standard errors of {drawn}" if self._errors is not None else ""
+        samples = f"{attrs['repeats']} seeds" if "repeats" in attrs else f"{attrs.get('orders')} orders"
+        return f"whiskers: standard errors of {samples}" if self._errors is not None else ""
 
     @property
     def _errors(self) -> np.ndarray | None:
@@ -272,40 +272,40 @@ class _Part:
         return array(self._ds, name, "segment", **at)
 
     def at_step(self, values: np.ndarray) -> float:
-        """The value of the step, or the mean over all, of (step,)."""
+        """Return the value of the step, or the mean over all, of (step,)."""
         return float(values.mean() if self.step is None else values[self.step])
 
     def error_of(self, segment: int) -> float:
-        """Standard error of a segment's effect, 0 where nothing is sampled."""
+        """Return the standard error of a segment's effect, 0 where nothing is sampled."""
         return 0.0 if self._errors is None else float(self._errors[segment])
 
     def error_words(self, segment: int) -> str:
-        """The same for a hover box."""
+        """Write the standard error for a hover box."""
         error = self.error_of(segment)
         return f"<br>standard error {number(error)}" if error else ""
 
     def series_name(self, row: int) -> str:
-        """A series of the item: its variate, or its id where it is alone."""
+        """Name a series of the item: its variate, or its id where it is alone."""
         variates = names(self._ds.swap_dims(series="variate"), "variate") if "variate" in self._ds.coords else []
         return variates[row] if variates and variates[row] else names(self._ds, "series")[row]
 
 
 def _refuse_without_its_series(ds: xr.Dataset) -> None:
     """Refuse a result from which series were taken out: its segments still tell of them."""
-    needed = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0
-    if needed > ds.sizes.get("series", 0):
+    count = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0
+    if count > ds.sizes.get("series", 0):
         raise InputError(
-            f"the segments of this explanation tell of {needed} series, of which {ds.sizes.get('series', 0)} are left; "
+            f"the segments of this explanation tell of {count} series, of which {ds.sizes.get('series', 0)} are left; "
             "an explained item is drawn whole, with every series"
         )
 
 
 def method_words(attrs: Mapping[str, Any]) -> str:
-    """The method of a result as a subtitle says it."""
-    found = str(attrs.get("method", ""))
-    return "Shapley values" if found == "shapley" else found
+    """Name the method of a result as a subtitle does."""
+    method = str(attrs.get("method", ""))
+    return "Shapley values" if method == "shapley" else method
 
 
 def _signed(value: float) -> str:
-    """Three digits with a true sign."""
+    """Write three digits with a true sign."""
     return f"{'' if value < 0 else '+'}{significant(value, 3)}"

@@ -20,7 +20,7 @@ _ROW, _DOT, _BINS = 46, 7, 60  # pixels of a row and a dot; places along the axi
 
 @draws("input_effects", needs=("effect", "size_estimate", "value"))
 def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
-    """Every series as a dot for each segment: how far it moves its forecast, and how high its values are.
+    """Draw a dot per series for each segment: how far it moves the forecast, and how high its values are.
 
     Args:
         ds: of kind "input_effects".
@@ -38,28 +38,28 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     """
     labels = segment_words(ds)
     effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))
-    judged = finding(ds, "size", "segment", unit="MASE")
+    noise = finding(ds, "size", "segment", unit="MASE")
     mean = array(ds, "size_estimate", "segment")
     order = np.argsort(-np.nan_to_num(mean, nan=-1.0), kind="stable")[:top]
-    made = blank(max(150, _ROW * len(order)), 480)
-    panel, ids = made.panel(), names(ds, "series")
+    canvas = blank(max(150, _ROW * len(order)), 480)
+    panel, ids = canvas.panel(), names(ds, "series")
     finite = effect[order][np.isfinite(effect[order])]
     span = float(np.ptp(finite)) if len(finite) else 1.0
     reach = float(np.nanquantile(np.abs(value), 0.95)) if np.isfinite(value).any() else 1.0
     panel.upright(0.0, colour=GREY)
     for place, row in enumerate(order):
-        pale = judged is not None and bool(judged.pale[row])
+        pale = noise is not None and bool(noise.pale[row])
         y = place + _swarm(effect[row], span)
-        for known in (True, False):
-            here = np.flatnonzero(np.isfinite(value[row]) == known)
-            words = [_told(labels[row], ids[i], effect[row, i], value[row, i]) for i in here]
-            colour: Look = {"color": value[row, here], "coloraxis": "coloraxis"} if known else {"color": GREY}
+        for has_value in (True, False):
+            here = np.flatnonzero(np.isfinite(value[row]) == has_value)
+            words = [_hover(labels[row], ids[i], effect[row, i], value[row, i]) for i in here]
+            colour: Look = {"color": value[row, here], "coloraxis": "coloraxis"} if has_value else {"color": GREY}
             look: Look = {"marker": {**colour, "line": {"color": GREY, "width": 0.6}}, "customdata": words}
             symbol = "circle-open" if pale else "circle"
             if len(here):
                 panel.dots(effect[row, here], y[here], "", "%{customdata}", size=_DOT, symbol=symbol, **look)
-    if judged is not None:
-        made.noisy(judged, "hollow" * bool(judged.pale[order].any()))
+    if noise is not None:
+        canvas.noisy(noise, "hollow" * bool(noise.pale[order].any()))
     panel.y(
         tickvals=list(range(len(order))),
         ticktext=[plain(labels[row]) for row in order],
@@ -71,10 +71,10 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     scale = colour_scale("value, standard deviations\nfrom the mean of its context", high=reach or 1.0, diverging=True)
     # a white dot would look hollow
     shades = [(share, PALE if shade == "#FFFFFF" else shade) for share, shade in DIVERGING]
-    made.colours({**scale, "colorscale": shades})
+    canvas.colours({**scale, "colorscale": shades})
     fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
     attrs = ds.attrs
-    return made.dress(
+    return canvas.dress(
         f"What moves the forecasts of {model_of(ds)}",
         f"{method_words(attrs)} against {attrs.get('reference', '')} values, mean over steps",
         shown(ids),
@@ -82,14 +82,14 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     )
 
 
-def _told(segment: str, series: str, effect: float, value: float) -> str:
-    """The hover box of a dot."""
+def _hover(segment: str, series: str, effect: float, value: float) -> str:
+    """Write the hover box of a dot."""
     high = f"<br>values {value:+.3g} standard deviations from their mean" if np.isfinite(value) else ""
     return f"{plain(segment)}, {plain(series)}<br>moves the forecast by {effect:+.3g} MASE{high}"
 
 
 def _swarm(values: np.ndarray, span: float) -> np.ndarray:
-    """Offsets of dots from the middle of their row, so that those near one another stand in line."""
+    """Return offsets of dots from the middle of their row, so that those near one another stand in line."""
     bins = np.round(np.nan_to_num(values) / (span or 1.0) * _BINS)
     offsets = np.zeros(len(values))
     for each in np.unique(bins):

@@ -18,7 +18,7 @@ _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown fi
 
 @draws("deletion_curves", needs=("deletion", "insertion", "area"))
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
-    """How far the forecast moves as segments are masked, and shown, in the order of each explanation.
+    """Draw how far the forecast moves as segments are masked, and shown, in the order of each explanation.
 
     Args:
         ds: of kind "deletion_curves".
@@ -33,11 +33,11 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
     """
     explanations, unit = names(ds, "explanation"), unit_of(ds) or "data units"
     area, p = array(ds, "area", "explanation"), array(ds, "p", "explanation")
-    made = sheet(
+    canvas = sheet(
         [280], [1, 1], titles=[words for _, words in _CURVES], column_gap=0.05, min_width=640, shared_yaxes=True
     )
     count = np.arange(ds.sizes["masked"])
-    for place, (panel, (name, _)) in enumerate(zip(made, _CURVES, strict=True)):
+    for place, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
         low, high = (array(ds, f"random_{end}", "masked", curve=place) for end in ("low", "high"))
         panel.band(count, low, high, mixed(PALE, 0.7), _BAND, legend=True)
         panel.line(
@@ -49,18 +49,18 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
             colour = CATEGORICAL[row % len(CATEGORICAL)]
             panel.line(count, y, explanation, hover, colour=colour, width=2.5 if row == 0 else 1.5, dots=5)
         panel.x("segments masked" if name == "deletion" else "segments shown", dtick=max(1, len(count) // 12))
-    made.panel(1, 1).y(f"distance from the\nwhole forecast ({unit})", rangemode="tozero")
-    told = [f"{name} {a:.2f} (p {q:.2g})" for name, a, q in zip(explanations, area, p, strict=True)]
-    return made.dress(
+    canvas.panel(1, 1).y(f"distance from the\nwhole forecast ({unit})", rangemode="tozero")
+    areas = [f"{name} {a:.2f} (p {q:.2g})" for name, a, q in zip(explanations, area, p, strict=True)]
+    return canvas.dress(
         f"Deletion and insertion on {model_of(ds)}",
         f"forecast of {ds.attrs.get('target', '')}",
-        f"area between the curves, random 0: {', '.join(told)}",
+        f"area between the curves, random 0: {', '.join(areas)}",
     )
 
 
 @draws("route_proof", needs=("necessity", "sufficiency", "measured", "predicted"))
 def proof_dots(ds: xr.Dataset) -> go.Figure:
-    """What cutting, and restoring, the named routes of each segment does to its effect.
+    """Draw what cutting, and restoring, the named routes of each segment does to its effect.
 
     Args:
         ds: of kind "route_proof".
@@ -76,14 +76,14 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
     """
     segments, unit = segment_words(ds), unit_of(ds) or "data units"
     height = max(230, 74 * len(segments))
-    made = sheet([height], [0.55, 0.45], column_gap=0.18, min_width=760, below=60)
-    shares, change = made
+    canvas = sheet([height], [0.55, 0.45], column_gap=0.18, min_width=760, below=60)
+    shares, change = canvas
     for place, (name, words, colour) in enumerate(
         (("necessity", "effect lost when cut", VERMILION), ("sufficiency", "effect back when restored", BLUE))
     ):
         at = np.arange(len(segments)) + 0.24 * (place - 0.5)
-        drawn = array(ds, f"random_{name}", "segment", "draw")
-        low, middle, high = 100 * np.quantile(drawn, [0.025, 0.5, 0.975], axis=1)
+        random = array(ds, f"random_{name}", "segment", "draw")
+        low, middle, high = 100 * np.quantile(random, [0.025, 0.5, 0.975], axis=1)
         bars = {
             "type": "data",
             "array": high - middle,
@@ -109,7 +109,7 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
     change.x("forecast step")
     change.y(f"change of the forecast ({unit})")
     error = float(array(ds, "prediction_error", "segment")[0])
-    return made.dress(
+    return canvas.dress(
         f"Routes of {model_of(ds)}, cut and restored",
         f"forecast of {ds.attrs.get('target', '')}",
         f"at the right {segments[0]}, error of the prediction {number(100 * error)} %",

@@ -47,7 +47,7 @@ class Column:
 
 @draws("input_routes", needs=("effect", "size", "total"))
 def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
-    """What each segment moves the forecast, as a river over components to the forecast's steps.
+    """Draw what each segment moves the forecast, as a river over components to the forecast's steps.
 
     Args:
         ds: of kind "input_routes".
@@ -55,8 +55,8 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
 
     Returns:
         Segments at the left, components in the middle, groups of forecast steps at the right. Arms are as wide as the
-        mean absolute effect in data units; effects through components of one chain overlap, so that the river is wider
-        than the effects of the segments, which their hover boxes have.
+        mean absolute effect in data units. Effects through components of one chain overlap, so the river is wider than
+        the effects of the segments. Hover boxes have these effects.
 
     Example:
         >>> "route_river" in viz.__all__
@@ -66,9 +66,9 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     none = np.abs(array(ds, "no_component", "segment", "step")) if "no_component" in ds else None
     labels, kinds = names(ds, "component"), [str(kind) for kind in ds["component_kind"].values]
     order = [int(i) for i in np.argsort(-effect.sum((0, 2)), kind="stable")]
-    drawn = sorted(i for i in order[:components] if effect[:, i].any())
-    rest = [i for i in order if i not in drawn]
-    parts, arms, kind_of = [effect[:, i] for i in drawn], [labels[i] for i in drawn], [kinds[i] for i in drawn]
+    leading = sorted(i for i in order[:components] if effect[:, i].any())
+    rest = [i for i in order if i not in leading]
+    parts, arms, kind_of = [effect[:, i] for i in leading], [labels[i] for i in leading], [kinds[i] for i in leading]
     if rest and effect[:, rest].any():
         parts, arms, kind_of = [*parts, effect[:, rest].sum(1)], [*arms, f"{len(rest)} {_OTHERS}"], [*kind_of, ""]
     if none is not None:
@@ -80,17 +80,17 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     tints = {
         kind: CATEGORICAL[place % len(CATEGORICAL)] for place, kind in enumerate(dict.fromkeys(filter(None, kind_of)))
     }
-    made = _columns(ds, flow, arms, [tints.get(kind, GREY) for kind in kind_of], bins, unit)
-    height = max(300, 2 * _LINE * max(sum(1 + label.count("<br>") for label in column.labels) for column in made))
+    columns = _columns(ds, flow, arms, [tints.get(kind, GREY) for kind in kind_of], bins, unit)
+    height = max(300, 2 * _LINE * max(sum(1 + label.count("<br>") for label in column.labels) for column in columns))
     sheet = blank(height, min_width=640, below=16)
     panel = sheet.panel()
     widths = flow.mean(2)
     late = np.stack([flow[..., steps_in].sum((0, 2)) / steps for steps_in in bins], axis=1)
     words = [kind_word(kind) if kind else "other" for kind in kind_of]
-    _ribbons(panel, 0, made[0], made[1], widths, by_target=True, words=words, unit=unit)
-    _ribbons(panel, 1, made[1], made[2], late, by_target=False, words=words, unit=unit)
-    _nodes(panel, made)
-    room = max(text_width(label, _TYPE) for label in made[0].labels) / 640
+    _ribbons(panel, 0, columns[0], columns[1], widths, by_target=True, words=words, unit=unit)
+    _ribbons(panel, 1, columns[1], columns[2], late, by_target=False, words=words, unit=unit)
+    _nodes(panel, columns)
+    room = max(text_width(label, _TYPE) for label in columns[0].labels) / 640
     panel.x(visible=False, range=[-0.1 - 2.6 * room, 2.45])
     panel.y(visible=False, range=[-0.03, 1.03])
     share = _share_words(ds)
@@ -105,13 +105,13 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
 def _columns(
     ds: xr.Dataset, flow: np.ndarray, arms: list[str], tints: list[str], bins: Sequence[np.ndarray], unit: str
 ) -> list[Column]:
-    """Segments, components and groups of steps, of equal sums."""
+    """Build segments, components and groups of steps, of equal sums."""
     segments = segment_words(ds)
     total = np.abs(array(ds, "total", "segment", "step")).mean(1)
     size = flow.mean(2)
     steps = [f"step {b[0] + 1}" if len(b) == 1 else f"steps {b[0] + 1}–{b[-1] + 1}" for b in bins]
     late = np.array([flow[..., b].sum() for b in bins]) / flow.shape[2]
-    told = [
+    moves = [
         f"{plain(name)}<br>moves the forecast by {number(t)} {plain(unit)}"
         for name, t in zip(segments, total, strict=True)
     ]
@@ -123,7 +123,7 @@ def _columns(
     scale = (1 - gap * (most - 1)) / max(float(size.sum()), np.finfo(float).tiny)
     columns = []
     for labels, sizes, colours, notes in (
-        (segments, size.sum(1), [GREY] * len(segments), told),
+        (segments, size.sum(1), [GREY] * len(segments), moves),
         (arms, size.sum(0), tints, through),
         (steps, late, [GREY] * len(steps), [plain(word) for word in steps]),
     ):
@@ -132,7 +132,7 @@ def _columns(
         space = (1 - heights.sum()) / max(len(labels) - 1, 1) if len(labels) > 1 else 0.0
         # the first stands at the top
         top = 1 - np.concatenate([[0.0], np.cumsum(heights + space)[:-1]])
-        columns.append(Column([_folded(label) for label in labels], heights, colours, notes, top - heights))
+        columns.append(Column([_fold(label) for label in labels], heights, colours, notes, top - heights))
     return columns
 
 
@@ -147,7 +147,7 @@ def _ribbons(
     words: list[str],
     unit: str,
 ) -> None:
-    """Arms between two columns; widths (left, right) in data units."""
+    """Draw arms between two columns; widths (left, right) in data units."""
     scale = left.sizes.sum() / max(float(widths.sum()), np.finfo(float).tiny)
     starts = left.low + left.sizes
     ends = right.low + right.sizes
@@ -160,7 +160,7 @@ def _ribbons(
                 continue
             arm = j if by_target else i
             colour = (right if by_target else left).colours[arm]
-            x, y = _bent(at + _WIDE, at + 1 - _WIDE, starts[i], ends[j], width)
+            x, y = _ribbon(at + _WIDE, at + 1 - _WIDE, starts[i], ends[j], width)
             panel.line(
                 x,
                 y,
@@ -178,13 +178,13 @@ def _ribbons(
 
 
 def _thin(colour: str) -> str:
-    """A colour through which arms beneath can be seen."""
+    """Return a colour through which arms beneath can be seen."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.42)"
 
 
-def _bent(x0: float, x1: float, y0: float, y1: float, width: float) -> tuple[np.ndarray, np.ndarray]:
-    """The outline of a ribbon between two heights, by a cubic curve that leaves and arrives level."""
+def _ribbon(x0: float, x1: float, y0: float, y1: float, width: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the outline of a ribbon between two heights, by a cubic curve that leaves and arrives level."""
     t = np.linspace(0, 1, _BEND)
     way = 3 * t**2 - 2 * t**3
     upper = y0 + (y1 - y0) * way
@@ -205,8 +205,8 @@ def _nodes(panel: Panel, columns: Sequence[Column]) -> None:
             panel.note(label, place["x"], middle, size=_TYPE, xanchor=place["xanchor"], yanchor="middle", **back)
 
 
-def _folded(label: str) -> str:
-    """A name in two lines at most, safe for plotly."""
+def _fold(label: str) -> str:
+    """Write a name in two lines at most, safe for plotly."""
     return plain(shortened(label, _NAME, _TYPE, 2)).replace("\n", "<br>")
 
 
@@ -215,7 +215,7 @@ def _each(column: Column) -> Iterator[tuple[str, float, float, str, str]]:
 
 
 def _share_words(ds: xr.Dataset) -> str:
-    """What share of the largest segment's effect has no route through attention."""
+    """Write what share of the largest segment's effect has no route through attention."""
     if "no_attention_share" not in ds:
         return ""
     largest = int(np.argmax(np.abs(array(ds, "total", "segment", "step")).mean(1)))
@@ -226,7 +226,7 @@ def _share_words(ds: xr.Dataset) -> str:
 
 
 def past_attention(share: float) -> str:
-    """What share of an effect has no route through attention, in words; "" where it is no number."""
+    """Write what share of an effect has no route through attention; "" where it is no number."""
     if not np.isfinite(share):
         return ""
     if abs(share) < WORTH_A_WORD:
@@ -240,7 +240,7 @@ def past_attention(share: float) -> str:
 
 @draws("input_routes", needs=("size", "total"))
 def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
-    """How much of each segment's influence goes through each component.
+    """Draw how much of each segment's influence goes through each component.
 
     Args:
         ds: of kind "input_routes".
@@ -257,7 +257,7 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     size = array(ds, "size", "segment", "component").T
     order = np.argsort(-np.nan_to_num(size).sum(1), kind="stable")[:components]
     unit = unit_of(ds) or "data units"
-    known = finding(ds, "size", "component", "segment", unit=unit)
+    noise = finding(ds, "size", "component", "segment", unit=unit)
     sheet = blank(max(160, 20 * len(order)), min_width=160 + 44 * size.shape[1], below=100)
     panel = sheet.panel()
     segments = [plain(name) for name in segment_words(ds)]
@@ -268,26 +268,26 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
         list(range(len(segments))),
         list(range(len(labels))),
         hover,
-        noise=None if known is None else known.at(order),
+        noise=None if noise is None else noise.at(order),
     )
     sheet.colours(colour_scale(f"mean absolute effect ({unit})", size, low=0.0))
     panel.x("segment of the input", tickvals=list(range(len(segments))), ticktext=segments, tickangle=40)
     panel.y(tickvals=list(range(len(labels))), ticktext=labels, autorange="reversed")
     more = f"the {len(labels)} of {size.shape[0]} components with the largest effects" * (len(labels) < size.shape[0])
-    searched = ""
+    search = ""
     if ds.attrs.get("search") == "gradient":
-        searched = f"tried by gradient; {percent(float(ds.attrs['miss_rate']))} of spot checks were missed"
+        search = f"tried by gradient; {percent(float(ds.attrs['miss_rate']))} of spot checks were missed"
     return sheet.dress(
         f"What goes through which component of {model_of(ds)}",
         f"forecast of {ds.attrs.get('target', '')}",
         more,
-        searched,
+        search,
     )
 
 
 @draws("route_effects", needs=("carried", "carried_estimate"))
 def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
-    """What part of the input's influence goes through each component, over many series.
+    """Draw what part of the input's influence goes through each component, over many series.
 
     Args:
         ds: of kind "route_effects".
@@ -304,23 +304,25 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     name = "carried_share" if "carried_share_estimate" in ds else "carried"
     mean = array(ds, f"{name}_estimate", "component")
     order = np.argsort(-mean, kind="stable")[:components]
-    judged = finding(ds, name, "component")
+    carried = finding(ds, name, "component")
     labels, kinds = names(ds, "component"), [kind_word(str(kind)) for kind in ds["component_kind"].values]
     sheet = blank(max(160, 20 * len(order)), min_width=480, below=64)
     panel = sheet.panel()
     if name == "carried_share":
-        reached = array(ds, f"{name}_floor", "component", "series").mean(1)
+        reach = array(ds, f"{name}_floor", "component", "series").mean(1)
         against = f"95 % of {ds.attrs.get('against', 'the null')}"
         tick: Look = {"symbol": "line-ns-open", "size": 12}
-        panel.dots(reached[order], np.arange(len(order)), against, f"{against}<br>%{{x:.3g}}", colour=GREY, **tick)
+        panel.dots(reach[order], np.arange(len(order)), against, f"{against}<br>%{{x:.3g}}", colour=GREY, **tick)
     for place, kind in enumerate(dict.fromkeys(kinds)):
         rows = [row for row, i in enumerate(order) if kinds[i] == kind]
         if rows:
-            picked = order[rows]
-            told: Look = {"text": [plain(labels[i]) for i in picked]}
+            members = order[rows]
+            look: Look = {"text": [plain(labels[i]) for i in members]}
             colour = CATEGORICAL[place % len(CATEGORICAL)]
-            noise = None if judged is None else judged.at(picked)
-            panel.dots(mean[picked], rows, kind, "%{text}<br>%{x:.3g}", colour=colour, noise=noise, across=True, **told)
+            noise = None if carried is None else carried.at(members)
+            panel.dots(
+                mean[members], rows, kind, "%{text}<br>%{x:.3g}", colour=colour, noise=noise, across=True, **look
+            )
     panel.upright(0.0)
     whole = "effect through it, over the effect of the input"
     panel.x("share of all components' effects" if name == "carried_share" else whole)

@@ -1,4 +1,4 @@
-"""One linked view of a model's heads: map of scores, the chosen head's write, spectra and attention, the forecast.
+"""Linked view of a model's heads: map of scores, the chosen head's write, spectra and attention, the forecast.
 
 The notebook's widget and the report's page draw the same figure. What changes on a click, on another score and on an
 ablation comes from :func:`head_update`, :func:`score_update` and :func:`ablation_update`, as properties of traces whose
@@ -44,8 +44,8 @@ __all__ = ["explore_figure"]
 Update = dict[str, dict[str, Any]]
 """Trace of :data:`TRACES` -> the properties that change."""
 
-_PRINTED = 60  # cells with room for their number
-_LEAST_SEEN = 1e-4  # percent; attention below it is drawn as none
+_MAX_NUMBERED = 60  # cells with room for their number
+_MIN_VISIBLE = 1e-4  # percent; attention below it is drawn as none
 _WIDTH, _MAP = 884, 230  # pixels: under which the five panels cannot be read, and of the map at that
 
 
@@ -76,7 +76,7 @@ def explore_figure(
     score: str | None = None,
     ablated: bool = False,
 ) -> go.Figure:
-    """Every head's score, and of one head what it looks at, what it writes, its spectra, and the forecast without it.
+    """Draw every head's score, and of one head its attention, write, spectra, and the forecast without it.
 
     Args:
         ds: of kind "explore".
@@ -94,34 +94,34 @@ def explore_figure(
         >>> fig.layout.meta["title"]
         'One head at a time: decoder cross-attention of chronos-nano on co2'
     """
-    chosen = start(ds, score)
+    place = start(ds, score)
     if layer is not None and head is not None:
-        chosen = position(ds, "layer", layer), position(ds, "head", head)
+        place = position(ds, "layer", layer), position(ds, "head", head)
     view = scene(ds, 0, ds.sizes["time"])
-    parts: list[Update] = [frame(ds, view), score_update(ds, score), head_update(ds, *chosen)]
-    alone = array(ds, "ablated_forecast", "quantile", "step", layer=chosen[0], head=chosen[1], series=0)
-    parts.append(ablation_update(ds, [chosen], alone) if ablated else ablation_update(ds, [], None))
+    parts: list[Update] = [frame(ds, view), score_update(ds, score), head_update(ds, *place)]
+    alone = array(ds, "ablated_forecast", "quantile", "step", layer=place[0], head=place[1], series=0)
+    parts.append(ablation_update(ds, [place], alone) if ablated else ablation_update(ds, [], None))
     specs = [[{}, {}, {}], [{"colspan": 2, "secondary_y": True}, None, {}]]
     widths = WIDTHS
-    made = sheet(
+    canvas = sheet(
         [ROW, ROW], widths, titles=TITLES, row_gap=160, column_gap=GAP, min_width=_WIDTH, above=42, specs=specs
     )
-    made.fig.update_annotations(yshift=4)
+    canvas.fig.update_annotations(yshift=4)
     for name in TRACES:
         kind, where = PLACES[name]
-        made.fig.add_trace(kind(**{"name": LEGEND.get(name, name), **_merged(parts, name)}), **where)
-    axes(made, ds, view)
+        canvas.fig.add_trace(kind(**{"name": LEGEND.get(name, name), **_merge(parts, name)}), **where)
+    axes(canvas, ds, view)
     for row in (1, 2):
-        mark_start(made.panel(row, 3), view.time)
-    return made.dress(
+        mark_start(canvas.panel(row, 3), view.time)
+    return canvas.dress(
         f"One head at a time: {attention_kind(ds)} of {model_of(ds)} on {view.id}",
-        head_words(ds, *chosen),
+        head_words(ds, *place),
         sampling_words(ds),
     ).update_layout(legend={"traceorder": "normal", "x": 1, "xanchor": "right"})
 
 
 def scores(ds: xr.Dataset) -> dict[str, Score]:
-    """What the map can show, by key, the effect of an ablation first."""
+    """Return what the map can show, by key, the effect of an ablation first."""
     unit = unit_of(ds, 0) or "data units"
     words = {
         "spearman_distance": "ablation: 1 − rank correlation",
@@ -130,53 +130,53 @@ def scores(ds: xr.Dataset) -> dict[str, Score]:
         "entropy": "attention: entropy (nats)",
         "normalised_entropy": "attention: entropy, 0 to 1 over heads",
     }
-    found = [Score(key, text, array(ds, key, "layer", "head")) for key, text in words.items() if key in ds]
+    entries = [Score(key, text, array(ds, key, "layer", "head")) for key, text in words.items() if key in ds]
     for product in names(ds, "product"):
         values = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
-        found.append(Score(f"stable_rank {product}", f"stable rank of {product}", values))
-    return {each.key: each for each in found}
+        entries.append(Score(f"stable_rank {product}", f"stable rank of {product}", values))
+    return {each.key: each for each in entries}
 
 
 def start(ds: xr.Dataset, score: str | None = None) -> tuple[int, int]:
-    """Position (layer, head) of the head with the largest score."""
+    """Find the position (layer, head) of the head with the largest score."""
     values = _score(ds, score).values
     layer, head = np.unravel_index(int(np.nanargmax(values)), values.shape)
     return int(layer), int(head)
 
 
 def _score(ds: xr.Dataset, key: str | None) -> Score:
-    known = scores(ds)
+    available = scores(ds)
     if key is None:
-        return next(iter(known.values()))
-    if key not in known:
-        raise unknown_name("score", key, known)
-    return known[key]
+        return next(iter(available.values()))
+    if key not in available:
+        raise unknown_name("score", key, available)
+    return available[key]
 
 
 def score_update(ds: xr.Dataset, score: str | None) -> Update:
-    """The map of another score.
+    """Return the map of another score.
 
     Raises:
         UnknownNameError: no such score.
     """
-    chosen = _score(ds, score)
-    words = plain(shortened(chosen.words, _MAP, 12, lines=2)).replace("\n", "<br>")
-    text = [[f"{v:.2g}" for v in row] for row in chosen.values] if chosen.values.size <= _PRINTED else None
+    entry = _score(ds, score)
+    words = plain(shortened(entry.words, _MAP, 12, lines=2)).replace("\n", "<br>")
+    text = [[f"{v:.2g}" for v in row] for row in entry.values] if entry.values.size <= _MAX_NUMBERED else None
     return {
         "scores": {
-            "z": chosen.values,
-            "zmin": min(0.0, float(np.nanmin(chosen.values))),
-            "zmax": float(np.nanmax(chosen.values)) or 1.0,
+            "z": entry.values,
+            "zmin": min(0.0, float(np.nanmin(entry.values))),
+            "zmax": float(np.nanmax(entry.values)) or 1.0,
             "text": text,
             "texttemplate": "%{text}" if text else None,
             "colorbar": {**BAR, "y": 0.536, "title": {"text": words, "side": "bottom"}},
-            "hovertemplate": f"%{{customdata}}<br>{plain(chosen.words)} %{{z:.4g}}<extra></extra>",
+            "hovertemplate": f"%{{customdata}}<br>{plain(entry.words)} %{{z:.4g}}<extra></extra>",
         }
     }
 
 
 def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
-    """What another head shows; ``layer`` and ``head`` are positions."""
+    """Return what another head shows; ``layer`` and ``head`` are positions."""
     at = {"layer": layer, "head": head}
     attention = 100 * array(ds, "attention", "time", **at)[-drawn(ds) :]
     top, spectra = float(np.nanmax(attention)), {}
@@ -189,18 +189,18 @@ def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
         "chosen": {"x": [left, right, right, left, left], "y": [low, low, high, high, low]},
         "write": {"y": array(ds, "write", "step", **at)},
         **spectra,
-        "attention": {"z": attention[None], "zmax": top if top > _LEAST_SEEN else 1.0},
+        "attention": {"z": attention[None], "zmax": top if top > _MIN_VISIBLE else 1.0},
     }
 
 
 def ablation_update(ds: xr.Dataset, heads: Sequence[tuple[int, int]], quantiles: np.ndarray | None) -> Update:
-    """The forecast without some heads.
+    """Return the forecast without some heads.
 
     Args:
         heads: positions (layer, head) of what is ablated.
         quantiles: (quantile, step) at the levels of ``ds``; None draws none.
     """
-    shown = quantiles is not None
+    visible = quantiles is not None
     if quantiles is None:
         # what is not shown still has values: the browser's drawing of bands meets no empty line
         quantiles = array(ds, "quantile_forecast", "quantile", "step", series=0)
@@ -210,14 +210,14 @@ def ablation_update(ds: xr.Dataset, heads: Sequence[tuple[int, int]], quantiles:
     y = [edge for layer, _ in heads for edge in (layer - 0.5, layer + 0.5, None, layer + 0.5, layer - 0.5, None)]
     return {
         "crossed out": {"x": x, "y": y},
-        "ablated low": {"y": low, "visible": shown},
-        "ablated band": {"y": high, "visible": shown},
-        "ablated median": {"y": middle, "visible": shown},
+        "ablated low": {"y": low, "visible": visible},
+        "ablated band": {"y": high, "visible": visible},
+        "ablated median": {"y": middle, "visible": visible},
     }
 
 
 def head_words(ds: xr.Dataset, layer: int, head: int) -> str:
-    """The scores of one head in words; ``layer`` and ``head`` are positions."""
+    """Write the scores of one head in words; ``layer`` and ``head`` are positions."""
     at, unit = {"layer": layer, "head": head}, unit_of(ds, 0) or "data units"
 
     def value(key: str) -> float:
@@ -242,10 +242,10 @@ def head_words(ds: xr.Dataset, layer: int, head: int) -> str:
 
 
 def sampling_words(ds: xr.Dataset) -> str:
-    """What a reader must know about how the forecasts were drawn, "" if nothing."""
+    """Write what a reader must know about how the forecasts were drawn, "" if nothing."""
     samples = int(ds.attrs.get("samples", 0))
     return f"every forecast from {samples} sample paths of one seed" if samples else ""
 
 
-def _merged(parts: Sequence[Update], name: str) -> dict[str, Any]:
+def _merge(parts: Sequence[Update], name: str) -> dict[str, Any]:
     return {key: value for part in parts for key, value in part.get(name, {}).items()}

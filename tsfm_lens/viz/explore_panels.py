@@ -1,4 +1,4 @@
-"""The frame of the linked view: its panels, axes, and the traces with all that no click changes."""
+"""Frame of the linked view: its panels, axes, and the traces with all that no click changes."""
 
 from __future__ import annotations
 
@@ -86,23 +86,23 @@ LEAST = 1e-12  # of the largest singular value: what rounding leaves of one that
 
 
 def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
-    """A head's layer and number in words; both are positions."""
+    """Name a head's layer and number; both are positions."""
     return f"{layer_name(names(ds, 'layer')[layer])}, head {names(ds, 'head')[head]}"
 
 
 def drawn(ds: xr.Dataset) -> int:
-    """How many context steps are drawn: all from the first known value on."""
+    """Count the context steps that are drawn: all from the first known value on."""
     return len(scene(ds, 0, ds.sizes["time"]).past)
 
 
 def envelope(ds: xr.Dataset, quantiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The lowest and highest quantile and the median, each (step,)."""
+    """Return the lowest and highest quantile and the median, each (step,)."""
     levels = np.asarray(ds["quantile"].values, dtype=float)
     return quantiles[levels.argmin()], quantiles[levels.argmax()], quantiles[median_position(levels)]
 
 
 def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
-    """The properties of every trace that no click changes."""
+    """Return the properties of every trace that no click changes."""
     unit = unit_of(ds, 0)
     future, modes = on_axis(view, view.future), np.arange(1, ds.sizes["mode"] + 1)
     layers, heads = names(ds, "layer"), names(ds, "head")
@@ -142,9 +142,9 @@ def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
 
 
 def attention_words(ds: xr.Dataset, time: Timeline, steps: int = 1) -> dict[str, Any]:
-    """Colour bar and hover box of the attention in cells of so many steps.
+    """Return colour bar and hover box of the attention in cells of so many steps.
 
-    A token of several steps has more than any cell shows, so that these say how many steps theirs is of.
+    A token of several steps has more attention than a cell shows, so both say how many steps a cell covers.
     """
     per = f" per {steps} steps" if steps > 1 else ""
     if not per and ds["attention"].attrs.get("token_steps", 1) > 1:
@@ -156,7 +156,7 @@ def attention_words(ds: xr.Dataset, time: Timeline, steps: int = 1) -> dict[str,
 
 
 def _forecast(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
-    """The traces of the panel with the forecasts."""
+    """Return the traces of the panel with the forecasts."""
     unit, future = unit_of(ds, 0), on_axis(view, view.future)
     low, high, median = envelope(ds, array(ds, "quantile_forecast", "quantile", "step", series=0))
     levels = np.asarray(ds["quantile"].values, dtype=float)
@@ -165,18 +165,18 @@ def _forecast(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
         edge = {"x": future, "mode": "lines", "hoverinfo": "skip", "line": {"width": 0, "color": colour}}
         return {**edge, "showlegend": False, **more}
 
-    pale, gone = mixed(BLUE, 0.3), "rgba(213, 94, 0, 0.18)"
+    pale, faint = mixed(BLUE, 0.3), "rgba(213, 94, 0, 0.18)"
     share = f"{100 * (levels.max() - levels.min()):.3g} % band"
-    known = bool(np.isfinite(view.truth).any())
+    has_truth = bool(np.isfinite(view.truth).any())
     cut = replace(view, past=view.past[-_tail(view) :], context=view.context[-_tail(view) :])
     return {
         "low": band(pale, y=low),
         "band": band(pale, y=high, fill="tonexty", fillcolor=pale, name=share, showlegend=True),
-        "ablated low": band(gone),
-        "ablated band": band(gone, fill="tonexty", fillcolor=gone),
+        "ablated low": band(faint),
+        "ablated band": band(faint, fill="tonexty", fillcolor=faint),
         "context": _line(cut, "past", cut.context, INK, 1.2, "observed, given to the model", unit),
         "truth": _line(view, "future", view.truth, INK, 1.2, "what came, unknown to the model", unit)
-        | {"showlegend": known, "line": {"color": INK, "width": 1.2, "dash": "2px,2px"}},
+        | {"showlegend": has_truth, "line": {"color": INK, "width": 1.2, "dash": "2px,2px"}},
         "median": _line(view, "future", median, BLUE, 2, "median forecast", unit),
         "ablated median": _line(view, "future", None, VERMILION, 2, "median without the crossed-out heads", unit),
     }
@@ -199,20 +199,20 @@ def _hover(words: str, time: Timeline, unit: str) -> str:
 
 
 def on_axis(view: Scene, steps: np.ndarray) -> np.ndarray | list[str | None]:
-    """Where steps stand on the axis; dates as text, since a widget sends datetime64 to the browser as bare integers."""
+    """Place steps on the axis; dates as text, since a widget sends datetime64 to the browser as bare integers."""
     where = view.time.at(steps)
     return where if view.time.stamps is None else as_text(where)
 
 
 def _tail(view: Scene) -> int:
-    """How many context steps are drawn before the forecast."""
+    """Count the context steps that are drawn before the forecast."""
     return max(len(view.future) // 2, 2)
 
 
-def axes(made: Sheet, ds: xr.Dataset, view: Scene) -> None:
-    """Titles, ticks and ranges of all panels."""
+def axes(canvas: Sheet, ds: xr.Dataset, view: Scene) -> None:
+    """Set titles, ticks and ranges of all panels."""
     layers, heads, unit = names(ds, "layer"), names(ds, "head"), unit_of(ds, 0) or "data units"
-    scores, spectra, write, last = (made.panel(*place) for place in ((1, 1), (1, 2), (1, 3), (2, 3)))
+    scores, spectra, write, last = (canvas.panel(*place) for place in ((1, 1), (1, 2), (1, 3), (2, 3)))
     every: Look = {"showline": False, "ticks": ""}
     few = slice(None, None, -(-len(heads) // 16))
     ticks = {"tickvals": list(range(len(heads)))[few], "ticktext": heads[few]}
@@ -232,10 +232,10 @@ def axes(made: Sheet, ds: xr.Dataset, view: Scene) -> None:
         # a longer title would lie on the panel beside it; the unit is that of the series at the left
         panel.y(whole if text_width(whole, 13) <= ROW else word, nticks=6)
     edges = list(on_axis(view, np.array([view.past[0] - 0.5, -0.5])))
-    made.panel(2, 1).x(view.time.title, range=edges)
-    made.panel(2, 1, secondary_y=False).y(visible=False, range=[0, 1], fixedrange=True)
-    made.panel(2, 1, secondary_y=True).y(f"value ({unit})", side="left", tickmode="auto")
+    canvas.panel(2, 1).x(view.time.title, range=edges)
+    canvas.panel(2, 1, secondary_y=False).y(visible=False, range=[0, 1], fixedrange=True)
+    canvas.panel(2, 1, secondary_y=True).y(f"value ({unit})", side="left", tickmode="auto")
     # under the spectra, beside the bar of the colours
-    place = made.fig.get_subplot(1, 2)
+    place = canvas.fig.get_subplot(1, 2)
     under: Look = {"x": sum(place.xaxis.domain) / 2, "xanchor": "center", "y": place.yaxis.domain[0] - 0.09}
-    made.fig.update_layout(legend2={**under, "yanchor": "top", "yref": "paper", "orientation": "v"}, bargap=0.15)
+    canvas.fig.update_layout(legend2={**under, "yanchor": "top", "yref": "paper", "orientation": "v"}, bargap=0.15)

@@ -20,7 +20,7 @@ __all__ = ["forecast_fan", "lens_forecast"]
 
 @draws("forecast", needs=("quantile_forecast",))
 def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = None, samples: int = 0) -> go.Figure:
-    """A forecast's quantile bands and median over context and truth.
+    """Draw a forecast's quantile bands and median over context and truth.
 
     Args:
         ds: a run, a forecast, or a dataset of kind "forecast": ``quantile_forecast`` (series, quantile, step),
@@ -65,7 +65,7 @@ def lens_forecast(
     layers: Sequence[str | int] | None = None,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """What each layer would forecast: the head applied to its residual stream, one fan per layer.
+    """Draw what each layer would forecast: the head applied to its residual stream, one fan per layer.
 
     Args:
         ds: of kind "logit_lens" with ``quantile_forecast`` (layer, series, quantile, step).
@@ -82,13 +82,13 @@ def lens_forecast(
         >>> fig.layout.meta["title"]
         'Forecast of co2 read from each layer of chronos-nano'
     """
-    view, chosen = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
-    grid = panel_grid([(label,) for label in layer_names(ds, chosen)], row_height=140)
-    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=view.place)[chosen]
+    view, rows = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
+    grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
+    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=view.place)[rows]
     for panel, each in zip(grid, values, strict=True):
         draw_bands(panel, view, ds["quantile"].values, each)
         view.draw(panel)
-    cut = fit(grid, np.append(view.seen, values[-1]), values.ravel())
+    cut = fit(grid, np.append(view.observations, values[-1]), values.ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     return grid.dress(

@@ -16,19 +16,19 @@ _LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
 
 
 def columns_for(panels: int, most: int = 5) -> int:
-    """How many panels, at most ``most``, to put side by side so that few places stay empty."""
+    """Choose how many panels, at most ``most``, to put side by side so that few places stay empty."""
     if panels <= 4 or most < 3:
         return min(max(panels, 1), most)
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
 
 
 def width_for(columns: int, least: int = 110) -> int:
-    """Pixels that panels side by side need for their marks."""
+    """Return the pixels that panels side by side need for their marks."""
     return 110 + columns * least
 
 
 def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 5) -> Sheet:
-    """A grid whose panels share both axes; ticks only at the left and at the foot of each column.
+    """Make a grid whose panels share both axes; ticks only at the left and at the foot of each column.
 
     Args:
         titles: per panel the lines of its title.
@@ -40,7 +40,7 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
     columns = columns_for(len(titles), most)
     rows = -(-len(titles) // columns)
     lines = max(len(title) for title in titles)
-    made = sheet(
+    canvas = sheet(
         [row_height] * rows,
         [1] * columns,
         titles=["\n".join(title) for title in titles],
@@ -52,36 +52,36 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
         shared_xaxes="all",
         shared_yaxes="all",
     )
-    places, empty = made.places[: len(titles)], made.places[len(titles) :]
+    places, empty = canvas.places[: len(titles)], canvas.places[len(titles) :]
     for row, column in empty:
-        made.panel(row, column).x(visible=False)
-        made.panel(row, column).y(visible=False)
+        canvas.panel(row, column).x(visible=False)
+        canvas.panel(row, column).y(visible=False)
     for row, column in places:
-        made.panel(row, column).x(showticklabels=(row + 1, column) not in places)
-        made.panel(row, column).y(showticklabels=column == 1)
-    made.places = places
-    return made
+        canvas.panel(row, column).x(showticklabels=(row + 1, column) not in places)
+        canvas.panel(row, column).y(showticklabels=column == 1)
+    canvas.places = places
+    return canvas
 
 
 def log_axis(values: np.ndarray) -> dict[str, Any]:
-    """Settings of a logarithmic axis over ``values``: 1, 2 and 5 written out over few decades, else powers of ten.
+    """Return settings of a logarithmic axis: 1, 2 and 5 written out over few decades, else powers of ten.
 
     The labels are written here, since plotly sets powers in larger type than all other labels.
     """
-    known = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(np.log10(known.min())), float(np.log10(known.max()))) if len(known) else (-1.0, 0.0)
+    positive = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(np.log10(positive.min())), float(np.log10(positive.max()))) if len(positive) else (-1.0, 0.0)
     if high - low > 2.5:
         step = max(1, round((high - low) / 6))
-        labelled = range(step * int(np.floor(low / step)), int(np.ceil(high)) + step, step)
-        texts = [_power(power) for power in labelled]
-        return {"type": "log", "tickvals": [10.0**power for power in labelled], "ticktext": texts}
+        exponents = range(step * int(np.floor(low / step)), int(np.ceil(high)) + step, step)
+        texts = [_power(power) for power in exponents]
+        return {"type": "log", "tickvals": [10.0**power for power in exponents], "ticktext": texts}
     # nearly equal values are shown in the middle of what is around them
     ends = (low, high) if high - low > 0.3 else ((low + high) / 2 - 0.3, (low + high) / 2 + 0.3)
     for digits in _DIGITS:
         powers = range(int(np.floor(ends[0])), int(np.ceil(ends[1])) + 1)
         ticks = [digit * 10.0**power for power in powers for digit in digits]
-        drawn = [place for place in np.log10(ticks) if ends[0] <= place <= ends[1]]
-        near = float(np.diff(drawn).min(initial=1.0))
+        visible = [place for place in np.log10(ticks) if ends[0] <= place <= ends[1]]
+        near = float(np.diff(visible).min(initial=1.0))
         if near > 0.14 * (ends[1] - ends[0]):
             break
     look = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
@@ -89,14 +89,14 @@ def log_axis(values: np.ndarray) -> dict[str, Any]:
 
 
 def _power(power: int) -> str:
-    """A power of ten as the label of an axis."""
+    """Write a power of ten as the label of an axis."""
     if -2 <= power <= 3:
         return f"{10.0**power:g}"
     return f"10<sup>{str(power).replace('-', '−')}</sup>"
 
 
 def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
-    """Number and title the lowest x axis of every column and, halfway down, the value axis that all rows share."""
+    """Label the lowest x axis of every column and, halfway down, the value axis that all rows share."""
     middle = (max(row for row, _ in grid.places) + 1) // 2
     columns = max(column for _, column in grid.places)
     grid.x(nticks={1: 8, 2: 6, 3: 4}.get(columns, 3 if x_title == "date" else 4))

@@ -32,7 +32,7 @@ _GROUPS = (
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Heads (layer, head) that pass both thresholds surely, and further ones that may: 95 % for all of them together.
+    """Find the heads (layer, head) that pass both thresholds surely, and further ones that may, at 95 % for all.
 
     Of a result without intervals: those whose scores pass, and no further ones.
     """
@@ -53,7 +53,7 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 @draws("induction", needs=("prefix_matching", "copy_score", "induction"))
 def induction_maps(ds: xr.Dataset) -> go.Figure:
-    """Layer × head maps of prefix matching and copy score, and of the entropy where known.
+    """Draw layer × head maps of prefix matching and copy score, and of the entropy where known.
 
     Args:
         ds: of kind "induction".
@@ -101,7 +101,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
 
 @draws("induction_overlap", needs=(*_AXES, "correlation"))
 def induction_corner(ds: xr.Dataset) -> go.Figure:
-    """Prefix matching, copy score and normalised entropy of all heads, each against each.
+    """Draw prefix matching, copy score and normalised entropy of all heads, each against each.
 
     Args:
         ds: of kind "induction_overlap".
@@ -116,12 +116,12 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
         'Induction and sharpness of the 12 heads of chronos-nano'
     """
     scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
-    room = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
-    made = sheet([156] * 3, [1] * 3, row_gap=26, column_gap=0.07, min_width=640)
+    ranges = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
+    canvas = sheet([156] * 3, [1] * 3, row_gap=26, column_gap=0.07, min_width=640)
     groups, dashes = _groups(ds), "4px,3px"
     for row, below in enumerate(_AXES, start=1):
         for col, beside in enumerate(_AXES, start=1):
-            panel = made.panel(row, col)
+            panel = canvas.panel(row, col)
             if col > row:
                 panel.x(visible=False)
                 panel.y(visible=False)
@@ -129,17 +129,17 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
                 continue
             # the lines of one column share their axis, the histogram's heights have their own
             title = _AXES[beside] if row == 3 else None
-            panel.x(title, showticklabels=row == 3, range=room[beside])
+            panel.x(title, showticklabels=row == 3, range=ranges[beside])
             if col == row:
                 _histogram(panel, scores[beside], _AXES[beside])
                 panel.y("heads", side="right", nticks=4)
             else:
                 _scatter(panel, ds, scores[beside], scores[below], groups)
-                panel.y(_AXES[below] if col == 1 else None, range=room[below], nticks=5)
+                panel.y(_AXES[below] if col == 1 else None, range=ranges[below], nticks=5)
                 panel.level(_threshold(ds, below), dash=dashes)
             panel.upright(_threshold(ds, beside), dash=dashes)
     count = ds["count"].values
-    return made.dress(
+    return canvas.dress(
         f"Induction and sharpness of the {int(count.sum())} heads of {model_of(ds)}",
         f"{int(count[0].sum())} by the means induction heads, {int(count[:, 0].sum())} sharp, {int(count[0, 0])} both",
         f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed: thresholds; r: Pearson",
@@ -148,7 +148,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
 
 @draws("induction_overlap", needs=("sweep_sharp_given_induction", "sweep_induction_given_sharp"))
 def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
-    """How the overlap of induction heads and sharp heads, and their number, depend on the thresholds.
+    """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds.
 
     Args:
         ds: of kind "induction_overlap".
@@ -174,8 +174,8 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
             "prefix matching from",
         ),
     }
-    made = sheet([300], [1] * 3, titles=list(maps), column_gap=0.04, min_width=760, above=44, shared_yaxes=True)
-    for panel, (title, (name, dim, key, words)) in zip(made, maps.items(), strict=True):
+    canvas = sheet([300], [1] * 3, titles=list(maps), column_gap=0.04, min_width=760, above=44, shared_yaxes=True)
+    for panel, (title, (name, dim, key, words)) in zip(canvas, maps.items(), strict=True):
         hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{title.replace(chr(10), ' ')} %{{z:.3g}}"
         values = array(ds, name, "copy_threshold", dim)
         panel.cells(
@@ -184,12 +184,12 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
         cross: Look = {"symbol": "x-thin", "size": 11, "marker": {"line": {"width": 2.5, "color": VERMILION}}}
         panel.dots([ds.attrs.get(key)], [ds.attrs.get("copy_from")], "thresholds of the other figures", **cross)
         panel.x(words, nticks=6)
-    made.panel().y("copy score from (std)")
-    made.colours(colour_scale("share of heads", low=0.0, high=1.0))
+    canvas.panel().y("copy score from (std)")
+    canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
     # 0 is white, so what is undefined must not be
-    made.fig.update_layout(plot_bgcolor=PALE)
+    canvas.fig.update_layout(plot_bgcolor=PALE)
     fixed = number(float(ds.attrs.get("prefix_from", np.nan)))
-    return made.dress(
+    return canvas.dress(
         f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds",
         f"left and middle: prefix matching of at least {fixed}",
         "grey: no head to take a share of",
@@ -197,7 +197,7 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
 
 
 def _groups(ds: xr.Dataset) -> list[np.ndarray]:
-    """Masks of the heads in each group, in the order of ``_GROUPS``."""
+    """Return masks of the heads in each group, in the order of ``_GROUPS``."""
     induction, sharp = (
         ds[name].transpose("layer", "head").values.ravel().astype(bool) for name in ("induction", "sharp")
     )

@@ -24,7 +24,7 @@ LEAST = 1e-16  # a weight or bound below is drawn here: double precision ends
 
 @draws("kernel_regression", needs=("bandwidth",))
 def kernel_bandwidths(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
-    """How wide each head's Gaussian kernel is along each of its singular directions, a panel per layer.
+    """Draw how wide each head's Gaussian kernel is along each of its singular directions, a panel per layer.
 
     Args:
         ds: of kind "kernel_regression".
@@ -38,8 +38,8 @@ def kernel_bandwidths(ds: xr.Dataset, *, layers: Sequence[str | int] | None = No
         >>> fig.layout.meta["title"]
         'Kernel bandwidths of the cross-attention of chronos-nano'
     """
-    chosen = positions(ds, "layer", layers)
-    grid = head_lines(ds, chosen, array(ds, "bandwidth", "layer", "head", "mode")[chosen], "bandwidth %{y:.3g}")
+    rows = positions(ds, "layer", layers)
+    grid = head_lines(ds, rows, array(ds, "bandwidth", "layer", "head", "mode")[rows], "bandwidth %{y:.3g}")
     title_axes(grid, "mode", "bandwidth (residual stream units)")
     return grid.dress(
         f"Kernel bandwidths of the cross-attention of {model_of(ds)}",
@@ -50,7 +50,7 @@ def kernel_bandwidths(ds: xr.Dataset, *, layers: Sequence[str | int] | None = No
 
 @draws("kernel_regression", needs=("tilt_share",))
 def tilt_map(ds: xr.Dataset) -> go.Figure:
-    """Layer × head map of the tilt: what keys get by their length alone, against all that tells keys apart.
+    """Draw the layer × head map of the tilt: what keys get by their length alone, against all that tells them apart.
 
     Args:
         ds: of kind "kernel_regression".
@@ -77,7 +77,7 @@ def tilt_map(ds: xr.Dataset) -> go.Figure:
 
 @draws("kernel_regression", needs=("missing", "bound", "applicable"))
 def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
-    """The bound on the attention outside one key against the attention measured there, a dot per head and query.
+    """Draw the bound on the attention outside one key against what is measured, a dot per head and query.
 
     Args:
         ds: of kind "kernel_regression".
@@ -93,8 +93,8 @@ def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
     missing = np.clip(array(ds, "missing", "layer", "head", "query"), LEAST, 1)
     bound = np.clip(array(ds, "bound", "layer", "head", "query"), LEAST, None)
     usable = array(ds, "applicable", "layer", "head", "query") > 0
-    layers, made = layer_names(ds), blank(320)
-    panel = made.panel()
+    layers, canvas = layer_names(ds), blank(320)
+    panel = canvas.panel()
     queries = np.broadcast_to(np.arange(bound.shape[-1]), bound.shape[1:])
     which = np.broadcast_to(np.array(names(ds, "head"))[:, None], bound.shape[1:])
     for row, (label, at) in enumerate(zip(layers, usable, strict=True)):
@@ -109,10 +109,10 @@ def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
             marker={"opacity": 0.75},
             customdata=np.stack([which[at], queries[at].astype(str)], axis=-1),
         )
-    known = bound[usable]
-    ends = (float(known.min()), float(known.max())) if len(known) else (LEAST, 1.0)
+    values = bound[usable]
+    ends = (float(values.min()), float(values.max())) if len(values) else (LEAST, 1.0)
     low, high = np.log10(min(ends[0], 1e-1)) - 0.3, np.log10(max(ends[1], 1.0)) + 0.3
-    lowest = np.log10(missing[usable].min()) - 0.3 if len(known) else low
+    lowest = np.log10(missing[usable].min()) - 0.3 if len(values) else low
     # on logarithmic axes shapes stand at the values, not at their logarithms
     panel.shape("line", (10**low, 1), (10**low, 1), line={"color": GREY, "width": 1})
     panel.shape("line", (1, 1), (0, 1), yref="y domain", line={"color": GREY, "width": 1, "dash": "dot"})
@@ -120,17 +120,17 @@ def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
     across, upwards = (log_axis(10.0 ** np.array(axis)) for axis in ((low, high), up))
     panel.x("bound on the attention outside the top key", range=[low, high], **across)
     panel.y("measured attention\noutside the top key", range=up, gridcolor=PALE, **upwards)
-    telling = float((known < 1).mean()) if len(known) else 0.0
-    return made.dress(
+    informative = float((values < 1).mean()) if len(values) else 0.0
+    return canvas.dress(
         f"Concentration of the cross-attention of {model_of(ds)} and its bound",
         f"{single_series(ds)}, a dot per head and query; {int(usable.sum())} of {usable.size} meet the conditions",
-        f"the bound is below 1 and says something for {percent(round(telling, 3))}; on the line it is exact",
+        f"the bound is below 1 and says something for {percent(round(informative, 3))}; on the line it is exact",
         f"below {number(LEAST)}: drawn there" if min(ends[0], missing.min()) <= LEAST else "",
     )
 
 
 def _colour(row: int, rows: int) -> str:
-    """A colour of its own for each of few layers, from pale to dark for many."""
+    """Choose a colour for each layer: one of its own for few, from pale to dark for many."""
     if rows <= len(CATEGORICAL):
         return CATEGORICAL[row]
     return str(sample_colorscale([list(pair) for pair in SEQUENTIAL], [0.25 + 0.75 * row / (rows - 1)])[0])

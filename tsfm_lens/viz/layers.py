@@ -22,12 +22,12 @@ _MEASURES = {
     "n_peaks": ("number of peaks", "count", "Peaks of the next value's distribution", ""),
     "effective_vocabulary": ("effective vocabulary", "tokens", "Effective vocabulary", ""),
 }
-_COLOURED = 5  # up to so many series get a colour and a name of their own
+_MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
 
 
 @draws("logit_lens")
 def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[str | int] | None = None) -> go.Figure:
-    """How uncertain each layer is: a thin line per series (mean over steps) and their median.
+    """Draw how uncertain each layer is: a thin line per series (mean over steps) and their median.
 
     Args:
         ds: of kind "logit_lens" with readout "token".
@@ -50,18 +50,18 @@ def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[
             f"this logit_lens Dataset has no {measure!r}: readout {ds.attrs.get('readout')!r} gives no "
             "token distribution. lens_forecast draws it."
         )
-    chosen = positions(ds, "layer", layers)
-    values = array(ds, measure, "layer", "series", "step")[chosen].mean(axis=-1)
+    rows = positions(ds, "layer", layers)
+    values = array(ds, measure, "layer", "series", "step")[rows].mean(axis=-1)
     word, unit, title, meaning = _MEASURES[measure]
-    labels, made = layer_names(ds, chosen), blank()
-    panel = made.panel()
+    labels, canvas = layer_names(ds, rows), blank()
+    panel = canvas.panel()
     _series_lines(panel, labels, values, names(ds, "series"), f"{word} %{{y:.3g}} {unit}")
     if measure == "entropy" and "bin" in ds.sizes:
         _uniform_line(panel, ds.sizes["bin"], float(np.nanmax(values)))
     panel.x("layer whose residual stream is read", type="category")
     panel.y(f"{word} ({unit})", rangemode="tozero")
-    few_ticks(made, labels)
-    return made.dress(
+    few_ticks(canvas, labels)
+    return canvas.dress(
         f"{title}, layer by layer, in {model_of(ds)}",
         f"logit lens on {shown(names(ds, 'series'))}",
         f"mean over {ds.sizes['step']} forecast steps",
@@ -76,7 +76,7 @@ def layer_gain(
     metrics: Sequence[str] | None = None,
     layers: Sequence[str | int] | None = None,
 ) -> go.Figure:
-    """By how many percent each layer changes the error of the forecast read from the stream before it.
+    """Draw by how many percent each layer changes the error of the forecast read from the stream before it.
 
     Args:
         ds: of kind "layer_gain": ``gain`` (metric, layer, series) in percent, negative = better.
@@ -92,29 +92,29 @@ def layer_gain(
         >>> fig.layout.meta["title"]
         'Gain of each layer of chronos-nano'
     """
-    rows, chosen = positions(ds, "metric", metrics), positions(ds, "layer", layers)
-    gain = array(ds, "gain", "metric", "layer", "series")[rows][:, chosen]
+    rows, columns = positions(ds, "metric", metrics), positions(ds, "layer", layers)
+    gain = array(ds, "gain", "metric", "layer", "series")[rows][:, columns]
     if layers is None:
         some = np.isfinite(gain).any(axis=(0, 2))
-        gain, chosen = gain[:, some], [i for i, keep in zip(chosen, some, strict=True) if keep]
-    labels, titles, ids = layer_names(ds, chosen), [names(ds, "metric")[i] for i in rows], names(ds, "series")
+        gain, columns = gain[:, some], [i for i, keep in zip(columns, some, strict=True) if keep]
+    labels, titles, ids = layer_names(ds, columns), [names(ds, "metric")[i] for i in rows], names(ds, "series")
     ends: list[np.ndarray] = []
-    made = sheet(
+    canvas = sheet(
         [270], [1] * len(rows), titles=titles, column_gap=0.03, min_width=300 + 110 * len(rows), shared_yaxes=True
     )
-    for panel, row, title, values in zip(made, rows, titles, gain, strict=True):
-        judged = finding(ds, "gain", "layer", metric=row, unit="%")
-        judged = judged and judged.at(chosen)
-        ends += [] if judged is None else [judged.low, judged.high]
+    for panel, row, title, values in zip(canvas, rows, titles, gain, strict=True):
+        noise = finding(ds, "gain", "layer", metric=row, unit="%")
+        noise = noise and noise.at(columns)
+        ends += [] if noise is None else [noise.low, noise.high]
         measure = f"{plain(title)} %{{y:+.3g}} % against the layer before"
         panel.level(0, layer="below")
-        _series_lines(panel, labels, values, ids, measure, judged)
+        _series_lines(panel, labels, values, ids, measure, noise)
         panel.x("layer", type="category")
-    beyond = _limit_gain(made, gain, ends)
-    made.panel().y("change of the error (%)\nnegative = better")
-    few_ticks(made, labels, 8)
+    beyond = _limit_gain(canvas, gain, ends)
+    canvas.panel().y("change of the error (%)\nnegative = better")
+    few_ticks(canvas, labels, 8)
     against = "the truth" if ds.attrs.get("reference", "truth") == "truth" else "the model's own forecast"
-    return made.dress(
+    return canvas.dress(
         f"Gain of each layer of {model_of(ds)}",
         f"change of the error against {against} from layer to layer; negative = better",
         shown(ids),
@@ -130,11 +130,11 @@ def _series_lines(
     measure: str,
     noise: Finding | None = None,
 ) -> None:
-    """A thin line per series over ``values`` (layer, series) and the bold median of two and more.
+    """Draw a thin line per series over ``values`` (layer, series) and the bold median of two and more.
 
     Where the noise of the layers is known, their mean with its interval instead, hollow where it does not stand out.
     """
-    several, coloured = len(ids) > 1, len(ids) <= _COLOURED
+    several, coloured = len(ids) > 1, len(ids) <= _MAX_COLOURS
     hover = f"%{{text}}<br>{measure}"
     if noise is not None and noise.spread:
         # under the lines, which it would hide
@@ -171,8 +171,8 @@ def _uniform_line(panel: Panel, bins: int, top: float) -> None:
         panel.note(words, 1, level, xref="domain", colour=GREY, **side)
 
 
-def _limit_gain(made: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
-    """Set the gain axis so that single outliers do not flatten the rest; how many values it leaves out."""
+def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
+    """Set the gain axis so that single outliers do not flatten the rest; return how many values it leaves out."""
     flat = gain[np.isfinite(gain)]
     if not len(flat):
         return 0
@@ -180,12 +180,12 @@ def _limit_gain(made: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
     middle = medians(gain.reshape(-1, gain.shape[2])) if several else np.empty(0)
     core = np.concatenate([np.quantile(flat, [0.05, 0.95]), [0.0], middle, *ends])
     bounds, _ = fitted_range(core, flat, reach=0.5)
-    made.y(range=bounds)
+    canvas.y(range=bounds)
     return int(((flat < bounds[0]) | (flat > bounds[1])).sum())
 
 
-def few_ticks(made: Sheet, labels: list[str], most: int = 16) -> None:
-    """Number the layers on the axis, at most ``most`` of them; hover keeps the words."""
+def few_ticks(canvas: Sheet, labels: list[str], most: int = 16) -> None:
+    """Label the axis with numbers of layers, at most ``most`` of them; hover keeps the words."""
     keep = list(range(0, len(labels), max(1, -(-len(labels) // most))))
     words = ["embed." if labels[i] == "embedding" else labels[i].removeprefix("layer ") for i in keep]
-    made.x(tickvals=keep, ticktext=words, linecolor=PALE)
+    canvas.x(tickvals=keep, ticktext=words, linecolor=PALE)

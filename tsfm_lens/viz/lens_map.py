@@ -1,4 +1,4 @@
-"""The logit lens as maps: which values each layer holds likely at every forecast step."""
+"""Logit lens as maps: which values each layer holds likely at every forecast step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def logit_map(
     value_range: tuple[float, float] | None = None,
     rows: int = 48,
 ) -> go.Figure:
-    """Value bin against forecast step, coloured by the logarithm of the lens probability, for each layer.
+    """Draw value bin against forecast step, coloured by the logarithm of the lens probability, for each layer.
 
     Args:
         ds: of kind "logit_lens" with readout "token": ``probability`` (layer, series, step, bin) and
@@ -56,25 +56,25 @@ def logit_map(
         >>> fig.layout.meta["title"]
         'Logit lens on co2: what each layer of chronos-nano expects'
     """
-    chosen = positions(ds, "layer", layers)
+    places = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
-    grid, words = logit_sheet(ds, view, chosen, value_range, rows)
+    grid, words = logit_sheet(ds, view, places, value_range, rows)
     return grid.dress(f"Logit lens on {view.id}: what each layer of {model_of(ds)} expects", *words)
 
 
 def logit_sheet(
-    ds: xr.Dataset, view: Scene, chosen: list[int], value_range: tuple[float, float] | None, rows: int
+    ds: xr.Dataset, view: Scene, places: list[int], value_range: tuple[float, float] | None, rows: int
 ) -> tuple[Sheet, list[str]]:
-    """The panels of :func:`logit_map` and the words under its title; ``chosen``: places of the layers."""
-    probability = array(ds.isel(layer=chosen), "probability", "layer", "step", "bin", series=view.place)
+    """Draw the panels of :func:`logit_map`, and write what stands under its title; ``places``: of the layers."""
+    probability = array(ds.isel(layer=places), "probability", "layer", "step", "bin", series=view.place)
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
-    bounds = value_range or central_range(centres[order], probability[-1][:, order], view.seen)
+    bounds = value_range or central_range(centres[order], probability[-1][:, order], view.observations)
     edges, mass, outside = visible_rows(centres[order], probability[..., order], bounds, rows)
     notes = [f"{percent(round(share, 2))} outside" if share >= 0.01 else "" for share in outside]
-    long, labels = len(view.future) > _LONG, layer_names(ds, chosen)
+    long, labels = len(view.future) > _LONG, layer_names(ds, places)
     group = -(-mass.size // _CELLS)
-    mass = _grouped_steps(mass, group)
+    mass = _average_steps(mass, group)
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5)
     for panel, one, label in zip(grid, mass, labels, strict=True):
         _map(panel, view, edges, one, label, group)
@@ -122,15 +122,15 @@ def visible_rows(
 
 
 def central_range(centres: np.ndarray, probability: np.ndarray, core: np.ndarray) -> tuple[float, float]:
-    """What is known of a series, and the central 98 % of a probability (step, bin) at every step."""
+    """Return the range of a series and of the central 98 % of a probability (step, bin) at every step."""
     share = np.cumsum(probability, axis=-1)
     share /= share[:, -1:]
     ends = [centres[np.argmax(share >= level, axis=-1)] for level in (0.01, 0.99)]
     return fitted_range(core, np.concatenate(ends), reach=1.0)[0]
 
 
-def _grouped_steps(mass: np.ndarray, group: int) -> np.ndarray:
-    """The mean of every ``group`` steps of (layer, step, row)."""
+def _average_steps(mass: np.ndarray, group: int) -> np.ndarray:
+    """Average every ``group`` steps of (layer, step, row)."""
     starts = np.arange(0, mass.shape[1], group)
     sizes = np.diff(np.append(starts, mass.shape[1]))
     return np.add.reduceat(mass, starts, axis=1) / sizes[:, None]

@@ -22,7 +22,7 @@ _LINE = 1.3  # height of a line, in type sizes
 
 
 def along(title: str, length: float, size: float) -> str:
-    """A title in as many lines as it needs beside an axis or a colour bar, broken before a unit and at spaces.
+    """Break a title into as many lines as it needs beside an axis or a colour bar, before a unit and at spaces.
 
     Args:
         title: safe for plotly.
@@ -32,12 +32,12 @@ def along(title: str, length: float, size: float) -> str:
     if text_width(title, size) <= room:
         return title
     words = unescape(title.replace("<br>", "\n"))
-    parted = words if "\n" in words else words.replace(" (", "\n(", 1)
-    return plain(shortened(parted, room, size)).replace("\n", "<br>")
+    text = words if "\n" in words else words.replace(" (", "\n(", 1)
+    return plain(shortened(text, room, size)).replace("\n", "<br>")
 
 
 def wrapped_titles(layout: Part, plot_height: float) -> dict[str, Any]:
-    """What breaks the titles of vertical axes and colour bars that are longer than these.
+    """Break the titles of vertical axes and colour bars that are longer than these.
 
     Args:
         layout: of the figure; its axes have their domains.
@@ -46,8 +46,8 @@ def wrapped_titles(layout: Part, plot_height: float) -> dict[str, Any]:
     Returns:
         Changes of the layout, of the titles alone.
     """
-    known = layout.get("template", {}).get("layout", {})
-    upright = known.get("yaxis", {}).get("title", {}).get("font", {}).get("size") or _TITLE
+    template = layout.get("template", {}).get("layout", {})
+    upright = template.get("yaxis", {}).get("title", {}).get("font", {}).get("size") or _TITLE
     changes: dict[str, Any] = {}
     for name, part in layout.items():
         if re.fullmatch(r"yaxis\d*", name) and part.get("visible") is not False:
@@ -61,7 +61,7 @@ def wrapped_titles(layout: Part, plot_height: float) -> dict[str, Any]:
             bar = part.get("colorbar", {})
             title = bar.get("title", {})
             if title.get("text") and bar.get("orientation") != "h":
-                size = title.get("font", {}).get("size") or _bar_type(known)
+                size = title.get("font", {}).get("size") or _bar_type(template)
                 text = along(title["text"], bar.get("len", 1) * plot_height, size)
                 changes[name] = {"colorbar": {"title": {"text": text}}}
     return changes
@@ -73,7 +73,7 @@ def _bar_type(template: Part) -> float:
 
 
 def folded_names(layout: Part, traces: Sequence[Part], plot_height: float, longest: float = _LONGEST) -> dict[str, Any]:
-    """What breaks names at the left of rows, longer than so many pixels, into two lines where rows are high enough.
+    """Break long names at the left of rows into two lines, where rows are high enough.
 
     Returns:
         Changes of the layout: labels of vertical axes.
@@ -84,10 +84,10 @@ def folded_names(layout: Part, traces: Sequence[Part], plot_height: float, longe
         part = layout.get(name, {})
         if part.get("visible") is False:
             continue
-        written = part.get("ticktext")
-        words = list(dict.fromkeys(_names_on(traces, name.replace("axis", "")))) if written is None else list(written)
+        texts = part.get("ticktext")
+        words = list(dict.fromkeys(_names_on(traces, name.replace("axis", "")))) if texts is None else list(texts)
         low, high = part.get("domain") or (0, 1)
-        size = part.get("tickfont", {}).get("size") or _known_label(layout)
+        size = part.get("tickfont", {}).get("size") or _label_size(layout)
         if not words or (high - low) * plot_height / len(words) < 2 * _LINE * size:
             continue
         if max(text_width(str(word), size) for word in words) > min(longest, _LONGEST):
@@ -95,19 +95,19 @@ def folded_names(layout: Part, traces: Sequence[Part], plot_height: float, longe
             text = [plain(word).replace("\n", "<br>") for word in lines]
             changes[name] = {
                 "tickmode": "array",
-                "tickvals": words if written is None else part["tickvals"],
+                "tickvals": words if texts is None else part["tickvals"],
                 "ticktext": text,
             }
     return changes
 
 
-def _known_label(layout: Part) -> float:
-    known = layout.get("template", {}).get("layout", {}).get("yaxis", {})
-    return float(known.get("tickfont", {}).get("size") or _LABEL)
+def _label_size(layout: Part) -> float:
+    axis = layout.get("template", {}).get("layout", {}).get("yaxis", {})
+    return float(axis.get("tickfont", {}).get("size") or _LABEL)
 
 
 def _names_on(traces: Sequence[Part], axis: str) -> Iterator[str]:
-    """The categories that traces have on a vertical axis."""
+    """Yield the categories that traces have on a vertical axis."""
     for trace in traces:
         rows = trace.get("y", ())
         if (trace.get("yaxis") or "y") == axis and len(rows) and isinstance(rows[0], str):
@@ -115,35 +115,35 @@ def _names_on(traces: Sequence[Part], axis: str) -> Iterator[str]:
 
 
 def legend_rows(layout: Part, traces: Sequence[Part], width: float) -> int:
-    """Rows of the legend under the panels of a figure of a width in pixels; none without a legend."""
+    """Count rows of the legend under the panels of a figure of a width in pixels; none without a legend."""
     names = listed(layout, traces)
     if not names:
         return 0
     room, size = lying_width(layout, traces, width), _legend_type(layout)
-    rows, taken = 1, 0.0
+    rows, row_width = 1, 0.0
     for name in names:
         needs = text_width(name, size) + _SIGN + _BESIDE
-        if taken and taken + needs > room:
-            rows, taken = rows + 1, 0.0
-        taken += needs
+        if row_width and row_width + needs > room:
+            rows, row_width = rows + 1, 0.0
+        row_width += needs
     return rows
 
 
 def legend_pitch(layout: Part) -> float:
-    """Pixels from one row of the legend to the next."""
-    known = layout.get("template", {}).get("layout", {}).get("legend", {})
-    return max(_LINE * _legend_type(layout), _LOWEST) + 3 + known.get("tracegroupgap", _UNDER)
+    """Return the pixels from one row of the legend to the next."""
+    legend = layout.get("template", {}).get("layout", {}).get("legend", {})
+    return max(_LINE * _legend_type(layout), _LOWEST) + 3 + legend.get("tracegroupgap", _UNDER)
 
 
 def _legend_type(layout: Part) -> float:
-    known: Mapping[str, Any] = layout.get("template", {}).get("layout", {}).get("legend", {})
-    return float(known.get("font", {}).get("size") or _LABEL)
+    legend: Mapping[str, Any] = layout.get("template", {}).get("layout", {}).get("legend", {})
+    return float(legend.get("font", {}).get("size") or _LABEL)
 
 
 def merged(layout: dict[str, Any], changes: Part) -> dict[str, Any]:
-    """A layout with changes, part by part."""
+    """Change a layout, part by part."""
     both = dict(layout)
     for name, change in changes.items():
-        known = both.get(name)
-        both[name] = merged(known, change) if isinstance(known, dict) and isinstance(change, Mapping) else change
+        part = both.get(name)
+        both[name] = merged(part, change) if isinstance(part, dict) and isinstance(change, Mapping) else change
     return both

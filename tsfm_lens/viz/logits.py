@@ -29,7 +29,7 @@ def lens_logit_map(
     rows: int = 64,
     raw: bool = False,
 ) -> go.Figure:
-    """The logit of every value at every forecast step, a panel per layer, as the tsfm-lens paper draws them.
+    """Draw the logit of every value at every forecast step, a panel per layer, as the tsfm-lens paper does.
 
     Args:
         ds: of kind "lens_logits".
@@ -38,8 +38,8 @@ def lens_logit_map(
         value_range: lowest and highest value drawn. Unless given: context, truth and the central 98 % of the last
             layer's probability.
         rows: the most rows of a map; the logits of adjacent bins are averaged to keep to it, for display only.
-        raw: draw logits as they are; unless set, the mean over the values drawn is taken off at every step, which
-            changes no probability and leaves what tells one value from another.
+        raw: draw logits as they are. Unless set, the mean over drawn values is subtracted at every step. This changes
+            no probability and keeps the differences between values.
 
     Returns:
         Panels with shared axes. Colours are symmetric around 0 in each panel, whose title says at which logit they
@@ -50,33 +50,33 @@ def lens_logit_map(
         >>> fig.layout.meta["title"]
         'Lens logits on co2, layer by layer, in chronos-nano'
     """
-    chosen, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
+    places, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
     logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]
     centres = centres[order]
     chances = np.exp(logits[-1] - logits[-1].max(axis=-1, keepdims=True))
-    bounds = value_range or central_range(centres, chances, view.seen)
+    bounds = value_range or central_range(centres, chances, view.observations)
     # every bin weighs the same, so that sums over a row divided by its bins are means
     edges, bins, _ = visible_rows(centres, np.ones((1, 1, len(centres))), bounds, rows)
     first = int(np.searchsorted(centres, edges[0]))
     starts = first + np.concatenate([[0], np.cumsum(bins[0, 0])[:-1]]).astype(int)
     stop = first + int(bins.sum())
-    drawn = np.add.reduceat(logits[..., :stop], starts, axis=-1) / bins[0, 0]
+    means = np.add.reduceat(logits[..., :stop], starts, axis=-1) / bins[0, 0]
     if not raw:
-        drawn -= drawn.mean(axis=-1, keepdims=True)
-    limits = [float(np.nanmax(np.abs(drawn[i]))) or 1.0 for i in chosen]
-    labels = layer_names(ds, chosen)
+        means -= means.mean(axis=-1, keepdims=True)
+    limits = [float(np.nanmax(np.abs(means[i]))) or 1.0 for i in places]
+    labels = layer_names(ds, places)
     titles = [(label, f"± {number(top)}") for label, top in zip(labels, limits, strict=True)]
     grid, x = panel_grid(titles, row_height=150), view.time.at(view.future)
-    for panel, i, top, label in zip(grid, chosen, limits, labels, strict=True):
+    for panel, i, top, label in zip(grid, places, limits, labels, strict=True):
         panel.cells(
-            (drawn[i].T / top).astype(np.float32),
+            (means[i].T / top).astype(np.float32),
             x,
             edges,
             f"{plain(label)}, {view.time.hover}<br>logit %{{customdata:.3g}} of a value near "
             f"%{{y:.4g}} {plain(view.unit)}",
-            customdata=drawn[i].T.astype(np.float32),
+            customdata=means[i].T.astype(np.float32),
             xgap=0,
             ygap=0,
         )

@@ -20,7 +20,7 @@ _SIDE = 280  # pixels
 
 @draws("loss_landscape", needs=("loss",))
 def loss_landscape(ds: xr.Dataset) -> go.Figure:
-    """The loss along one direction as a line, or over two as contours; several runs over or beside each other.
+    """Draw the loss along one direction as a line, or over two as contours; several runs together.
 
     Args:
         ds: of kind "loss_landscape", of one run, or of several of ``training.together``.
@@ -31,20 +31,20 @@ def loss_landscape(ds: xr.Dataset) -> go.Figure:
 
     Example:
         >>> w = torch.ones(2, 2, requires_grad=True)
-        >>> found = training.loss_landscape(lambda: (w**2).sum(), [w], axes=1, points=5, name="bowl")
-        >>> viz.loss_landscape(found).layout.meta["title"]
+        >>> result = training.loss_landscape(lambda: (w**2).sum(), [w], axes=1, points=5, name="bowl")
+        >>> viz.loss_landscape(result).layout.meta["title"]
         'Loss around the weights of bowl'
     """
     data = ds if "run" in ds.dims else ds.expand_dims(run=[""])
     runs = names(data, "run")
-    known = data["loss"].values[np.isfinite(data["loss"].values)]
-    steep = bool(len(known)) and known.min() > 0 and known.max() > _STEEP * known.min()
+    finite = data["loss"].values[np.isfinite(data["loss"].values)]
+    steep = bool(len(finite)) and finite.min() > 0 and finite.max() > _STEEP * finite.min()
     return _contours(ds, data, runs, steep) if "second" in ds.dims else _slices(ds, data, runs, steep)
 
 
 def _slices(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) -> go.Figure:
-    made = sheet([_SIDE], min_width=360)
-    panel = next(iter(made))
+    canvas = sheet([_SIDE], min_width=360)
+    panel = next(iter(canvas))
     at = array(data, "first", "first")
     for place, run in enumerate(runs):
         one, colour = data["loss"].isel(run=place), CATEGORICAL[place % len(CATEGORICAL)]
@@ -55,11 +55,11 @@ def _slices(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) -> g
         panel.line(at, one.values, run, hover, colour=colour, dots=3)
     panel.x("along the direction (1: as long as the weights)")
     panel.y("loss", **(log_axis(data["loss"].values) if steep else {}))
-    return made.dress(f"Loss around the weights of {model_of(ds)}", _directions(ds))
+    return canvas.dress(f"Loss around the weights of {model_of(ds)}", _directions(ds))
 
 
 def _contours(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) -> go.Figure:
-    made = sheet(
+    canvas = sheet(
         [_SIDE],
         [1] * len(runs),
         titles=runs if any(runs) else None,
@@ -70,9 +70,9 @@ def _contours(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) ->
     heights = [data["loss"].isel(run=place) for place in range(len(runs))]
     heights = [one.isel(seed=0) if "seed" in one.dims else one for one in heights]
     losses = [np.asarray(one.transpose("second", "first").values, dtype=float) for one in heights]
-    drawn = [np.log10(np.where(loss > 0, loss, np.nan)) if steep else loss for loss in losses]
-    drawn = [np.where(np.isfinite(one), one, np.nan) for one in drawn]
-    for panel, z, loss in zip(made, drawn, losses, strict=True):
+    levels = [np.log10(np.where(loss > 0, loss, np.nan)) if steep else loss for loss in losses]
+    levels = [np.where(np.isfinite(one), one, np.nan) for one in levels]
+    for panel, z, loss in zip(canvas, levels, losses, strict=True):
         look: Look = {
             "coloraxis": "coloraxis",
             "ncontours": 24,
@@ -83,11 +83,11 @@ def _contours(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) ->
         panel.add(go.Contour, "", hover, z=z, x=data["first"].values, y=data["second"].values, **look)
         panel.dots([0], [0], "", "the weights", colour="#FFFFFF", size=8, edge=INK)
         panel.x("along the first direction")
-    made.panel(*made.places[0]).y("along the second direction")
-    made.colours(colour_scale("loss, power of ten" if steep else "loss", np.concatenate([z.ravel() for z in drawn])))
-    return made.dress(f"Loss around the weights of {model_of(ds)}", _directions(ds))
+    canvas.panel(*canvas.places[0]).y("along the second direction")
+    canvas.colours(colour_scale("loss, power of ten" if steep else "loss", np.concatenate([z.ravel() for z in levels])))
+    return canvas.dress(f"Loss around the weights of {model_of(ds)}", _directions(ds))
 
 
 def _directions(ds: xr.Dataset) -> str:
-    chosen = str(ds.attrs.get("directions", "random"))
-    return f"directions: {chosen}; each filter as long as that of the weights at 1"
+    kind = str(ds.attrs.get("directions", "random"))
+    return f"directions: {kind}; each filter as long as that of the weights at 1"

@@ -17,7 +17,7 @@ from tsfm_lens.viz.select import layer_names, names
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL, VERMILION, plain
 
-_PRINTED = 60  # cells of one of several maps that still have room for their number
+_MAX_NUMBERED = 60  # cells of one of several maps that still have room for their number
 _ABREAST = 3  # maps in one row; of more, two
 _NUMBER_TYPE, _BAR_TYPE = 11, 12  # pixels
 _FOOT, _BAR = 46, 62  # pixels under the maps for the head axis, and for colour bars
@@ -34,7 +34,7 @@ def colour_scale(
     robust: float = 1.0,
     **bar: Any,
 ) -> dict[str, Any]:
-    """A colour axis from ``low`` to ``high``, or over ``values`` where these are not given.
+    """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are not given.
 
     Args:
         title: what the colours mean, with the unit.
@@ -44,15 +44,15 @@ def colour_scale(
         robust: quantile of the sizes at which the colours end; below 1, single values may lie beyond.
         bar: settings of the colour bar.
     """
-    known = np.empty(0) if values is None else values[np.isfinite(values)]
+    finite = np.empty(0) if values is None else values[np.isfinite(values)]
     if diverging:
-        known = np.abs(known)
-    top = high if high is not None else float(np.quantile(known, robust)) if len(known) else 1.0
+        finite = np.abs(finite)
+    top = high if high is not None else float(np.quantile(finite, robust)) if len(finite) else 1.0
     if diverging:
         top = top or 1.0
         low = -top
     elif low is None:
-        low = float(known.min()) if len(known) else 0.0
+        low = float(finite.min()) if len(finite) else 0.0
     side = "bottom" if bar.get("orientation") == "h" else "right"
     return {
         "colorscale": DIVERGING if diverging else SEQUENTIAL,
@@ -66,7 +66,7 @@ def colour_scale(
 
 @dataclass(frozen=True)
 class HeadMap:
-    """One map.
+    """Values of one map, and how they are drawn.
 
     Attributes:
         values: (layer, head), NaN where there is none.
@@ -93,30 +93,30 @@ class HeadMap:
 
     @property
     def hover(self) -> str:
-        """The hover box of a cell."""
+        """Hover box of a cell."""
         unit = f" {plain(self.unit)}" if self.unit else ""
         return f"%{{y}}, head %{{x}}<br>{plain(self.word)} %{{z:.4g}}{unit}%{{customdata}}"
 
     @property
     def words(self) -> list[list[str]]:
-        """(layer, head), what the hover box of each cell adds."""
-        told = np.full(self.values.shape, "", dtype=object)
+        """Additions to the hover box of each cell, (layer, head)."""
+        texts = np.full(self.values.shape, "", dtype=object)
         if self.notes is not None:
-            told[:] = self.notes
+            texts[:] = self.notes
         if self.noise is not None:
-            for place in np.ndindex(*told.shape):
-                told[place] += f"<br>{self.noise.told(place)}"
-        return [list(row) for row in told]
+            for place in np.ndindex(*texts.shape):
+                texts[place] += f"<br>{self.noise.told(place)}"
+        return [list(row) for row in texts]
 
     @property
-    def named(self) -> str:
-        """What the colours are, with the unit."""
+    def label(self) -> str:
+        """Meaning of the colours, with the unit."""
         return f"{self.word} ({self.unit})" if self.unit else self.word
 
     def colours(self, title: str = "", **bar: Any) -> dict[str, Any]:
-        """The colour axis; ``title`` of its bar in lines of one's own, ``bar`` places it."""
-        known = self.values[np.isfinite(self.values)]
-        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        """Return the colour axis; ``title`` of its bar in lines of one's own, ``bar`` places it."""
+        finite = self.values[np.isfinite(self.values)]
+        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
         # white is for nothing, so a scale that does not start at nothing begins below its lowest value
         pad = 0.1 * ((high - low) or 1.0)
         ends = {
@@ -124,13 +124,13 @@ class HeadMap:
             "high": (high + pad if self.reverse else high) if self.high is None else self.high,
         }
         options: Look = {"diverging": self.diverging, "dark_low": self.reverse, **({} if self.diverging else ends)}
-        return colour_scale(title or self.named, self.values, **options, **bar)
+        return colour_scale(title or self.label, self.values, **options, **bar)
 
 
 def head_maps(
     ds: xr.Dataset, maps: Sequence[HeadMap], title: str, *remarks: str, outlined: np.ndarray | None = None
 ) -> go.Figure:
-    """Maps on the same layer and head axes, each with its own colours: at its side if it is alone, else under it.
+    """Draw maps on the same layer and head axes, each with its own colours: at its side if alone, else under it.
 
     Args:
         ds: whose layers and heads these are.
@@ -144,11 +144,11 @@ def head_maps(
     """
     layers, heads, several = layer_names(ds), names(ds, "head"), len(maps) > 1
     columns = len(maps) if len(maps) <= _ABREAST else 2
-    most = _PRINTED if several else PRINTED
+    most = _MAX_NUMBERED if several else PRINTED
     width = max((_number_width(one) if one.values.size <= most else 16 if several else 26) for one in maps) * len(heads)
-    titles = [shortened(one.named, 0.95 * max(width, 150), _BAR_TYPE) for one in maps]
+    titles = [shortened(one.label, 0.95 * max(width, 150), _BAR_TYPE) for one in maps]
     foot = _FOOT + _BAR + 14 * max(title.count("\n") for title in titles)
-    drawn = sheet(
+    canvas = sheet(
         [max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns),
         [1] * columns,
         titles=[one.title for one in maps] if several else None,
@@ -158,7 +158,7 @@ def head_maps(
         below=foot if several else 52,
         shared_yaxes=True,
     )
-    for index, (one, panel) in enumerate(zip(maps, drawn, strict=False)):
+    for index, (one, panel) in enumerate(zip(maps, canvas, strict=False)):
         axis = f"coloraxis{index + 1 if index else ''}"
         panel.cells(
             one.values,
@@ -173,23 +173,23 @@ def head_maps(
             customdata=one.words,
         )
         if several:
-            place = drawn.fig.get_subplot(*drawn.places[index])
-            colours = one.colours(titles[index], **_under(place, drawn.plot_height))
-            drawn.fig.update_layout({axis: colours})
+            place = canvas.fig.get_subplot(*canvas.places[index])
+            colours = one.colours(titles[index], **_under(place, canvas.plot_height))
+            canvas.fig.update_layout({axis: colours})
         else:
-            drawn.colours(one.colours())
+            canvas.colours(one.colours())
         if outlined is not None:
             panel.frames(outlined, VERMILION)
-    drawn.x("head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0)
-    drawn.y(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
-    for row, col in drawn.places[len(maps) :]:
-        drawn.panel(row, col).x(visible=False)
-        drawn.panel(row, col).y(visible=False)
-    return drawn.dress(title, *remarks)
+    canvas.x("head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0)
+    canvas.y(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
+    for row, col in canvas.places[len(maps) :]:
+        canvas.panel(row, col).x(visible=False)
+        canvas.panel(row, col).y(visible=False)
+    return canvas.dress(title, *remarks)
 
 
 def _number_width(one: HeadMap) -> int:
-    """Pixels of the widest number of a map, in brackets where some do not stand out of the noise."""
+    """Return the pixels of the widest number of a map, in brackets where some do not stand out of the noise."""
     write = one.write or two_digits
     pale = one.noise is not None and bool(one.noise.pale.any())
     words = [
@@ -199,13 +199,13 @@ def _number_width(one: HeadMap) -> int:
 
 
 def _under(place: Any, height: int) -> dict[str, Any]:
-    """A colour bar under its map, in a sheet whose panels have so many pixels of height together."""
+    """Place a colour bar under its map, in a sheet whose panels have so many pixels of height together."""
     first, last = place.xaxis.domain
     where: Look = {"orientation": "h", "x": (first + last) / 2, "len": 0.9 * (last - first), "yanchor": "top"}
     return {**where, "y": place.yaxis.domain[0] - _FOOT / height, "thickness": 10, "nticks": 4, "tickangle": 0}
 
 
 def two_digits(value: float) -> str:
-    """Two decimals, with a true minus and no minus zero."""
+    """Write two decimals, with a true minus and no minus zero."""
     # adding 0 takes the sign off a rounded -0.0
     return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")

@@ -1,4 +1,4 @@
-"""The marks of the grammar of figures: what curves, fans, points, bars and maps look like on a panel.
+"""Marks of the grammar of figures: what curves, fans, points, bars and maps look like on a panel.
 
 What a result knows of its noise is drawn here, and nowhere else: bands, whiskers, hollow points, hatched bars, and maps
 whose cells in the noise are pale.
@@ -21,20 +21,20 @@ Look = dict[str, Any]
 
 PRINTED = 500  # cells of a map that still have room for their number
 NOT_ABOVE = "does not stand out of the noise"
-_DOTTED = 60  # rows or columns of a map that still have room for a dot each
+_MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
 _ALWAYS: Look = {"exclude_empty_subplots": False}  # or plotly leaves out what is drawn before the first trace
 
 
 @dataclass
 class Canvas:
-    """A figure that is being drawn, and what its legend and subtitle must say.
+    """Figure that is being drawn, and what its legend and subtitle must say.
 
     Attributes:
         fig: the figure.
         above: pixels over the highest panels, for their titles and for notes.
         legend: what the legend has so far; each entry is listed once, however many panels have it.
         signs: how what does not stand out of the noise is drawn; floors: the noise floors that the figure has;
-            banded: whether one is drawn.
+            has_band: whether one is drawn.
     """
 
     fig: go.Figure
@@ -42,7 +42,7 @@ class Canvas:
     legend: set[str] = field(default_factory=set, kw_only=True)
     signs: dict[str, None] = field(default_factory=dict, kw_only=True)
     floors: dict[str, None] = field(default_factory=dict, kw_only=True)
-    banded: bool = field(default=False, kw_only=True)
+    has_band: bool = field(default=False, kw_only=True)
 
     def noisy(self, noise: Finding, sign: str = "") -> None:
         """Remember for the subtitle the floor of a finding, and the sign of what does not stand out if it is drawn."""
@@ -53,9 +53,9 @@ class Canvas:
 
     @property
     def noise_words(self) -> str:
-        """What a subtitle says of the noise that is drawn, "" if none is known."""
+        """Words of a subtitle on the noise that is drawn, "" if none is known."""
         signs = f"{' or '.join(self.signs)}: {NOT_ABOVE}" if self.signs else ""
-        floor = f"noise floor {next(iter(self.floors))}{', grey' * self.banded}" if len(self.floors) == 1 else ""
+        floor = f"noise floor {next(iter(self.floors))}{', grey' * self.has_band}" if len(self.floors) == 1 else ""
         return f"{signs} ({floor})" if signs and floor else signs or floor
 
 
@@ -81,12 +81,12 @@ class Panel:
     ) -> None:
         """Add a trace; ``group``: with which entry of the legend it is hidden, its own unless given."""
         entry = group or name
-        listed = legend and bool(name) and entry not in self.sheet.legend
-        if listed:
+        in_legend = legend and bool(name) and entry not in self.sheet.legend
+        if in_legend:
             self.sheet.legend.add(entry)
-        told = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
-        shown = {"legendgroup": plain(entry)} if entry else {}
-        trace = kind(name=plain(name) or None, showlegend=listed, **shown, **told, **props)
+        box = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+        membership = {"legendgroup": plain(entry)} if entry else {}
+        trace = kind(name=plain(name) or None, showlegend=in_legend, **membership, **box, **props)
         self.sheet.fig.add_trace(trace, **self.at)
 
     def line(
@@ -102,14 +102,14 @@ class Panel:
         dots: float = 0,
         **more: Any,
     ) -> None:
-        """A curve, with dots of a size on it."""
+        """Draw a curve, with dots of a size on it."""
         look: Look = {"color": colour, "width": width} | ({"dash": dash} if dash else {})
         marks: Look = {"marker": {"size": dots}} if dots else {}
         options: Look = {"mode": "lines+markers" if dots else "lines", "line": look, **marks}
         self.add(go.Scatter, name, hover, x=x, y=y, **{**options, **more})
 
     def band(self, x: Any, low: Any, high: Any, colour: str, name: str, *, legend: bool = False) -> None:
-        """The area between two curves."""
+        """Draw the area between two curves."""
         look: Look = {"x": x, "mode": "lines", "line": {"width": 0, "color": colour}, "group": name}
         self.add(go.Scatter, f"{name} from", "", y=low, legend=False, **look)
         self.add(go.Scatter, name, "", y=high, fill="tonexty", fillcolor=colour, legend=legend, **look)
@@ -129,7 +129,7 @@ class Panel:
         across: bool = False,
         **more: Any,
     ) -> None:
-        """Points, with whiskers (``across``: along the horizontal axis) and hollow where the noise says so."""
+        """Draw points, with whiskers (``across``: along the horizontal axis) and hollow where the noise says so."""
         marker: Look = {"color": colour, "size": size}
         marker |= {"symbol": symbol} if symbol is not None else {}
         marker |= {"line": {"color": edge, "width": 0.5}} if edge else {}
@@ -152,7 +152,7 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """Bars upwards, or to the right (``across``), with whiskers and hatched where the noise says so."""
+        """Draw bars upwards, or to the right (``across``), with whiskers and hatched where the noise says so."""
         where = {"x": lengths, "y": places, "orientation": "h"} if across else {"x": places, "y": lengths}
         marker: Look = {"color": colour}
         if noise is not None:
@@ -173,7 +173,7 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """A heat map on the sheet's colours.
+        """Draw a heat map on the sheet's colours.
 
         Args:
             z: (row, column), NaN where there is nothing.
@@ -196,12 +196,12 @@ class Panel:
         if noise is not None:
             self.sheet.noisy(noise, f"pale, {'dotted' if texts is None else 'in brackets'}" * bool(pale.any()))
         if pale.any():
-            small = max(z.shape) <= _DOTTED
+            small = max(z.shape) <= _MAX_DOTS
             signs = np.full(z.shape, "·" * small) if texts is None else "(" + texts + ")"
             self._veil(pale, np.where(pale, signs, "").tolist(), 14 if texts is None else 10, where)
 
     def _veil(self, pale: np.ndarray, signs: list[list[str]], size: float, where: Look) -> None:
-        """White over cells that do not stand out, and a sign in each that needs no colour."""
+        """Draw white over cells that do not stand out, and a sign in each that needs no colour."""
         white = "rgba(255,255,255,0.6)"
         look: Look = {"colorscale": [[0, white], [1, white]], "zmin": 0, "zmax": 1, "showscale": False}
         text: Look = {"text": signs, "texttemplate": "%{text}", "textfont": {"size": size, "color": GREY}}
@@ -209,19 +209,19 @@ class Panel:
         self.sheet.fig.add_trace(go.Heatmap(z=np.where(pale, 0.0, np.nan), **options), **self.at)
 
     def level(self, y: float, *, colour: str = GREY, width: float = 1, dash: str | None = None, **more: Any) -> None:
-        """A line across the panel."""
+        """Draw a line across the panel."""
         self.sheet.fig.add_hline(y=y, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at)
 
     def upright(self, x: float, *, colour: str = GREY, width: float = 1, dash: str | None = None, **more: Any) -> None:
-        """A line from the foot of the panel to its top."""
+        """Draw a line from the foot of the panel to its top."""
         self.sheet.fig.add_vline(x=x, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at)
 
     def shape(self, kind: str, x: Sequence[Any], y: Sequence[Any], **look: Any) -> None:
-        """A plotly shape between two corners."""
+        """Draw a plotly shape between two corners."""
         self.sheet.fig.add_shape(type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **look, **self.at)
 
     def partings(self, places: Sequence[float], *, across: bool) -> None:
-        """Thin lines across the panel, or from its foot to its top."""
+        """Draw thin lines across the panel, or from its foot to its top."""
         free, fixed = ("y", "x") if across else ("x", "y")
         refs = self._axes()
         refs[f"{fixed}ref"] += " domain"
@@ -230,7 +230,7 @@ class Panel:
         self._add_shapes([{"type": "line", **end, **refs, "line": line} for end in ends])
 
     def frames(self, cells: np.ndarray, colour: str) -> None:
-        """A frame around each cell (row, column) of a map whose rows and columns are counted from 0."""
+        """Draw a frame around each cell (row, column) of a map whose rows and columns are counted from 0."""
         refs, line = self._axes(), {"color": colour, "width": 2}
         ends = [
             {"x0": col - 0.46, "x1": col + 0.46, "y0": row - 0.44, "y1": row + 0.44} for row, col in np.argwhere(cells)
@@ -238,21 +238,21 @@ class Panel:
         self._add_shapes([{"type": "rect", **end, **refs, "line": line} for end in ends])
 
     def _add_shapes(self, shapes: list[dict[str, Any]]) -> None:
-        """All at once: plotly looks at every shape of a figure whenever one is added."""
+        """Add shapes all at once: plotly looks at every shape of a figure whenever one is added."""
         if shapes:
             self.sheet.fig.layout.shapes = [*self.sheet.fig.layout.shapes, *shapes]
 
     def _axes(self) -> dict[str, str]:
-        """Names of the panel's axes, as shapes and notes refer to them."""
+        """Name the panel's axes, as shapes and notes refer to them."""
         if not self.at:
             return {"xref": "x", "yref": "y"}
         place = self.sheet.fig.get_subplot(**self.at)
         return {f"{letter}ref": place[letter == "y"].plotly_name.replace("axis", "") for letter in "xy"}
 
     def floor(self, noise: Finding | None, *, signed: bool = True, across: bool = False) -> None:
-        """A grey band over what the noise alone reaches (``across``: along the horizontal axis), where it is known.
+        """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known.
 
-        None is drawn where the noise of one series is above all that stands out of that of the others.
+        It is left out where the noise of one series exceeds every effect that stands out in the others.
         """
         if noise is None or not noise.floor > 0:
             return
@@ -262,10 +262,10 @@ class Panel:
         # a subtitle must not name what cannot be seen
         if not noise.floor_is_tiny:
             self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
-            self.sheet.banded = True
+            self.sheet.has_band = True
 
     def stripe(self, low: float, high: float, colour: str, *, across: bool = False) -> None:
-        """A stripe behind the marks, from side to side (``across``: from foot to top)."""
+        """Draw a stripe behind the marks, from side to side (``across``: from foot to top)."""
         look: Look = {"line_width": 0, "fillcolor": colour, "layer": "below", **_ALWAYS}
         if across:
             self.sheet.fig.add_vrect(x0=low, x1=high, **look, **self.at)
@@ -275,7 +275,7 @@ class Panel:
     def arrow(
         self, tail: tuple[float, float], tip: tuple[float, float], colour: str, width: float, head: float = 1
     ) -> None:
-        """An arrow between two places on the axes."""
+        """Draw an arrow between two places on the axes."""
         refs = self._axes()
         where = {"x": tip[0], "y": tip[1], "ax": tail[0], "ay": tail[1], **refs}
         where |= {"axref": refs["xref"], "ayref": refs["yref"]}
@@ -283,7 +283,7 @@ class Panel:
         self.sheet.fig.add_annotation(text="", **where, **look)
 
     def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
-        """A few words; with "domain" for ``xref`` or ``yref``, placed in shares of the panel."""
+        """Write a few words; with "domain" for ``xref`` or ``yref``, placed in shares of the panel."""
         for axis in ("x", "y"):
             if more.get(f"{axis}ref") == "domain":
                 more[f"{axis}ref"] = f"{axis} domain"
@@ -294,16 +294,16 @@ class Panel:
         self.sheet.fig.add_annotation(text=text, x=x, y=y, showarrow=False, font=font, **more, **self.at)
 
     def x(self, title: str | None = None, **settings: Any) -> None:
-        """Title and settings of the horizontal axis."""
+        """Set title and settings of the horizontal axis."""
         self.sheet.fig.update_xaxes(**titled(title), **settings, **self.at)
 
     def y(self, title: str | None = None, **settings: Any) -> None:
-        """Title and settings of the vertical axis."""
+        """Set title and settings of the vertical axis."""
         self.sheet.fig.update_yaxes(**titled(title), **settings, **self.at)
 
 
 def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, Any]:
-    """Error bars of a trace over the intervals of its effects; none where there are no intervals."""
+    """Return error bars of a trace over the intervals of its effects; none where there are no intervals."""
     if noise is None or not noise.spread:
         return {}
     middle = np.asarray(values, dtype=float)
@@ -312,7 +312,7 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
 
 
 def titled(title: str | None) -> dict[str, str]:
-    """The title of an axis, letter by letter; nothing for None."""
+    """Return the title of an axis, letter by letter; nothing for None."""
     return {} if title is None else {"title_text": plain(title).replace("\n", "<br>")}
 
 

@@ -1,4 +1,4 @@
-"""What a result says about its own noise, for figures: intervals, floors, and which effects stand out."""
+"""Noise of a result, for figures: intervals, floors, and which effects stand out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SMALL = 1e-3  # of the largest effect: a floor so far below it is no number tha
 
 @dataclass(frozen=True)
 class Finding:
-    """An effect over the members that it was judged for.
+    """Effect over the members that it was judged for.
 
     Attributes:
         estimate, low, high: the effect and the ends of its interval; they coincide where there is no interval.
@@ -35,52 +35,52 @@ class Finding:
 
     @property
     def floor_is_tiny(self) -> bool:
-        """Whether the noise floor is too small, beside the largest effect, to be seen in a figure."""
+        """True where the noise floor is too small, beside the largest effect, to be seen in a figure."""
         largest = float(np.abs(self.estimate[np.isfinite(self.estimate)]).max(initial=0.0))
         return self.floor < _SMALL * largest
 
     @property
     def floor_words(self) -> str:
-        """The noise floor as a subtitle says it."""
+        """Noise floor as a subtitle says it."""
         if self.floor_is_tiny:
             return f"below {percent(_SMALL)} of the largest effect"
         several = "up to " * (self.lowest < 0.99 * self.floor)
         return f"{several}{number(self.floor)} {self.unit}".strip()
 
     def at(self, which: Any) -> Finding:
-        """The members at some places, in their order."""
+        """Return the members at some places, in their order."""
         estimate, low, high, stands = (part[which] for part in (self.estimate, self.low, self.high, self.stands))
         return replace(self, estimate=estimate, low=low, high=high, stands=stands)
 
     @property
     def pale(self) -> np.ndarray:
-        """Which members do not stand out of the noise."""
+        """Members that do not stand out of the noise."""
         return ~self.stands
 
     @property
     def spread(self) -> bool:
-        """Whether any member has an interval."""
+        """True where any member has an interval."""
         return bool((self.high > self.low).any())
 
     @property
     def without_interval(self) -> Finding:
-        """The same, for marks that stand elsewhere than at the estimate."""
+        """Finding without interval, for marks that stand elsewhere than at the estimate."""
         return replace(self, low=self.estimate, high=self.estimate)
 
     def with_another(self, value: float) -> Finding:
-        """One more member at the end, of which nothing is known and which is drawn as it is."""
+        """Add one more member at the end, of which nothing is known and which is drawn as it is."""
         estimate, low, high = (np.append(part, value) for part in (self.estimate, self.low, self.high))
         return replace(self, estimate=estimate, low=low, high=high, stands=np.append(self.stands, True))
 
     def told(self, i: int | tuple[int, ...]) -> str:
-        """One member in a hover box."""
+        """Describe one member for a hover box."""
         words = "stands out of the noise" if self.stands[i] else "does not stand out of the noise"
         ends = f"mean {number(self.estimate[i])}, interval {number(self.low[i])} to {number(self.high[i])}"
         return f"{ends}<br>{words}" if self.high[i] > self.low[i] else words
 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
-    """The mean of (seed,) values with its 95 % interval by t, where there are three or more."""
+    """Average (seed,) values, with the 95 % interval by t where there are three or more."""
     mean, count = float(values.mean()), len(values)
     reach = float(stdtrit(count - 1, 0.975) * values.std(ddof=1) / count**0.5) if count > 2 else 0.0
     ends = np.array([mean - reach]), np.array([mean + reach])
@@ -88,18 +88,18 @@ def mean_of_seeds(values: np.ndarray) -> Finding:
 
 
 def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) -> Finding | None:
-    """What a result says about the noise of the effect ``name`` over ``dims``, None where it says nothing.
+    """Read the noise of the effect ``name`` over ``dims`` from a result, None where it says nothing.
 
     Args:
         unit: of the effect.
         at: positions along other dimensions.
     """
-    wanted = [f"{name}_{part}" for part in ("estimate", "low", "high", "stands_out")]
-    if any(variable not in ds or set(ds[variable].dims) - set(at) != set(dims) for variable in wanted):
+    variables = [f"{name}_{part}" for part in ("estimate", "low", "high", "stands_out")]
+    if any(variable not in ds or set(ds[variable].dims) - set(at) != set(dims) for variable in variables):
         return None
-    estimate, low, high, stands = (array(ds, variable, *dims, **at) for variable in wanted)
+    estimate, low, high, stands = (array(ds, variable, *dims, **at) for variable in variables)
     floors = np.zeros(1)
     if f"{name}_floor" in ds:
-        known = np.asarray(ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float).ravel()
-        floors = known[np.isfinite(known)] if np.isfinite(known).any() else floors
+        values = np.asarray(ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float).ravel()
+        floors = values[np.isfinite(values)] if np.isfinite(values).any() else floors
     return Finding(estimate, low, high, stands > 0, float(floors.max()), float(floors.min()), unit)

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run or a forecast: the figure, and a line of facts."""
+"""Notebook view of a run or a forecast: the figure, and a line of facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsfm_lens.viz.select import as_dataset, shown
 
 
 def as_html(thing: Any) -> str:
-    """The fan of the first series of a run or forecast, under a line that says what it is.
+    """Draw the fan of the first series of a run or forecast, under a line that says what it is.
 
     Args:
         thing: what has a dataset of kind "forecast" or "run".

@@ -1,4 +1,4 @@
-"""What several figures draw alike: a series with its truth, quantile bands, ranges."""
+"""Parts that several figures share: a series with its truth, quantile bands, ranges."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ class Scene:
 
     @property
     def remark(self) -> str:
-        """What a subtitle says about the context."""
+        """Words of a subtitle on the context."""
         n = len(self.past)
         return f"last {n} of {n + self.hidden} context steps" if self.hidden else f"{n} context steps"
 
     @property
-    def seen(self) -> np.ndarray:
+    def observations(self) -> np.ndarray:
         """All values that are known, NaN among them: context and truth."""
         return np.concatenate([self.context, self.truth])
 
     @property
     def has_truth(self) -> bool:
-        """Whether any true value is known."""
+        """True where any true value is known."""
         return bool(np.isfinite(self.truth).any())
 
     def hover(self, words: str) -> str:
-        """The hover box of a line of values; see :func:`value_hover`."""
+        """Return the hover box of a line of values; see :func:`value_hover`."""
         return value_hover(words, self.time, self.unit)
 
     def draw(self, panel: Panel) -> None:
-        """Context, truth (where known) and a line at the start of the forecast."""
-        observed = self.hover("observed, given to the model")
-        panel.line(self.time.at(self.past), self.context, "context", observed, width=1.3)
+        """Draw context, truth (where known) and a line at the start of the forecast."""
+        past_hover = self.hover("observed, given to the model")
+        panel.line(self.time.at(self.past), self.context, "context", past_hover, width=1.3)
         if self.has_truth:
-            came = self.hover("what came, unknown to the model")
-            panel.line(self.time.at(self.future), self.truth, "truth", came, width=1.3, dash="2px,2px")
+            future_hover = self.hover("what came, unknown to the model")
+            panel.line(self.time.at(self.future), self.truth, "truth", future_hover, width=1.3, dash="2px,2px")
         mark_start(panel, self.time)
 
     def forecast(
@@ -78,12 +78,12 @@ class Scene:
         dash: str | None = None,
         words: str = "",
     ) -> None:
-        """A curve over the forecast steps; ``words`` for its hover box where these are not its name."""
+        """Draw a curve over the forecast steps; ``words`` for its hover box where these are not its name."""
         hover = self.hover(words or f"{name} ({self.statistic})")
         panel.line(self.time.at(self.future), values, name, hover, colour=colour, width=width, dash=dash)
 
     def title_axes(self, panel: Panel) -> None:
-        """Time and value of the one panel of a figure."""
+        """Title time and value of the one panel of a figure."""
         panel.x(self.time.title)
         panel.y(self.title)
 
@@ -100,8 +100,8 @@ def scene(ds: xr.Dataset, series: str | int, context_steps: int | None, least: i
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
     past = np.array([int(v) for v in names(ds, "time")], dtype=int)
     context = array(ds, "context", "time", series=at) if "context" in ds else np.full(len(past), np.nan)
-    seen = np.flatnonzero(np.isfinite(context))
-    first = int(seen[0]) if len(seen) else len(past)
+    finite = np.flatnonzero(np.isfinite(context))
+    first = int(finite[0]) if len(finite) else len(past)
     usual = max(5 * len(future), 60) if least is None else max(2 * len(future), least)
     start = max(first, len(past) - (usual if context_steps is None else context_steps))
     truth = array(ds, "truth", "step", series=at) if "truth" in ds else np.full(len(future), np.nan)
@@ -121,12 +121,12 @@ def scene(ds: xr.Dataset, series: str | int, context_steps: int | None, least: i
 
 
 def value_hover(words: str, time: Timeline, unit: str) -> str:
-    """The hover box of a line of values: what it is, when, how much."""
+    """Return the hover box of a line of values: what it is, when, how much."""
     return f"{plain(words)}<br>{time.hover}<br>%{{y:.4g}} {plain(unit)}"
 
 
 def mark_start(panel: Panel, time: Timeline) -> None:
-    """A thin vertical line between the last context step and the first forecast step."""
+    """Draw a thin vertical line between the last context step and the first forecast step."""
     x = time.scalar(-0.5)
     panel.shape("line", (x, x), (0, 1), yref="y domain", line={"color": GREY, "width": 1, "dash": "dot"})
 
@@ -167,7 +167,7 @@ def draw_bands(
 
 
 def _pairs(quantiles: np.ndarray) -> list[tuple[int, int]]:
-    """Places (low, high) of ascending levels that sum to 1, the widest pair first."""
+    """Find places (low, high) of ascending levels that sum to 1, the widest pair first."""
     places = [(i, int(np.argmin(np.abs(quantiles - (1 - q))))) for i, q in enumerate(quantiles) if q < 0.499]
     return [(low, high) for low, high in places if abs(quantiles[low] + quantiles[high] - 1) < 1e-6]
 
@@ -185,7 +185,7 @@ def _interval_text(quantiles: np.ndarray, values: np.ndarray, pairs: list[tuple[
 
 
 def fitted_range(core: np.ndarray, others: np.ndarray, reach: float = 0.6) -> tuple[tuple[float, float], bool]:
-    """An axis range that holds ``core`` and follows ``others`` at most ``reach`` spans beyond it.
+    """Return an axis range that holds ``core`` and follows ``others`` at most ``reach`` spans beyond it.
 
     Returns:
         The range with a 4 % pad, and whether some of ``others`` lies outside it.
@@ -206,23 +206,23 @@ def fitted_range(core: np.ndarray, others: np.ndarray, reach: float = 0.6) -> tu
 
 
 def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any) -> str:
-    """Set the value axes to :func:`fitted_range`; what a subtitle says of values beyond, "" if there are none."""
+    """Set the value axes to :func:`fitted_range`; return what a subtitle says of values beyond, "" if none."""
     bounds, cut = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
     return "what leaves the axis is cut off" * cut
 
 
 def means(values: np.ndarray) -> np.ndarray:
-    """The mean of every row that has a finite value, NaN for the others, as it is judged. ``values``: (row, series)."""
-    known = np.isfinite(values).any(axis=1)
+    """Average every row that has a finite value, NaN for the others, as it is judged. ``values``: (row, series)."""
+    valid = np.isfinite(values).any(axis=1)
     out = np.full(len(values), np.nan)
-    out[known] = np.nanmean(values[known], axis=1)
+    out[valid] = np.nanmean(values[valid], axis=1)
     return out
 
 
 def medians(values: np.ndarray) -> np.ndarray:
-    """The median of every row that has a finite value, NaN for the others. ``values``: (row, series)."""
-    known = np.isfinite(values).any(axis=1)
+    """Take the median of every row that has a finite value, NaN for the others. ``values``: (row, series)."""
+    valid = np.isfinite(values).any(axis=1)
     out = np.full(len(values), np.nan)
-    out[known] = np.nanmedian(values[known], axis=1)
+    out[valid] = np.nanmedian(values[valid], axis=1)
     return out

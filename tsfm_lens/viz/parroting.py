@@ -20,7 +20,7 @@ _DASHES = "5px,2px"
 
 @draws("parroting", needs=("forecast", "parrot", "lag_error", "best_lag", "copy_error"))
 def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
-    """A forecast, the context repeated at its best lag and the naive parrot; below, the error of every lag.
+    """Draw a forecast, the context repeated at its best lag and the naive parrot; below, the error of every lag.
 
     Args:
         ds: of kind "parroting".
@@ -40,37 +40,37 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
     """
     at, horizon = scene(ds, series, None).place, ds.sizes["step"]
     best, parrot = float(ds["best_lag"].values[at]), float(ds["parrot_error"].values[at])
-    known = bool(np.isfinite(best))
-    reach = max(horizon, 60, int(best) if known else 0)
+    has_lag = bool(np.isfinite(best))
+    reach = max(horizon, 60, int(best) if has_lag else 0)
     view = scene(ds, series, reach if context_steps is None else context_steps)
-    made = sheet([250, 130], titles=["", "context repeated at every lag"], row_gap=78, above=10, min_width=420)
-    made.fig.update_annotations(x=0, xanchor="left")
-    above, below = made
+    canvas = sheet([250, 130], titles=["", "context repeated at every lag"], row_gap=78, above=10, min_width=420)
+    canvas.fig.update_annotations(x=0, xanchor="left")
+    above, below = canvas
     view.draw(above)
     forecast, copy = (array(ds, name, "step", series=at) for name in ("forecast", "parrot"))
     view.forecast(above, forecast, "forecast", BLUE, 2, words="forecast")
-    copies = [(f"context {int(best)} back", _copy(ds, at, int(best)), VERMILION)] if known else []
+    copies = [(f"context {int(best)} back", _copy(ds, at, int(best)), VERMILION)] if has_lag else []
     for name, values, colour in [*copies, ("naive parrot", copy, ORANGE)]:
         if np.isfinite(values).any():
             view.forecast(above, values, name, colour, 1.4, _DASHES, words=name)
-    fit(made, np.append(view.seen, forecast), copy, row=1)
+    fit(canvas, np.append(view.observations, forecast), copy, row=1)
     view.title_axes(above)
     above.y(nticks=6)
     _draw_errors(below, ds, at, best, parrot)
-    return made.dress(
+    return canvas.dress(
         f"How far {model_of(ds)} copies its context: {view.id}",
         f"off its copy at lag {int(best)} by {number(float(ds['copy_error'].values[at]))}"
-        if known
+        if has_lag
         else "no lag can be copied",
         f"off the naive parrot by {number(parrot)} standard deviations of the context" if np.isfinite(parrot) else "",
-        "below: solid of every lag, dot the best one, dashed the naive parrot" if known else "",
+        "below: solid of every lag, dot the best one, dashed the naive parrot" if has_lag else "",
         view.remark,
     )
 
 
 @draws("lag_attention", needs=("mass", "chance"))
 def lag_attention_map(ds: xr.Dataset) -> go.Figure:
-    """Layer × head map of the attention on tokens one lag, two lags … before the step that is forecast.
+    """Draw the layer × head map of the attention on tokens whole lags before the step that is forecast.
 
     Args:
         ds: of kind "lag_attention".
@@ -98,13 +98,13 @@ def lag_attention_map(ds: xr.Dataset) -> go.Figure:
 
 
 def _copy(ds: xr.Dataset, series: int, lag: int) -> np.ndarray:
-    """The end of the context, repeated at a lag over the horizon."""
+    """Repeat the end of the context at a lag over the horizon."""
     context = array(ds, "context", "time", series=series)
     return context[len(context) - lag + np.arange(ds.sizes["step"]) % lag]
 
 
 def _draw_errors(panel: Panel, ds: xr.Dataset, series: int, best: float, parrot: float) -> None:
-    """The lower panel: the error of every lag, the best one and the parrot's level."""
+    """Draw the lower panel: the error of every lag, the best one and the parrot's level."""
     lags, error = np.asarray(ds["lag"].values, dtype=int), array(ds, "lag_error", "lag", series=series)
     off = "<br>off by %{y:.3g} standard deviations"
     panel.line(lags, error, "", f"lag %{{x}}{off}", colour=GREY, width=1.2)
@@ -113,8 +113,8 @@ def _draw_errors(panel: Panel, ds: xr.Dataset, series: int, best: float, parrot:
         panel.dots([best], lowest, "", f"best lag %{{x}}{off}", colour=VERMILION, size=9)
     if np.isfinite(parrot):
         panel.level(parrot, colour=ORANGE, width=1.4, dash=_DASHES)
-    known = np.flatnonzero(np.isfinite(error))
-    last = int(lags[known[-1]]) if len(known) else 1
-    top = np.nanmax([np.nanmax(error) if len(known) else 1.0, parrot])
+    finite = np.flatnonzero(np.isfinite(error))
+    last = int(lags[finite[-1]]) if len(finite) else 1
+    top = np.nanmax([np.nanmax(error) if len(finite) else 1.0, parrot])
     panel.x("lag (steps)", range=[0, last + 1], nticks=10)
     panel.y("mean error\n(sd of context)", range=[0, 1.06 * top], nticks=4)

@@ -21,7 +21,7 @@ _NARROW = 600  # steps that one column has room for
 
 @draws("patch_attention", needs=("attention", "stable_rank"))
 def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | None = None) -> go.Figure:
-    """Every head of a layer as a matrix, forecast tokens downwards and context tokens to the right.
+    """Draw every head of a layer as a matrix, forecast tokens downwards and context tokens to the right.
 
     A vertical line is a head that selects a fixed place of the context, an oblique one a head that moves along.
 
@@ -75,7 +75,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | 
 
 @draws("patch_attention", needs=("quantile_forecast", "argmax_start", "argmax_weight"))
 def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None) -> go.Figure:
-    """The forecast over its context, and a dashed line at the patch that a head reads most.
+    """Draw the forecast over its context, and a dashed line at the patch that a head reads most.
 
     Args:
         ds: of kind "patch_attention".
@@ -100,7 +100,7 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
     draw_bands(panel, view, ds["quantile"].values, values)
     view.draw(panel)
     start = int(ds["argmax_start"].values[at, which])
-    bounds, _ = fitted_range(np.append(view.seen, values), np.empty(0))
+    bounds, _ = fitted_range(np.append(view.observations, values), np.empty(0))
     place, where = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}", view.time.at(float(start))
     words = f"{plain(place)} reads most from {plain(view.time.label(start))} on"
     look: Look = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
@@ -118,6 +118,6 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
 
 
 def _key_words(ds: xr.Dataset) -> list[str]:
-    """What every context token covers, for hover boxes."""
+    """Write what every context token covers, for hover boxes."""
     spans = zip(ds["key_start"].values, ds["key_stop"].values, ds["key_special"].values, strict=True)
     return [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]

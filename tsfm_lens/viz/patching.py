@@ -47,7 +47,7 @@ _BEYOND = 1.5  # shares above run off the colours
 
 @draws("patching", "attribution_patching")
 def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int = 0) -> go.Figure:
-    """Place × time map of what patching does, under the two series on the same time axis.
+    """Draw the place × time map of what patching does, under the two series on the same time axis.
 
     Args:
         ds: of kind "patching" or "attribution_patching".
@@ -66,41 +66,41 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
         'Activation patching of chronos-nano on co2: share recovered'
     """
     kind = str(ds.attrs["kind"])
-    known = [name for name in WORDS if name in ds and not (kind == "patching" and name in ("first_order", "error"))]
+    available = [name for name in WORDS if name in ds and not (kind == "patching" and name in ("first_order", "error"))]
     if kind == "attribution_patching":
-        known.sort(key=lambda name: name == "recovered")
-    chosen = known[0] if value is None else value
-    if chosen not in known:
-        raise unknown_name("value", chosen, known)
+        available.sort(key=lambda name: name == "recovered")
+    variable = available[0] if value is None else value
+    if variable not in available:
+        raise unknown_name("value", variable, available)
     at, places = series_position(ds, series), places_in(ds)
-    values = array(ds, chosen, "component", "position", series=at)[places.order]
-    judged = _judged(ds, chosen, places, unit_of(ds, at) if chosen == "effect" else "")
+    values = array(ds, variable, "component", "position", series=at)[places.order]
+    noise = _noise(ds, variable, places, unit_of(ds, at) if variable == "effect" else "")
     draw = _bars if ds.attrs.get("positions") == "all" else _map
-    made, remark = draw(ds, places, values, chosen, at, judged)
+    canvas, remark = draw(ds, places, values, variable, at, noise)
     base, source = way(ds)
-    return made.dress(
-        f"{KINDS[kind]} of {model_of(ds)} on {names(ds, 'series')[at]}: {WORDS[chosen]}"
-        f"{' of the forecast' if chosen == 'effect' else ''}",
+    return canvas.dress(
+        f"{KINDS[kind]} of {model_of(ds)} on {names(ds, 'series')[at]}: {WORDS[variable]}"
+        f"{' of the forecast' if variable == 'effect' else ''}",
         f"{places.what()}: activations of the {source} run put into the {base} run",
-        f"0: the {base} forecast, 1: the {source}" if chosen in ("recovered", "first_order") else "",
+        f"0: the {base} forecast, 1: the {source}" if variable in ("recovered", "first_order") else "",
         _difference(ds, at),
         remark,
     )
 
 
-def _judged(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | None:
-    """What the result knows of the noise of a value, (place, position)."""
-    found = finding(ds, value, "component", "position", unit=unit)
-    if found is None and (alone := finding(ds, value, "component", unit=unit)) is not None:
+def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | None:
+    """Read the noise of a value from the result, (place, position)."""
+    noise = finding(ds, value, "component", "position", unit=unit)
+    if noise is None and (alone := finding(ds, value, "component", unit=unit)) is not None:
         # a place is judged as a whole
-        found = alone.at(np.repeat(np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1))
+        noise = alone.at(np.repeat(np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1))
     # the intervals are those of several series, and one is drawn
-    return None if found is None else found.at(places.order).without_interval
+    return None if noise is None else noise.at(places.order).without_interval
 
 
 @draws("patching", needs=("forecast", "recovered"))
 def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) -> go.Figure:
-    """The forecasts of the places that recover most, between the clean and the corrupted forecast.
+    """Draw the forecasts of the places that recover most, between the clean and the corrupted forecast.
 
     Args:
         ds: of kind "patching".
@@ -120,21 +120,21 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
     at, places = series_position(ds, series), places_in(ds)
     recovered = array(ds, "recovered", "component", "position", series=at)[places.order]
     forecasts = array(ds, "forecast", "component", "position", "step", series=at)[places.order]
-    found = np.argsort(-recovered.ravel(), kind="stable")[:top]
-    chosen = [divmod(int(flat), recovered.shape[1]) for flat in found]
+    order = np.argsort(-recovered.ravel(), kind="stable")[:top]
+    cells = [divmod(int(flat), recovered.shape[1]) for flat in order]
     titles = [
         tuple(part for part in (places.labels[row], when(ds, col), f"recovers {recovered[row, col]:.3g}") if part)
-        for row, col in chosen
+        for row, col in cells
     ]
     grid = panel_grid(titles, row_height=190)
     view, unit = Contrast.of(ds, at), unit_of(ds, at)
     tail = max(2 * ds.sizes["step"], 24)
-    for panel, title, place in zip(grid, titles, chosen, strict=True):
+    for panel, title, place in zip(grid, titles, cells, strict=True):
         view.draw(panel, unit, tail=tail)
         hover = value_hover(f"patched at {title[0]} ({statistic_of(ds)})", view.time, unit)
         panel.line(view.time.at(view.future), forecasts[place], "patched forecast", hover, width=1.6, dash="4px,2px")
     core = np.concatenate([view.clean[-tail:], view.corrupted[-tail:], *view.forecasts])
-    cut = fit(grid, core, np.concatenate([forecasts[place] for place in chosen]), reach=1.0)
+    cut = fit(grid, core, np.concatenate([forecasts[place] for place in cells]), reach=1.0)
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, value_title(ds, at))
     base, source = way(ds)
@@ -148,13 +148,13 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
 
 
 def _map(
-    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int, judged: Finding | None
+    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int, noise: Finding | None
 ) -> tuple[Sheet, str]:
-    """The series over a heat map per variate, and a remark."""
+    """Draw the series over a heat map per variate; return a remark too."""
     axes = [(lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)]
     height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
     aside = any(len(axis.aside) for _, axis in axes)
-    made = sheet(
+    canvas = sheet(
         [_UPPER, *(height for _ in axes)],
         [0.94, 0.06] if aside else [1],
         row_gap=_GAP,
@@ -163,25 +163,25 @@ def _map(
         min_width=560,
         specs=[[{}, None] if aside else [{}], *([{}, {}] if aside else [{}] for _ in axes)],
     )
-    view, top = Contrast.of(ds, series), made.panel(1, 1)
+    view, top = Contrast.of(ds, series), canvas.panel(1, 1)
     view.draw(top, unit_of(ds, series))
     top.y(value_title(ds, series))
     edges = [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5]
     word = "residual stream" if set(places.kind) == {"stream"} else "component"
     for row, (lane, axis) in enumerate(axes, start=2):
-        timed, special = made.panel(row, 1), made.panel(row, 2) if aside else None
-        noise = None if judged is None else judged.at(np.s_[:, lane])
-        _tokens(timed, special, places, values[:, lane], noise, axis, view.time, WORDS[value])
+        timed, special = canvas.panel(row, 1), canvas.panel(row, 2) if aside else None
+        lane_noise = None if noise is None else noise.at(np.s_[:, lane])
+        _tokens(timed, special, places, values[:, lane], lane_noise, axis, view.time, WORDS[value])
         edges += axis.cells()[0].tolist()
         timed.y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
         if special is not None:
             special.y(showticklabels=False, ticks="")
-    made.fig.update_xaxes(range=[view.time.scalar(edge) for edge in (min(edges), max(edges))], matches="x", col=1)
+    canvas.fig.update_xaxes(range=[view.time.scalar(edge) for edge in (min(edges), max(edges))], matches="x", col=1)
     top.x(matches=None, showticklabels=False)
-    made.panel(1 + len(axes), 1).x(view.time.title)
-    maps = made.plot_height - _UPPER - _GAP
-    made.colours(_colours(values, value, unit_of(ds, series), max(maps, _BAR) / made.plot_height))
-    return made, _beyond(values, value)
+    canvas.panel(1 + len(axes), 1).x(view.time.title)
+    maps = canvas.plot_height - _UPPER - _GAP
+    canvas.colours(_colours(values, value, unit_of(ds, series), max(maps, _BAR) / canvas.plot_height))
+    return canvas, _beyond(values, value)
 
 
 def _tokens(
@@ -194,7 +194,7 @@ def _tokens(
     time: Timeline,
     word: str,
 ) -> None:
-    """One heat map over time, and one of the special tokens beside it."""
+    """Draw one heat map over time, and one of the special tokens beside it."""
     labels = [plain(label) for label in places.labels]
     edges, owner = axis.cells()
     panels: list[tuple[Panel | None, Any, np.ndarray]] = [(timed, time.at(edges), owner)] if len(owner) else []
@@ -217,12 +217,12 @@ def _tokens(
 
 
 def _bars(
-    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int, judged: Finding | None
+    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int, noise: Finding | None
 ) -> tuple[Sheet, str]:
-    """The series over a bar per place, and a remark."""
-    made = sheet([_UPPER, 220], row_gap=70, above=14, below=76, min_width=560)
+    """Draw the series over a bar per place; return a remark too."""
+    canvas = sheet([_UPPER, 220], row_gap=70, above=14, below=76, min_width=560)
     view, unit = Contrast.of(ds, series), unit_of(ds, series)
-    above, below = made
+    above, below = canvas
     view.draw(above, unit)
     above.x(view.time.title)
     above.y(value_title(ds, series))
@@ -234,26 +234,26 @@ def _bars(
             kind_word(kind) if kind != "stream" else "residual stream",
             f"%{{text}}<br>{WORDS[value]} %{{y:.3g}}",
             colour=mixed(colour, 0.75),
-            noise=None if judged is None else judged.at((mine, 0)),
+            noise=None if noise is None else noise.at((mine, 0)),
             text=[plain(places.labels[i]) for i in mine],
             textposition="none",
         )
-    below.floor(judged, signed=value != "effect")
+    below.floor(noise, signed=value != "effect")
     below.level(0.0)
     if value in ("recovered", "first_order") and np.nanmax(values) > 0.5:
         below.level(1.0, dash="dash")
     separate(below, places.breaks, across=False)
     below.x("component", tickangle=-90, range=[-0.6, len(places.names) - 0.4], **places.ticks(60))
-    below.y(_titled(value, unit))
-    made.fig.update_layout(bargap=0.25)
-    return made, "all positions patched at once"
+    below.y(_bar_title(value, unit))
+    canvas.fig.update_layout(bargap=0.25)
+    return canvas, "all positions patched at once"
 
 
 def _colours(values: np.ndarray, value: str, unit: str, length: float) -> dict[str, Any]:
-    """Colours around 0 with 1 written beside them, or of sizes from 0 up; the bar beside the maps."""
+    """Return colours around 0 with 1 written beside them, or of sizes from 0 up; the bar beside the maps."""
     bar: Look = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
-        return colour_scale(_titled(value, unit), values, low=0.0, **bar)
+        return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
     limit = min(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND)
     if limit >= 0.75 and value != "error":
         limit = max(limit, 1.0)
@@ -272,7 +272,7 @@ def _beyond(values: np.ndarray, value: str) -> str:
     return "" if high >= 0.75 else spread
 
 
-def _titled(value: str, unit: str) -> str:
+def _bar_title(value: str, unit: str) -> str:
     return f"{WORDS[value]} ({unit or 'data units'})" if value == "effect" else WORDS[value]
 
 
@@ -284,7 +284,7 @@ def _difference(ds: xr.Dataset, series: int) -> str:
 
 
 def _lanes(ds: xr.Dataset) -> list[list[int]]:
-    """Positions that do not cover the same steps: one list, or one a variate where variates share a sequence."""
+    """Split positions into lists that cover no step twice: one, or one a variate where variates share a sequence."""
     lanes: list[list[int]] = [[]]
     end = -np.inf
     for i, (start, stop, special) in enumerate(

@@ -25,7 +25,7 @@ _CROWD = 0.99  # where the colours end if the largest values are far above the r
 
 @draws("paths", "edges")
 def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | None = None) -> go.Figure:
-    """Sender × receiver matrix of what travels from one component straight to another, and on to the forecast.
+    """Draw the sender × receiver matrix of what travels straight from one component to another, and on to the forecast.
 
     Args:
         ds: of kind "paths" or "edges".
@@ -42,16 +42,16 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
         'Path patching of chronos-nano: what each component passes on to later ones'
     """
     kind = str(ds.attrs["kind"])
-    known = [name for name in WORDS if name in ds and (name == "score") == (kind == "edges")]
-    chosen = known[0] if value is None and known else value
-    if chosen is None or chosen not in known:
-        raise unknown_name("value", str(chosen), known)
+    available = [name for name in WORDS if name in ds and (name == "score") == (kind == "edges")]
+    variable = available[0] if value is None and available else value
+    if variable is None or variable not in available:
+        raise unknown_name("value", str(variable), available)
     senders, receivers = places_in(ds, "sender"), places_named(names(ds, "receiver"))
     cells = np.ix_(senders.order, receivers.order)
-    z = path_values(ds, chosen, series)[cells]
+    z = path_values(ds, variable, series)[cells]
     rows = series_rows(ds, series)
     unit = unit_of(ds, rows[0] if len(rows) == 1 else None)
-    judged = finding(ds, chosen, "sender", "receiver", unit=unit if chosen == "effect" else "")
+    noise = finding(ds, variable, "sender", "receiver", unit=unit if variable == "effect" else "")
     limit, beyond = _limit(z)
     height = int(np.clip(17 * len(senders.names), 220, 620))
     sheet = blank(
@@ -64,8 +64,8 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
         z,
         np.arange(z.shape[1]),
         np.arange(z.shape[0]),
-        f"%{{text}}<br>{WORDS[chosen]} %{{z:.3g}}",
-        noise=None if judged is None else judged.at(cells),
+        f"%{{text}}<br>{WORDS[variable]} %{{z:.3g}}",
+        noise=None if noise is None else noise.at(cells),
         text=[[f"{plain(a)} → {plain(b)}" for b in receivers.names] for a in senders.names],
         xgap=gap,
         ygap=gap,
@@ -74,8 +74,8 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     separate(panel, receivers.breaks, across=False)
     panel.x("receiver", tickangle=-90, showline=False, **receivers.ticks())
     panel.y("sender", autorange="reversed", showline=False, **senders.ticks())
-    title = f"{WORDS[chosen]} ({unit or 'data units'})" if chosen == "effect" else WORDS[chosen]
-    sheet.colours(colour_scale(title, low=0.0, high=limit, diverging=chosen != "effect", nticks=7))
+    title = f"{WORDS[variable]} ({unit or 'data units'})" if variable == "effect" else WORDS[variable]
+    sheet.colours(colour_scale(title, low=0.0, high=limit, diverging=variable != "effect", nticks=7))
     sheet.fig.update_layout(plot_bgcolor=PALE)
     base, source = way(ds)
     via = str(ds.attrs.get("via", "all"))
@@ -90,7 +90,7 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
 
 
 def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> np.ndarray:
-    """(sender, receiver) of one series, or the mean over all; NaN where there is no path.
+    """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path.
 
     Raises:
         UnknownNameError: no such series.
@@ -105,7 +105,7 @@ def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> 
 
 
 def _limit(z: np.ndarray) -> tuple[float, str]:
-    """Where the colours end, and what the subtitle says where single values lie beyond."""
+    """Return where the colours end, and what the subtitle says where single values lie beyond."""
     sizes = np.abs(z[np.isfinite(z)])
     if not len(sizes) or not sizes.max():
         return 1.0, ""

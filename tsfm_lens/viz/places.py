@@ -21,7 +21,7 @@ OUTPUT = "output"  # the last receiver of paths
 _NAME = re.compile(r"(?:(?P<stack>[^.]+)\.)?(?P<layer>\d+)\.(?P<kind>[^.\d][^.]*)(?:\.(?P<head>\d+))?")
 _LAST = np.iinfo(int).max
 _BRANCHES = 24  # labels of a branch each that have room where branches are of unequal size
-_NAMED = 40  # rows or columns that still have room for a name each
+_MAX_NAMES = 40  # rows or columns that still have room for a name each
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Places:
 
     @property
     def breaks(self) -> list[float]:
-        """Where a new layer or stack begins, between two places; none where each place is one of its own."""
+        """Borders where a new layer or stack begins, between two places; none where each place is one of its own."""
         keys = list(zip(self.stack, self.layer.tolist(), strict=True))
         starts = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
         return [i - 0.5 for i in starts] if len(set(keys)) < len(keys) and "stream" not in self.kind else []
 
-    def ticks(self, most: int = _NAMED) -> dict[str, Any]:
-        """Ticks of an axis over the places: a name each, or one a branch or layer where there are many."""
+    def ticks(self, most: int = _MAX_NAMES) -> dict[str, Any]:
+        """Return ticks of an axis over the places: a name each, or one a branch or layer where there are many."""
         if len(self.names) <= most:
             return {"tickvals": list(range(len(self.names))), "ticktext": [plain(label) for label in self.labels]}
         several = len(set(self.stack)) > 1
@@ -69,11 +69,11 @@ class Places:
         return {"tickvals": [middle for _, middle in blocks], "ticktext": [plain(text) for text in texts]}
 
     def colours(self) -> dict[str, str]:
-        """A colour for each kind of component."""
+        """Return a colour for each kind of component."""
         return dict(zip(dict.fromkeys(self.kind), CATEGORICAL, strict=False))
 
     def what(self) -> str:
-        """What the places are, for a subtitle."""
+        """Name the places for a subtitle."""
         stacks = " and ".join(stack for stack in dict.fromkeys(self.stack) if stack)
         of_stack = f" of the {stacks}" if stacks else ""
         if set(self.kind) == {"stream"}:
@@ -83,7 +83,7 @@ class Places:
 
 
 def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
-    """A coordinate of the components.
+    """Return a coordinate of the components.
 
     Raises:
         InputError: the Dataset has none of this name.
@@ -94,7 +94,7 @@ def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
 
 
 def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
-    """The places along ``dim``, by depth; those of one branch as the result has them.
+    """Return the places along ``dim``, by depth; those of one branch as the result has them.
 
     Raises:
         InputError: coordinates are missing.
@@ -103,7 +103,7 @@ def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
     missing = [name for name, values in along.items() if len(values) != ds.sizes[dim]]
     if missing:
         raise InputError(f"the coordinate {missing[0]!r} does not lie along {dim!r}.")
-    return _sorted(
+    return _sort(
         names(ds, dim),
         [str(v) for v in along["stack"]],
         [str(v) for v in along["kind"]],
@@ -113,31 +113,31 @@ def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
 
 
 def places_named(labels: Sequence[str]) -> Places:
-    """Components by name alone, such as decoder.3.self_attn.5, and the output after all, by depth.
+    """Return components by name alone, such as decoder.3.self_attn.5, and the output after all, by depth.
 
     Raises:
         InputError: a name that is none of these.
     """
-    found = [_NAME.fullmatch(label) for label in labels]
-    strange = [label for label, match in zip(labels, found, strict=True) if match is None and label != OUTPUT]
-    if strange:
-        raise InputError(f"{strange[0]!r} is no component, such as decoder.3.self_attn.5 or 3.mlp, and not {OUTPUT!r}.")
-    stacks = [match["stack"] or "" for match in found if match]
-    return _sorted(
+    matches = [_NAME.fullmatch(label) for label in labels]
+    unknown = [label for label, match in zip(labels, matches, strict=True) if match is None and label != OUTPUT]
+    if unknown:
+        raise InputError(f"{unknown[0]!r} is no component, such as decoder.3.self_attn.5 or 3.mlp, and not {OUTPUT!r}.")
+    stacks = [match["stack"] or "" for match in matches if match]
+    return _sort(
         list(labels),
-        [match["stack"] or "" if match else (stacks or [""])[-1] for match in found],
-        [match["kind"] if match else OUTPUT for match in found],
-        np.array([int(match["layer"]) if match else _LAST for match in found]),
-        np.array([int(match["head"] or -1) if match else -1 for match in found]),
+        [match["stack"] or "" if match else (stacks or [""])[-1] for match in matches],
+        [match["kind"] if match else OUTPUT for match in matches],
+        np.array([int(match["layer"]) if match else _LAST for match in matches]),
+        np.array([int(match["head"] or -1) if match else -1 for match in matches]),
     )
 
 
 def separate(panel: Panel, breaks: Sequence[float], *, across: bool = True) -> None:
-    """Thin lines where layers meet, across the rows of a panel (or down its columns)."""
+    """Draw thin lines where layers meet, across the rows of a panel (or down its columns)."""
     panel.partings(breaks, across=across)
 
 
-def _sorted(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:
+def _sort(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:
     stacks, kinds = list(dict.fromkeys(stack)), list(dict.fromkeys(kind))
     ranks = [
         _STREAM_ENDS.get(label.rsplit(".", 1)[-1], 102) if one == "stream" else kinds.index(one)
@@ -167,9 +167,9 @@ def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
 
 
 def _blocks(keys: list[Any]) -> list[tuple[Any, float]]:
-    """Runs of equal keys, with the middle of each."""
-    found = []
+    """Return runs of equal keys, with the middle of each."""
+    runs = []
     for key, group in groupby(range(len(keys)), key=lambda i: keys[i]):
         members = list(group)
-        found.append((key, (members[0] + members[-1]) / 2))
-    return found
+        runs.append((key, (members[0] + members[-1]) / 2))
+    return runs

@@ -40,7 +40,7 @@ _LENGTHS |= {"arrowwidth", "borderwidth", "borderpad", "tickwidth", "linewidth",
 
 
 def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
-    """A copy of a figure for a printed column: its width, type of 7 to 8 pt, no title inside.
+    """Copy a figure for a printed column: its width, type of 7 to 8 pt, no title inside.
 
     The title goes to the caption: it stays in ``layout.meta``. Lines of different colours get different dashes,
     markers different symbols, bars different hatches, where they have none of their own; sequential maps darken
@@ -64,67 +64,67 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         >>> fig.layout.meta["width_mm"]
         89.0
     """
-    width_mm, shrunk = _width(fig, column), 1.0
-    made = _printed(fig, width_mm)
+    width_mm, scale = _width(fig, column), 1.0
+    figure = _print_figure(fig, width_mm)
     # nothing is larger than a page: what does not fit there is set smaller
-    while _leaves_the_page(made) and shrunk > _SMALLEST:
-        shrunk *= 0.94
-        made = _printed(fig, width_mm, shrunk)
-    layout = made["layout"]
+    while _leaves_the_page(figure) and scale > _SMALLEST:
+        scale *= 0.94
+        figure = _print_figure(fig, width_mm, scale)
+    layout = figure["layout"]
     layout["height"] = round(min(layout["height"], TALLEST * PIXELS_PER_MM))
-    size = {"height_mm": round(layout["height"] / PIXELS_PER_MM, 1), "type_pt": round(TYPE[0] * shrunk, 1)}
+    size = {"height_mm": round(layout["height"] / PIXELS_PER_MM, 1), "type_pt": round(TYPE[0] * scale, 1)}
     layout["meta"] = {**layout["meta"], **size}
-    return go.Figure(made)
+    return go.Figure(figure)
 
 
-def _leaves_the_page(made: dict[str, Any]) -> bool:
-    layout = made["layout"]
-    words = width_of_words(layout, made["data"])
+def _leaves_the_page(figure: dict[str, Any]) -> bool:
+    layout = figure["layout"]
+    words = width_of_words(layout, figure["data"])
     return bool(layout["width"] < words or layout["height"] > TALLEST * PIXELS_PER_MM)
 
 
-def _printed(fig: go.Figure, width_mm: float, shrunk: float = 1.0) -> dict[str, Any]:
-    """The figure as plotly writes it down, at a width in mm, whether it can be read there or not.
+def _print_figure(fig: go.Figure, width_mm: float, scale: float = 1.0) -> dict[str, Any]:
+    """Return the figure as plotly writes it down, at a width in mm, whether it can be read there or not.
 
     Args:
-        shrunk: by what the type is made smaller than 7 to 8 points.
+        scale: by what the type is made smaller than 7 to 8 points.
     """
     width = width_mm * PIXELS_PER_MM
-    layout = {name: _unpacked(part) if "axis" in name else part for name, part in fig.layout.to_plotly_json().items()}
+    layout = {name: _unpack(part) if "axis" in name else part for name, part in fig.layout.to_plotly_json().items()}
     meta = dict(layout.get("meta") or {})
     needs = float(meta.get("min_width", 360))
-    smallest, largest = (shrunk * points * PIXELS_PER_POINT / _SCREEN_TYPE for points in TYPE)
+    smallest, largest = (scale * points * PIXELS_PER_POINT / _SCREEN_TYPE for points in TYPE)
     factor = min(max(width / needs, smallest), largest)
     _untitle(layout, meta)
     _still(layout, meta)
-    layout = _scaled(layout, factor, shrunk)
-    layout["template"] = _print_template(layout, factor, shrunk)
+    layout = _scale(layout, factor, scale)
+    layout["template"] = _print_template(layout, factor, scale)
     # plotly's own objects would look at every value again whenever one is changed
-    traces = [_unpacked(trace.to_plotly_json()) for trace in fig.data]
+    traces = [_unpack(trace.to_plotly_json()) for trace in fig.data]
     for trace in traces:
-        _scale_trace(trace, factor, shrunk)
+        _scale_trace(trace, factor, scale)
         _tell_apart(trace)
-    layout = _lettered(layout, traces, width, meta, factor)
+    layout = _letter(layout, traces, width, meta, factor)
     meta["width_mm"] = round(width_mm, 1)
     height = float(layout.get("height") or 500 * factor)
     layout |= {"width": round(width), "height": height, "autosize": False, "meta": meta}
     return {"data": traces, "layout": layout}
 
 
-def _unpacked(part: Any) -> Any:
-    """Numbers as arrays that a figure read from a .json file holds as text, which plotly writes them as."""
+def _unpack(part: Any) -> Any:
+    """Return as arrays the numbers that a figure read from a .json file holds as text, as plotly writes them."""
     if isinstance(part, dict) and {"dtype", "bdata"} <= set(part):
         numbers = np.frombuffer(b64decode(part["bdata"]), part["dtype"])
         return numbers.reshape([int(size) for size in str(part.get("shape") or numbers.size).split(",")])
     if isinstance(part, dict):
-        return {name: _unpacked(each) for name, each in part.items()}
+        return {name: _unpack(each) for name, each in part.items()}
     return part
 
 
-def _lettered(
+def _letter(
     layout: dict[str, Any], traces: list[dict[str, Any]], width: float, meta: dict[str, Any], factor: float
 ) -> dict[str, Any]:
-    """The layout with titles, names and legend in as many lines as they need at this size."""
+    """Break titles, names and legend into as many lines as they need at this size."""
     margin, height = layout.get("margin", {}), float(layout.get("height") or 500)
     longest = 0.3 * width
     room = height - float(margin.get("t") or 80) - float(margin.get("b") or 80)
@@ -139,17 +139,17 @@ def _lettered(
 
 
 def fits(fig: go.Figure, width_mm: float) -> bool:
-    """Whether a figure can be read at a width: its ``min_width``, and its words side by side, in type from 7 pt."""
+    """Return whether a figure can be read at a width: its ``min_width``, and its words side by side, from 7 pt."""
     needs = float((fig.layout.meta or {}).get("min_width", 360))
     width = width_mm * PIXELS_PER_MM
     if needs * TYPE[0] * PIXELS_PER_POINT / _SCREEN_TYPE > width:
         return False
-    made = _printed(fig, width_mm)
-    return width >= width_of_words(made["layout"], made["data"])
+    figure = _print_figure(fig, width_mm)
+    return width >= width_of_words(figure["layout"], figure["data"])
 
 
 def _width(fig: go.Figure, column: str | float | None) -> float:
-    """The width in mm."""
+    """Return the width in mm."""
     if column is None:
         return COLUMNS["single"] if fits(fig, COLUMNS["single"]) else COLUMNS["double"]
     if isinstance(column, str):
@@ -169,41 +169,41 @@ def _width(fig: go.Figure, column: str | float | None) -> float:
 def _untitle(layout: dict[str, Any], meta: dict[str, Any]) -> None:
     margin = layout.get("margin", {})
     top = float(margin.get("t") or 80)
-    kept = max(top - float(meta.get("title_height", 0)), _TOP)
-    height = float(layout.get("height") or 500) - top + kept
-    layout |= {"title": {**layout.get("title", {}), "text": ""}, "margin": {**margin, "t": kept}, "height": height}
+    above = max(top - float(meta.get("title_height", 0)), _TOP)
+    height = float(layout.get("height") or 500) - top + above
+    layout |= {"title": {**layout.get("title", {}), "text": ""}, "margin": {**margin, "t": above}, "height": height}
 
 
 def _still(layout: dict[str, Any], meta: dict[str, Any]) -> None:
-    """Take off what slides and plays, with its room under the panels."""
-    gone = float(meta.get("controls", 0))
+    """Remove what slides and plays, with its space under the panels."""
+    controls = float(meta.get("controls", 0))
     for moving in ("sliders", "updatemenus"):
         layout.pop(moving, None)
-    if gone:
-        layout["margin"]["b"] -= gone
-        layout["height"] -= gone
+    if controls:
+        layout["margin"]["b"] -= controls
+        layout["height"] -= controls
 
 
-def _scaled(part: Any, factor: float, shrunk: float, key: str = "", inside: str = "") -> Any:
-    """A layout with every length in pixels, every type size and every line width multiplied."""
+def _scale(part: Any, factor: float, scale: float, key: str = "", inside: str = "") -> Any:
+    """Multiply every length in pixels, every type size and every line width of a layout."""
     if isinstance(part, dict):
         # the tail of an arrow may stand on an axis, not at a distance in pixels
-        kept = {"template", "meta"} | {tail for tail in ("ax", "ay") if part.get(f"{tail}ref", "pixel") != "pixel"}
+        exempt = {"template", "meta"} | {tail for tail in ("ax", "ay") if part.get(f"{tail}ref", "pixel") != "pixel"}
         return {
-            name: value if name in kept else _scaled(value, factor, shrunk, name, key) for name, value in part.items()
+            name: value if name in exempt else _scale(value, factor, scale, name, key) for name, value in part.items()
         }
     if isinstance(part, list | tuple):
-        return [_scaled(each, factor, shrunk, key, inside) for each in part]
+        return [_scale(each, factor, scale, key, inside) for each in part]
     if isinstance(part, str):
-        return _scaled_text(part, factor, shrunk)
+        return _scale_text(part, factor, scale)
     if isinstance(part, bool) or not isinstance(part, int | float):
         return part
-    return _scaled_number(part, factor, shrunk, key, inside)
+    return _scale_number(part, factor, scale, key, inside)
 
 
-def _scaled_number(value: float, factor: float, shrunk: float, key: str, inside: str) -> float:
+def _scale_number(value: float, factor: float, scale: float, key: str, inside: str) -> float:
     if inside.endswith("font") and key == "size":
-        return type_size(value, factor, shrunk)
+        return type_size(value, factor, scale)
     if key == "width" and inside == "line":
         return line_width(value, factor)
     if key in _LENGTHS or (inside == "margin" and key in "tblr") or (inside == "pad" and key in "tblr"):
@@ -213,41 +213,41 @@ def _scaled_number(value: float, factor: float, shrunk: float, key: str, inside:
     return value
 
 
-def _scaled_text(text: str, factor: float, shrunk: float) -> str:
-    return _SIZE_IN_TEXT.sub(lambda found: f"font-size:{type_size(float(found[1]), factor, shrunk):.2f}px", text)
+def _scale_text(text: str, factor: float, scale: float) -> str:
+    return _SIZE_IN_TEXT.sub(lambda match: f"font-size:{type_size(float(match[1]), factor, scale):.2f}px", text)
 
 
-def type_size(pixels: float, factor: float, shrunk: float = 1.0) -> float:
-    """A type size in pixels, kept between 7 and 8 pt, or a share of these."""
-    smallest, largest = (shrunk * points * PIXELS_PER_POINT for points in TYPE)
+def type_size(pixels: float, factor: float, scale: float = 1.0) -> float:
+    """Scale a type size in pixels, kept between 7 and 8 pt, or a share of these."""
+    smallest, largest = (scale * points * PIXELS_PER_POINT for points in TYPE)
     return min(max(pixels * factor, smallest), largest)
 
 
 def line_width(pixels: float, factor: float) -> float:
-    """A line width in pixels, not below half a point; 0 stays 0."""
+    """Scale a line width in pixels, not below half a point; 0 stays 0."""
     return max(pixels * factor, _THINNEST * PIXELS_PER_POINT) if pixels > 0 else 0.0
 
 
-def _print_template(layout: dict[str, Any], factor: float, shrunk: float) -> dict[str, Any]:
+def _print_template(layout: dict[str, Any], factor: float, scale: float) -> dict[str, Any]:
     template = layout.get("template") or {}
-    small = {**template, "layout": _scaled(template.get("layout", {}), factor, shrunk)}
+    small = {**template, "layout": _scale(template.get("layout", {}), factor, scale)}
     base = small["layout"]
     # what plotly itself takes as default counts in pixels too
-    base.setdefault("font", {})["size"] = type_size(_SCREEN_TYPE, factor, shrunk)
+    base.setdefault("font", {})["size"] = type_size(_SCREEN_TYPE, factor, scale)
     for axis in ("xaxis", "yaxis"):
         base.setdefault(axis, {}).update({"linewidth": 0.7, "tickwidth": 0.7})
     base.setdefault("legend", {}).update({"itemwidth": 30, "tracegroupgap": 2})
     return small
 
 
-def _scale_trace(trace: dict[str, Any], factor: float, shrunk: float) -> None:
+def _scale_trace(trace: dict[str, Any], factor: float, scale: float) -> None:
     for name in ("textfont", "insidetextfont", "outsidetextfont"):
         if trace.get(name, {}).get("size") is not None:
-            trace[name]["size"] = type_size(float(trace[name]["size"]), factor, shrunk)
+            trace[name]["size"] = type_size(float(trace[name]["size"]), factor, scale)
     if "font-size" in str(trace.get("text")):
-        trace["text"] = _scaled(np.asarray(trace["text"], dtype=object).tolist(), factor, shrunk)
+        trace["text"] = _scale(np.asarray(trace["text"], dtype=object).tolist(), factor, scale)
     if trace.get("colorbar"):
-        trace["colorbar"] = _scaled(trace["colorbar"], factor, shrunk, "colorbar")
+        trace["colorbar"] = _scale(trace["colorbar"], factor, scale, "colorbar")
     width, size = trace.get("line", {}).get("width"), trace.get("marker", {}).get("size")
     if isinstance(width, int | float):
         trace["line"]["width"] = line_width(float(width), factor)

@@ -22,7 +22,7 @@ __all__ = ["head_closeness", "row_angle_map", "token_angle_map"]
 
 @draws("embedding_ranks", needs=("angle",))
 def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) -> go.Figure:
-    """Angles between embedded tokens, a panel per family: dark where two tokens lie on one line.
+    """Draw angles between embedded tokens, a panel per family: dark where two tokens lie on one line.
 
     Args:
         ds: of kind "embedding_ranks".
@@ -36,11 +36,11 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
         >>> fig.layout.meta["title"]
         'Angles between tokens that chronos-nano embeds'
     """
-    chosen = positions(ds, "family", families)
-    labels = [names(ds, "family")[place] for place in chosen]
+    rows = positions(ds, "family", families)
+    labels = [names(ds, "family")[place] for place in rows]
     grid = panel_grid([(label,) for label in labels], row_height=190)
     for panel, values, label in zip(
-        grid, array(ds, "angle", "family", "token", "other_token")[chosen], labels, strict=True
+        grid, array(ds, "angle", "family", "token", "other_token")[rows], labels, strict=True
     ):
         _angles(panel, values, f"{plain(label)}<br>tokens %{{y}} and %{{x}}: %{{z:.1f}}°")
     title_axes(grid, "token", "token")
@@ -56,7 +56,7 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
 
 @draws("row_angles", needs=("angle",))
 def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
-    """Angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.
+    """Draw angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.
 
     Args:
         ds: of kind "row_angles".
@@ -70,16 +70,16 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
         >>> fig.layout.meta["title"]
         'Angles between the rows of W_Q of chronos-nano'
     """
-    chosen = positions(ds, "layer", [names(ds, "layer")[0]] if layers is None else layers)
+    places = positions(ds, "layer", [names(ds, "layer")[0]] if layers is None else layers)
     heads, dimensions = ds["row_head"].values, ds["row_dimension"].values
     words = [f"head {head}, dimension {place}" for head, place in zip(heads, dimensions, strict=True)]
     edges = np.flatnonzero(np.diff(heads, prepend=heads[0] - 1, append=heads[-1] + 1)) - 0.5
     grid = panel_grid(
-        [(label,) for label in layer_names(ds, chosen)], row_height=340 if len(chosen) == 1 else 220, most=3
+        [(label,) for label in layer_names(ds, places)], row_height=340 if len(places) == 1 else 220, most=3
     )
-    told = [[f"{row}<br>{column}" for column in words] for row in words]
-    for panel, values in zip(grid, array(ds, "angle", "layer", "row", "other_row")[chosen], strict=True):
-        _angles(panel, values, "%{customdata}<br>%{z:.1f}°", customdata=told)
+    texts = [[f"{row}<br>{column}" for column in words] for row in words]
+    for panel, values in zip(grid, array(ds, "angle", "layer", "row", "other_row")[places], strict=True):
+        _angles(panel, values, "%{customdata}<br>%{z:.1f}°", customdata=texts)
         for low, high in pairwise(edges):
             panel.shape("rect", (low, high), (low, high), line={"color": VERMILION, "width": 1.5})
     title_axes(grid, "row, head by head", "row, head by head")
@@ -99,7 +99,7 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
 
 @draws("row_angles", needs=("within", "between", "closer_floor"))
 def head_closeness(ds: xr.Dataset) -> go.Figure:
-    """Mean angle between rows of one head and of different heads, layer by layer.
+    """Draw the mean angle between rows of one head and of different heads, layer by layer.
 
     Args:
         ds: of kind "row_angles".
@@ -113,9 +113,9 @@ def head_closeness(ds: xr.Dataset) -> go.Figure:
         >>> fig.layout.meta["title"]
         'Rows of one head and of different heads of chronos-nano'
     """
-    labels, made = layer_names(ds), blank(280)
+    labels, canvas = layer_names(ds), blank(280)
     within, between, floor = (array(ds, name, "layer") for name in ("within", "between", "closer_floor"))
-    panel, hover = made.panel(), "%{x}<br>%{y:.3g}°"
+    panel, hover = canvas.panel(), "%{x}<br>%{y:.3g}°"
     panel.line(labels, between, "rows of different heads", f"rows of different heads, {hover}", colour=GREY, dots=6)
     shuffled = f"least angle that shuffling gives, {hover}"
     panel.line(labels, between - floor, "what shuffled rows reach", shuffled, colour=INK, dash="dash", width=1)
@@ -124,9 +124,9 @@ def head_closeness(ds: xr.Dataset) -> go.Figure:
     panel.level(random, dash="dot")
     panel.note("random lines", 1, random, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
     panel.x("layer", type="category")
-    few_ticks(made, labels)
+    few_ticks(canvas, labels)
     panel.y("mean angle (degrees)")
-    return made.dress(
+    return canvas.dress(
         f"Rows of one head and of different heads of {model_of(ds)}",
         f"{ds.attrs.get('part', 'W_Q')}, {_where(ds)}",
         "below the dashed line: closer than chance",

@@ -17,12 +17,12 @@ from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, VERMILION, mixed, plain
 
 __all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "rank_rise"]
 
-_PRINTED = 200  # cells of a map that still have room for their number
+_MAX_NUMBERED = 200  # cells of a map that still have room for their number
 
 
 @draws("flow_of_ranks", needs=("epsilon_rank", "weight_rank", "told"))
 def rank_flow_map(ds: xr.Dataset) -> go.Figure:
-    """Layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q.
+    """Draw layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q.
 
     Args:
         ds: of kind "flow_of_ranks".
@@ -37,29 +37,29 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     """
     levels = [f"{float(level):g}" for level in ds["epsilon"].values]
     streams, layers = stream_names(ds), [layer_name(label) for label in names(ds, "layer")]
-    told = array(ds, "told", "stream", "epsilon") > 0
-    ranks = np.where(told, array(ds, "epsilon_rank", "stream", "epsilon"), np.nan)
+    valid = array(ds, "told", "stream", "epsilon") > 0
+    ranks = np.where(valid, array(ds, "epsilon_rank", "stream", "epsilon"), np.nan)
     weights = array(ds, "weight_rank", "layer", "epsilon")
     height = max(24 * len(streams), 130)
     titles = ["stream after", "W_Q of"]
-    made = sheet([height], [1, 1], titles=titles, column_gap=0.16, min_width=240 + 2 * 46 * len(levels))
-    for panel, values, rows, word in zip(made, (ranks, weights), (streams, layers), titles, strict=True):
+    canvas = sheet([height], [1, 1], titles=titles, column_gap=0.16, min_width=240 + 2 * 46 * len(levels))
+    for panel, values, rows, word in zip(canvas, (ranks, weights), (streams, layers), titles, strict=True):
         hover = f"{word}, %{{y}}<br>ε %{{x}}: rank %{{z}}"
-        panel.cells(values, levels, rows, hover, write="{:.0f}".format, printed=_PRINTED)
+        panel.cells(values, levels, rows, hover, write="{:.0f}".format, printed=_MAX_NUMBERED)
         panel.x("ε", type="category", ticks="")
         panel.y(type="category", autorange="reversed", ticks="", dtick=1 if len(rows) <= 24 else 2)
-    made.colours(colour_scale("ε-rank", low=0.0, high=float(max(ds.sizes["mode"], ds.sizes["weight_mode"]))))
-    return made.dress(
+    canvas.colours(colour_scale("ε-rank", low=0.0, high=float(max(ds.sizes["mode"], ds.sizes["weight_mode"]))))
+    return canvas.dress(
         f"Flow of ranks through {model_of(ds)}",
         f"singular values above ε of the largest; {stack_words(ds)}, {int(ds.attrs.get('tokens', 0))} tokens of "
         f"{shown(names(ds, 'series'))}",
-        "" if told.all() else "empty: rounding of the forward may hide the rank",
+        "" if valid.all() else "empty: rounding of the forward may hide the rank",
     )
 
 
 @draws("flow_of_ranks", needs=("singular_value", "weight_singular_value", "bound"))
 def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
-    """Relative singular values of the stream before each layer and after the last, and of each layer's W_Q.
+    """Draw relative singular values of the stream before each layer and after the last, and of each layer's W_Q.
 
     Args:
         ds: of kind "flow_of_ranks".
@@ -79,14 +79,14 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     bound = array(ds, "bound", "layer", "mode")
     growth = "attention_bound" in ds and bool(np.isfinite(array(ds, "attention_bound", "layer", "mode")).any())
     titles = ["stream", "W_Q", *["after attention"] * growth]
-    made = sheet(
+    canvas = sheet(
         [280], [1] * len(titles), titles=titles, column_gap=0.06, min_width=280 * len(titles), shared_yaxes=True
     )
-    left, right, *rest = made
+    left, right, *rest = canvas
     for panel in rest:
-        allowed, found = (array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value"))
+        allowed, attention = (array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value"))
         labels = [layer_name(label) for label in names(ds, "layer")]
-        depth_lines(panel, labels, np.where(found > 0, found, np.nan), "mode")
+        depth_lines(panel, labels, np.where(attention > 0, attention, np.nan), "mode")
         for place, (label, line) in enumerate(zip(labels, allowed, strict=True)):
             hover = f"allowed after the attention of {label}, mode %{{x}}<br>%{{y:.3g}} of the largest"
             colour = mixed(VERMILION, 0.35 + 0.65 * (place + 1) / len(labels))
@@ -100,12 +100,12 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
         if np.isfinite(line).any():
             hover = f"allowed after {layer_name(label)}, mode %{{x}}<br>%{{y:.3g}} of the largest"
             left.line(modes, line, "bound of theorem 4", hover, colour=VERMILION, width=1, dash="dot")
-    made.y(**log_axis(np.concatenate([values.ravel(), weights.ravel()])))
+    canvas.y(**log_axis(np.concatenate([values.ravel(), weights.ravel()])))
     left.y("singular value / largest")
     left.x("mode")
     right.x("mode")
     silent = np.isnan(bound).all()
-    return made.dress(
+    return canvas.dress(
         f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}",
         "the deeper the darker",
         f"{stack_words(ds)}, {shown(names(ds, 'series'))}",
@@ -115,7 +115,7 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
 
 @draws("flow_of_ranks", needs=("rank_rise",))
 def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
-    """By how much the rank of single series rises from the embedding through the depth.
+    """Draw by how much the rank of single series rises from the embedding through the depth.
 
     Args:
         ds: of kind "flow_of_ranks".
@@ -131,32 +131,32 @@ def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
     """
     place = level_position(ds, epsilon)
     rise, labels = array(ds, "rank_rise", "stream", "series", epsilon=place), stream_names(ds)
-    known = np.isfinite(rise).any(axis=0)
-    made = blank(280)
-    panel = made.panel()
+    finite = np.isfinite(rise).any(axis=0)
+    canvas = blank(280)
+    panel = canvas.panel()
     panel.level(0, layer="below")
-    for name, line in zip(np.array(names(ds, "series"))[known], rise[:, known].T, strict=True):
+    for name, line in zip(np.array(names(ds, "series"))[finite], rise[:, finite].T, strict=True):
         hover = f"{plain(name)}, %{{text}}<br>%{{y:+.3g}} directions"
         panel.line(labels, line, "one series each", hover, colour=mixed(GREY, 0.55), width=1, text=labels)
-    judged = finding(ds, "rank_rise", "stream", unit="directions", epsilon=place)
-    if judged is not None and known.any():
-        mean = judged.estimate
+    noise = finding(ds, "rank_rise", "stream", unit="directions", epsilon=place)
+    if noise is not None and finite.any():
+        mean = noise.estimate
         panel.line(labels, mean, "mean over series", colour=BLUE, width=2.5, legend=False)
         hover = "mean over series, %{text}<br>%{y:+.3g} directions"
-        panel.dots(labels, mean, "mean over series", hover, colour=BLUE, size=8, text=labels, noise=judged)
+        panel.dots(labels, mean, "mean over series", hover, colour=BLUE, size=8, text=labels, noise=noise)
     panel.x("stream", type="category")
-    few_ticks(made, labels)
+    few_ticks(canvas, labels)
     panel.y("rank, less that of the embedding")
-    return made.dress(
+    return canvas.dress(
         f"Rise of the rank of single series through {model_of(ds)}",
         f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens",
-        f"{stack_words(ds)}, {int(known.sum())} series",
+        f"{stack_words(ds)}, {int(finite.sum())} series",
     )
 
 
 @draws("embedding_ranks", needs=("singular_value", "full"))
 def embedding_spectra(ds: xr.Dataset) -> go.Figure:
-    """Relative singular values of embedded families of signals, and of the vocabulary.
+    """Draw relative singular values of embedded families of signals, and of the vocabulary.
 
     Args:
         ds: of kind "embedding_ranks".
@@ -171,8 +171,8 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
     """
     values = relative(array(ds, "singular_value", "family", "mode"), array(ds, "rounding_floor", "family"))
     tokens = array(ds, "tokens", "family").astype(int)
-    modes, made = np.arange(1, values.shape[1] + 1), blank(300)
-    panel = made.panel()
+    modes, canvas = np.arange(1, values.shape[1] + 1), blank(300)
+    panel = canvas.panel()
     for place, (family, line) in enumerate(zip(names(ds, "family"), values, strict=True)):
         # a single direction is no line
         alone = int(np.isfinite(line).sum() == 1)
@@ -182,7 +182,7 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
         )
     panel.y("singular value / largest", **log_axis(values))
     panel.x("mode")
-    return made.dress(
+    return canvas.dress(
         f"Spectra of series as {model_of(ds)} embeds them",
         "tokens before the first layer",
         "each spectrum relative to its largest value",
@@ -190,11 +190,11 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
 
 
 def stream_names(ds: xr.Dataset) -> list[str]:
-    """The streams in words: "embedding", then after each layer."""
+    """Name the streams: "embedding", then after each layer."""
     return [layer_name(label) for label in names(ds, "stream")]
 
 
 def stack_words(ds: xr.Dataset) -> str:
-    """Of which stack the streams are."""
+    """Name the stack that the streams are of."""
     stack = str(ds.attrs.get("stack", ""))
     return f"stream of the {stack}" if stack else "residual stream"

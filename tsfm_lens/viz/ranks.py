@@ -22,7 +22,7 @@ _PALEST = 0.25  # colour of the first layer's line, the last one has 1
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
 _TYPE, _APART = 12, 8  # pixels: type of the labels of columns, and what is free between two
 _BESIDE = 260  # pixels beside a map: names of layers and the colours
-_PRINTED = 200  # cells that still have room for their number
+_MAX_NUMBERED = 200  # cells that still have room for their number
 _MEASURES = {
     "rank_share": "share of the full rank (%)",
     "stable_rank": "stable rank",
@@ -35,7 +35,7 @@ _MEASURES = {
 def weight_rank_map(
     ds: xr.Dataset, *, measure: str = "rank_share", epsilon: float | None = None, stack: str | None = None
 ) -> go.Figure:
-    """Layer × matrix map of how many directions each matrix uses.
+    """Draw the layer × matrix map of how many directions each matrix uses.
 
     Args:
         ds: of kind "weight_ranks".
@@ -55,7 +55,7 @@ def weight_rank_map(
     if measure not in _MEASURES:
         raise unknown_name("measure", measure, _MEASURES)
     whole = whole_matrices(ds, stack=stack)
-    values, remark = _measured(ds, measure, epsilon)
+    values, remark = _values(ds, measure, epsilon)
     blocks = list(dict.fromkeys(_block(ds, row) for row in whole))
     # attention first, whatever the order of writing
     columns = list(dict.fromkeys(_column(ds, row) for row in sorted(whole, key=lambda row: not _in_attention(ds, row))))
@@ -65,35 +65,35 @@ def weight_rank_map(
     several = len({stack_name for stack_name, _ in blocks}) > 1
     rows = [_in_words(*block, several=several) for block in blocks]
     wide = max(text_width(column, _TYPE) for column in columns) + _APART
-    made = blank(max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns)))
-    panel = made.panel()
+    canvas = blank(max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns)))
+    panel = canvas.panel()
     hover = f"%{{y}}, %{{x}}<br>{plain(_MEASURES[measure])} %{{z:.3g}}"
-    panel.cells(table, columns, rows, hover, write="{:.3g}".format, printed=_PRINTED)
+    panel.cells(table, columns, rows, hover, write="{:.3g}".format, printed=_MAX_NUMBERED)
     top = 100.0 if measure == "rank_share" else float(np.nanmax(table, initial=1.0))
-    made.colours(colour_scale(_MEASURES[measure], low=0.0, high=top))
+    canvas.colours(colour_scale(_MEASURES[measure], low=0.0, high=top))
     panel.x("matrix", type="category", ticks="", tickangle=0)
     panel.y(type="category", autorange="reversed", ticks="", dtick=1 if len(rows) <= 24 else 2)
-    return made.dress(f"Ranks of the weights of {model_of(ds)}", *remark)
+    return canvas.dress(f"Ranks of the weights of {model_of(ds)}", *remark)
 
 
-def _measured(ds: xr.Dataset, measure: str, epsilon: float | None) -> tuple[np.ndarray, list[str]]:
-    """(matrix,) what is drawn, and what the subtitle says of it."""
+def _values(ds: xr.Dataset, measure: str, epsilon: float | None) -> tuple[np.ndarray, list[str]]:
+    """Return (matrix,) what is drawn, and what the subtitle says of it."""
     if measure != "rank_share":
         return array(ds, measure, "matrix"), [f"{_MEASURES[measure]}, 1 is one direction"]
     place = level_position(ds, epsilon)
     level = f"{float(ds['epsilon'].values[place]):g}"
-    told = array(ds, "told", "matrix", epsilon=place) > 0
-    words = [f"singular values above {level} of the largest", "" if told.all() else f"empty: {_untold(ds)}"]
-    return np.where(told, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan), words
+    valid = array(ds, "told", "matrix", epsilon=place) > 0
+    words = [f"singular values above {level} of the largest", "" if valid.all() else f"empty: {_precision_words(ds)}"]
+    return np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan), words
 
 
-def _untold(ds: xr.Dataset) -> str:
+def _precision_words(ds: xr.Dataset) -> str:
     return f"below what {ds.attrs.get('precision', 'these')} weights can tell"
 
 
 @draws("weight_ranks", needs=("singular_value",))
 def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> go.Figure:
-    """Relative singular values of the weights, a panel per kind of matrix and a line per layer.
+    """Draw relative singular values of the weights, a panel per kind of matrix and a line per layer.
 
     Args:
         ds: of kind "weight_ranks".
@@ -129,7 +129,7 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
 
 @draws("weight_ranks", needs=("decade_count",))
 def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = None) -> go.Figure:
-    """How many relative singular values of a matrix lie in each power of ten, a panel per layer.
+    """Draw how many relative singular values of a matrix lie in each power of ten, a panel per layer.
 
     Args:
         ds: of kind "weight_ranks".
@@ -170,7 +170,7 @@ def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = No
 
 
 def depth_lines(panel: Panel, labels: Sequence[str], values: np.ndarray, axis: str) -> None:
-    """Relative spectra (line, mode) from the first to the last layer, the deeper the darker."""
+    """Draw relative spectra (line, mode) from the first to the last layer, the deeper the darker."""
     modes = np.arange(1, values.shape[1] + 1)
     for place, (label, line) in enumerate(zip(labels, values, strict=True)):
         strength = _PALEST + (1 - _PALEST) * (place + 1) / len(labels)
@@ -179,7 +179,7 @@ def depth_lines(panel: Panel, labels: Sequence[str], values: np.ndarray, axis: s
 
 
 def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
-    """Singular values (…, mode) over the largest, NaN where they are too small to be drawn, or hidden by rounding.
+    """Divide singular values (…, mode) by the largest; NaN where too small to be drawn, or hidden by rounding.
 
     Args:
         values: descending along the last axis.
@@ -193,7 +193,7 @@ def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
 
 
 def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
-    """Where an ε stands, the middle one for None.
+    """Return the position of an ε, of the middle one for None.
 
     Raises:
         UnknownNameError: the result has no such ε.
@@ -204,23 +204,23 @@ def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
 
 
 def whole_matrices(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> list[int]:
-    """Places of the matrices over all heads, of one stack or all, of some parts or all.
+    """Return places of the matrices over all heads, of one stack or all, of some parts or all.
 
     Raises:
         UnknownNameError: there is no such stack or part.
     """
-    chosen = np.array([head == "" for head in names_of(ds, "head")])
-    for name, wanted in (("stack", None if stack is None else [stack]), ("part", parts)):
-        known = names_of(ds, name)
-        for each in wanted or ():
-            if each not in known:
-                raise unknown_name(name, each, list(dict.fromkeys(known)))
-        chosen &= wanted is None or np.isin(known, list(wanted))
-    return np.flatnonzero(chosen).tolist()
+    mask = np.array([head == "" for head in names_of(ds, "head")])
+    for name, labels in (("stack", None if stack is None else [stack]), ("part", parts)):
+        available = names_of(ds, name)
+        for each in labels or ():
+            if each not in available:
+                raise unknown_name(name, each, list(dict.fromkeys(available)))
+        mask &= labels is None or np.isin(available, list(labels))
+    return np.flatnonzero(mask).tolist()
 
 
 def names_of(ds: xr.Dataset, coordinate: str) -> list[str]:
-    """A coordinate of the matrices as strings."""
+    """Return a coordinate of the matrices as strings."""
     return [str(value) for value in ds[coordinate].values]
 
 
@@ -237,7 +237,7 @@ def _in_attention(ds: xr.Dataset, row: int) -> bool:
 
 
 def _column(ds: xr.Dataset, row: int) -> str:
-    """A matrix as a column: its part, with the kind of attention where the model has several."""
+    """Name the column of a matrix: its part, with the kind of attention where the model has several."""
     kind, part = str(ds["layer_kind"].values[row]), str(ds["part"].values[row])
     kinds = {str(ds["layer_kind"].values[other]) for other in whole_matrices(ds) if _in_attention(ds, other)}
     return f"{kind_word(kind).removesuffix('-attention')} {part}" if kind in kinds and len(kinds) > 1 else part

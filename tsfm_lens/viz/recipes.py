@@ -30,7 +30,7 @@ def recipe_forecasts(
     context_steps: int | None = None,
     samples: int = 20,
 ) -> go.Figure:
-    """What is left of a forecast when many heads and MLPs go: a row per series, a column per recipe.
+    """Draw what is left of a forecast when many heads and MLPs go: a row per series, a column per recipe.
 
     Args:
         ds: of kind "recipes": ``quantile_forecast`` (recipe, series, quantile, step), ``context`` and, where
@@ -68,11 +68,11 @@ def recipe_forecasts(
             mine[0].y(f"{view.id}\n({view.unit or 'data units'})")
     if not several:
         title_axes(grid, scenes[0].time.short_title, scenes[0].title)
-    drawn = min(samples, ds.sizes.get("draw", 0))
+    n_paths = min(samples, ds.sizes.get("draw", 0))
     return grid.dress(
         f"Forecasts of {model_of(ds)} without many of its parts",
         f"{ds.sizes['step']} steps ahead from {scenes[0].remark}",
-        f"light: {drawn} sampled paths" if drawn else _interval(ds),
+        f"light: {n_paths} sampled paths" if n_paths else _interval(ds),
         "distance: 1 − rank correlation with the original",
         cut,
         scenes[0].time.remark,
@@ -80,7 +80,7 @@ def recipe_forecasts(
 
 
 def _title(ds: xr.Dataset, recipe: int, series: int, *, first: bool) -> tuple[str, ...]:
-    """Recipe and what it takes, over the first row; distance and error over every panel."""
+    """Write recipe and what it takes, over the first row; distance and error over every panel."""
     lines = []
     if first:
         parts = []
@@ -99,7 +99,7 @@ def _title(ds: xr.Dataset, recipe: int, series: int, *, first: bool) -> tuple[st
 
 
 def _table(titles: list[list[tuple[str, ...]]]) -> Sheet:
-    """Panels in rows of their own value axis and columns of one time axis."""
+    """Make panels in rows of their own value axis and columns of one time axis."""
     rows, columns = len(titles), len(titles[0])
     grid = sheet(
         [_PANEL] * rows,
@@ -119,7 +119,7 @@ def _table(titles: list[list[tuple[str, ...]]]) -> Sheet:
 
 
 def _draw(panel: Panel, ds: xr.Dataset, view: Scene, recipe: int, samples: int) -> None:
-    """One panel: context and truth, paths or interval, the original's median and the recipe's own."""
+    """Draw one panel: context and truth, paths or interval, the original's median and the recipe's own."""
     colour = VERMILION if recipe else BLUE
     x = view.time.at(view.future)
     quantiles = array(ds, "quantile_forecast", "quantile", "step", recipe=recipe, series=view.place)
@@ -147,7 +147,7 @@ def _fit(grid: Sheet, ds: xr.Dataset, view: Scene, columns: list[int], **row: in
     if "sample" in ds:
         paths = array(ds, "sample", "draw", "step", recipe=0, series=view.place)
         others = np.append(others, np.quantile(paths, [0.05, 0.95], axis=0))
-    return fit(grid, np.append(view.seen, medians[0]), others, nticks=4, **row)
+    return fit(grid, np.append(view.observations, medians[0]), others, nticks=4, **row)
 
 
 def _interval(ds: xr.Dataset) -> str:

@@ -28,7 +28,7 @@ _PANEL = 60_000  # in a panel, which has no more dots to show them
 def rollout_panels(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None, zmax: float | None = None
 ) -> go.Figure:
-    """The roll-out maps of the sharpest or the most diffuse heads, each head a panel.
+    """Draw the roll-out maps of the sharpest or the most diffuse heads, each head a panel.
 
     A diagonal band is a head that reads at a fixed lag; a horizontal one reads the same steps throughout.
 
@@ -56,16 +56,16 @@ def rollout_panels(
     ranks = array(ds, "sharpness_rank", "layer", "head")
     count = heads_shown(ranks.size) if count is None else count
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
-    chosen = [divmod(int(flat), ranks.shape[1]) for flat in order]
+    places = [divmod(int(flat), ranks.shape[1]) for flat in order]
     keys, queries = (ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query"))
-    maps = [array(ds, "attention", "query", "key", layer=row, head=col) for row, col in chosen]
+    maps = [array(ds, "attention", "query", "key", layer=row, head=col) for row, col in places]
     limit = zmax or _black(maps, keys)
     entropy = array(ds, "entropy", "layer", "head")
-    labels = [f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in chosen]
-    notes = [f"{_nats(entropy[row, col])}{_aside(one, keys)}" for (row, col), one in zip(chosen, maps, strict=True)]
+    labels = [f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in places]
+    notes = [f"{_nats(entropy[row, col])}{_aside(one, keys)}" for (row, col), one in zip(places, maps, strict=True)]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
-    said = "query step %{x} reads context step %{y}"
-    group = _draw(grid, maps, labels, keys, queries, said, upwards=True)
+    hover = "query step %{x} reads context step %{y}"
+    group = _draw(grid, maps, labels, keys, queries, hover, upwards=True)
     grid.colours(weight_colours(limit) | {"colorscale": _GREYS})
     forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
     title_axes(grid, "forecast step" if forecasts else "query step", "context step" if forecasts else "key step")
@@ -82,7 +82,7 @@ def rollout_panels(
 
 
 def heads_shown(heads: int) -> int:
-    """How many of so many heads are shown as the sharpest, and as many as the most diffuse, none as both."""
+    """Return how many heads are shown as the sharpest, and as many as the most diffuse, none as both."""
     return min(_HEADS, max(heads // 2, 1))
 
 
@@ -90,7 +90,7 @@ def heads_shown(heads: int) -> int:
 def attention_flow_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
 ) -> go.Figure:
-    """How much of each input token may have reached each token after every layer, by Abnar and Zuidema's rollout.
+    """Draw how much of each input token may have reached each token after every layer (Abnar and Zuidema).
 
     Args:
         ds: of kind "attention_flow".
@@ -106,12 +106,12 @@ def attention_flow_map(
         >>> fig.layout.meta["title"]
         'Attention flow through the decoder of chronos-nano'
     """
-    chosen = positions(ds, "layer", layers)
-    flow = list(array(ds, "flow", "layer", "query", "key")[chosen])
+    rows = positions(ds, "layer", layers)
+    flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
     others = [np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow]
     limit = zmax or float(np.quantile(others, 0.99)) or 1.0
-    labels = [f"after {label}" for label in layer_names(ds, chosen)]
+    labels = [f"after {label}" for label in layer_names(ds, rows)]
     grid = panel_grid([(label,) for label in labels], row_height=190)
     group = _draw(grid, flow, labels, keys, queries, "of step %{x} in the token of step %{y}", upwards=False)
     grid.colours(weight_colours(limit, "share"))
@@ -138,7 +138,7 @@ def _draw(
     *,
     upwards: bool,
 ) -> tuple[int, int]:
-    """A heat map a panel: keys upwards and queries to the right, or keys to the right and queries downwards.
+    """Draw a heat map a panel: keys upwards and queries to the right, or keys to the right and queries downwards.
 
     Args:
         maps: (query, key) each.
@@ -164,7 +164,7 @@ def _draw(
 
 
 def _black(maps: list[np.ndarray], keys: Ruler) -> float:
-    """Where grey ends: 0.1, or the 99.9 % quantile of the weights on ordinary keys."""
+    """Return where grey ends: 0.1, or the 99.9 % quantile of the weights on ordinary keys."""
     ordinary = keys.axis.timed if len(keys.axis.timed) else keys.axis.aside
     return max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
 
@@ -174,7 +174,7 @@ def _nats(entropy: float) -> str:
 
 
 def _aside(weights: np.ndarray, keys: Ruler) -> str:
-    """How much of a head's attention goes to special tokens, where that is 1 % and more."""
+    """Write how much of a head's attention goes to special tokens, where that is 1 % and more."""
     rest = float(weights[:, keys.axis.aside].sum(axis=1).mean())
     return f", {percent(round(rest, 2))} on {' and '.join(sorted(set(keys.axis.special[keys.axis.aside])))}" * (
         rest >= 0.01

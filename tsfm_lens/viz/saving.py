@@ -53,8 +53,8 @@ def save(
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
-        listed = ", ".join(f".{name}" for name in FORMATS)
-        raise InputError(f"{path.name!r} has no known suffix: a figure can be saved as {listed}.")
+        suffixes = ", ".join(f".{name}" for name in FORMATS)
+        raise InputError(f"{path.name!r} has no known suffix: a figure can be saved as {suffixes}.")
     refuse_unwritable(path.parent)
     content = rendered(fig, kind, width=width, height=height, scale=scale, self_contained=self_contained)
     return write_atomically(path, content)
@@ -69,7 +69,7 @@ def rendered(
     scale: float = 2.0,
     self_contained: bool = True,
 ) -> bytes:
-    """The content of a file of format ``kind``, one of ``FORMATS``; arguments and errors as in :func:`save`."""
+    """Return the content of a file of format ``kind``, one of ``FORMATS``; arguments and errors as in :func:`save`."""
     if kind == "html":
         return fig.to_html(include_plotlyjs=self_contained or "cdn", config=BROWSER_CONFIG, div_id="figure").encode()
     if kind == "json":

@@ -1,4 +1,4 @@
-"""The residual stream as a scheme: who reads from it, who writes to it, and how much of the forecast."""
+"""Scheme of the residual stream: who reads from it, who writes to it, and how much of the forecast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARE = 0.59 * (_BOX[1] - _BOX[0]) / (_ENDS[1] - _ENDS[0])  # of a box in the w
 
 @draws("stream_shares", needs=("share", "head_size", "size"))
 def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """The stream from the embedding to the readout, its writers as boxes, and the share that each writes.
+    """Draw the stream from the embedding to the readout, its writers as boxes, and the share that each writes.
 
     Args:
         ds: of kind "stream_shares": ``share`` (writer, series), ``head_size`` (writer, head, series).
@@ -35,33 +35,33 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
         >>> fig.layout.meta["title"]
         'What is written into the residual stream of chronos-nano'
     """
-    picked = series_rows(ds, series)
-    share = array(ds, "share", "writer", "series")[:, picked].mean(axis=1)
-    total = array(ds, "size", "writer", "series")[:, picked].sum(axis=0)
+    rows = series_rows(ds, series)
+    share = array(ds, "share", "writer", "series")[:, rows].mean(axis=1)
+    total = array(ds, "size", "writer", "series")[:, rows].sum(axis=0)
     total[total == 0] = np.nan
-    heads = (array(ds, "head_size", "writer", "head", "series")[..., picked] / total).mean(axis=2)
+    heads = (array(ds, "head_size", "writer", "head", "series")[..., rows] / total).mean(axis=2)
     kinds, layers = [str(k) for k in ds["kind"].values], [int(v) for v in ds["layer_index"].values]
     count = len(kinds)
     height = max(24 if count <= 16 else 17, 9) * (count + 1)
-    said = [
+    labels = [
         f"{kind_word(k)} to the {s}" if s else kind_word(k) for k, s in zip(kinds, ds["keys_from"].values, strict=True)
     ]
     # words stand in the boxes
-    least = 84 + round(max(text_width(words, _TYPE) for words in said) / _SHARE)
-    made = sheet([height], _WIDTHS, column_gap=0.02, min_width=max(480, least), shared_yaxes=True)
-    scheme, shares = made
+    least = 84 + round(max(text_width(words, _TYPE) for words in labels) / _SHARE)
+    canvas = sheet([height], _WIDTHS, column_gap=0.02, min_width=max(480, least), shared_yaxes=True)
+    scheme, shares = canvas
     _draw_layers(scheme, shares, layers)
     scheme.arrow((_STREAM, -0.6), (_STREAM, count - 0.15), GREY, 3)
     scheme.note("readout → forecast", _STREAM, count, xanchor="left", yanchor="bottom")
-    for row, (kind, words, amount) in enumerate(zip(kinds, said, share, strict=True)):
+    for row, (kind, words, amount) in enumerate(zip(kinds, labels, share, strict=True)):
         _draw_writer(scheme, row, words, kind, amount, layers[row] >= 0)
     _draw_shares(shares, names(ds, "writer"), kinds, share, heads)
     scheme.x(visible=False, range=list(_ENDS))
-    made.y(visible=False, range=[-0.7, count + 0.35])
-    return made.dress(
+    canvas.y(visible=False, range=[-0.7, count + 0.35])
+    return canvas.dress(
         f"What is written into the residual stream of {model_of(ds)}",
         f"direct attribution ({ds.attrs.get('decomposition', '')}), absolute, mean over "
-        f"{ds.attrs.get('horizon', '')} steps, {over_series(ds, picked, 'mean')}",
+        f"{ds.attrs.get('horizon', '')} steps, {over_series(ds, rows, 'mean')}",
         "grey arrow: the stream; other arrows: writes, as thick as their share",
         "dotted: what is read; circles: single heads",
     )
@@ -72,7 +72,7 @@ def _colour(kind: str) -> str:
 
 
 def _draw_layers(scheme: Panel, shares: Panel, layers: list[int]) -> None:
-    """A pale band behind every second layer, and the layers' names at the left."""
+    """Draw a pale band behind every second layer, and the layers' names at the left."""
     for layer in sorted({each for each in layers if each >= 0}):
         rows = [row for row, each in enumerate(layers) if each == layer]
         low, high = min(rows) - 0.5, max(rows) + 0.5
@@ -83,7 +83,7 @@ def _draw_layers(scheme: Panel, shares: Panel, layers: list[int]) -> None:
 
 
 def _draw_writer(panel: Panel, row: int, words: str, kind: str, share: float, reads: bool) -> None:
-    """A box, the thin line by which it reads, and the arrow by which it writes."""
+    """Draw a box, the thin line by which it reads, and the arrow by which it writes."""
     left, right = _BOX
     colour = _colour(kind)
     box = {"fillcolor": mixed(colour, 0.18), "line": {"color": colour, "width": 1}}
@@ -96,16 +96,16 @@ def _draw_writer(panel: Panel, row: int, words: str, kind: str, share: float, re
 
 
 def _draw_shares(panel: Panel, writers: list[str], kinds: list[str], share: np.ndarray, heads: np.ndarray) -> None:
-    rows, known = np.arange(len(writers)), np.isfinite(heads)
+    rows, finite = np.arange(len(writers)), np.isfinite(heads)
     words = [f"{plain(name)}: {number(100 * value)} %" for name, value in zip(writers, share, strict=True)]
     colours = [mixed(_colour(kind), 0.55) for kind in kinds]
     panel.bars(rows, 100 * share, "", "%{customdata}", colour=colours, across=True, width=0.62, customdata=words)
-    where, which = np.nonzero(known)
+    where, which = np.nonzero(finite)
     words = [f"{plain(writers[w])}.{h}: {number(100 * heads[w, h])} %" for w, h in zip(where, which, strict=True)]
     look: Look = {"size": 4, "symbol": "circle-open", "legend": False, "customdata": words}
-    panel.dots(100 * heads[known], where, "single heads", "%{customdata}", **look)
+    panel.dots(100 * heads[finite], where, "single heads", "%{customdata}", **look)
     # numbers stand right of bar and points
-    ends = 100 * np.maximum(share, np.where(known, heads, 0.0).max(axis=1))
+    ends = 100 * np.maximum(share, np.where(finite, heads, 0.0).max(axis=1))
     look = {"mode": "text", "textposition": "middle right", "textfont": {"size": 10}}
     panel.dots(ends + 0.03 * ends.max(), rows, text=[percent(float(value)) for value in share], **look)
     panel.x("share of all writes (%)", range=[0, (float(ends.max()) or 1.0) * 1.35])

@@ -25,7 +25,7 @@ _TICKS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 
 
 @draws("seasonality", needs=("amplitude", "period", "amplitude_ratio"))
 def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = None) -> go.Figure:
-    """How strong each period is in the end of the context, the forecast and the truth, a panel per series.
+    """Draw how strong each period is in the end of the context, the forecast and the truth, a panel per series.
 
     Args:
         ds: of kind "seasonality".
@@ -40,14 +40,14 @@ def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = No
         >>> fig.layout.meta["title"]
         'Seasons in the forecasts of chronos-nano'
     """
-    chosen = [series_position(ds, one) for one in (range(min(ds.sizes["series"], 9)) if series is None else series)]
+    rows = [series_position(ds, one) for one in (range(min(ds.sizes["series"], 9)) if series is None else series)]
     trial, parts = np.asarray(ds["trial_period"].values, dtype=float), names(ds, "part")
     amplitude = array(ds, "amplitude", "part", "series", "trial_period")
     period, ratio = (array(ds, name, "series") for name in ("period", "amplitude_ratio"))
     patch, ids = int(ds.attrs.get("patch", 0)), names(ds, "series")
     ratios = ["–" if np.isnan(value) else f"{value:.2f}" for value in ratio]
-    grid = panel_grid([(ids[i], f"period {period[i]:.3g}: {ratios[i]} × context") for i in chosen], row_height=160)
-    for panel, i in zip(grid, chosen, strict=True):
+    grid = panel_grid([(ids[i], f"period {period[i]:.3g}: {ratios[i]} × context") for i in rows], row_height=160)
+    for panel, i in zip(grid, rows, strict=True):
         for part in [part for part in _PARTS if part in parts]:
             hover = f"{plain(ids[i])}, {part}<br>period %{{x:.3g}} steps<br>amplitude %{{y:.3g}} standard deviations"
             name = "end of the context" if part == "context" else part
@@ -64,5 +64,5 @@ def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = No
         f"amplitude of the best sine of each period over {ds.sizes['step']} steps",
         "dashed: the context's strongest period",
         f"dotted: the patch length, {patch} steps" if patch > 1 else "",
-        shown([ids[i] for i in chosen]),
+        shown([ids[i] for i in rows]),
     )

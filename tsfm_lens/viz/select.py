@@ -26,7 +26,7 @@ DRAWN_BY = {
     "sweep_recipes": "recipe_changes or recipe_table",
     "sweep_selection": "selection_comparison",
 }
-"""Which renderers draw a kind of result; :func:`draws` adds the others."""
+"""Renderers of each kind of result; :func:`draws` adds the others."""
 # results of many runs, which no single lens and series can make
 SWEEP_KINDS = tuple(kind for kind in DRAWN_BY if kind.startswith("sweep_"))
 
@@ -47,29 +47,29 @@ def draws(*kinds: str, needs: Sequence[str] = ()) -> Callable[[Callable[P, go.Fi
     and says so in its docstring.
     """
 
-    def declared(renderer: Callable[P, go.Figure]) -> Callable[P, go.Figure]:
+    def declare(renderer: Callable[P, go.Figure]) -> Callable[P, go.Figure]:
         for kind in kinds:
-            known = _RENDERERS.setdefault(kind, [])
-            known.append(renderer.__name__)
-            DRAWN_BY[kind] = " or ".join(filter(None, [", ".join(known[:-1]), known[-1]]))
-        takes = signature(renderer)
+            renderers = _RENDERERS.setdefault(kind, [])
+            renderers.append(renderer.__name__)
+            DRAWN_BY[kind] = " or ".join(filter(None, [", ".join(renderers[:-1]), renderers[-1]]))
+        sig = signature(renderer)
 
         @wraps(renderer)
-        def drawn(*args: P.args, **kwargs: P.kwargs) -> go.Figure:
-            bound = takes.bind(*args, **kwargs)
+        def draw(*args: P.args, **kwargs: P.kwargs) -> go.Figure:
+            bound = sig.bind(*args, **kwargs)
             ds = bound.arguments["ds"] = as_dataset(bound.arguments["ds"])
-            found = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else None
-            check(ds, found if found in kinds else kinds[0], *needs)
+            actual = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else None
+            check(ds, actual if actual in kinds else kinds[0], *needs)
             return renderer(*bound.args, **bound.kwargs)
 
-        drawn.__doc__ = cleandoc(renderer.__doc__ or "") + _RAISES
-        return drawn
+        draw.__doc__ = cleandoc(renderer.__doc__ or "") + _RAISES
+        return draw
 
-    return declared
+    return declare
 
 
 def as_dataset(thing: Any) -> Any:
-    """A run or a forecast as its dataset; anything else as it is."""
+    """Return a run or a forecast as its dataset; anything else as it is."""
     return thing.to_dataset() if not isinstance(thing, xr.Dataset) and hasattr(thing, "to_dataset") else thing
 
 
@@ -81,11 +81,11 @@ def check(ds: xr.Dataset, kind: str, *variables: str) -> None:
     """
     if not isinstance(ds, xr.Dataset):
         raise InputError(f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}.")
-    found = ds.attrs.get("kind")
+    actual = ds.attrs.get("kind")
     # a run holds its forecast
-    if found != kind and (found, kind) != ("run", "forecast"):
-        help_text = f" {DRAWN_BY[found]} draws that kind." if found in DRAWN_BY else ""
-        raise InputError(f"a Dataset of kind {kind!r} is needed, this one is of kind {found!r}.{help_text}")
+    if actual != kind and (actual, kind) != ("run", "forecast"):
+        help_text = f" {DRAWN_BY[actual]} draws that kind." if actual in DRAWN_BY else ""
+        raise InputError(f"a Dataset of kind {kind!r} is needed, this one is of kind {actual!r}.{help_text}")
     missing = [name for name in variables if name not in ds]
     if missing:
         has = ", ".join(map(str, ds.data_vars)) or "nothing"
@@ -93,19 +93,19 @@ def check(ds: xr.Dataset, kind: str, *variables: str) -> None:
 
 
 def names(ds: xr.Dataset, dim: str) -> list[str]:
-    """The labels along ``dim`` as strings; positions where it has no labels."""
+    """Return the labels along ``dim`` as strings; positions where it has no labels."""
     if dim not in ds.dims:
         return []
     return [str(v) for v in ds[dim].values]
 
 
 def segment_words(ds: xr.Dataset) -> list[str]:
-    """Names of segments as figures write them: their steps with true minus signs."""
+    """Name segments as figures do: their steps with true minus signs."""
     return [true_minus(name) for name in names(ds, "segment")]
 
 
 def position(ds: xr.Dataset, dim: str, value: str | int, *, what: str | None = None) -> int:
-    """Where a label stands along ``dim``; a negative integer counts from the end.
+    """Return the position of a label along ``dim``; a negative integer counts from the end.
 
     Raises:
         UnknownNameError: there is no such label; names the nearest.
@@ -119,7 +119,7 @@ def position(ds: xr.Dataset, dim: str, value: str | int, *, what: str | None = N
 
 
 def series_position(ds: xr.Dataset, series: str | int) -> int:
-    """Where a series stands, by its place (an integer) or its id (a string).
+    """Return the position of a series, by its place (an integer) or its id (a string).
 
     Raises:
         UnknownNameError: there is no such series.
@@ -133,7 +133,7 @@ def series_position(ds: xr.Dataset, series: str | int) -> int:
 
 
 def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
-    """The place of one series; of all for None.
+    """Return the place of one series; of all for None.
 
     Raises:
         UnknownNameError: there is no such series.
@@ -142,19 +142,19 @@ def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
 
 
 def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
-    """Places of the series that are forecast, the first ``most`` of them; covariates are not."""
+    """Return places of the series that are forecast, the first ``most`` of them; covariates are not."""
     roles = ds["role"].values if "role" in ds.coords else ["target"] * ds.sizes.get("series", 1)
     return [place for place, role in enumerate(roles) if role == "target"][:most]
 
 
 def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
-    """Which series a figure shows, and how several were put together."""
+    """Name the series that a figure shows, and how several were put together."""
     ids = names(ds, "series")
     return f"{how} over " * (len(rows) > 1) + shown([ids[i] for i in rows])
 
 
 def positions(ds: xr.Dataset, dim: str, values: Sequence[str | int] | None) -> list[int]:
-    """Several positions along ``dim``; all of them for None.
+    """Return several positions along ``dim``; all of them for None.
 
     Raises:
         UnknownNameError: one of the labels does not exist.
@@ -163,18 +163,18 @@ def positions(ds: xr.Dataset, dim: str, values: Sequence[str | int] | None) -> l
 
 
 def median_position(quantiles: np.ndarray) -> int:
-    """Where the quantile next to 0.5 stands."""
+    """Return the position of the quantile next to 0.5."""
     return int(np.argmin(np.abs(np.asarray(quantiles, dtype=float) - 0.5)))
 
 
 def statistic_of(ds: xr.Dataset) -> str:
-    """What the middle of a read-out forecast is: "median", "mean", or "expected value" over tokens."""
-    found = str(ds.attrs.get("statistic", ""))
-    return found if found in ("mean", "expected value") else "median"
+    """Name the middle of a read-out forecast: "median", "mean", or "expected value" over tokens."""
+    statistic = str(ds.attrs.get("statistic", ""))
+    return statistic if statistic in ("mean", "expected value") else "median"
 
 
 def unit_of(ds: xr.Dataset, series: int | None = None) -> str:
-    """The unit of the data, of one series where each has its own; "" if it is not known."""
+    """Return the unit of the data, of one series where each has its own; "" if it is not known."""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
         unit = str(ds["units"].values[series])
         if unit:
@@ -184,34 +184,34 @@ def unit_of(ds: xr.Dataset, series: int | None = None) -> str:
 
 
 def value_title(ds: xr.Dataset, series: int | None = None, word: str = "value") -> str:
-    """The title of an axis in data units."""
+    """Return the title of an axis in data units."""
     return f"{word} ({unit_of(ds, series) or 'data units'})"
 
 
 def model_of(ds: xr.Dataset) -> str:
-    """The model's name for titles."""
+    """Return the model's name for titles."""
     return str(ds.attrs.get("model", "") or "unnamed model")
 
 
 def layer_name(label: str) -> str:
-    """A layer's label in words: "embedding" or "layer 3"."""
+    """Write a layer's label in words: "embedding" or "layer 3"."""
     return "embedding" if label == "embed" else f"layer {label}"
 
 
 def kind_word(kind: str) -> str:
-    """A kind of component in words."""
-    known = {"mlp": "MLP", "embed": "embedding", "bias": "output biases"}
-    return known.get(kind) or kind.replace("_", "-").replace("attn", "attention")
+    """Write a kind of component in words."""
+    words = {"mlp": "MLP", "embed": "embedding", "bias": "output biases"}
+    return words.get(kind) or kind.replace("_", "-").replace("attn", "attention")
 
 
-def layer_names(ds: xr.Dataset, chosen: Sequence[int] | None = None) -> list[str]:
-    """The layers in words, all or those at some places."""
+def layer_names(ds: xr.Dataset, rows: Sequence[int] | None = None) -> list[str]:
+    """Name the layers in words, all or those at some places."""
     labels = names(ds, "layer")
-    return [layer_name(labels[i]) for i in (range(len(labels)) if chosen is None else chosen)]
+    return [layer_name(labels[i]) for i in (range(len(labels)) if rows is None else rows)]
 
 
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
-    """A variable as float64, cut at ``at`` (by position) and laid out as ``dims``.
+    """Return a variable as float64, cut at ``at`` (by position) and laid out as ``dims``.
 
     Raises:
         InputError: the variable has other dimensions than ``dims`` after the cut.
@@ -225,5 +225,5 @@ def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
 
 
 def shown(ids: Sequence[str], limit: int = 3) -> str:
-    """Series ids for a subtitle: all when few, else how many."""
+    """List series ids for a subtitle: all when few, else how many."""
     return ", ".join(ids) if len(ids) <= limit else f"{len(ids)} series"

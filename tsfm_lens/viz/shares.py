@@ -1,4 +1,4 @@
-"""One attribution, cut to what a figure or a sentence speaks of."""
+"""Attribution cut to what a figure or a sentence speaks of."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _METHOD_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """The attribution of one decomposition to one series.
+    """Attribution of one decomposition to one series.
 
     Attributes:
         components: names, (component,).
@@ -66,9 +66,9 @@ def attribution_shares(
     label = names(ds, "decomposition")[which]
     cut = ds.isel(decomposition=which, series=at)
     unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
-    known = unit_of(ds, at)
-    unit = known if unit in ("", "data units") and known else unit or "data units"
-    note, judged = [], _noise(cut, unit)
+    data_unit = unit_of(ds, at)
+    unit = data_unit if unit in ("", "data units") and data_unit else unit or "data units"
+    note, noise = [], _noise(cut, unit)
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
@@ -77,7 +77,7 @@ def attribution_shares(
         cut = cut.isel(quantile=place)
         middle = abs(levels[place] - 0.5) < 1e-6
         # only the median's noise is known
-        judged = judged if middle else None
+        noise = noise if middle else None
         note.append(f"of the {statistic_of(ds)}" if middle else f"of the {levels[place]:g} quantile")
     if "completeness_error" in ds:
         error = float(ds["completeness_error"].isel(decomposition=which, series=at))
@@ -87,7 +87,7 @@ def attribution_shares(
     if "kind" in ds.coords:
         fine = np.asarray([str(k) != "layer" for k in ds["kind"].values])
         if fine.any():
-            values, judged = values[fine], judged and judged.at(fine)
+            values, noise = values[fine], noise and noise.at(fine)
             components = [c for c, keep in zip(components, fine, strict=True) if keep]
     words = _METHOD_WORDS.get(label, label)
     return Shares(
@@ -97,12 +97,12 @@ def attribution_shares(
         decomposition=words,
         unit=unit,
         note="; ".join(note),
-        noise=judged,
+        noise=noise,
     )
 
 
 def _noise(cut: xr.Dataset, unit: str) -> Finding | None:
-    """What is above the noise floor of one series and decomposition, (component,); None where no floor is known."""
+    """Compare one series and decomposition with its noise floor, (component,); None where no floor is known."""
     if "attribution_share_floor" not in cut:
         return None
     mean = array(cut, "mean_attribution", "component")

@@ -1,4 +1,4 @@
-"""The grammar of figures: a sheet of panels, and the marks that are drawn on them.
+"""Grammar of figures: a sheet of panels, and the marks that are drawn on them.
 
 A renderer says what stands on the axes, on which scale and in which words. How a curve, a fan, bars, points or a map
 look, what their hover boxes and the legend show, and how much room all of it takes, is said here once.
@@ -23,7 +23,7 @@ from tsfm_lens.viz.theme import dress, plain, true_minus
 # pixels: beside the panels for a colour bar, its longest, the type of its title
 _BAR_MARGIN, _BAR_LENGTH, _BAR_TYPE = 96, 320, 12
 _USUAL = 640  # pixels: width for which a legend's rows are counted
-_GIVEN_UP, _MANY = 1, 6  # rows by which a legend may be higher in a narrower figure, unless it has many
+_EXTRA_ROWS, _MANY = 1, 6  # rows by which a legend may be higher in a narrower figure, unless it has many
 
 
 @dataclass
@@ -42,22 +42,22 @@ class Sheet(Canvas):
     below: int = 52
 
     def panel(self, row: int = 1, col: int = 1, **axes: Any) -> Panel:
-        """One panel; ``axes`` says which, where a place has two."""
+        """Return one panel; ``axes`` says which, where a place has two."""
         return Panel(self, {"row": row, "col": col, **axes} if self.places else {})
 
     def __iter__(self) -> Iterator[Panel]:
         return (self.panel(*place) for place in self.places) if self.places else iter([self.panel()])
 
     def x(self, title: str | None = None, **settings: Any) -> None:
-        """Settings of every horizontal axis."""
+        """Set every horizontal axis."""
         self.fig.update_xaxes(**titled(title), **settings)
 
     def y(self, title: str | None = None, **settings: Any) -> None:
-        """Settings of every vertical axis."""
+        """Set every vertical axis."""
         self.fig.update_yaxes(**titled(title), **settings)
 
     def colours(self, scale: dict[str, Any]) -> None:
-        """Colours of all maps, with a bar beside them that is no longer than needed to read it."""
+        """Set colours of all maps, with a bar beside them that is no longer than needed to read it."""
         bar = {"len": min(1.0, _BAR_LENGTH / self.plot_height), **scale["colorbar"]}
         title = along(bar["title"]["text"], bar["len"] * self.plot_height, _BAR_TYPE)
         bar["title"] = {**bar["title"], "text": title}
@@ -66,7 +66,7 @@ class Sheet(Canvas):
         )
 
     def dress(self, title: str, *remarks: str) -> go.Figure:
-        """The finished figure.
+        """Finish the figure.
 
         Args:
             title: plain words.
@@ -91,18 +91,18 @@ class Sheet(Canvas):
         return fig
 
     def _least(self) -> tuple[int, int]:
-        """The width from which on the figure can be read, and the rows that its legend has where there is some room."""
+        """Return the width from which on the figure can be read, and the rows of its legend where there is room."""
         layout, traces = written(self.fig)
         least = max(self.min_width, width_of_words(layout, traces))
         rows = legend_rows(layout, traces, max(least, _USUAL))
         # in a narrower figure the panels give up height, but not all of it
-        while legend_rows(layout, traces, least) > rows + _GIVEN_UP * (rows < _MANY):
+        while legend_rows(layout, traces, least) > rows + _EXTRA_ROWS * (rows < _MANY):
             least += 20
         return least, rows
 
 
 def blank(height: int = 300, min_width: int = 360, below: int = 52) -> Sheet:
-    """A sheet of one panel; heights and widths in pixels."""
+    """Make a sheet of one panel; heights and widths in pixels."""
     return Sheet(go.Figure(), [], height, min_width=min_width, below=below)
 
 
@@ -119,7 +119,7 @@ def sheet(
     below: int = 52,
     **options: Any,
 ) -> Sheet:
-    """A sheet of rows and columns.
+    """Make a sheet of rows and columns.
 
     Args:
         heights: of the rows in pixels; widths: of the columns, in any unit.

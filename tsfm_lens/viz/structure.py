@@ -20,13 +20,13 @@ from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
 
 __all__ = ["entropic_rank_line", "head_similarity_map", "similarity_map", "spectrum_lines", "stable_rank_map"]
 
-_PRINTED = 36  # cells of a panel that still have room for their number
+_MAX_NUMBERED = 36  # cells of a panel that still have room for their number
 _PRODUCTS = {"QK": "query–key product W_Q W_Kᵀ", "OV": "value–output product W_V W_O"}
 
 
 @draws("spectra", needs=("stable_rank",))
 def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
-    """Layer × head map of the stable rank: dark heads spread their spectrum, light ones act along few directions.
+    """Draw the layer × head map of the stable rank: dark heads spread their spectrum, light ones use few directions.
 
     Args:
         ds: of kind "spectra".
@@ -52,7 +52,7 @@ def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
 
 @draws("spectra", needs=("singular_value",))
 def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str | int] | None = None) -> go.Figure:
-    """Singular values of every head, a panel per layer, each spectrum relative to its largest value.
+    """Draw singular values of every head, a panel per layer, each spectrum relative to its largest value.
 
     Args:
         ds: of kind "spectra".
@@ -67,13 +67,13 @@ def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str 
         >>> fig.layout.meta["title"]
         'Spectra of the query–key products of chronos-nano'
     """
-    chosen = positions(ds, "layer", layers)
-    values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))[chosen]
+    rows = positions(ds, "layer", layers)
+    values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))[rows]
     top = values[..., :1]
     shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
     # what rounding leaves of a zero is no singular value
     shares[shares < 1e-12] = np.nan
-    grid = head_lines(ds, chosen, shares, "%{y:.3g} of the largest")
+    grid = head_lines(ds, rows, shares, "%{y:.3g} of the largest")
     title_axes(grid, "mode", "singular value / largest")
     return grid.dress(
         f"Spectra of the {_short(product)} products of {model_of(ds)}",
@@ -83,7 +83,7 @@ def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str 
 
 
 def head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str) -> Sheet:
-    """A panel per layer: a thin line per head over the modes on a logarithmic axis, and the median over heads.
+    """Draw a panel per layer: a thin line per head over the modes on a logarithmic axis, and the median over heads.
 
     Args:
         layers: places of the layers of ``values``, (layer, head, mode).
@@ -102,7 +102,7 @@ def head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: s
 
 @draws("entropic_rank", needs=("rank", "entropy"))
 def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
-    """Entropic rank layer by layer: how many directions the heads of a layer write in.
+    """Draw the entropic rank layer by layer: how many directions the heads of a layer write in.
 
     Args:
         ds: of kind "entropic_rank".
@@ -117,8 +117,8 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
         'Entropic rank of the heads of chronos-nano'
     """
     labels, ids = layer_names(ds), names(ds, "series")
-    heads, made = int(ds.attrs.get("heads", 0)), blank(280)
-    panel, hover = made.panel(), "%{text}<br>entropic rank %{y:.3g}"
+    heads, canvas = int(ds.attrs.get("heads", 0)), blank(280)
+    panel, hover = canvas.panel(), "%{text}<br>entropic rank %{y:.3g}"
     for name, line in zip(ids, np.exp(array(ds, "entropy", "layer", "series")).T, strict=True):
         look: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
         panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **look)
@@ -131,9 +131,9 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
         panel.note(f"{heads} heads: no two share a direction", 1, heads, colour=GREY, **side)
         panel.y(range=[0.9, heads + 0.12 * (heads - 0.9)])
     panel.x("layer", type="category")
-    few_ticks(made, labels)
+    few_ticks(canvas, labels)
     panel.y("entropic rank (directions)")
-    return made.dress(
+    return canvas.dress(
         f"Entropic rank of the heads of {model_of(ds)}",
         attention_kind(ds),
         f"entropy averaged over tokens and {len(ids)} series",
@@ -143,7 +143,7 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
 
 @draws("layer_similarity")
 def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
-    """How alike the layers of a stack are, each against each.
+    """Draw how alike the layers of a stack are, each against each.
 
     Args:
         ds: of kind "layer_similarity".
@@ -163,16 +163,16 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     cka = measure == "cka"
     axis, word = ("stream", "linear CKA") if cka else ("layer", "cosine")
     labels = [layer_name(name) for name in names(ds, axis)]
-    made = blank(min(max(34 * len(labels), 200), 560))
-    panel, hover = made.panel(), f"%{{y}} and %{{x}}<br>{word} %{{z:.3f}}"
+    canvas = blank(min(max(34 * len(labels), 200), 560))
+    panel, hover = canvas.panel(), f"%{{y}} and %{{x}}<br>{word} %{{z:.3f}}"
     values = array(ds, measure, axis, f"other_{axis}")
     panel.cells(values, labels, labels, hover, write=two_digits)
     alike = [label for label, row in zip(labels, values, strict=True) if not np.isfinite(row).any()]
-    made.colours(colour_scale(word, low=0.0, high=1.0, diverging=not cka))
+    canvas.colours(colour_scale(word, low=0.0, high=1.0, diverging=not cka))
     panel.x(type="category", ticks="", nticks=12)
     panel.y(type="category", autorange="reversed", ticks="", nticks=24)
     what = "residual streams after each layer" if cka else "what each layer adds to the residual stream"
-    return made.dress(
+    return canvas.dress(
         f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}",
         f"{word} of {what}, over all tokens",
         "1: alike" + ("" if cka else ", −1: opposite"),
@@ -182,7 +182,7 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
 
 @draws("head_similarity", needs=("cosine",))
 def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
-    """How alike the heads of a layer write, each against each, a panel per layer.
+    """Draw how alike the heads of a layer write, each against each, a panel per layer.
 
     Args:
         ds: of kind "head_similarity".
@@ -196,13 +196,13 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
         >>> fig.layout.meta["title"]
         'Similarity of the heads of chronos-nano'
     """
-    chosen, heads = positions(ds, "layer", layers), names(ds, "head")
-    labels = layer_names(ds, chosen)
+    rows, heads = positions(ds, "layer", layers), names(ds, "head")
+    labels = layer_names(ds, rows)
     grid = panel_grid([(label,) for label in labels], row_height=max(150, 16 * min(len(heads), 16)))
     hover = "heads %{y} and %{x}<br>cosine %{z:.3f}"
-    cosines = array(ds, "cosine", "layer", "head", "other_head")[chosen]
+    cosines = array(ds, "cosine", "layer", "head", "other_head")[rows]
     for panel, value, label in zip(grid, cosines, labels, strict=True):
-        panel.cells(value, heads, heads, f"{plain(label)}, {hover}", write=two_digits, printed=_PRINTED)
+        panel.cells(value, heads, heads, f"{plain(label)}, {hover}", write=two_digits, printed=_MAX_NUMBERED)
     title_axes(grid, "head", "head")
     grid.x(type="category", ticks="")
     grid.y(type="category", ticks="", autorange="reversed")
@@ -215,7 +215,7 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
 
 
 def _short(product: str) -> str:
-    """A product's name without its matrices."""
+    """Name a product without its matrices."""
     return _PRODUCTS.get(product, product).split(" product")[0]
 
 

@@ -1,4 +1,4 @@
-"""Which datasets lose and which gain as heads of one layer go: a row a dataset."""
+"""Losses and gains of datasets as heads of one layer go: a row a dataset."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dataset_heatmap(
     layers: Sequence[int] | None = None,
     datasets: Sequence[str] | None = None,
 ) -> go.Figure:
-    """What each dataset makes of ablating more and more heads of one layer, side by side for the layers of a model.
+    """Draw what each dataset makes of ablating more and more heads of one layer, the layers of a model side by side.
 
     Args:
         table: of kind "sweep_datasets".
@@ -63,16 +63,16 @@ def dataset_heatmap(
     if not panels:
         has = ", ".join(map(str, dict.fromkeys(of_model["layer"])))
         raise InputError(f"no layer of {list(layers or ())} is mapped by dataset for {name!r}; there are: {has}")
-    known = sorted(set(table["dataset"]))
+    available = sorted(set(table["dataset"]))
     for each in datasets or ():
-        if each not in known:
-            raise unknown_name("dataset", each, known, hint=f"There are {len(known)}.")
-    shown = known if datasets is None else list(datasets)
+        if each not in available:
+            raise unknown_name("dataset", each, available, hint=f"There are {len(available)}.")
+    selection = available if datasets is None else list(datasets)
     counts = [_counts(rows) for rows in panels]
     widths = [int(rows["of"].iloc[0]) + 1 for rows in panels]
-    labels = [plain(each) for each in shown]
-    made = sheet(
-        [max(_ROW * len(shown), _LEAST) + 20],
+    labels = [plain(each) for each in selection]
+    canvas = sheet(
+        [max(_ROW * len(selection), _LEAST) + 20],
         widths,
         titles=[_title(rows) for rows in panels],
         column_gap=0.02,
@@ -81,16 +81,16 @@ def dataset_heatmap(
         shared_yaxes=True,
     )
     cap = float(table.attrs.get("cap", 0.25))
-    for panel, rows, across in zip(made, panels, counts, strict=True):
-        _draw(panel, rows, shown, across, 100 * cap)
+    for panel, rows, across in zip(canvas, panels, counts, strict=True):
+        _draw(panel, rows, selection, across, 100 * cap)
         panel.x("heads ablated", tickvals=list(range(len(across))), ticktext=across, **NO_AXIS)
-    label_rows(made, labels, ticklabelstandoff=4, tickfont={"size": 10})
+    label_rows(canvas, labels, ticklabelstandoff=4, tickfont={"size": 10})
     # beside a tall map a bar of the same height says nothing more
     bar = bar_title("change of MASE (%)") | {"y": 1, "yanchor": "top"}
-    made.colours({"colorscale": DIVERGING, "cmin": -100 * cap, "cmax": 100 * cap, "cmid": 0, "colorbar": bar})
+    canvas.colours({"colorscale": DIVERGING, "cmin": -100 * cap, "cmax": 100 * cap, "cmid": 0, "colorbar": bar})
     # no head ablated is no number that could have been searched
     empty = any(set(across) - {0} - set(rows["ablated"]) for rows, across in zip(panels, counts, strict=True))
-    return made.dress(
+    return canvas.dress(
         f"MASE of {name} on every dataset as heads of a layer are ablated",
         f"blue is better; colours capped at ±{percent(cap)} of the unablated MASE; bold and framed: "
         f"the largest number of heads with a rise below {percent(tolerance_of(table))}",
@@ -99,7 +99,7 @@ def dataset_heatmap(
 
 
 def _counts(rows: pd.DataFrame) -> list[int]:
-    """The columns of a panel: every number of heads, and none ablated where that has a result."""
+    """List the columns of a panel: every number of heads, and none ablated where that has a result."""
     return [count for count in range(int(rows["of"].iloc[0]) + 1) if count or (rows["ablated"] == 0).any()]
 
 
@@ -109,7 +109,7 @@ def _title(rows: pd.DataFrame) -> str:
 
 
 def _draw(panel: Panel, rows: pd.DataFrame, datasets: list[str], counts: list[int], cap: float) -> None:
-    """The cells of a layer, and frames around the marked ones."""
+    """Draw the cells of a layer, and frames around the marked ones."""
     mase, change = (
         rows.pivot(index="dataset", columns="ablated", values=name).reindex(index=datasets, columns=counts).to_numpy()
         for name in ("mase", "change")
@@ -126,7 +126,7 @@ def _draw(panel: Panel, rows: pd.DataFrame, datasets: list[str], counts: list[in
         textfont={"size": 9},
         customdata=[
             [
-                f"{plain(name)}<br>{n} heads ablated: MASE {m:.4g}, {_known(c)}"
+                f"{plain(name)}<br>{n} heads ablated: MASE {m:.4g}, {_change(c)}"
                 for n, m, c in zip(counts, *line, strict=True)
             ]
             for name, *line in zip(datasets, mase, change, strict=True)
@@ -142,5 +142,5 @@ def _cell(mase: float, bold: bool) -> str:
     return f"<b>{text}</b>" if bold else text
 
 
-def _known(change: float) -> str:
+def _change(change: float) -> str:
     return change_text(change) if np.isfinite(change) else "change unknown"

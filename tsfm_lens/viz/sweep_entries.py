@@ -1,4 +1,4 @@
-"""What the figures of sweeps share: rows of results, intervals, which changes stand, and the words for them."""
+"""Parts that the figures of sweeps share: rows of results, intervals, which changes stand, and words for them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _DIRECTIONS = {"low": "lowest", "high": "highest"}
 
 
 def table_of(table: pd.DataFrame, kind: str, *columns: str) -> pd.DataFrame:
-    """A result of a sweep, after refusing what is none of this kind.
+    """Return a result of a sweep, after refusing what is none of this kind.
 
     Raises:
         InputError: ``table`` is no table, has another ``attrs["kind"]``, or lacks one of ``columns``.
     """
-    found = table.attrs.get("kind") if isinstance(table, pd.DataFrame) else type(table).__name__
-    if found != kind:
-        helped = f"; {DRAWN_BY[found]} draws that kind" if found in DRAWN_BY else ""
-        raise InputError(f"a table of a sweep's results of kind {kind!r} is needed, this is {found!r}{helped}.")
+    actual = table.attrs.get("kind") if isinstance(table, pd.DataFrame) else type(table).__name__
+    if actual != kind:
+        hint = f"; {DRAWN_BY[actual]} draws that kind" if actual in DRAWN_BY else ""
+        raise InputError(f"a table of a sweep's results of kind {kind!r} is needed, this is {actual!r}{hint}.")
     missing = [name for name in columns if name not in table]
     if missing:
         raise InputError(f"the {kind!r} table has no column {missing[0]!r}; it has {', '.join(map(str, table))}.")
@@ -39,31 +39,31 @@ def table_of(table: pd.DataFrame, kind: str, *columns: str) -> pd.DataFrame:
 
 
 def effects_of(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """A result of kind "sweep_effects" with ``size``, of how many layers each entry is; ``first`` is -1 for none."""
+    """Return a result of kind "sweep_effects" with ``size``, its number of layers; ``first`` is -1 for none."""
     table = table_of(table, "sweep_effects", "model", "family", "label", "part", "first", "last", *columns)
     return table.assign(size=table["last"] - table["first"] + 1)
 
 
 def finished(table: pd.DataFrame, what: str, *columns: str) -> tuple[pd.DataFrame, str]:
-    """The rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none).
+    """Return the rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none).
 
     Raises:
         InputError: there are none.
     """
-    known = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
-    if not known.any():
+    finite = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
+    if not finite.any():
         raise InputError(f"this sweep has no finished entry for {what}; it has not run, or was not asked for")
-    lost = int((~known).sum())
-    return table[known], f"{lost} without a result {'is' if lost == 1 else 'are'} left out" if lost else ""
+    missing = int((~finite).sum())
+    return table[finite], f"{missing} without a result {'is' if missing == 1 else 'are'} left out" if missing else ""
 
 
 def models_in(table: pd.DataFrame) -> list[str]:
-    """The models of some rows, in their order."""
+    """List the models of some rows, in their order."""
     return list(dict.fromkeys(table["model"]))
 
 
 def chosen_model(table: pd.DataFrame, model: str | int) -> str:
-    """A model of a result by its name or its place.
+    """Return a model of a result by its name or its place.
 
     Raises:
         UnknownNameError: there is no such model.
@@ -77,33 +77,33 @@ def chosen_model(table: pd.DataFrame, model: str | int) -> str:
 
 
 def told(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows one by one, for what is said of each."""
+    """Return the rows one by one, for what is said of each."""
     return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
 
 
 def baseline_of(table: pd.DataFrame, model: str) -> float:
-    """The unablated MASE of a model; NaN where it is not known."""
-    known = table.loc[table["model"] == model, "baseline_mase"]
-    return float(known.iloc[0]) if len(known) else float("nan")
+    """Return the unablated MASE of a model; NaN where it is not known."""
+    values = table.loc[table["model"] == model, "baseline_mase"]
+    return float(values.iloc[0]) if len(values) else float("nan")
 
 
 def tolerance_of(table: pd.DataFrame) -> float:
-    """The relative rise of the error that a sweep allows."""
+    """Return the relative rise of the error that a sweep allows."""
     return float(table.attrs.get("tolerance", 0.01))
 
 
 def intervals_of(table: pd.DataFrame) -> str:
-    """The intervals of a result in a word or two: "95 % intervals"."""
+    """Name the intervals of a result in a word or two: "95 % intervals"."""
     return f"{percent(float(table.attrs.get('confidence', 0.95)))} intervals"
 
 
 def methods_of(table: pd.DataFrame) -> list[str]:
-    """How the intervals and tests of a result were made, and where so few replicates let no change stand."""
-    drawn = sorted(set(table["replicates"])) or [0]
-    number = " to ".join(str(each) for each in dict.fromkeys((drawn[0], drawn[-1])))
+    """Describe how the intervals and tests of a result were made, and where too few replicates let no change stand."""
+    replicates = sorted(set(table["replicates"])) or [0]
+    number = " to ".join(str(each) for each in dict.fromkeys((replicates[0], replicates[-1])))
     alpha = 1 - float(table.attrs.get("confidence", 0.95))
     test = f" ({table.attrs['test']})" if table.attrs.get("test") else ""
-    said = [
+    sentences = [
         f"The {intervals_of(table)} are percentiles of a paired bootstrap of {number} replicates: datasets are drawn "
         "with replacement, and from each its series with all their windows, the same for the ablated and the unablated "
         f"model{test}. The two-sided p-value of a change counts the replicates on the other side of 0; with B "
@@ -114,45 +114,45 @@ def methods_of(table: pd.DataFrame) -> list[str]:
     hopeless = table.loc[2 * table["tests"] / (table["replicates"] + 1) >= alpha, "tests"]
     if len(hopeless):
         most = int(hopeless.max())
-        said.append(
+        sentences.append(
             f"In families of {most} tests no change can stand with so few replicates: give statistics.replicates of "
             f"{int(np.ceil(round(2 * most / alpha, 6)))} or more."
         )
-    return said
+    return sentences
 
 
 def counted(count: int, word: str) -> str:
-    """A number of things: "1 head", "3 heads"."""
+    """Write a number of things: "1 head", "3 heads"."""
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def change_text(share: float, digits: int = 1) -> str:
-    """A relative change in percent with its sign; 0 has none, and from 10 000 % on powers of ten are written."""
+    """Write a relative change in percent with its sign; 0 has none, and from 10 000 % on it is in powers of ten."""
     text = f"{100 * share:+.{digits}f}" if abs(share) < 100 else f"{100 * share:+.1e}"
     return "0 %" if float(text) == 0 else f"{text.replace('-', '−')} %"
 
 
 def span_text(lower: float, upper: float, digits: int = 1) -> str:
-    """An interval of relative changes; "" where there is none."""
+    """Write an interval of relative changes; "" where there is none."""
     if not np.isfinite([lower, upper]).all():
         return ""
     return f"[{change_text(lower, digits)[:-2]}, {change_text(upper, digits)}]"
 
 
 def change_words(row: Mapping[str, Any]) -> str:
-    """A change with its interval, where there is one: "+1.0 % [−0.4, +2.0 %]"; "unknown" without a result."""
+    """Write a change with its interval, where there is one: "+1.0 % [−0.4, +2.0 %]"; "unknown" without a result."""
     if not np.isfinite(row["change"]):
         return "unknown"
     return f"{change_text(row['change'])} {span_text(row['lower'], row['upper'])}".rstrip()
 
 
 def points_words(value: float, lower: float, upper: float) -> str:
-    """A difference of changes with its interval, in percentage points without the unit: "−25.0 [−30.0, +10.0]"."""
+    """Write a difference of changes with its interval, in percentage points: "−25.0 [−30.0, +10.0]"."""
     return f"{change_text(value)[:-2]} {span_text(lower, upper).replace(' %]', ']')}".rstrip()
 
 
 def order_words(order: str) -> str:
-    """An order of ablation in words: "lowest stable rank first", "at random, seed 3"; of none: "no head can go"."""
+    """Write an order of ablation in words: "lowest stable rank first", "at random, seed 3"; "no head can go"."""
     if not order:
         return "no head can go"
     kind, _, which = str(order).partition(":")
@@ -162,26 +162,26 @@ def order_words(order: str) -> str:
 
 
 def recipe_words(row: Mapping[str, Any]) -> str:
-    """What a recipe takes out: "28 % of heads + 2 MLPs"."""
+    """Write what a recipe takes out: "28 % of heads + 2 MLPs"."""
     share = 100 * max(float(row["heads_ablated"]), 0) / max(float(row["heads_total"]), 1)
     mlps = max(int(row["n_mlps"]), 0)
     return f"{share:.0f} % of heads" + (f" + {mlps} MLP{'s' if mlps > 1 else ''}" if mlps else "")
 
 
 def selection_words(selection: str, seed: int = -1) -> str:
-    """How a recipe's heads were chosen, in words."""
+    """Write how a recipe's heads were chosen, in words."""
     if selection == "random":
         return f"at random, seed {seed}" if seed >= 0 else "at random"
     return {"listed": "as listed", "stable_rank": "by stable rank"}.get(selection, selection.replace("_", " "))
 
 
 def symbols(stands: Iterable[Any], symbol: str = "circle") -> list[str]:
-    """A filled symbol for each change that stands, an open one for the others."""
+    """Return a filled symbol for each change that stands, an open one for the others."""
     return [symbol if bool(each) else f"{symbol}-open" for each in stands]
 
 
 def whiskers(rows: pd.DataFrame, name: str = "", *, colour: str = INK, scale: float = 1.0) -> dict[str, Any]:
-    """Error bars over the intervals of some rows: of their changes, or of the column ``name`` before its ends."""
+    """Return error bars over the intervals of some rows: of changes, or of the column ``name`` before its ends."""
     middle, low, high = (rows[each].to_numpy(float) for each in (name or "change", *_ends(name)))
     bars = {"array": scale * (high - middle), "arrayminus": scale * (middle - low), "symmetric": False}
     return {"type": "data", **bars, "color": colour, "thickness": 1.2, "width": 2}
@@ -191,37 +191,37 @@ def _ends(name: str) -> tuple[str, str]:
     return (f"{name}_lower", f"{name}_upper") if name else ("lower", "upper")
 
 
-def label_rows(made: Sheet, words: Sequence[str], **look: Any) -> None:
+def label_rows(canvas: Sheet, words: Sequence[str], **look: Any) -> None:
     """Put words, safe for plotly, beside the rows of a figure, the first on top."""
     ticks = {"tickvals": list(range(len(words))), "ticktext": list(words), "ticklabelstandoff": 6, **NO_AXIS}
-    made.fig.update_yaxes(range=[len(words) - 0.5, -0.5], **ticks | look)
+    canvas.fig.update_yaxes(range=[len(words) - 0.5, -0.5], **ticks | look)
 
 
 def faint(colour: str, strength: float = 0.16) -> str:
-    """A colour that lets what lies behind it through."""
+    """Return a colour that lets what lies behind it through."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{strength})"
 
 
 def band(panel: Panel, x: np.ndarray, rows: pd.DataFrame, base: float, colour: str) -> None:
-    """The intervals of the changes of some rows as a band of MASE, where there are any."""
+    """Draw the intervals of the changes of some rows as a band of MASE, where there are any."""
     lower, upper = (base * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper"))
-    known = np.isfinite(lower) & np.isfinite(upper)
-    if known.sum() > 1:
-        panel.band(x[known], lower[known], upper[known], faint(colour), "interval")
+    finite = np.isfinite(lower) & np.isfinite(upper)
+    if finite.sum() > 1:
+        panel.band(x[finite], lower[finite], upper[finite], faint(colour), "interval")
 
 
 def level(panel: Panel, value: float, dash: str) -> None:
-    """A thin horizontal line through a panel, where the value is known."""
+    """Draw a thin horizontal line through a panel, where the value is known."""
     if np.isfinite(value):
         panel.level(value, dash=dash)
 
 
 def bar_title(words: str) -> dict[str, Any]:
-    """A colour bar's title and ticks."""
+    """Return a colour bar's title and ticks."""
     return {"title": {"text": words, "side": "right"}, "nticks": 6}
 
 
-def whole_ticks(made: Sheet, most: float) -> None:
-    """Ticks of the x axes at whole numbers, about six up to ``most``."""
-    made.x(dtick=next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if most / step <= 6 or step == 1000))
+def whole_ticks(canvas: Sheet, most: float) -> None:
+    """Set ticks of the x axes at whole numbers, about six up to ``most``."""
+    canvas.x(dtick=next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if most / step <= 6 or step == 1000))

@@ -1,4 +1,4 @@
-"""What single heads cost, how many of a layer can go (the error against the share ablated), and heads@1pp."""
+"""Costs of single heads, numbers of heads of a layer that can go (error against share ablated), and heads@1pp."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ __all__ = ["head_changes", "head_curves", "heads_at_layers"]
 
 _COUNTS = ("model", "layer", "order", "ablated", "of", "share", "better", "within")
 _CURVE = ("mase", "change", "lower", "upper", "baseline_mase")
-_NAMED, _SPREAD = 12, 0.84  # heads with their number, of a model; share of a layer's room that its heads take
+_MAX_LABELS, _SPREAD = 12, 0.84  # heads with their number, of a model; share of a layer's room that its heads take
 _REACH = 8  # tolerances above the baseline up to which a curve is followed
 
 
 def head_changes(table: pd.DataFrame) -> go.Figure:
-    """What every head by itself costs, with intervals, layer by layer.
+    """Draw what every head by itself costs, with intervals, layer by layer.
 
     Args:
         table: of kind "sweep_heads".
@@ -79,9 +79,9 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
         place = mine.groupby("layer").cumcount() - (mine.groupby("layer")["head"].transform("size") - 1) / 2
         mine = mine.assign(place=mine["layer"] + _SPREAD * place / crowd[model])
         standing = mine[mine["stands"]]
-        named = set(standing.index[np.argsort(-standing["change"].abs().to_numpy(), kind="stable")[:_NAMED]])
+        labels = set(standing.index[np.argsort(-standing["change"].abs().to_numpy(), kind="stable")[:_MAX_LABELS]])
         for i, kind in enumerate(kinds):
-            _single(panel, mine[mine["attention"] == kind], kind, CATEGORICAL[i % len(CATEGORICAL)], named)
+            _single(panel, mine[mine["attention"] == kind], kind, CATEGORICAL[i % len(CATEGORICAL)], labels)
         level(panel, 0.0, "dash")
     cut = fit(grid, 100 * rows["change"].to_numpy(float), 100 * rows[["lower", "upper"]].to_numpy(float), 0.5)
     title_axes(grid, "layer", "change of MASE (%)")
@@ -96,8 +96,8 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
     )
 
 
-def _single(panel: Panel, rows: pd.DataFrame, kind: str, colour: str, named: set[Any]) -> None:
-    """The heads of one kind of attention, those in ``named`` with their number."""
+def _single(panel: Panel, rows: pd.DataFrame, kind: str, colour: str, labels: set[Any]) -> None:
+    """Draw the heads of one kind of attention, those in ``labels`` with their number."""
     panel.dots(
         rows["place"].to_numpy(float),
         100 * rows["change"].to_numpy(float),
@@ -113,26 +113,26 @@ def _single(panel: Panel, rows: pd.DataFrame, kind: str, colour: str, named: set
         symbol=symbols(rows["stands"]),
         error_y=whiskers(rows, colour=colour, scale=100),
         mode="markers+text",
-        text=[str(row["head"]) if index in named else "" for index, row in zip(rows.index, told(rows), strict=True)],
+        text=[str(row["head"]) if index in labels else "" for index, row in zip(rows.index, told(rows), strict=True)],
         textposition="middle right",
         textfont={"size": 10, "color": INK},
     )
 
 
 def is_random(order: str) -> bool:
-    """Whether heads were taken in no order."""
+    """Return whether heads were taken in no order."""
     return str(order).partition(":")[0] == "random"
 
 
 def drawn_order(rows: pd.DataFrame) -> str:
-    """Of one layer's rows the better order; where no head can go, or that is not known yet, the first."""
+    """Return the better order of one layer's rows; where no head can go, or that is not known yet, the first."""
     better = rows[rows["better"] & (rows["within"] > 0)]
-    named = rows[~rows["order"].map(is_random)]
-    return str(next(each for each in (better, named, rows) if len(each))["order"].iloc[0])
+    informed = rows[~rows["order"].map(is_random)]
+    return str(next(each for each in (better, informed, rows) if len(each))["order"].iloc[0])
 
 
 def with_start(rows: pd.DataFrame) -> pd.DataFrame:
-    """A curve from the unablated model on: with a first row for no head ablated, unless it has one."""
+    """Extend a curve to the unablated model: a first row for no head ablated, unless it has one."""
     rows = rows.sort_values("ablated")
     base = rows["baseline_mase"].iloc[0]
     if int(rows["ablated"].iloc[0]) == 0 or not np.isfinite(base):
@@ -144,7 +144,7 @@ def with_start(rows: pd.DataFrame) -> pd.DataFrame:
 def head_curves(
     table: pd.DataFrame, *, model: str | int = 0, layers: Sequence[int] | None = None, by: str = "layer"
 ) -> go.Figure:
-    """The error as more and more heads of a layer go, in each order.
+    """Draw the error as more and more heads of a layer go, in each order.
 
     Args:
         table: of kind "sweep_curves".
@@ -171,14 +171,14 @@ def head_curves(
         raise unknown_name("by", by, ("layer", "model"))
     table_of(table, "sweep_curves", *_COUNTS, *_CURVE)
     rows, remark = finished(table, "heads by count", "mase", "change")
-    known = sorted(set(rows["layer"]))
+    available = sorted(set(rows["layer"]))
     for layer in layers or ():
-        if layer not in known:
-            raise unknown_name("layer", layer, [str(each) for each in known])
+        if layer not in available:
+            raise unknown_name("layer", layer, [str(each) for each in available])
     if layers is not None:
         rows = rows[rows["layer"].isin(list(layers))]
-    judged = [each for each in dict.fromkeys(table.get("judged_by", ())) if each not in ("", "MASE")]
-    remark = f"{f', judged by {judged[0]}' if judged else ''}{f'; {remark}' if remark else ''}"
+    metrics = [each for each in dict.fromkeys(table.get("judged_by", ())) if each not in ("", "MASE")]
+    remark = f"{f', judged by {metrics[0]}' if metrics else ''}{f'; {remark}' if remark else ''}"
     return _by_model(rows, remark) if by == "model" else _by_layer(rows, chosen_model(table, model), remark)
 
 
@@ -237,7 +237,7 @@ def _by_model(table: pd.DataFrame, remark: str) -> go.Figure:
 
 
 def _verdict(rows: pd.DataFrame) -> str:
-    """How many heads of a layer can go and in which order."""
+    """Write how many heads of a layer can go and in which order."""
     best = rows[rows["better"]]
     within = int(rows["within"].iloc[0])
     if within <= 0 or best.empty:
@@ -250,15 +250,15 @@ def _verdict(rows: pd.DataFrame) -> str:
 
 
 def _colours(orders: Sequence[str]) -> dict[str, str]:
-    named = [order for order in orders if not is_random(order)]
-    return {order: CATEGORICAL[i % len(CATEGORICAL)] for i, order in enumerate(named)} | {
+    informed = [order for order in orders if not is_random(order)]
+    return {order: CATEGORICAL[i % len(CATEGORICAL)] for i, order in enumerate(informed)} | {
         order: mixed(GREY, 0.75) for order in orders if is_random(order)
     }
 
 
 def _curve(panel: Panel, rows: pd.DataFrame, what: str, colour: str, *, bold: bool, words: str = "") -> None:
     order = str(rows["order"].iloc[0])
-    said = [
+    texts = [
         f"{words}{plain(order_words(order))}<br>{row['ablated']} of {row['of']} heads<br>"
         f"MASE {row['mase']:.4g}, {change_text(row['change'], 2)}"
         for row in told(rows)
@@ -271,18 +271,18 @@ def _curve(panel: Panel, rows: pd.DataFrame, what: str, colour: str, *, bold: bo
         colour=colour,
         width=2.4 if bold else 1.1,
         dots=4 if bold else 3,
-        customdata=said,
+        customdata=texts,
         legend=what == "mase",
     )
 
 
 def _limit(grid: Sheet, base: float, step: float, values: np.ndarray) -> str:
-    """An axis around the line of the tolerance that follows curves only so far; what the subtitle says of it."""
+    """Set an axis around the tolerance that follows curves only so far; return what the subtitle says of it."""
     return fit(grid, np.array([base - step, base + 2 * step]), values, _REACH / 3, nticks=6)
 
 
 def heads_at_layers(table: pd.DataFrame) -> go.Figure:
-    """heads@k: how many heads every layer must keep for the error to stay within the tolerance.
+    """Draw heads@k: how many heads every layer must keep for the error to stay within the tolerance.
 
     Args:
         table: of kind "sweep_heads_at".
@@ -303,28 +303,32 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     rows, remark = finished(table[table["better"]], "heads that must stay", "kept", "of")
     models = models_in(rows)
     tolerance, metric = tolerance_of(table), str(table.attrs.get("metric", "MASE"))
-    grid = panel_grid([_kept_title(rows[rows["model"] == model], model) for model in models], row_height=170, most=2)
+    grid = panel_grid(
+        [_removable_title(rows[rows["model"] == model], model) for model in models], row_height=170, most=2
+    )
     for model, panel in zip(models, grid, strict=True):
         mine = rows[rows["model"] == model].sort_values("layer")
         if mine["layer"].duplicated().any():
             raise InputError(f"two results for one layer of {model!r}; a sweep's result has one a layer")
-        x, kept, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))
+        x, remaining, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))
         panel.dots(x, of, symbol="line-ew-open", colour=GREY, size=13, marker={"line": {"width": 1.5}})
-        said = [
-            f"layer {each['layer']}: {each['kept']} of {each['of']} heads stay<br>{_kept_words(each, metric)}"
+        texts = [
+            f"layer {each['layer']}: {each['kept']} of {each['of']} heads stay<br>{_order_and_cost(each, metric)}"
             for each in told(mine)
         ]
         panel.dots(
             x,
-            kept,
+            remaining,
             hover="%{customdata}",
-            customdata=said,
-            colour=100 * kept / of,
+            customdata=texts,
+            colour=100 * remaining / of,
             size=13,
             marker={"coloraxis": "coloraxis", "line": {"color": INK, "width": 1}},
             mode="markers+text",
-            text=[f"{value:.0f}" for value in kept],
-            textposition=["bottom center" if o - 2 < k < o else "top center" for k, o in zip(kept, of, strict=True)],
+            text=[f"{value:.0f}" for value in remaining],
+            textposition=[
+                "bottom center" if o - 2 < k < o else "top center" for k, o in zip(remaining, of, strict=True)
+            ],
             textfont={"size": 10},
         )
     most = float(rows["of"].max())
@@ -339,14 +343,14 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     )
 
 
-def _kept_words(row: dict[str, Any], metric: str) -> str:
-    """In which order the others go, and what that costs."""
+def _order_and_cost(row: dict[str, Any], metric: str) -> str:
+    """Write in which order the others go, and what that costs."""
     if row["kept"] >= row["of"]:
         return order_words("")
     change = f", {plain(metric)} {change_text(row['change'], 2)}" if np.isfinite(row["change"]) else ""
     return f"{plain(order_words(row['order']))}{change}"
 
 
-def _kept_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
-    gone, total = int(rows["of"].sum() - rows["kept"].sum()), int(rows["of"].sum())
-    return model, f"{gone} of {counted(total, 'head')} can go, layer by layer"
+def _removable_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
+    removable, total = int(rows["of"].sum() - rows["kept"].sum()), int(rows["of"].sum())
+    return model, f"{removable} of {counted(total, 'head')} can go, layer by layer"

@@ -1,4 +1,4 @@
-"""What whole layers, their heads and their MLPs are worth, as a sweep measured it on many datasets."""
+"""Worth of whole layers, their heads and their MLPs, as a sweep measured it on many datasets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BARS = {"none": "unablated", "mlp": "without MLP", "heads": "without all heads"
 
 
 def layer_distances(table: pd.DataFrame, *, part: str = "both") -> go.Figure:
-    """How far the forecast moves without single layers and without groups of consecutive layers.
+    """Draw how far the forecast moves without single layers and without groups of consecutive layers.
 
     Args:
         table: of kind "sweep_effects".
@@ -103,7 +103,7 @@ def _distances(panel: Panel, rows: pd.DataFrame, size: int, colour: str, shape: 
 
 
 def _hover(rows: pd.DataFrame) -> list[str]:
-    """What hover boxes say of entries."""
+    """Write the hover boxes of entries."""
     return [
         f"{plain(row['label'])}<br>MASE {change_text(row['change']) if np.isfinite(row['change']) else 'unknown'}"
         for row in told(rows)
@@ -111,7 +111,7 @@ def _hover(rows: pd.DataFrame) -> list[str]:
 
 
 def component_errors(table: pd.DataFrame) -> go.Figure:
-    """The error without the most ablatable layer of every model: without its MLP, its heads, and all of it.
+    """Draw the error without the most ablatable layer of every model: without its MLP, its heads, and all of it.
 
     Args:
         table: of kind "sweep_effects" with entries of family "layers" for whole layers.
@@ -134,8 +134,8 @@ def component_errors(table: pd.DataFrame) -> go.Figure:
     labels = [
         plain(f"{shortened(model, _NAME, 12, 3)}\nlayer {layer}").replace("\n", "<br>") for model, layer in best.items()
     ]
-    made = blank(30 + 96 * len(best), 400)
-    panel, longest = next(iter(made)), 0.0
+    canvas = blank(30 + 96 * len(best), 400)
+    panel, longest = next(iter(canvas)), 0.0
     for i, (part, words) in enumerate(_BARS.items()):
         bars = pd.DataFrame([_bar(layers, model, layer, part) for model, layer in best.items()])
         places = np.arange(len(best)) + _BAR * (i - (len(_BARS) - 1) / 2)
@@ -156,12 +156,12 @@ def component_errors(table: pd.DataFrame) -> go.Figure:
         for y, text in zip(places, bars["text"], strict=True):
             panel.note(text, 1, y, xref="paper", xshift=6, yref="y", xanchor="left", align="left")
             longest = max(longest, text_width(text, 11))
-    label_rows(made, labels)
-    made.x(MASE_WORDS, rangemode="tozero")
+    label_rows(canvas, labels)
+    canvas.x(MASE_WORDS, rangemode="tozero")
     # some of it is bold
-    made.fig.update_layout(barmode="overlay", margin_r=round(14 + 1.1 * longest))
-    made.min_width += round(1.1 * longest)
-    return made.dress(
+    canvas.fig.update_layout(barmode="overlay", margin_r=round(14 + 1.1 * longest))
+    canvas.min_width += round(1.1 * longest)
+    return canvas.dress(
         "Error without the parts of the most ablatable layer of every model",
         f"the layer whose heads and MLP together cost least; {intervals_of(table)} of the change; bold: the change "
         "stands after Holm's correction",
@@ -169,7 +169,7 @@ def component_errors(table: pd.DataFrame) -> go.Figure:
 
 
 def most_ablatable(layers: pd.DataFrame) -> pd.DataFrame:
-    """Of each model the row of the single layer whose removal raises the MASE least.
+    """Return of each model the row of the single layer whose removal raises the MASE least.
 
     Raises:
         InputError: no whole layer is among them.
@@ -179,7 +179,7 @@ def most_ablatable(layers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _bar(layers: pd.DataFrame, model: str, layer: int, part: str) -> dict[str, float | str]:
-    """Length, ends of the interval and text of one bar."""
+    """Return length, ends of the interval and text of one bar."""
     base = baseline_of(layers, model)
     rows = told(layers[(layers["model"] == model) & (layers["first"] == layer) & (layers["part"] == part)])
     if not rows:
@@ -192,12 +192,12 @@ def _bar(layers: pd.DataFrame, model: str, layer: int, part: str) -> dict[str, f
 
 
 def _four(value: float) -> str:
-    """Four digits, with their zeros, so that labels below each other align; "" where there is no number."""
+    """Write four digits, with their zeros, so that labels below each other align; "" where there is no number."""
     return f"{value:#.4g}".rstrip(".") if np.isfinite(value) else ""
 
 
 def range_curves(table: pd.DataFrame) -> go.Figure:
-    """The error as a contiguous range of layers loses its heads, its MLPs, or both, the longer the further right.
+    """Draw the error as a contiguous range of layers loses its heads, its MLPs, or both.
 
     Args:
         table: of kind "sweep_effects" with entries of family "ranges".
@@ -242,7 +242,7 @@ def range_curves(table: pd.DataFrame) -> go.Figure:
 
 
 def _chain(rows: pd.DataFrame) -> pd.Series:
-    """Which growing range an entry belongs to: all to one, or those from one first layer."""
+    """Return the growing range of each entry: one for all, or one for each first layer."""
     return rows["first"] if rows["size"].duplicated().any() else rows["size"] * 0
 
 

@@ -38,7 +38,7 @@ _COLOUR_CAP = 25  # percent at which the table's colours end
 
 
 def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
-    """The entries of recipes with ``label`` (model and what goes) and ``chosen`` (how its heads were chosen).
+    """Return the entries of recipes with ``label`` (model and what goes) and ``chosen`` (how its heads were chosen).
 
     Args:
         table: of kind "sweep_recipes".
@@ -55,12 +55,12 @@ def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
     labels = pd.Series([f"{row['model']} ({recipe_words(row)})" for row in told(table)], index=table.index)
     # two recipes of the same size need their names
     several = table["recipe"].groupby(labels).transform("nunique") > 1
-    chosen = [selection_words(row["selection"], row["seed"]) for row in told(table)]
-    return table.assign(label=labels.where(~several, labels + ", " + table["recipe"]), chosen=chosen)
+    choices = [selection_words(row["selection"], row["seed"]) for row in told(table)]
+    return table.assign(label=labels.where(~several, labels + ", " + table["recipe"]), chosen=choices)
 
 
 def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
-    """What heavy recipes cost in every metric, with intervals.
+    """Draw what heavy recipes cost in every metric, with intervals.
 
     Args:
         table: of kind "sweep_recipes".
@@ -80,36 +80,36 @@ def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     """
     entries = recipe_rows(table, random=random)
     rows, kinds, metrics = (list(dict.fromkeys(entries[name])) for name in ("label", "selection", "metric"))
-    made = _rows_of_dots(rows, _ROW * max(len(kinds), 2), [1] * len(metrics), 60 + 130 * len(metrics), 0.025)
-    for metric, panel in zip(metrics, made, strict=True):
+    canvas = _rows_of_dots(rows, _ROW * max(len(kinds), 2), [1] * len(metrics), 60 + 130 * len(metrics), 0.025)
+    for metric, panel in zip(metrics, canvas, strict=True):
         for i, kind in enumerate(kinds):
             mine = entries[(entries["selection"] == kind) & (entries["metric"] == metric)]
             low = -0.32 + 0.64 * i / (len(kinds) - 1) if len(kinds) > 1 else 0.0
             words = "heads at random" if kind == "random" else f"heads {selection_words(kind)}"
             _changes(panel, mine, rows, low, _selection_colour(kind, i), words, f"{plain(metric)} ")
         panel.x(f"{metric} (%)", nticks=5, tickangle=0)
-    lost = int((~np.isfinite(entries["change"])).groupby(_entry(entries)).any().sum())
-    return made.dress(
+    missing = int((~np.isfinite(entries["change"])).groupby(_entry(entries)).any().sum())
+    return canvas.dress(
         "What heavy ablations change, by metric",
         f"relative change of the geometric mean over datasets, below 0 is better; {intervals_of(table)}; filled: the "
         "change stands after Holm's correction",
-        f"{lost} without all results" if lost else "",
+        f"{missing} without all results" if missing else "",
     )
 
 
 def _entry(rows: pd.DataFrame) -> list[pd.Series]:
-    """What tells one entry's rows from another's."""
+    """Return what tells one entry's rows from another's."""
     return [rows[name] for name in ("model", "recipe", "selection", "seed")]
 
 
 def _rows_of_dots(labels: Sequence[str], height: int, widths: Sequence[float], least: int, gap: float) -> Sheet:
-    """Panels side by side that share named rows, with a line at 0 in each; sizes in pixels."""
+    """Make panels side by side that share named rows, with a line at 0 in each; sizes in pixels."""
     words = [plain(label) for label in labels]
-    made = sheet([max(140, height * len(labels))], widths, column_gap=gap, min_width=60 + least, shared_yaxes=True)
-    for panel in made:
+    canvas = sheet([max(140, height * len(labels))], widths, column_gap=gap, min_width=60 + least, shared_yaxes=True)
+    for panel in canvas:
         panel.upright(0)
-    label_rows(made, words)
-    return made
+    label_rows(canvas, words)
+    return canvas
 
 
 def _selection_colour(kind: str, place: int) -> str:
@@ -119,7 +119,7 @@ def _selection_colour(kind: str, place: int) -> str:
 def _changes(
     panel: Panel, entries: pd.DataFrame, rows: list[str], low: float, colour: str, name: str, what: str = ""
 ) -> None:
-    """Changes with their intervals as dots, each in the row of its label, ``low`` below its middle."""
+    """Draw changes with their intervals as dots, each in the row of its label, ``low`` below its middle."""
     panel.dots(
         100 * entries["change"].to_numpy(float),
         [rows.index(label) + low for label in entries["label"]],
@@ -136,7 +136,7 @@ def _changes(
 
 
 def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
-    """Heavy recipes as a table: change of every metric with its interval, datasets resilient and improved.
+    """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved.
 
     Args:
         table: of kind "sweep_recipes" with ``n_resilient``, ``n_improved`` and ``n_datasets``.
@@ -165,20 +165,20 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
         labels.append(plain(f"{cells[0]['label']}, {cells[0]['chosen']}" if several else cells[0]["label"]))
         counts = [f"{cells[0][name]} of {cells[0]['n_datasets']}" for name in _COUNTS]
         text.append([_table_cell(row) for row in cells] + counts)
-        said = [f"{count} {what}" for count, what in zip(counts, _COUNTS.values(), strict=True)]
-        hover.append([f"{plain(row['metric'])} {change_words(row)}" for row in cells] + said)
+        texts = [f"{count} {what}" for count, what in zip(counts, _COUNTS.values(), strict=True)]
+        hover.append([f"{plain(row['metric'])} {change_words(row)}" for row in cells] + texts)
         colours.append([*np.nan_to_num(100 * entry["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP), 0, 0])
-    made = blank(40 * len(labels), 200 + 80 * len(columns), below=12)
-    made.above = 34
+    canvas = blank(40 * len(labels), 200 + 80 * len(columns), below=12)
+    canvas.above = 34
     # twice the range: pale colours, so that the numbers stand out
     colour_axis = {"cmin": -2 * _COLOUR_CAP, "cmax": 2 * _COLOUR_CAP, "colorscale": DIVERGING, "showscale": False}
-    made.fig.update_layout(coloraxis=colour_axis)
-    panel = next(iter(made))
-    written: Look = {"text": text, "texttemplate": "%{text}", "textfont": {"size": 12, "color": INK}}
-    panel.cells(np.array(colours), columns, np.arange(len(labels)), "%{customdata}", customdata=hover, **written)
+    canvas.fig.update_layout(coloraxis=colour_axis)
+    panel = next(iter(canvas))
+    look: Look = {"text": text, "texttemplate": "%{text}", "textfont": {"size": 12, "color": INK}}
+    panel.cells(np.array(colours), columns, np.arange(len(labels)), "%{customdata}", customdata=hover, **look)
     panel.x("", side="top", **NO_AXIS)
-    label_rows(made, labels)
-    return made.dress(
+    label_rows(canvas, labels)
+    return canvas.dress(
         "Heavy ablations: change of every metric, and how many datasets bear them",
         f"% change of the geometric mean over datasets [{intervals_of(table)[:-1]}], lower is better; bold: stands "
         "after Holm's correction; resilient: MASE rises by less than 5 %, improved: it falls",
@@ -195,7 +195,7 @@ def _table_cell(row: dict[str, Any]) -> str:
 
 
 def selection_comparison(table: pd.DataFrame) -> go.Figure:
-    """Whether it matters which heads go: informed choices against random heads at the same counts.
+    """Draw whether it matters which heads go: informed choices against random heads at the same counts.
 
     Args:
         table: of kind "sweep_selection", with ``diff`` and its interval on the rows of informed choices.
@@ -215,42 +215,42 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
     """
     table_of(table, "sweep_selection", *_KEYS, "diff", "diff_lower", "diff_upper", "diff_stands")
     entries, remark = finished(table, "recipes against random heads", "change")
-    chosen = [selection_words(row["selection"], row["seed"]) for row in told(entries)]
-    entries = entries.assign(label=entries["model"] + ", " + entries["recipe"], chosen=chosen)
+    choices = [selection_words(row["selection"], row["seed"]) for row in told(entries)]
+    entries = entries.assign(label=entries["model"] + ", " + entries["recipe"], chosen=choices)
     rows = list(dict.fromkeys(entries["label"]))
-    made = _rows_of_dots(rows, 62, [0.62, 0.38], 540, 0.03)
-    made.below = 68
-    left, right = made
-    informed, drawn = entries[entries["selection"] != "random"], entries[entries["selection"] == "random"]
+    canvas = _rows_of_dots(rows, 62, [0.62, 0.38], 540, 0.03)
+    canvas.below = 68
+    left, right = canvas
+    informed, random = entries[entries["selection"] != "random"], entries[entries["selection"] == "random"]
     for i, (kind, mine) in enumerate(informed.groupby("selection", sort=False)):
         _changes(left, mine, rows, -0.22 + 0.1 * i, CATEGORICAL[2 * i % 6], f"heads {selection_words(str(kind))}")
-    if len(drawn):
-        means = drawn.groupby("label", sort=False)["change"].mean()
-        said = [f"{plain(label)}, mean of random<br>{change_text(value)}" for label, value in means.items()]
-        look: Look = {"colour": VERMILION, "size": 9, "symbol": "diamond", "customdata": said}
+    if len(random):
+        means = random.groupby("label", sort=False)["change"].mean()
+        texts = [f"{plain(label)}, mean of random<br>{change_text(value)}" for label, value in means.items()]
+        look: Look = {"colour": VERMILION, "size": 9, "symbol": "diamond", "customdata": texts}
         places = [rows.index(str(label)) for label in means.index]
         left.dots(100 * means.to_numpy(float), places, "mean of the random choices", "%{customdata}", **look)
-        seeds = drawn.assign(stands=False)
+        seeds = random.assign(stands=False)
         _changes(left, seeds, rows, 0.22, mixed(GREY, 0.8), "heads at random, a seed each")
-    known = informed[np.isfinite(informed["diff"])]
-    said = [
+    finite = informed[np.isfinite(informed["diff"])]
+    texts = [
         f"{plain(row['label'])}<br>{points_words(row['diff'], row['diff_lower'], row['diff_upper'])} percentage points"
-        for row in told(known)
+        for row in told(finite)
     ]
     right.dots(
-        100 * known["diff"].to_numpy(float),
-        [rows.index(label) for label in known["label"]],
+        100 * finite["diff"].to_numpy(float),
+        [rows.index(label) for label in finite["label"]],
         "informed minus random",
         "%{customdata}",
-        customdata=said,
+        customdata=texts,
         size=8,
-        symbol=symbols(known["diff_stands"]),
-        error_x=whiskers(known, "diff", scale=100),
+        symbol=symbols(finite["diff_stands"]),
+        error_x=whiskers(finite, "diff", scale=100),
         legend=False,
     )
     left.x("change of MASE (%)", rangemode="tozero")
     right.x("informed − mean of random\n(percentage points)", rangemode="tozero", nticks=5)
-    return made.dress(
+    return canvas.dress(
         "Does it matter which heads go? Informed choices against random ones",
         f"the same number of heads in each layer and the same MLPs; {intervals_of(table)}; filled: stands after Holm's "
         "correction; right: below 0, the choice beats chance",

@@ -1,4 +1,4 @@
-"""One look for every figure: the ``tsfm_lens`` template, colours, titles and number formats.
+"""Look of every figure: the ``tsfm_lens`` template, colours, titles and number formats.
 
 The categorical colours are those of Okabe and Ito (2008, "Color universal design"); the sequential
 scale is cividis (Nuñez et al. 2018, doi:10.1371/journal.pone.0199239) from light to dark with white for
@@ -106,46 +106,46 @@ _NEGATIVE = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\de)-(?=\d)")
 
 
 def plain(text: object) -> str:
-    """A string that plotly shows letter by letter: markup, entities and ``%{…}`` lose their power."""
+    """Write a string that plotly shows letter by letter: markup, entities and ``%{…}`` lose their power."""
     escaped = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return escaped.replace("%{", "%&#123;").replace("$", "&#36;")
 
 
 def significant(value: float, digits: int) -> str:
-    """Significant digits; numbers below a million are written out, with all digits before the point."""
+    """Write significant digits; numbers below a million are written out, with all digits before the point."""
     text = f"{value:.{digits}g}"
     return true_minus(f"{value:.0f}" if "e+" in text and abs(value) < 1e6 else text)
 
 
 def true_minus(text: str) -> str:
-    """The text with a minus sign before each negative number; hyphens in names, dates and ranges stay."""
+    """Write a minus sign before each negative number; hyphens in names, dates and ranges stay."""
     return _NEGATIVE.sub("−", text)
 
 
 def number(value: float) -> str:
-    """Four significant digits, as hover boxes and labels show numbers."""
+    """Write four significant digits, as hover boxes and labels show numbers."""
     return significant(value, 4)
 
 
 def nats(entropy: float, digits: int = 4) -> str:
-    """An entropy, with what rounding leaves of zero as zero."""
+    """Write an entropy, with what rounding leaves of zero as zero."""
     return f"{significant(entropy, digits) if entropy >= 5e-4 else '0'} nats"
 
 
 def percent(share: float) -> str:
-    """A share of 1 in percent, three digits."""
+    """Write a share of 1 in percent, three digits."""
     value = 100 * share
     return "less than 0.01 %" if 0 < abs(value) < 0.01 else f"{significant(value, 3)} %"
 
 
 def mixed(colour: str, strength: float) -> str:
-    """``colour`` thinned with white, opaque: strength 1 keeps it, 0 gives white."""
+    """Thin ``colour`` with white, opaque: strength 1 keeps it, 0 gives white."""
     channels = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(255 + (c - 255) * strength):02X}" for c in channels)
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """``text`` cut into lines, each made safe for plotly; a number keeps its percent sign."""
+    """Cut ``text`` into lines, each made safe for plotly; a number keeps its percent sign."""
     return [plain(line) for line in wrap(_PERCENT.sub("\u00a0", text), width)]
 
 
@@ -199,7 +199,7 @@ def dress(
 
 
 def untitled(fig: go.Figure) -> go.Figure:
-    """A copy of a dressed figure without its title, for a page that writes the title itself."""
+    """Copy a dressed figure without its title, for a page that writes the title itself."""
     bare = go.Figure(fig)
     top = max(fig.layout.margin.t - fig.layout.meta["title_height"], _TOOLS)
     bare.update_layout(title=None, height=fig.layout.height - fig.layout.margin.t + top, margin_t=top)

@@ -32,7 +32,7 @@ def thought_lines(
     value_range: tuple[float, float] | None = None,
     rows: int = 72,
 ) -> go.Figure:
-    """The logit map of every layer with its lines of thought, spurious ones apart.
+    """Draw the logit map of every layer with its lines of thought, spurious ones apart.
 
     Args:
         ds: of kind "lines_of_thought".
@@ -48,22 +48,22 @@ def thought_lines(
         >>> fig.layout.meta["title"].split(":")[0]
         'Lines of thought of chronos-nano on co2'
     """
-    chosen = positions(ds, "layer", layers)
+    places = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
-    labels = [names(ds, "layer")[i] for i in chosen]
+    labels = [names(ds, "layer")[i] for i in places]
     here = ds["line_series"].values == ds["series"].values[view.place]
-    drawn = np.flatnonzero(here & np.isin(ds["line_layer"].values.astype(str), labels))
+    lines = np.flatnonzero(here & np.isin(ds["line_layer"].values.astype(str), labels))
     paths = array(ds, "path", "line", "step")
-    bounds = value_range or fitted_range(np.append(view.seen, paths[drawn]), np.empty(0))[0]
-    grid, _ = logit_sheet(ds, view, chosen, bounds, rows)
+    bounds = value_range or fitted_range(np.append(view.observations, paths[lines]), np.empty(0))[0]
+    grid, _ = logit_sheet(ds, view, places, bounds, rows)
     panels = dict(zip(labels, grid, strict=True))
-    for line in drawn:
+    for line in lines:
         _line(panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line])
     # labels of neighbouring panels would run into each other
     grid.x(nticks=2 if len(panels) > 2 else 4)
-    count = int(ds["spurious"].values[drawn].sum())
+    count = int(ds["spurious"].values[lines].sum())
     return grid.dress(
-        f"Lines of thought of {model_of(ds)} on {view.id}: {count} of {len(drawn)} spurious",
+        f"Lines of thought of {model_of(ds)} on {view.id}: {count} of {len(lines)} spurious",
         "logit lens after each layer, probability in colours",
         "spurious: not continuous with the context, and gone in the last layer",
         view.time.remark,
@@ -72,7 +72,7 @@ def thought_lines(
 
 @draws("lines_of_thought", needs=("count", "spurious_count", "spurious_mass"))
 def thought_counts(ds: xr.Dataset) -> go.Figure:
-    """How many lines of thought each layer has, and how much probability its spurious ones hold.
+    """Draw how many lines of thought each layer has, and how much probability its spurious ones hold.
 
     Args:
         ds: of kind "lines_of_thought".
@@ -91,22 +91,22 @@ def thought_counts(ds: xr.Dataset) -> go.Figure:
     other = array(ds, "count", "layer", "series") - spurious
     mass = 100 * array(ds, "spurious_mass", "layer", "series")
     titles = ["lines of thought", "probability on spurious lines"]
-    made = sheet([260], [1, 1], titles=titles, column_gap=0.13, min_width=640)
-    left, right = made
+    canvas = sheet([260], [1, 1], titles=titles, column_gap=0.13, min_width=640)
+    left, right = canvas
     for word, counts, colour in (("spurious", spurious, VERMILION), ("other", other, mixed(BLUE, 0.45))):
         hover = f"%{{x}}<br>%{{y:.3g}} {word} lines per series"
         left.bars(labels, counts.mean(axis=1), f"{word} lines", hover, colour=colour)
-    several, held = len(ids) > 1, "%{y:.3g} % on spurious lines"
+    several, tail = len(ids) > 1, "%{y:.3g} % on spurious lines"
     for name, line in zip(ids if several else [], mass.T, strict=False):
         look: Look = {"colour": mixed(GREY, 0.5), "width": 1, "text": [plain(name)] * len(labels)}
-        right.line(labels, line, "one series", f"%{{text}}, %{{x}}<br>{held}", **look)
+        right.line(labels, line, "one series", f"%{{text}}, %{{x}}<br>{tail}", **look)
     colour, name = (PURPLE, "mean over series") if several else (BLUE, ids[0])
-    right.line(labels, mass.mean(axis=1), name, f"%{{x}}<br>{held}", colour=colour, width=2, mode="lines+markers")
-    made.x("residual stream after", type="category")
+    right.line(labels, mass.mean(axis=1), name, f"%{{x}}<br>{tail}", colour=colour, width=2, mode="lines+markers")
+    canvas.x("residual stream after", type="category")
     left.y("lines per series" if several else "lines", **({} if several else {"tickformat": "d", "nticks": 5}))
     right.y("probability (%)", rangemode="tozero")
-    made.fig.update_layout(barmode="stack")
-    return made.dress(
+    canvas.fig.update_layout(barmode="stack")
+    return canvas.dress(
         f"Lines of thought of {model_of(ds)}, layer by layer",
         f"{shown(ids)}, {ds.sizes['step']} steps",
         "spurious: not continuous with the context, gone in the last layer",

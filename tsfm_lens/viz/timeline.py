@@ -1,4 +1,4 @@
-"""The time axis that context, truth, forecast and tokens share."""
+"""Time axis that context, truth, forecast and tokens share."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Timeline:
 
     @property
     def remark(self) -> str:
-        """What a subtitle adds to ``short_title``."""
+        """Addition to a subtitle for ``short_title``."""
         return "" if self.stamps is not None else "step 0 is the first forecast"
 
     @property
     def hover(self) -> str:
-        """The d3 field that shows x of a trace in a hover box."""
+        """Field of d3 that shows x of a trace in a hover box."""
         return "%{x|%Y-%m-%d %H:%M}" if self.stamps is not None else "step %{x}"
 
     def at(self, position: np.ndarray | float) -> np.ndarray:
-        """Axis coordinates of steps, whole or fractional; dates go on evenly beyond both ends."""
+        """Return axis coordinates of steps, whole or fractional; dates go on evenly beyond both ends."""
         where = np.asarray(position, dtype=float)
         if self.stamps is None:
             return where
@@ -56,29 +56,29 @@ class Timeline:
         return (first + np.rint(inside + before + after).astype(np.int64)).astype("datetime64[ns]")
 
     def scalar(self, step: float) -> str | float:
-        """One step as shapes and ranges take it."""
+        """Return one step as shapes and ranges take it."""
         where = self.at(float(step))
         return str(where) if self.stamps is not None else float(where)
 
     def label(self, step: int) -> str:
-        """One step in words, with its date where known."""
+        """Write one step in words, with its date where known."""
         if self.stamps is None:
             return f"step {step}"
         return f"step {step} ({self.date(step)})"
 
     def date(self, step: int) -> str:
-        """The date of one step, where these are known."""
+        """Write the date of one step, where these are known."""
         return f"{pd.Timestamp(self.at(float(step)).item()):%Y-%m-%d %H:%M}"
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:
-    """Dates as plotly reads them in every place, to the millisecond; None for none."""
+    """Write dates as plotly reads them in every place, to the millisecond; None for none."""
     texts = np.datetime_as_string(dates, unit="ms")
     return [None if missing else str(text) for text, missing in zip(texts, np.isnat(dates), strict=True)]
 
 
 def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
-    """The timeline of one series of a labelled result.
+    """Return the timeline of one series of a labelled result.
 
     Dates are used only when every step of the series has one and there are at least two.
     """
@@ -98,9 +98,9 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
     if not dated or len(steps) < 2:
         return Timeline(steps=steps, stamps=None)
     dates = np.concatenate(stamps).astype("datetime64[ns]")
-    known = ~np.isnat(dates)
+    valid = ~np.isnat(dates)
     # a padded context has no dates at its far left; the steps that have them must be all the rest
-    first = int(np.argmax(known))
-    if known.sum() < 2 or not known[first:].all():
+    first = int(np.argmax(valid))
+    if valid.sum() < 2 or not valid[first:].all():
         return Timeline(steps=steps, stamps=None)
     return Timeline(steps=steps[first:], stamps=dates[first:])

@@ -33,7 +33,7 @@ class TokenAxis:
     aside: np.ndarray
 
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Edges of the cells in steps, (cell + 1,), and the token in each, -1 for a gap, (cell,)."""
+        """Return edges of the cells in steps, (cell + 1,), and the token in each, -1 for a gap, (cell,)."""
         edges: list[float] = []
         owner: list[int] = []
         for i in self.timed:
@@ -48,20 +48,20 @@ class TokenAxis:
         return np.array(edges), np.array(owner, dtype=int)
 
     def words(self, token: int) -> str:
-        """A token in words: its name, or the steps it covers."""
+        """Write a token in words: its name, or the steps it covers."""
         if self.special[token]:
             return plain(f"{self.special[token]} token")
         first, last = int(self.start[token]), int(self.stop[token]) - 1
         return f"step {first}" if first == last else f"steps {first} to {last}"
 
     def aside_labels(self) -> list[str]:
-        """Short names of the special tokens, numbered where one name comes twice."""
+        """Return short names of the special tokens, numbered where one name comes twice."""
         words = [str(self.special[i]) for i in self.aside]
         return [plain(w if words.count(w) == 1 else f"{w} {words[:n].count(w) + 1}") for n, w in enumerate(words)]
 
 
 def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxis:
-    """The keys or queries ("key", "query") of an attention Dataset.
+    """Return the keys or queries ("key", "query") of an attention Dataset.
 
     Args:
         overlaps: let tokens cover the same steps, as those of several passes may; each then ends where the next begins.
@@ -69,12 +69,12 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
     Raises:
         InputError: coordinates are missing, a token covers no step, or spans overlap.
     """
-    wanted = [f"{side}_start", f"{side}_stop", f"{side}_special"]
-    missing = [name for name in wanted if name not in ds.coords]
+    coordinates = [f"{side}_start", f"{side}_stop", f"{side}_special"]
+    missing = [name for name in coordinates if name not in ds.coords]
     if missing:
         raise InputError(f"an attention Dataset needs the coordinate {missing[0]!r} along {side!r}.")
-    start, stop = (np.asarray(ds[name].values, dtype=int) for name in wanted[:2])
-    special = np.asarray([str(v) for v in ds[wanted[2]].values])
+    start, stop = (np.asarray(ds[name].values, dtype=int) for name in coordinates[:2])
+    special = np.asarray([str(v) for v in ds[coordinates[2]].values])
     timed = np.flatnonzero(special == "")
     timed = timed[np.argsort(start[timed], kind="stable")]
     empty = timed[stop[timed] <= start[timed]]
@@ -111,7 +111,7 @@ class Ruler:
     end: float
 
     def ticks(self, most: int = 5) -> np.ndarray:
-        """Round steps on the part of the axis that is time."""
+        """Return round steps on the part of the axis that is time."""
         if not self.timed:
             return np.empty(0)
         # the context ends where the forecast starts
@@ -145,7 +145,7 @@ def ruler(axis: TokenAxis) -> Ruler:
 
 
 def group_for(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
-    """How many adjacent keys and queries share a cell so that a pattern has about ``cells`` cells at most."""
+    """Return how many adjacent keys and queries share a cell so that a pattern has about ``cells`` cells at most."""
     keys, queries = len(x.owner), len(y.owner)
     side = np.sqrt(cells)
     # a short side leaves its room to the long one
@@ -156,7 +156,7 @@ def group_for(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
 
 
 def grouped(group: tuple[int, int]) -> str:
-    """What a subtitle says about cells of several tokens."""
+    """Write what a subtitle says about cells of several tokens."""
     keys, queries = group
     if keys == queries == 1:
         return ""
@@ -167,7 +167,7 @@ def grouped(group: tuple[int, int]) -> str:
 def pooled(
     weights: np.ndarray, x: Ruler, y: Ruler, group: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cells of one pattern (query, key), the largest value of a group of adjacent tokens over time.
+    """Return cells of one pattern (query, key), the largest value of a group of adjacent tokens over time.
 
     The largest and not the mean: a head that reads one step stays as dark as it is.
 
@@ -185,7 +185,9 @@ def pooled(
 def pool(
     weights: np.ndarray, rows: np.ndarray, columns: np.ndarray, row_starts: np.ndarray, column_starts: np.ndarray
 ) -> np.ndarray:
-    """The largest weight of every cell; ``rows`` and ``columns`` are tokens, -1 for a gap, in groups from starts on."""
+    """Return the largest weight of every cell.
+
+    ``rows`` and ``columns`` are tokens, -1 for a gap, in groups from starts on."""
     z = weights[np.ix_(rows, columns)].astype(np.float32)
     z[rows < 0, :] = np.nan
     z[:, columns < 0] = np.nan
@@ -193,6 +195,6 @@ def pool(
 
 
 def _starts(side: Ruler, group: int) -> np.ndarray:
-    """Where pooled cells begin: every ``group``-th token over time, every special token alone."""
+    """Return where pooled cells begin: every ``group``-th token over time, every special token alone."""
     every = np.arange(0, side.timed, group)
     return np.concatenate([every, np.arange(side.timed, len(side.owner))]).astype(int)

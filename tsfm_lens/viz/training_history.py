@@ -23,7 +23,7 @@ _OF_HEADS = (
 
 @draws("training_history", needs=("entropy_share",))
 def training_history(ds: xr.Dataset) -> go.Figure:
-    """The training of a model: its loss, how well it copies, and a line per head for what the head does.
+    """Draw the training of a model: its loss, how well it copies, and a line per head for what the head does.
 
     Args:
         ds: of kind "training_history".
@@ -41,14 +41,16 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     """
     rows = [name for name in ("loss", "copying") if name in ds]
     heads = [row for row in _OF_HEADS if row[0] in ds]
-    made = sheet([_ROW] * (len(rows) + len(heads)), row_gap=_GAP, min_width=480, shared_xaxes="all")
-    panels, steps = iter(made), np.asarray(ds["training_step"].values, dtype=float)
+    canvas = sheet([_ROW] * (len(rows) + len(heads)), row_gap=_GAP, min_width=480, shared_xaxes="all")
+    panels, steps = iter(canvas), np.asarray(ds["training_step"].values, dtype=float)
     start = _left_end(steps)
     x = np.maximum(steps, start)
     if "loss" in rows:
         panel = next(panels)
-        told = np.maximum(np.asarray(ds["loss_step"].values, dtype=float), start)
-        panel.line(told, array(ds, "loss", "loss_step"), "", "step %{x:.0f}<br>training loss %{y:.3g}", colour=GREY)
+        loss_steps = np.maximum(np.asarray(ds["loss_step"].values, dtype=float), start)
+        panel.line(
+            loss_steps, array(ds, "loss", "loss_step"), "", "step %{x:.0f}<br>training loss %{y:.3g}", colour=GREY
+        )
         panel.y("training loss")
     if "copying" in rows:
         panel = next(panels)
@@ -59,9 +61,9 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         panel.y(title)
         if name == "prefix_matching":
             panel.line(x, array(ds, "prefix_floor", "training_step"), "even attention", colour=GREY, dash="dot")
-    _steps_axis(made, steps, start)
+    _steps_axis(canvas, steps, start)
     spread = ", bands: 95 % intervals over motifs" if any(f"{name}_low" in ds for name, _, _ in heads) else ""
-    return made.dress(
+    return canvas.dress(
         f"Heads of {model_of(ds)} over its training",
         f"{len(steps)} checkpoints on the same repeated motifs",
         f"a line per head{spread}",
@@ -69,7 +71,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
 
 
 def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str) -> None:
-    """A line per head in its layer's colour, and its interval behind it."""
+    """Draw a line per head in its layer's colour, and its interval behind it."""
     values = array(ds, name, "training_step", "layer", "head")
     ends = [f"{name}_low", f"{name}_high"]
     low, high = (
@@ -85,23 +87,23 @@ def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: s
 
 
 def _left_end(steps: np.ndarray) -> float:
-    """Where step 0 stands: as far to the left of the first step as that is of the second, at most a factor of 3."""
+    """Return where step 0 stands: as far left of the first step as that is of the second, at most a factor of 3."""
     later = np.sort(steps[steps > 0])
     if not len(later):
         return 1.0
     return float(later[0] / min(3.0, later[1] / later[0] if len(later) > 1 else 3.0))
 
 
-def _steps_axis(made: Sheet, steps: np.ndarray, start: float) -> None:
-    """A logarithmic axis whose left end is step 0."""
+def _steps_axis(canvas: Sheet, steps: np.ndarray, start: float) -> None:
+    """Set a logarithmic axis whose left end is step 0."""
     highest = max(float(steps.max()), start)
     powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(highest))) + 1)
     ticks = [10.0**power for power in powers if 10.0**power > 1.2 * start]
     at_start = bool((steps == 0).any())
-    made.x(
+    canvas.x(
         type="log",
         tickvals=[start, *ticks] if at_start else ticks,
         ticktext=(["0"] if at_start else []) + [f"{tick:,.0f}" for tick in ticks],
         showticklabels=False,
     )
-    made.panel(*made.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)
+    canvas.panel(*canvas.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)

@@ -1,4 +1,4 @@
-"""A training that was watched: its loss, sharpness and attention over steps, one run or several over each other."""
+"""Training that was watched: its loss, sharpness and attention over steps, one run or several over each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROWS = (
 
 @dataclass(frozen=True)
 class _Line:
-    """A measure over steps, and the ends of what it stands for."""
+    """Measure over steps, and the ends of what it stands for."""
 
     name: str
     colour: str
@@ -44,7 +44,7 @@ class _Line:
 
 @draws("training_watch")
 def training_measures(ds: xr.Dataset) -> go.Figure:
-    """What was measured over a training, measure by measure.
+    """Draw what was measured over a training, measure by measure.
 
     Args:
         ds: of kind "training_watch", of one run, or of several of ``training.together``.
@@ -65,24 +65,26 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     rows = [row for row in _ROWS if row[0] in ds and bool(np.isfinite(ds[row[0]].values).any())]
     if "loss" in [row[0] for row in rows]:
         rows = [row for row in rows if row[0] != "watched_loss"]
-    made = sheet([_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=480, shared_xaxes="all")
+    canvas = sheet([_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=480, shared_xaxes="all")
     steps = np.asarray(ds["step"].values, dtype=float)
-    for panel, (name, title, word) in zip(made, rows, strict=False):
+    for panel, (name, title, word) in zip(canvas, rows, strict=False):
         for line in _lines(ds, name):
-            known = np.isfinite(line.middle)
+            finite = np.isfinite(line.middle)
             if (line.high > line.low).any():
-                panel.band(steps[known], line.low[known], line.high[known], mixed(line.colour, 0.25), line.name)
+                panel.band(steps[finite], line.low[finite], line.high[finite], mixed(line.colour, 0.25), line.name)
             hover = f"step %{{x:,}}<br>{plain(line.name)}{', ' * bool(line.name)}{word} %{{y:.4g}}"
-            panel.line(steps[known], line.middle[known], line.name, hover, colour=line.colour, width=1.4, dots=3)
-        values = np.asarray(ds[name].values, dtype=float)
-        known = values[np.isfinite(values)]
-        steep = name in ("loss", "watched_loss", "sharpness") and known.min() > 0 and known.max() > _STEEP * known.min()
-        panel.y(title, **(log_axis(known) if steep else {}))
+            panel.line(steps[finite], line.middle[finite], line.name, hover, colour=line.colour, width=1.4, dots=3)
+        numbers = np.asarray(ds[name].values, dtype=float)
+        values = numbers[np.isfinite(numbers)]
+        steep = (
+            name in ("loss", "watched_loss", "sharpness") and values.min() > 0 and values.max() > _STEEP * values.min()
+        )
+        panel.y(title, **(log_axis(values) if steep else {}))
         _references(panel, ds, name)
-    made.x(showticklabels=False)
-    made.panel(*made.places[-1]).x("optimiser step", showticklabels=True)
+    canvas.x(showticklabels=False)
+    canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
     several = "run" in ds.dims
-    return made.dress(
+    return canvas.dress(
         f"Training of {model_of(ds)}, watched",
         f"{len(steps)} looks",
         "attention: mean over layers and heads" if several and "layer" in ds.dims else "",
@@ -91,7 +93,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
 
 
 def _lines(ds: xr.Dataset, name: str) -> Iterator[_Line]:
-    """The lines of a measure: runs, heads, or one."""
+    """Yield the lines of a measure: runs, heads, or one."""
     value = ds[name]
     if "run" in ds.dims:
         value = value.mean([dim for dim in ("layer", "head") if dim in value.dims])
@@ -113,24 +115,24 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[_Line]:
 
 
 def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
-    """Even attention and the identity, where all layers have as many keys."""
+    """Draw even attention and the identity, where all layers have as many keys."""
     keys = {int(value) for value in ds["n_keys"].values} if "n_keys" in ds.coords else set()
     if len(keys) != 1 or name not in ("entropy", "nuclear_norm", "diagonal_mass"):
         return
     d = keys.pop()
-    known = {
+    levels = {
         "entropy": [(np.log(d), f"log {d}")],
         "nuclear_norm": [(1.0, "one row for all"), (float(d), "identity")],
         "diagonal_mass": [(1 / d, "even")],
     }
-    for level, words in known[name]:
+    for level, words in levels[name]:
         panel.level(level, dash="dot")
         panel.note(words, 1, level, xref="domain", xanchor="right", yanchor="bottom", size=10, colour=GREY)
 
 
 @draws("attention_norms", needs=("nuclear_norm",))
 def nuclear_norms(ds: xr.Dataset) -> go.Figure:
-    """How nuclear norms of attention spread over inputs, runs or layers over each other.
+    """Draw how nuclear norms of attention spread over inputs, runs or layers over each other.
 
     Args:
         ds: of kind "attention_norms", of one run, or of several of ``training.together``.
@@ -141,8 +143,8 @@ def nuclear_norms(ds: xr.Dataset) -> go.Figure:
 
     Example:
         >>> even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in (0.0, 0.9))
-        >>> seen = {name: training.attention_norms(each) for name, each in (("even", even), ("sharp", sharp))}
-        >>> viz.nuclear_norms(training.together(seen)).layout.meta["title"]
+        >>> norms = {name: training.attention_norms(each) for name, each in (("even", even), ("sharp", sharp))}
+        >>> viz.nuclear_norms(training.together(norms)).layout.meta["title"]
         'Nuclear norms of the attention of even, sharp'
     """
     over = "run" if "run" in ds.dims else "layer"
@@ -151,8 +153,8 @@ def nuclear_norms(ds: xr.Dataset) -> go.Figure:
     groups = [group[np.isfinite(group)] for group in groups]
     low, high = (float(np.concatenate(groups).min()), float(np.concatenate(groups).max()))
     edges = np.linspace(low, high if high > low else low + 1e-3, _BINS + 1)
-    made = sheet([260], min_width=360)
-    panel = next(iter(made))
+    canvas = sheet([260], min_width=360)
+    panel = next(iter(canvas))
     for place, (word, group) in enumerate(zip(words, groups, strict=True)):
         share = 100 * np.histogram(group, edges)[0] / max(len(group), 1)
         colour = CATEGORICAL[place % len(CATEGORICAL)]
@@ -160,12 +162,12 @@ def nuclear_norms(ds: xr.Dataset) -> go.Figure:
         hover = f"{plain(word)}<br>from %{{x:.3g}}: %{{y:.3g}} % of {len(group)} patterns"
         panel.line(edges, [*share, 0.0], f"{word}: median {np.median(group):.3g}", hover, line=outline, colour=colour)
     keys = {int(value) for value in ds["n_keys"].values}
-    for level, told in ((1.0, "one row for all"), *(((float(max(keys)), "identity"),) if len(keys) == 1 else ())):
+    for level, text in ((1.0, "one row for all"), *(((float(max(keys)), "identity"),) if len(keys) == 1 else ())):
         panel.upright(level, dash="dot")
-        panel.note(told, level, 1, yref="domain", yanchor="bottom", size=10, colour=GREY)
+        panel.note(text, level, 1, yref="domain", yanchor="bottom", size=10, colour=GREY)
     panel.x("nuclear norm of attention")
     panel.y("share of patterns (%)", rangemode="tozero")
     inputs = ds.sizes["input"]
-    return made.dress(
+    return canvas.dress(
         f"Nuclear norms of the attention of {model_of(ds)}", f"every head on {inputs} input{'s' * (inputs != 1)}"
     )
