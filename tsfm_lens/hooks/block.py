@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -94,3 +94,30 @@ class Block(Generic[T_co]):
 
     else:
         __enter__, __exit__ = _Way(partial, _enter), _Way(_Exit, _leave)
+
+
+class _Several(Generic[T_co]):
+    """Scopes that begin one after the other and end in reverse, as one."""
+
+    def __init__(self, scopes: Sequence[Scope[Any]], value: T_co) -> None:
+        self.opened, self._scopes, self._value = False, scopes, value
+
+    def open(self) -> T_co:
+        self.opened = True
+        for scope in self._scopes:
+            scope.open()
+        return self._value
+
+    def close(self) -> None:
+        for scope in reversed(self._scopes):
+            scope.close()
+        self.opened = False
+
+    def check(self) -> None:
+        for scope in self._scopes:
+            scope.check()
+
+
+def together(value: T_co, *blocks: Block[Any]) -> Block[T_co]:
+    """Enter several blocks as one, in this order; the block gives ``value``."""
+    return Block(_Several([block._scope for block in blocks], value))
