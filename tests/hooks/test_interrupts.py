@@ -19,7 +19,10 @@ from torch.overrides import _len_torch_function_stack
 import tsfm_lens
 from own_models import Forecaster, Wired
 from tsfm_lens.data import bundled
+from tsfm_lens.hooks.replay import recorded_outputs, replayed
+from tsfm_lens.hooks.state import ONE_RUN
 from tsfm_lens.models import Lens
+from tsfm_lens.models.seeding import seeded
 from tsfm_lens.testing import native_traces
 
 SERIES = bundled("co2").tail(24)
@@ -173,6 +176,19 @@ def caught(lens: Lens) -> None:
             raise
 
 
+def replays(lens: Lens) -> None:
+    model, context = lens.adapter.model, torch.ones(1, 16)
+    with torch.no_grad(), recorded_outputs(model, ["blocks.0"]) as stored:
+        model(context)
+    with torch.no_grad(), replayed(model, stored, rows=1, copies=1):
+        model(context)
+
+
+def seeds(lens: Lens) -> None:
+    with seeded(1, lens.device), lens.running(1):
+        torch.rand(1)
+
+
 class Check:
     """What must hold after an interrupt.
 
@@ -199,7 +215,9 @@ class Check:
         assert native_traces(lens) == 0, at
         for module in (*lens.adapter.model.modules(), *lens.hook_points()):
             assert not any(module.__dict__[kind] for kind in KINDS), (at, module)
+            assert "forward" not in module.__dict__, (at, module)
         assert not lens.registry.busy, at
+        assert not ONE_RUN._holders, at
 
     def works(self, at: object) -> None:
         assert (self.forecast(self._lens) == self._native).all(), at
@@ -224,19 +242,27 @@ def interrupted_everywhere(work: Work, files: set[str], *, every_turn: bool = Fa
             if number % sample == 0:
                 check.works(where)
             del error
-    assert number > 200
+    assert number > 100
     check.works("the end")
 
 
 ENTERING = [hooks, ablate, gradients, pattern, observed]
 # code that runs while the model does
 RUNNING = [(work, {str(PACKAGE / "hooks" / name) for name in ("tap.py", "slots.py")}) for work in (cache, caught)]
-ALL = [*ENTERING, nested, variable, forward, cache, native, caught]
+# what is the model's or the process's
+SHARED = [
+    (
+        work,
+        {str(PACKAGE / name) for name in ("hooks/block.py", "hooks/replay.py", "hooks/state.py", "models/seeding.py")},
+    )
+    for work in (replays, seeds)
+]
+ALL = [*ENTERING, nested, variable, forward, cache, native, caught, replays, seeds]
 ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @ignored
-@pytest.mark.parametrize(("work", "files"), [*((work, HOOKS) for work in ENTERING), *RUNNING])
+@pytest.mark.parametrize(("work", "files"), [*((work, HOOKS) for work in ENTERING), *RUNNING, *SHARED])
 def test_an_interrupt_at_any_instruction_leaves_nothing_behind(work: Work, files: set[str]) -> None:
     interrupted_everywhere(work, files)
 

@@ -153,7 +153,7 @@ def test_a_stack_without_attention_needs_no_heads(model: Forecaster, capsys: pyt
     assert len(printed.err.splitlines()) == len(ORACLES)
     lens, series = Lens(AttentionFree(native), "mixer"), bundled("co2").tail(40)
     assert probes.attribute(lens.run(series))["component"].values.tolist() == ["embed", "0.mlp", "1.mlp"]
-    for refused in (probes.head_spectra, probes.row_angles, probes.scoring_structure):
+    for refused in (probes.head_spectra, probes.row_angles):
         with pytest.raises(InputError, match="no attention"):
             refused(lens)
     with pytest.raises(InputError, match=r"blocks\.0 has no attention"):

@@ -58,8 +58,7 @@ TOKENS_ONLY = {"lens_logits", "lines_of_thought", "repeated_tokens"}
 # of one series, of weights alone, or made of the probes above
 OTHERS = {"attention_flow", "attention_patterns", "component_writes", "head_parroting", "head_spectra", "head_states"}
 # and what streams its series by itself, for which tests/probes/test_streamed_ranks.py stands
-OTHERS |= {"embedding_ranks", "flow_of_ranks", "row_angles", "scoring_structure", "signal_families", "spectra_by_patch"}
-OTHERS |= {"vocabulary_plane", "weight_ranks"}
+OTHERS |= {"embedding_ranks", "flow_of_ranks", "row_angles", "signal_families", "weight_ranks"}
 OTHERS |= {"heads_at_1pp", "heads_by_stable_rank", "lag_attention", "norm_weighted_attention"}
 OTHERS |= {"patch_attention", "random_heads", "rollout_maps"}
 # differences of equals, which are rounding and nothing else

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -19,6 +19,7 @@ from tsfm_lens.ablation.skipping import skipped
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import COLUMNS
 from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.block import Block, together
 from tsfm_lens.hooks.edit import resolve
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.models import batching
@@ -84,16 +85,11 @@ class Request:
         """True if the model forecasts by sample paths."""
         return self.lens.adapter.readout != "quantile"
 
-    @contextmanager
-    def seeded(self, copies: int) -> Iterator[None]:
-        """Run several blocks of rows under the seed; the random state is left as it was."""
-        state = self.lens.registry.state
-        with seeded(self.seed, self.lens.device):
-            state.restart(self.rows * copies, block_rows=self.rows if copies > 1 else None)
-            try:
-                yield
-            finally:
-                state.restart()
+    def seeded(self, copies: int) -> Block[None]:
+        """Begin one run of the lens's own over several blocks of rows; the random state is left as it was."""
+        block_rows = self.rows if copies > 1 else None
+        running = self.lens.registry.state.running(self.rows * copies, block_rows=block_rows)
+        return together(None, seeded(self.seed, self.lens.device), running)
 
     def nothing(self) -> Forecast:
         """Make the forecast of a model that cannot be drawn from: no numbers at all."""
@@ -297,34 +293,37 @@ class Fan:
             for block, variant in enumerate(variants)
             for intervention in variant.interventions
         ]
+        drawing = self._draws(copies)
         with (
             torch.no_grad(),
-            self._run(variants) as failures,
+            request.seeded(copies),
+            drawing or nullcontext(),
+            self._serving(variants),
             skipped(lens.registry, variants),
             lens.edit(*interventions),
         ):
             prediction = lens.adapter.predict(
                 repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
             )
+        failures = drawing.failed_blocks if drawing else set()
         return [
             request.nothing() if block in failures else _forecast(request, prediction, block) for block in range(copies)
         ]
 
-    @contextmanager
-    def _run(self, variants: Sequence[Variant]) -> Iterator[set[int]]:
-        """Run several blocks of rows, and yield the blocks whose draws turn out to be meaningless."""
-        request, copies = self._request, len(variants)
-        lens, failures = request.lens, set[int]()
-        with ExitStack() as stack:
-            stack.enter_context(request.seeded(copies))
-            if request.draws:
-                outer = _paths(request) if lens.wiring.sample_major else 1
-                axis: int = lens.adapter.draw_axis  # type: ignore[attr-defined]
-                failures = stack.enter_context(BlockDraws(copies, request.seed, axis=axis, outer=outer)).failed_blocks
-            if self._source is not None:
-                is_shared = not any(map(self.touches_encoder, variants))
-                stack.enter_context(self._source.serving(copies, is_shared=is_shared))
-            yield failures
+    def _draws(self, copies: int) -> BlockDraws | None:
+        """Return what makes draws block by block, and notes the blocks whose draws turn out to be meaningless."""
+        request, lens = self._request, self._request.lens
+        if not request.draws:
+            return None
+        outer = _paths(request) if lens.wiring.sample_major else 1
+        axis: int = lens.adapter.draw_axis  # type: ignore[attr-defined]
+        return BlockDraws(copies, request.seed, axis=axis, outer=outer)
+
+    def _serving(self, variants: Sequence[Variant]) -> AbstractContextManager[None]:
+        """Share the encoder among variants that leave it as it is."""
+        if self._source is None:
+            return nullcontext()
+        return self._source.serving(len(variants), is_shared=not any(map(self.touches_encoder, variants)))
 
 
 def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:

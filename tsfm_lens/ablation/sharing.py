@@ -7,16 +7,16 @@ states. So these are computed once, and handed on as rows stored once (:class:`t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.repeated import Repeated
-from tsfm_lens.hooks.replay import in_this_thread, map_tensors
+from tsfm_lens.hooks.replay import map_tensors, shadowed
 
 
 class SharedSource:
@@ -33,24 +33,14 @@ class SharedSource:
         self._encoder, self._rows = encoder, rows
         self._memo: tuple[list[Tensor], Any] | None = None
 
-    @contextmanager
-    def serving(self, copies: int, *, is_shared: bool) -> Iterator[None]:
-        """Serve one fanned-out run.
+    def serving(self, copies: int, *, is_shared: bool) -> Block[None]:
+        """Serve one fanned-out run while the block runs.
 
         Args:
             copies: variants in it.
             is_shared: whether none of them changes the encoder.
         """
-        before = self._encoder.__dict__.get("forward")
-        forward = self._encoder.forward
-        new = self._wrap(forward, copies if is_shared else 1)
-        self._encoder.__dict__["forward"] = in_this_thread(forward, new)
-        try:
-            yield
-        finally:
-            self._encoder.__dict__.pop("forward")
-            if before is not None:
-                self._encoder.__dict__["forward"] = before
+        return shadowed([(self._encoder, lambda forward: self._wrap(forward, copies if is_shared else 1))])
 
     def _wrap(self, forward: Callable[..., Any], copies: int) -> Callable[..., Any]:
         def encode(*args: Any, **kwargs: Any) -> Any:

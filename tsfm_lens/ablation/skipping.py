@@ -7,24 +7,24 @@ keeps its shape, so that hooks and caches see the rows that they expect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.edit import resolve
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.registry import HookRegistry
-from tsfm_lens.hooks.replay import in_this_thread
+from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 
 
-@contextmanager
-def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Iterator[None]:
-    """Leave out the branches that are zeroed while the block runs; each variant is a block of rows.
+def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
+    """Leave out what is zeroed while the block runs; each variant is a block of rows.
 
     Args:
         registry: of the model.
@@ -36,17 +36,9 @@ def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Iterator[Non
             dead.setdefault(path, set()).add(block)
     modules = {path: registry.model.get_submodule(path) for path in dead}
     linear = {path: module for path, module in modules.items() if type(module) is nn.Linear}
-    before = {path: module.__dict__.get("forward") for path, module in linear.items()}
-    try:
-        for path, module in linear.items():
-            sparse = _sparse(module, module.forward, len(variants), dead[path])
-            module.__dict__["forward"] = in_this_thread(module.forward, sparse)
-        yield
-    finally:
-        for path, module in linear.items():
-            module.__dict__.pop("forward", None)
-            if before[path] is not None:
-                module.__dict__["forward"] = before[path]
+    return shadowed(
+        (module, partial(_sparse, module, copies=len(variants), dead=dead[path])) for path, module in linear.items()
+    )
 
 
 def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:

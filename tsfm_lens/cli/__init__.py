@@ -17,9 +17,11 @@ __all__ = [
     "sweep",
 ]
 
+# the commands of packages above
+load_extensions(COMMANDS)
+
 
 def main() -> None:
     """Run ``tsfm-lens``."""
-    load_extensions(COMMANDS)
     with standard_streams():
         app(prog_name="tsfm-lens")

@@ -183,9 +183,7 @@ def _compress(
     if heal:
         heal_id = bar.add_task("heal", total=heal)
         # contexts alone: the ends by which it is judged stay unseen
-        smaller = package.healed(
-            smaller, run, steps=heal, progress=lambda count, _: bar.update(heal_id, completed=count)
-        )
+        smaller = package.healed(smaller, run, steps=heal, progress=lambda at, _: bar.update(heal_id, completed=at))
     write_id = bar.add_task("write and open again", total=1)
     by_head: bool = options["by_head"]
     method = "components taken out" if components else options["method"]

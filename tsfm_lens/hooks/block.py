@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tsfm_lens.errors import HookError
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -94,3 +95,30 @@ class Block(Generic[T_co]):
 
     else:
         __enter__, __exit__ = _Way(partial, _enter), _Way(_Exit, _leave)
+
+
+class _Several(Generic[T]):
+    """Scopes that begin one after the other and end in reverse, as one."""
+
+    def __init__(self, scopes: Sequence[Scope[Any]], value: T) -> None:
+        self.is_open, self._scopes, self._value = False, scopes, value
+
+    def open(self) -> T:
+        self.is_open = True
+        for scope in self._scopes:
+            scope.open()
+        return self._value
+
+    def close(self) -> None:
+        for scope in reversed(self._scopes):
+            scope.close()
+        self.is_open = False
+
+    def check(self) -> None:
+        for scope in self._scopes:
+            scope.check()
+
+
+def together(value: T, *blocks: Block[Any]) -> Block[T]:
+    """Enter several blocks as one, in this order; the block gives ``value``."""
+    return Block(_Several([block._scope for block in blocks], value))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,23 +30,20 @@ class OtherCalls(Exception):
     """Error of a pass that calls a module more or less often than the recorded one, so that nothing can be replayed."""
 
 
-@contextmanager
-def called_once(model: nn.Module, path: str) -> Iterator[None]:
+def called_once(model: nn.Module, path: str) -> Block[None]:
     """Make sure that a module is called exactly once while the block runs.
 
     Raises:
         OtherCalls: when the block ends, and the module was not called once.
     """
-    calls = 0
+    calls: list[None] = []
 
-    def count(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
-        nonlocal calls
-        calls += 1
+    def check() -> None:
+        if len(calls) != 1:
+            raise OtherCalls(f"{path} was called {len(calls)} times in what should be one pass")
 
-    with hooked([TorchHook(model.get_submodule(path), "in", count)], None):
-        yield
-    if calls != 1:
-        raise OtherCalls(f"{path} was called {calls} times in what should be one pass")
+    count = TorchHook(model.get_submodule(path), "in", lambda *_call: calls.append(None))
+    return hooked([count], None, check)
 
 
 def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Any]]]:
@@ -80,7 +76,6 @@ def only(outputs: Mapping[str, Sequence[Any]], path: str) -> Any:
     return calls[0]
 
 
-@contextmanager
 def replayed(
     model: nn.Module,
     outputs: Mapping[str, Sequence[Any]],
@@ -88,7 +83,7 @@ def replayed(
     rows: int,
     copies: int,
     partial: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
-) -> Iterator[None]:
+) -> Block[None]:
     """Let modules return stored outputs while the block runs, in this thread; blocks of several take turns.
 
     Args:
@@ -103,31 +98,66 @@ def replayed(
     Raises:
         OtherCalls: when the block ends, or at the call too many: a module was not called as often as was recorded.
     """
-    partials = partial or {}
-    modules = {path: model.get_submodule(path) for path in (*outputs, *partials)}
     queues = {path: iter(calls) for path, calls in outputs.items()}
-    queues |= {path: iter([(layer_input, output)]) for path, (_, layer_input, output) in partials.items()}
-    ONE_RUN.acquire()
-    before = {path: module.__dict__.get("forward") for path, module in modules.items()}
-    try:
-        for path, module in modules.items():
-            if path in partials:
-                new = _resume(path, partials[path][0], queues[path], rows, copies)
-            else:
-                new = _hand_back(path, queues[path], rows, copies)
-            module.__dict__["forward"] = in_this_thread(module.forward, new)
-        yield
+    forwards = {path: _hand_back(path, queues[path], rows, copies) for path in outputs}
+    for path, (last, entered, output) in (partial or {}).items():
+        queues[path] = iter([(entered, output)])
+        forwards[path] = _resume(path, last, queues[path], rows, copies)
+
+    def check() -> None:
         for path, calls in queues.items():
             # what lies inside a module that hands back is not called at all
             inside = any(path.startswith(f"{other}.") for other in queues)
             if not inside and next(calls, None) is not None:
                 raise OtherCalls(f"{path} was called less often than in the plain pass")
-    finally:
-        for path, module in modules.items():
-            module.__dict__.pop("forward", None)
-            if before[path] is not None:
-                module.__dict__["forward"] = before[path]
-        ONE_RUN.release()
+
+    pairs = [(model.get_submodule(path), lambda _forward, new=forward: new) for path, forward in forwards.items()]
+    return shadowed(pairs, check, turn=True)
+
+
+Shadow = tuple[nn.Module, Callable[[Callable[..., Any]], Callable[..., Any]]]
+"""(module, makes its new forward from the one that it has)."""
+
+
+class _Shadows:
+    """Forwards of modules that are shadowed in one thread, as the scope of a block."""
+
+    def __init__(self, shadows: Iterable[Shadow], check: Callable[[], None], turn: bool) -> None:
+        self.is_open, self.check = False, check
+        self._shadows, self._turn = tuple(shadows), turn
+        self._set: list[tuple[nn.Module, Any, Any]] = []
+
+    def open(self) -> None:
+        self.is_open = True
+        if self._turn:
+            ONE_RUN.take(self)
+        for module, make in self._shadows:
+            new = in_this_thread(module.forward, make(module.forward))
+            # noted before it is set, so that it is taken off whenever an interrupt comes
+            self._set.append((module, module.__dict__.get("forward"), new))
+            module.__dict__["forward"] = new
+
+    def close(self) -> None:
+        for module, before, new in reversed(self._set):
+            if module.__dict__.get("forward") is not new:
+                continue
+            if before is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = before
+        ONE_RUN.give(self)
+        self.is_open = False
+
+
+def shadowed(shadows: Iterable[Shadow], check: Callable[[], None] = lambda: None, *, turn: bool = False) -> Block[None]:
+    """Shadow forwards of modules in this thread while the block runs.
+
+    Args:
+        shadows: the modules, each once.
+        check: called after the block, without an error.
+        turn: whether blocks of several threads take turns.
+    """
+    return Block(_Shadows(shadows, check, turn))
 
 
 def in_this_thread(forward: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:

@@ -74,8 +74,8 @@ class TorchHook:
 class _Hooks(Generic[T]):
     """Several torch hooks, as the scope of a block."""
 
-    def __init__(self, hooks: Iterable[TorchHook], value: T) -> None:
-        self.is_open, self._hooks, self._value = False, tuple(hooks), value
+    def __init__(self, hooks: Iterable[TorchHook], value: T, check: Callable[[], None]) -> None:
+        self.is_open, self._hooks, self._value, self.check = False, tuple(hooks), value, check
 
     def open(self) -> T:
         self.is_open = True
@@ -88,13 +88,10 @@ class _Hooks(Generic[T]):
             hook.remove()
         self.is_open = False
 
-    def check(self) -> None:
-        return
 
-
-def hooked(hooks: Iterable[TorchHook], value: T) -> Block[T]:
-    """Set torch hooks for as long as a block, which gives ``value``."""
-    return Block(_Hooks(hooks, value))
+def hooked(hooks: Iterable[TorchHook], value: T, check: Callable[[], None] = lambda: None) -> Block[T]:
+    """Set torch hooks for as long as a block, which gives ``value``; ``check`` is called after it, without an error."""
+    return Block(_Hooks(hooks, value, check))
 
 
 @dataclass

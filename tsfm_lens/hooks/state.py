@@ -9,9 +9,35 @@ from torch import Tensor
 
 from tsfm_lens.hooks.block import Block
 
-# state of the process or the model, not of a thread, is changed by one run at a time: torch's generators, and the
-# forwards of modules that replay stored outputs
-ONE_RUN = threading.RLock()
+
+class Turns:
+    """Let one thread at a time change what belongs to the process or the model, and not to a thread.
+
+    A turn is held by a token. Giving back a token twice, or one that was never taken, does nothing, so that whoever
+    holds a turn may be broken off anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holders: list[tuple[int, object]] = []
+
+    def take(self, token: object) -> None:
+        """Wait until no other thread holds a turn, and hold one."""
+        thread = threading.get_ident()
+        with self._changed:
+            while any(holder != thread for holder, _token in self._holders):
+                self._changed.wait()
+            self._holders.append((thread, token))
+
+    def give(self, token: object) -> None:
+        """Give a turn back."""
+        with self._changed:
+            self._holders = [holder for holder in self._holders if holder[1] is not token]
+            self._changed.notify_all()
+
+
+# of torch's generators, and of the forwards of modules that hand back what was stored
+ONE_RUN = Turns()
 
 
 @dataclass
@@ -45,9 +71,11 @@ class RunState:
         self.first, self.whole = part
         self.offset.clear()
 
-    def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> Block[None]:
+    def running(
+        self, rows: int, place: tuple[int, int | None] = (0, None), block_rows: int | None = None
+    ) -> Block[None]:
         """Count steps and rows of one run of the lens's own while the block runs."""
-        return Block(_Run(self, rows, place))
+        return Block(_Run(self, rows, place, block_rows))
 
     def own(self, rows: Tensor) -> Tensor:
         """Return the rows of the part that runs, of a tensor with the rows of the whole batch."""
@@ -62,12 +90,12 @@ class RunState:
 class _Run:
     """One run of the lens's own, as the scope of a block."""
 
-    def __init__(self, state: RunState, rows: int, place: tuple[int, int | None]) -> None:
-        self.is_open, self._state, self._rows, self._place = False, state, rows, place
+    def __init__(self, state: RunState, rows: int, place: tuple[int, int | None], block_rows: int | None) -> None:
+        self.is_open, self._state, self._rows, self._place, self._block_rows = False, state, rows, place, block_rows
 
     def open(self) -> None:
         self.is_open = True
-        self._state.restart(self._rows, part=self._place)
+        self._state.restart(self._rows, self._block_rows, self._place)
 
     def close(self) -> None:
         if self.is_open:

@@ -11,8 +11,8 @@ the memory: one call for any number of series would hold a distribution for ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.block import Block, together
 from tsfm_lens.models.adapter import default_horizon, default_levels, refuse_covariates
 from tsfm_lens.models.architecture import Adapter, rows_of
 from tsfm_lens.models.base import LensBase
@@ -299,15 +300,13 @@ def measured_or_refused(request: Request, work: Any, limit: int) -> int:
     return max(need, 1)
 
 
-@contextmanager
 def _under_seed(
     request: Request, batch: SeriesBatch, seed: int | None = None, place: tuple[int, int | None] = (0, None)
-) -> Iterator[None]:
-    """Run one pass of the lens's own under a seed, the request's if None; the random state is left as it was."""
+) -> Block[None]:
+    """Begin one run of the lens's own under a seed, the request's if None; the random state is left as it was."""
     lens = request.lens
     rows = len(rows_of(batch, lens.adapter.packed))
-    with seeded(request.seed if seed is None else seed, lens.device), lens.running(rows, place):
-        yield
+    return together(None, seeded(request.seed if seed is None else seed, lens.device), lens.running(rows, place))
 
 
 def forecast_part(request: Request, part: Part) -> Forecast:

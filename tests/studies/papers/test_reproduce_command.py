@@ -12,7 +12,7 @@ import xarray as xr
 from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli import app
-from tsfm_lens.studies.papers.command import _render
+from tsfm_lens.studies.commands.reproduce import _render
 from tsfm_lens.studies.papers.values import ITEMS
 from tsfm_lens.sweep.run.sweeping import Outcome
 

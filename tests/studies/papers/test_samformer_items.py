@@ -231,7 +231,7 @@ def test_shipped_results_are_complete() -> None:
 
 
 def test_the_docs_have_a_line_for_every_item() -> None:
-    text = (Path(experiments.__file__).parent.parent.parent / "docs" / "papers.md").read_text()
+    text = (Path(experiments.__file__).parents[3] / "docs" / "papers.md").read_text()
     assert set(re.findall(r"`reproduce (S1-\w+)`", text)) == {item.id for item in said.ITEMS_OF_SAMFORMER}
     listed = set(re.findall(r"S1-\w+|\bF\d+\w?|\bT\d+", text.split("## SAMformer")[1]))
     figures = {f"F{number}" for number in range(1, 16)} - {"F5"} | {"F5a", "F5b"}

@@ -130,10 +130,11 @@ def test_full_sizes_are_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_docs_name_what_exists_and_every_id() -> None:
     text = (Path(tsfm_lens.__file__).parent.parent / "docs" / "papers.md").read_text()
-    named = re.findall(r"`(theory|viz)\.(\w+)`", text)
+    named = re.findall(r"`(rank_theory|ranks|viz)\.(\w+)`", text)
     assert len(named) > 30
-    for room, name in named:
-        assert hasattr(getattr(tsfm_lens, room), name), f"{room}.{name}"
+    for package, name in named:
+        home = rank_theory if package == "rank_theory" else getattr(tsfm_lens, package)
+        assert hasattr(home, name), f"{package}.{name}"
     ranks = [item for item in ITEMS if item.source == said.SOURCE]
     assert set(re.findall(r"`reproduce (S0-\w+)`", text)) == {item.id for item in ranks}
     assert {name for item in ranks for name in item.ids} <= set(re.findall(r"S0-\w+", text.upper()))
