@@ -116,12 +116,12 @@ def run_variants(
     start = _starts(lens, variants, unread, replay=replay)
     with torch.no_grad():
         parts, rows = forward_parts(
-            lens, encoded, [variant.interventions for variant in variants], max_rows, memory, start.kept
+            lens, encoded, [variant.interventions for variant in variants], max_rows, memory, start.recording
         )
     of_parts = []
     for part in parts:
-        read_of_part = None if read is None else partial(_read_part, read, part)
-        work = OnePass.of(part, partial(_run, lens, part), read_of_part, unread)
+        reduce_part = None if read is None else partial(_read_part, read, part)
+        work = OnePass.of(part, partial(_run, lens, part), reduce_part, unread)
         try:
             outputs = sweep(lens, work, variants, max_rows=rows, replay=replay)
         except OtherCalls:
@@ -192,7 +192,7 @@ class Starts:
     model: nn.Module
 
     @contextmanager
-    def kept(self) -> Iterator[tuple[Any, Any]]:
+    def recording(self) -> Iterator[tuple[Any, Any]]:
         """Record the outputs and the heads' outputs of a plain run."""
         paths = {path for group in self.paths.values() for path in group} | {place[0] for place in self.heads}
         projections = {projection for _, projection in self.heads}
@@ -232,7 +232,7 @@ def sweep(
     """
     starts, model = _starts(lens, variants, work.unread, replay=replay), lens.adapter.model
     with torch.no_grad():
-        with starts.kept() as (outputs_of_plain, z):
+        with starts.recording() as (outputs_of_plain, z):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
         side = max_rows if isinstance(max_rows, int) else max_rows(_bytes_of(outputs_of_plain, z))
