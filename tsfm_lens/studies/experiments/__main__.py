@@ -37,14 +37,14 @@ _TOY = {"oracle": oracle_loss(512, 70_000), "about": "forecasts that are linear 
 
 @app.command()
 def toy(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
-    """The toy problem: transformer, random transformer, σReparam, SAM, watched (figures 1 to 3)."""
+    """Train the toy problem: transformer, random transformer, σReparam, SAM, watched (figures 1 to 3)."""
     arms = toy_arms(TOY_ARMS, epochs=epochs, watch=True)
     _train(list(of_seeds(arms, range(seeds))), out, "toy", threads, {"epochs": epochs, **_TOY})
 
 
 @app.command()
 def optimizers(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
-    """The toy problem by other optimisers (figure 15)."""
+    """Train the toy problem by other optimisers (figure 15)."""
     arms = toy_arms(TOY_OPTIMIZERS, epochs=epochs)
     _train(list(of_seeds(arms, range(seeds))), out, "optimizers", threads, {"epochs": epochs, **_TOY})
 
