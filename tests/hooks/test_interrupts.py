@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -217,10 +218,14 @@ class Check:
             assert not any(module.__dict__[kind] for kind in KINDS), (at, module)
             assert "forward" not in module.__dict__, (at, module)
         assert not lens.registry.busy, at
-        assert not ONE_RUN._holders, at
+        assert not ONE_RUN._queue, at
 
     def works(self, at: object) -> None:
         assert (self.forecast(self._lens) == self._native).all(), at
+        # nor is another thread kept waiting
+        with ThreadPoolExecutor(1) as pool:
+            elsewhere = pool.submit(self.forecast, self._lens).result(timeout=300)
+        assert (elsewhere == self._native).all(), at
         assert torch.equal(self.pattern(self._lens), self._pattern), at
         self.traces(at)
 

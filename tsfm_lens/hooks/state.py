@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -14,26 +16,25 @@ class Turns:
     """Let one thread at a time change what belongs to the process or the model, and not to a thread.
 
     A turn is held by a token. Giving back a token twice, or one that was never taken, does nothing, so that whoever
-    holds a turn may be broken off anywhere.
+    holds a turn may be broken off anywhere. No lock is held in between: each change of the queue is one call of C.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._holders: list[tuple[int, object]] = []
+        self._queue: list[tuple[int, object]] = []
 
     def take(self, token: object) -> None:
         """Wait until no other thread holds a turn, and hold one."""
         thread = threading.get_ident()
-        with self._changed:
-            while any(holder != thread for holder, _token in self._holders):
-                self._changed.wait()
-            self._holders.append((thread, token))
+        self._queue.append((thread, token))
+        while self._queue[0][0] != thread:
+            time.sleep(0.001)
 
     def give(self, token: object) -> None:
         """Give a turn back."""
-        with self._changed:
-            self._holders = [holder for holder in self._holders if holder[1] is not token]
-            self._changed.notify_all()
+        for entry in tuple(self._queue):
+            if entry[1] is token:
+                with contextlib.suppress(ValueError):
+                    self._queue.remove(entry)
 
 
 # of torch's generators, and of the forwards of modules that hand back what was stored
