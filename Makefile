@@ -38,7 +38,7 @@ test-hard: $(STAMP)
 campaigns: $(STAMP)
 	$(BIN)/python -m pytest -m campaign
 
-# every figure of the catalogue in a browser, with long names and units, negative values, one and forty series, on the
+# every figure in a browser, with long names and units, negative values, one and forty series, on the
 # screen and in both columns of print: no text that overlaps or is cut; some eight minutes
 figures-check: $(STAMP)
 	$(BIN)/python -m pytest -m campaign -o log_cli=true --log-cli-level=INFO tests/viz/test_words.py

@@ -79,7 +79,7 @@ PLANTED = {
     "`--holdouts`": "no command takes --holdouts",
     "`python -m tsfm_lens.studies.recipes.train bolt-nano --out DIR --stepz 3`": "No such option: --stepz",
     "`python -m benchmarks --onli a`": "unrecognized arguments: --onli",
-    "`python tools/write_generated.py --chek`": "takes no --chek",
+    "`python tools/house.py --chek`": "takes no --chek",
 }
 FINE = [
     "`tsfm-lens explain --target …`",
@@ -98,7 +98,7 @@ def test_what_is_no_command_is_named_with_file_and_line(text: str, tmp_path: Pat
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{text}\n")
     (wrong,) = faults(
-        tuple(documented.mentions(page)), ["tsfm_lens.studies.recipes.train", "benchmarks", "tools/write_generated.py"]
+        tuple(documented.mentions(page)), ["tsfm_lens.studies.recipes.train", "benchmarks", "tools/house.py"]
     )[0]
     assert PLANTED[text] in wrong
     assert wrong.startswith(f"page.md:{4 if text.startswith('```') else 3}: ")

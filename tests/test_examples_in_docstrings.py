@@ -26,14 +26,13 @@ import xarray as xr
 
 import planted
 import tsfm_lens
-from tsfm_lens.catalogue import work_on
 from tsfm_lens.data import bundled
 from tsfm_lens.models.run import Run
+from tsfm_lens.results import Results
 
 ROOMS = (
     "",
     "ablation",
-    "catalogue",
     "compress",
     "data",
     "explain",
@@ -78,14 +77,14 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 FUNCTIONS = dict(public_functions())
 
 
-class Results(dict[str, xr.Dataset]):
+class Computed(dict[str, xr.Dataset]):
     """Each measured when it is first asked for."""
 
     def __init__(self, run: Run) -> None:
-        self.work = work_on(run)
+        self.work = Results(run)
 
     def __missing__(self, kind: str) -> xr.Dataset:
-        return self.work.result(kind)
+        return self.work[kind]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def names() -> dict[str, Any]:
         "future_covariates": {"cause": cause[72:]},
     }
     pair["driven"] = tsfm_lens.load("chronos2-nano").run([entry], 8)
-    made = {"lens": lens, **pair, "results": Results(run), "tables": planted.sweep()}
+    made = {"lens": lens, **pair, "results": Computed(run), "tables": planted.sweep()}
     return {"tsfm_lens": tsfm_lens, **made, "np": np, "pd": pd, "torch": torch, "xr": xr, **rooms}
 
 

@@ -86,7 +86,7 @@ def test_one_module_prints() -> None:
 
 
 def test_rooms_without_torch() -> None:
-    rooms = ["errors", "ranks", "data", "viz", "catalogue", "report"]
+    rooms = ["errors", "ranks", "data", "viz", "report"]
     code = f"""
 import importlib, sys
 for room in {rooms}:

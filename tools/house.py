@@ -19,17 +19,17 @@ PACKAGE = "tsfm_lens"
 
 LAYERS = (
     ("errors",),
-    ("registry", "ranks", "console", "places", "embedded"),
+    ("registry", "ranks", "console", "places", "embedded", "verdict"),
     ("data",),
     ("hooks",),
     ("models",),
+    ("results",),
     ("ablation",),
     ("probes",),
     ("explain", "training"),
     ("compress", "sweep"),
     ("testing", "zoo"),
     ("viz",),
-    ("catalogue",),
     ("report",),
     ("figures",),
     ("explore",),
@@ -43,7 +43,7 @@ LAYERS = (
 )
 """Packages from the bottom up; each imports from those below it and from itself alone."""
 LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in layer}
-BELOW_FIGURES = {"errors", "registry", "ranks", "places", "viz"}
+BELOW_FIGURES = {"errors", "registry", "ranks", "places", "embedded", "verdict", "viz"}
 """Figures are drawn of datasets: viz imports nothing that knows a model."""
 
 PARTICIPLES = frozenset(

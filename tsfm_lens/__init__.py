@@ -33,7 +33,6 @@ _HOME = {
 _ROOMS = (
     *(
         "ablation",
-        "catalogue",
         "compress",
         "data",
         "errors",
@@ -45,7 +44,9 @@ _ROOMS = (
         "pipeline",
         "probes",
         "ranks",
+        "registry",
         "report",
+        "results",
         "serve",
         "studies",
         "sweep",

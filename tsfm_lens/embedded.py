@@ -8,7 +8,9 @@ from tsfm_lens.errors import unknown_name
 
 _ZOO = Path(__file__).parent / "zoo"
 
-__all__ = ["checkpoint_names", "checkpoint_path"]
+__all__ = ["checkpoint_names", "checkpoint_path", "has_training_record"]
+
+RECORD = "training.nc"
 
 
 def checkpoint_names() -> tuple[str, ...]:
@@ -34,3 +36,13 @@ def checkpoint_path(name: str) -> Path:
     if name not in checkpoint_names():
         raise unknown_name("embedded checkpoint", name, checkpoint_names())
     return _ZOO / name
+
+
+def has_training_record(name: str) -> bool:
+    """Test if a record of its training ships with an embedded checkpoint.
+
+    Example:
+        >>> zoo.has_training_record("amazon/chronos-bolt-base")
+        False
+    """
+    return name in checkpoint_names() and (checkpoint_path(name) / RECORD).exists()

@@ -1,21 +1,389 @@
-"""Registry in which packages above extend those below: methods of classes, measurements, figures, commands."""
+"""Registry of measurements, and of methods that packages above add to classes below."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from inspect import cleandoc, signature
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from tsfm_lens.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+    import xarray as xr
 
 DISTRIBUTION, VERSION = "tsfm-lens-toolbox", "0.1.0"
+THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
+PROBES, FIGURES, COMMANDS = "tsfm_lens.probes", "tsfm_lens.figures", "tsfm_lens.commands"
+"""Groups of entry points: modules that register probes, measurements with their figures, commands."""
+
+P = ParamSpec("P")
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
+Draw = Callable[P, "go.Figure"]
+Takes = str | tuple[str, ...] | Callable[[Any], tuple[Any, ...]]
 
 _CLASSES: dict[str, type] = {}
 _METHODS: dict[str, list[Callable[..., Any]]] = {}
+_MEASUREMENTS: dict[str, Measurement] = {}
+_PROBES: dict[str, Probe] = {}
+_RAISES = """
 
-SHOWN, COMMANDS = "tsfm_lens.shown", "tsfm_lens.commands"
+Raises:
+    InputError: the result is of another kind, or an argument has no meaning for it.
+    UnknownNameError: a label or name that the result does not have; the message has the nearest.
+"""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Requirement of a definition on a model.
+
+    Attributes:
+        words: what the model must have, as the end of "is defined by …".
+        models: which have it, for lists.
+        met: whether a lens has it.
+        possible: whether a model of an architecture can have it, so that one that cannot is refused unopened.
+    """
+
+    words: str
+    models: str
+    met: Callable[[Any], bool]
+    possible: Callable[[Any], bool] = lambda architecture: True
+
+    def check(self, lens: Any, name: str, instead: str = "") -> None:
+        """Refuse a lens that does not have it.
+
+        Raises:
+            InputError: the message names what is asked for and what can be had instead.
+        """
+        if not self.met(lens):
+            raise self._refusal(name, lens.model_id, instead)
+
+    def check_architecture(self, architecture: Any, model: str, name: str, instead: str = "") -> None:
+        """Refuse a model that is not open yet by its architecture.
+
+        Raises:
+            InputError: no model of this architecture has it; the message is that of :meth:`check`.
+        """
+        if not self.possible(architecture):
+            raise self._refusal(name, model, instead)
+
+    def _refusal(self, name: str, model: str, instead: str) -> InputError:
+        other = f"; {instead}" if instead else ""
+        return InputError(f"{name} is defined by {self.words}, which {model} does not have{other}")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Function that computes the result of a measurement; :func:`probe` declares it.
+
+    Attributes:
+        function: gives the result.
+        takes: its positional arguments: "run", the "first" item's run, the "lens", a "pair" of runs (the first series,
+            and the same with its season half a period later), "lenses" of several models, kinds of other results, or
+            a function that makes them of the results of a run.
+        words: what is computed on what, for captions and lists.
+        options: of the function, fixed, or computed from the results of a run.
+        each: the results that a report on a lens shows, options by name; one, of the measurement's kind, if None.
+    """
+
+    function: Callable[..., xr.Dataset]
+    takes: Takes
+    words: str
+    options: Callable[[Any], Mapping[str, Any]]
+    each: Callable[[Any], Mapping[str, Mapping[str, Any]]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name in :mod:`tsfm_lens.probes`, or of another package as "package.name"."""
+        return _name_of(self.function)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One way to draw a measurement; :meth:`Measurement.figure` declares it.
+
+    Attributes:
+        function: draws the result, and those beside it.
+        title: content, as a sentence.
+        options: of the function where the figure is drawn by its name alone.
+        beside: kinds of further results that the function takes.
+        needs: requirement on a model beyond that of the measurement.
+        instead: figure for models that do not meet it.
+        table, sentences: of the result, for the panel of a report.
+    """
+
+    function: Callable[..., go.Figure]
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+    needs: Needs | None = None
+    instead: str = ""
+    table: Callable[[Any], pd.DataFrame] | None = None
+    sentences: Callable[[Any], list[str]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name on the command line."""
+        return self.function.__name__
+
+    def draw(self, *results: xr.Dataset) -> go.Figure:
+        """Draw a result, with those that the function takes beside it."""
+        return self.function(*results, **self.options)
+
+
+@dataclass(frozen=True)
+class ReportPanel:
+    """Figure of a report with its table and its sentences; a name where it gets files of its own."""
+
+    figure: go.Figure
+    table: pd.DataFrame
+    sentences: list[str]
+    name: str = ""
+
+
+@dataclass
+class Measurement:
+    """One kind of result: how it is drawn, tabulated and told; :func:`measurement` declares it.
+
+    Command line, report and documentation are made from these declarations.
+
+    Attributes:
+        kind: of its result, ``result.attrs["kind"]``.
+        theme: one of :data:`THEMES`.
+        title: heading of its section in a report.
+        summary: what is measured, in one line of a table.
+        description: what a reader of the section must know, in one or two sentences.
+        source: where the definition is from.
+        paper: ids of the reported values that it measures, as ``tsfm-lens reproduce`` knows them.
+        needs: requirement on a model; None for every model.
+        maker: origin of the result if no probe of a run gives it, in words.
+        subject: words for what a section is about; the result's model and series if None.
+        figures: all ways to draw it.
+        panels_of: makes the panels of a report; one for each figure with a table or sentences if None.
+    """
+
+    kind: str
+    theme: str
+    title: str
+    summary: str
+    description: str
+    source: str = ""
+    paper: tuple[str, ...] = ()
+    needs: Needs | None = None
+    maker: str = ""
+    subject: Callable[[Any], str] | None = None
+    figures: list[Figure] = field(default_factory=list)
+    panels_of: Callable[[Any], Iterator[ReportPanel]] | None = None
+
+    @property
+    def probe(self) -> Probe | None:
+        """Probe that computes it of a run; None for a result of many runs or of no model."""
+        load_extensions(PROBES)
+        return _PROBES.get(self.kind)
+
+    @property
+    def of_run(self) -> bool:
+        """Test if a probe computes it of one run."""
+        return self.probe is not None and self.probe.takes != "lenses"
+
+    @property
+    def origin(self) -> str:
+        """Origin of a result that no single run gives, in words."""
+        if self.probe is not None:
+            return f"made of several models: `{self.probe.name}` makes it, `tsfm-lens figure` draws it"
+        return self.maker or "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
+
+    def figure(
+        self,
+        title: str,
+        *,
+        variables: Sequence[str] | None = (),
+        table: Sequence[str] | Callable[[Any], pd.DataFrame] | None = None,
+        sentences: Callable[[Any], list[str]] | None = None,
+        **facts: Any,
+    ) -> Callable[[Draw[P]], Draw[P]]:
+        """Register a function that draws the result.
+
+        The function then takes runs and forecasts as their datasets, refuses results of other kinds, and its docstring
+        says so.
+
+        Args:
+            title: content of the figure, as a sentence.
+            variables: what it needs of the dataset; None for a result that is a table and checked by the function.
+            table: of the report's panel: variables that share their dimensions, or a function of the result.
+            sentences: of the report's panel.
+            facts: see :class:`Figure`.
+        """
+
+        def register(function: Draw[P]) -> Draw[P]:
+            draw = function if variables is None else _checked(function, self.kind, tuple(variables))
+            columns = table if callable(table) or table is None else _table_of(table)
+            self.figures.append(Figure(draw, title, table=columns, sentences=sentences, **facts))
+            return draw
+
+        return register
+
+    def panels(self, function: F) -> F:
+        """Register the function that makes the panels of a report."""
+        self.panels_of = function
+        return function
+
+    def draw_panels(self, result: Any) -> Iterator[ReportPanel]:
+        """Draw the panels of a report, each with its table and its sentences."""
+        if self.panels_of is not None:
+            yield from self.panels_of(result)
+            return
+        for figure in self.figures:
+            if figure.table is not None:
+                yield ReportPanel(
+                    figure.draw(result), figure.table(result), figure.sentences(result) if figure.sentences else []
+                )
+
+    def check(self, lens: Any) -> None:
+        """Refuse a model that the definition does not allow.
+
+        Raises:
+            InputError: it does not have what the measurement needs.
+        """
+        if self.needs is not None:
+            self.needs.check(lens, f"{self.kind!r}")
+
+
+def measurement(kind: str, **facts: Any) -> Measurement:
+    """Declare a measurement; see :class:`Measurement` for the facts.
+
+    Raises:
+        InputError: its kind is taken, or it has a theme that is not one of :data:`THEMES`.
+    """
+    if kind in _MEASUREMENTS:
+        raise InputError(f"kind {kind!r} is taken by another measurement; choose another")
+    if facts["theme"] not in THEMES:
+        raise InputError(f"theme={facts['theme']!r} is not known, choose one of {', '.join(THEMES)}")
+    entry = _MEASUREMENTS[kind] = Measurement(kind, **facts)
+    return entry
+
+
+def probe(
+    kind: str,
+    takes: Takes = "run",
+    *,
+    words: str = "",
+    options: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
+    each: Callable[[Any], Mapping[str, Mapping[str, Any]]] | None = None,
+) -> Callable[[F], F]:
+    """Register the function that computes the results of a kind; see :class:`Probe`."""
+
+    def register(function: F) -> F:
+        how = options if callable(options) else lambda results: options or {}
+        _PROBES[kind] = Probe(function, takes, words or f"{_name_of(function)}{_words_for(takes)}", how, each)
+        return function
+
+    return register
+
+
+def measurements() -> dict[str, Measurement]:
+    """Return every measurement by the kind of its result, theme by theme."""
+    load_extensions(FIGURES)
+    return dict(sorted(_MEASUREMENTS.items(), key=lambda item: THEMES.index(item[1].theme)))
+
+
+def find(kind: str) -> Measurement:
+    """Look up a measurement by the kind of its result.
+
+    Raises:
+        UnknownNameError: there is none; the message has the nearest.
+    """
+    entries = measurements()
+    if kind not in entries:
+        raise unknown_name("measurement", kind, entries, hint="`tsfm-lens measurements` lists them all.")
+    return entries[kind]
+
+
+def drawn_by(kind: str) -> str:
+    """Return the names of the figures of a kind, as a sentence lists them."""
+    names = [figure.name for figure in _MEASUREMENTS[kind].figures] if kind in _MEASUREMENTS else []
+    return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def check(ds: Any, kinds: str | Sequence[str], *variables: str) -> None:
+    """Refuse what is no labelled result of one of these kinds.
+
+    Raises:
+        InputError: ``ds`` is no Dataset, has another ``attrs["kind"]``, or lacks one of ``variables``.
+    """
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not hasattr(ds, "data_vars"):
+        raise InputError(f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}.")
+    actual = ds.attrs.get("kind")
+    # a run holds its forecast
+    if actual not in kinds and not (actual == "run" and "forecast" in kinds):
+        help_text = f" {figures} draws that kind." if (figures := drawn_by(actual)) else ""
+        raise InputError(f"a Dataset of kind {kinds[0]!r} is needed, this one is of kind {actual!r}.{help_text}")
+    missing = [name for name in variables if name not in ds]
+    if missing:
+        has = ", ".join(map(str, ds.data_vars)) or "nothing"
+        kind = actual if actual in kinds else kinds[0]
+        raise InputError(f"the {kind!r} Dataset has no variable {missing[0]!r}; it has {has}.")
+
+
+def as_dataset(thing: Any) -> Any:
+    """Return a run or a forecast as its dataset; anything else as it is."""
+    return thing.to_dataset() if not hasattr(thing, "data_vars") and hasattr(thing, "to_dataset") else thing
+
+
+def _checked(function: Draw[P], kind: str, variables: tuple[str, ...]) -> Draw[P]:
+    """Let a figure's function check its dataset; one that is registered for several kinds takes all of them."""
+    if hasattr(function, "kinds"):
+        function.kinds.append(kind)
+        return function
+    call, kinds = signature(function), [kind]
+
+    @wraps(function)
+    def draw(*args: P.args, **kwargs: P.kwargs) -> go.Figure:
+        bound = call.bind(*args, **kwargs)
+        first = next(iter(bound.arguments))
+        bound.arguments[first] = as_dataset(bound.arguments[first])
+        check(bound.arguments[first], kinds, *variables)
+        return function(*bound.args, **bound.kwargs)
+
+    draw.kinds = kinds  # type: ignore[attr-defined]
+    draw.__doc__ = cleandoc(function.__doc__ or "") + _RAISES
+    return draw
+
+
+def _table_of(variables: Sequence[str]) -> Callable[[xr.Dataset], pd.DataFrame]:
+    """Return a function that tabulates variables, a row per combination of labels."""
+    return lambda ds: (
+        ds[[name for name in variables if name in ds]].reset_coords(drop=True).to_dataframe().reset_index()
+    )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    package = function.__module__.rpartition(".")[0].removeprefix("tsfm_lens").removeprefix(".probes")
+    return f"{package}.{function.__name__}".lstrip(".")
+
+
+def _words_for(takes: Takes) -> str:
+    words = {
+        "run": " on all series",
+        "first": " on the first series",
+        "lens": ", from the weights alone",
+        "pair": ", the first series against itself with its season half a period later",
+        "lenses": " of the models that are named",
+    }
+    if isinstance(takes, str):
+        return words[takes]
+    return f" of {' and '.join(takes)}" if isinstance(takes, tuple) else ""
 
 
 def extensible(owner: C) -> C:
@@ -41,11 +409,7 @@ def method_of(*owners: str) -> Callable[[F], F]:
 
 @cache
 def load_extensions(group: str) -> None:
-    """Import every module that an entry point of this distribution names in a group; importing one registers it.
-
-    Args:
-        group: :data:`SHOWN` for measurements and figures, :data:`COMMANDS` for commands of ``tsfm-lens``.
-    """
+    """Import every module that an entry point of this distribution names in a group; importing one registers it."""
     try:
         points = distribution(DISTRIBUTION).entry_points
     except PackageNotFoundError:
@@ -54,3 +418,13 @@ def load_extensions(group: str) -> None:
         # an installation outlives a package that was taken out of it
         if find_spec(point.module.rpartition(".")[0]) is not None:
             point.load()
+
+
+def export(package: str) -> list[str]:
+    """Import the modules of a package, bind in it what each lists in ``__all__``, and return these names."""
+    namespace = vars(sys.modules[package])
+    modules = [import_module(f"{package}.{each.name}") for each in iter_modules(namespace["__path__"])]
+    # a function may have the name of its module, and stands for it in the package
+    names = {name: getattr(module, name) for module in modules for name in getattr(module, "__all__", ())}
+    namespace.update(names)
+    return sorted(names)

@@ -29,6 +29,7 @@ def _write(app: Any) -> None:
     from sitepages.failures import write_errors
     from sitepages.gallery import write_gallery
     from sitepages.history import write_history
+    from sitepages.measurements import write_measurements
     from sitepages.notebooks import write_notebooks
     from sitepages.questions import write_questions
     from sitepages.wirings import write_wirings
@@ -39,6 +40,7 @@ def _write(app: Any) -> None:
     write_errors()
     write_gallery()
     write_history()
+    write_measurements()
     write_notebooks()
     write_questions()
     write_wirings()

@@ -18,7 +18,6 @@ ROOMS = (
     "explain",
     "explore",
     "viz",
-    "catalogue",
     "report",
     "report.pipeline",
     "report.explanation",

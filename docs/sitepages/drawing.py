@@ -14,8 +14,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from sitepages.scenes import Scene, scene_of, scene_of_pair
-from tsfm_lens.catalogue import Figure, Measurement, figures
+from sitepages.scenes import Scene, of_core, scene_of, scene_of_pair
+from tsfm_lens.registry import Figure, Measurement, measurements
 from tsfm_lens.viz.theme import untitled
 
 ROOT = Path(__file__).parents[2]
@@ -54,9 +54,9 @@ def sources() -> str:
 
 
 def slugs() -> dict[str, tuple[Measurement, Figure]]:
-    """Every figure of the catalogue by the name of its files; one of several measurements comes several times."""
+    """Every figure by the name of its files; one of several measurements comes several times."""
     found: dict[str, tuple[Measurement, Figure]] = {}
-    for measurement, figure in figures():
+    for measurement, figure in ((each, figure) for each in measurements().values() for figure in each.figures):
         found[f"{figure.name}-{measurement.kind}" if figure.name in found else figure.name] = (measurement, figure)
     return found
 
@@ -84,7 +84,7 @@ class Studio:
 
     def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
         names = self._opening(scene.opening)
-        place = "viz" if isinstance(figure.renderer, str) else "figures"
+        place = "viz" if of_core(figure) else "figures"
         watched = _Watched(names[place], figure.name)
         exec(scene.drawing, {**names, place: watched})
         assert watched.figure is not None, f"{scene.drawing!r} does not draw {figure.name}"
@@ -93,7 +93,7 @@ class Studio:
     def _readings(self, measurement: Measurement, result: Any) -> list[str]:
         """What the report says of a result, whose figures it draws for that: once a result."""
         if id(result) not in self._read:
-            told = [text for plate in measurement.plates(result) for text in plate.reading]
+            told = [text for panel in measurement.draw_panels(result) for text in panel.sentences]
             # the result is kept, so that no other one gets its id
             self._read[id(result)] = (result, list(dict.fromkeys(told)))
         return self._read[id(result)][1]
@@ -150,12 +150,12 @@ def _told(figure: go.Figure, caption: str, readings: list[str]) -> Drawn:
 def _caption(name: str, watched: _Watched, names: dict[str, Any]) -> str:
     """What ``tsfm-lens figure`` writes beside the files."""
     from tsfm_lens.figures.captions import caption
+    from tsfm_lens.figures.entry import FigureFile
     from tsfm_lens.figures.named import figures as commands
-    from tsfm_lens.figures.registry import Plate
 
     if "run" not in names or name not in commands():
         return ""
-    return caption(commands()[name], [Plate("", watched.figure, watched.results)], names["run"])
+    return caption(commands()[name], [FigureFile("", watched.figure, watched.results)], names["run"])
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from plotly.offline import get_plotlyjs
 
 from sitepages.drawing import CACHE, Drawn, Studio, slugs
 from sitepages.pictures import static_pictures
-from sitepages.scenes import PAIRED, Scene, described, scene_of, scene_of_pair
+from sitepages.scenes import PAIRED, Scene, described, of_core, scene_of, scene_of_pair
 from sitepages.writing import code, from_docstring, plain, write, write_bytes
-from tsfm_lens.catalogue import THEMES, Figure, Measurement, measurements
+from tsfm_lens.registry import THEMES, Figure, Measurement, measurements
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 
 STATIC = CACHE / "static"
@@ -90,19 +90,20 @@ def figure_html(slug: str, title: str, height: int, min_width: int, root: str, p
 
 
 def _page(measurement: Measurement, own: dict[str, Figure], drawn: dict[str, Drawn], pictures: set[str]) -> str:
-    probes = ", ".join(f"{{py:func}}`~tsfm_lens.{room_of(name)}`" for name in measurement.probes)
+    probe = measurement.probe
+    public = probe is not None and not probe.function.__name__.startswith("_")
     facts = [
         f"**Kind** `{measurement.kind}`",
-        f"**Probe** {probes}" if probes else "",
+        f"**Probe** {{py:func}}`~tsfm_lens.{room_of(probe.name)}`" if probe is not None and public else "",
         f"**Computed by** {plain(described(measurement.kind))}",
         f"**Source** {plain(measurement.source)}" if measurement.source else "",
         f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}" if measurement.paper else "",
         f"**Models** {plain(measurement.needs.models)}" if measurement.needs is not None else "",
     ]
     parts = [
-        f"# {plain(measurement.heading)}",
-        plain(measurement.about[:1].upper() + measurement.about[1:]) + ".",
-        plain(measurement.guide),
+        f"# {plain(measurement.title)}",
+        plain(measurement.summary[:1].upper() + measurement.summary[1:]) + ".",
+        plain(measurement.description),
         *(each for each in ["  \n".join(fact for fact in facts if fact)] if each),
     ]
     for slug, figure in own.items():
@@ -139,11 +140,7 @@ def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bo
 
 def _home(figure: Figure) -> str:
     """Where the reference has what draws a figure."""
-    return (
-        f"tsfm_lens.viz.{figure.name}"
-        if isinstance(figure.renderer, str)
-        else f"{figure.renderer.__module__}.{figure.name}"
-    )
+    return f"tsfm_lens.viz.{figure.name}" if of_core(figure) else f"{figure.function.__module__}.{figure.name}"
 
 
 def _reading(figure: Figure) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from sitepages.drawing import slugs
 from sitepages.gallery import room_of
 from sitepages.writing import DOCS, plain, table, write
-from tsfm_lens.catalogue import find
+from tsfm_lens.registry import find
 
 PAGE = "reference/generated/questions.md"
 

@@ -7,23 +7,23 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
-from tsfm_lens.catalogue import Figure, Measurement, find
 from tsfm_lens.models import Lens, load
+from tsfm_lens.registry import Figure, Measurement, find
 
 HORIZON = 24
 
 CHRONOS = f"""\
 import tsfm_lens
-from tsfm_lens import catalogue, viz
+from tsfm_lens import results, viz
 
 lens = tsfm_lens.load("chronos-nano")
 run = lens.run(tsfm_lens.bundled("elnino", "co2"), {HORIZON}, holdout=True)
-work = catalogue.work_on(run)  # what is measured of a run, each once
+cache = results.Results(run)  # what is measured of a run, each once
 """
 DRIVEN = f"""\
 import pandas as pd
 import tsfm_lens
-from tsfm_lens import catalogue, data, viz
+from tsfm_lens import data, results, viz
 
 series = tsfm_lens.bundled("pedestrians")
 table = pd.DataFrame({{"hour": series.timestamps(0), "people": series.values[0]}})
@@ -35,14 +35,14 @@ items = data.as_series(
 )
 lens = tsfm_lens.load("chronos2-nano")
 run = lens.run(items, {HORIZON}, holdout=True)
-work = catalogue.work_on(run)  # what is measured of a run, each once
+cache = results.Results(run)  # what is measured of a run, each once
 """
 PAIR = f"""\
 import tsfm_lens
-from tsfm_lens import catalogue, viz
+from tsfm_lens import results, viz
 
 series, models = tsfm_lens.bundled("elnino", "co2"), ["chronos-nano", "bolt-nano"]
-works = [catalogue.work_on(tsfm_lens.load(model).run(series, {HORIZON}, holdout=True)) for model in models]
+caches = [results.Results(tsfm_lens.load(model).run(series, {HORIZON}, holdout=True)) for model in models]
 """
 PAIRED = ("forecast_fan", "head_entropy_map", "stable_rank_map", "similarity_map")
 """Renderers whose figures of two models the gallery shows side by side."""
@@ -135,25 +135,30 @@ class Scene:
 
 def call_of(figure: Figure) -> str:
     """How code calls what draws a figure: from viz, or from the figures of a study."""
-    return f"viz.{figure.name}" if isinstance(figure.renderer, str) else f"figures.{figure.name}"
+    return f"{'viz' if of_core(figure) else 'figures'}.{figure.name}"
+
+
+def of_core(figure: Figure) -> bool:
+    """Whether a function of viz draws it, and not one of a study."""
+    return figure.function.__module__.startswith("tsfm_lens.viz")
 
 
 def import_of(figure: Figure) -> str:
     """The line that imports the figures of a study; "" for those of viz."""
-    if isinstance(figure.renderer, str):
+    if of_core(figure):
         return ""
-    package, _, module = figure.renderer.__module__.rpartition(".")
+    package, _, module = figure.function.__module__.rpartition(".")
     return f"from {package} import {module}{'' if module == 'figures' else ' as figures'}\n"
 
 
 def scene_of(measurement: Measurement, figure: Figure) -> Scene:
-    """How a figure of the catalogue is drawn in the gallery."""
+    """How a figure is drawn in the gallery."""
     scene = _scene_of(measurement, figure)
     return replace(scene, opening=scene.opening + import_of(figure))
 
 
 def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
-    if measurement.compute is not None:
+    if measurement.of_run:
         return _of_run(measurement, figure)
     if measurement.theme == "Sweeps":
         table = f'tables["{_TABLES[measurement.kind]}"]'
@@ -164,7 +169,7 @@ def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
 def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     allowed = all(needs is None or needs.met(_chronos()) for needs in (measurement.needs, figure.needs))
     driven = measurement.theme == "Inputs" or not allowed
-    results = ", ".join(f'work.result("{kind}")' for kind in (measurement.kind, *figure.beside))
+    results = ", ".join(f'cache["{kind}"]' for kind in (measurement.kind, *figure.beside))
     options = "".join(f", {name}={value!r}" for name, value in figure.options.items())
     model, data = (
         ("chronos2-nano", "people.csv --target people --known weekend")
@@ -180,10 +185,10 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
 
 def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
     """How a figure of two models is drawn in the gallery."""
-    each = f'{call_of(figure)}(work.result("{measurement.kind}"))'
+    each = f'{call_of(figure)}(cache["{measurement.kind}"])'
     command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:elnino,co2 --horizon {HORIZON}"
     title = figure.title.rstrip(".")
-    return Scene(PAIR, f'viz.side_by_side([{each} for work in works], models, "{title}")', command)
+    return Scene(PAIR, f'viz.side_by_side([{each} for cache in caches], models, "{title}")', command)
 
 
 @cache
@@ -195,10 +200,12 @@ def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
     """The example of the renderer, which the tests run; what it is drawn of is the renderer's argument."""
     if measurement.kind == "training_watch":
         return Scene(WATCHED, f"{call_of(figure)}(watch.dataset())")
-    if measurement.across:
+    if measurement.probe is not None:
         models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
         command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:elnino"
-        return Scene(_ROOMS, f"{call_of(figure)}({measurement.across.removeprefix('studies.')}([{models}]))", command)
+        return Scene(
+            _ROOMS, f"{call_of(figure)}({measurement.probe.name.removeprefix('studies.')}([{models}]))", command
+        )
     lines = [example.source for example in doctest.DocTestParser().get_examples(figure.function.__doc__)]
     # what the test compares is the title, or a number of marks
     return Scene(_ROOMS, re.sub(r"\.layout\.meta.*|\.(frames|data)\b", "", "".join(lines)).rstrip())
@@ -207,4 +214,4 @@ def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
 def described(kind: str) -> str:
     """What makes results of this kind, in words."""
     measurement = find(kind)
-    return measurement.compute.words if measurement.compute is not None else measurement.elsewhere
+    return measurement.probe.words if measurement.of_run else measurement.origin

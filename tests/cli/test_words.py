@@ -10,13 +10,13 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from tsfm_lens.catalogue import explaining, measurements, needs
-from tsfm_lens.catalogue.entry import Needs
 from tsfm_lens.cli import app, common
 from tsfm_lens.figures.named import figures
 from tsfm_lens.models import load
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.models.opening import architecture_named
+from tsfm_lens.registry import Needs, measurements
+from tsfm_lens.viz import needs
 from tsfm_lens.zoo import checkpoint_names
 
 RUNNER = CliRunner()
@@ -79,7 +79,7 @@ def test_refused_by_an_open_model_in_its_own_words() -> None:
 
 def _needs() -> list[Needs]:
     declared = [each.needs for each in measurements().values() if each.needs is not None]
-    return [*declared, *(each for room in (needs, explaining) for each in vars(room).values() if type(each) is Needs)]
+    return [*declared, *(each for each in vars(needs).values() if type(each) is Needs)]
 
 
 @pytest.mark.parametrize("name", architectures())

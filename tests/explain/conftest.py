@@ -10,11 +10,11 @@ import pytest
 import xarray as xr
 
 import tsfm_lens
-from tsfm_lens.catalogue import Plate
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models import Lens, Run
+from tsfm_lens.registry import ReportPanel
 from tsfm_lens.report import explanation
-from tsfm_lens.report.build import plates_of
+from tsfm_lens.report.build import panels_of
 
 
 class Page(NamedTuple):
@@ -22,7 +22,7 @@ class Page(NamedTuple):
 
     found: dict[str, xr.Dataset]
     left_out: dict[str, str]
-    plates: list[Plate]
+    panels: list[ReportPanel]
     html: str
 
 
@@ -85,6 +85,6 @@ def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
     run = tsfm_lens.load("chronos2-nano").run(as_series(items, freq="h"), ahead)
     folder, left = tmp_path_factory.mktemp("page"), dict[str, str]()
     found = explanation.explain(run, folder, options=few, left_out=left)
-    plates = [plate for each in plates_of(found).values() for plate in each]
+    panels = [panel for each in panels_of(found).values() for panel in each]
     html = re.sub(r"<(script|style)\b.*?</\1>", "", (folder / "index.html").read_text(), flags=re.S)
-    return Page(found, left, plates, html)
+    return Page(found, left, panels, html)

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 import tsfm_lens
-from tsfm_lens.catalogue.explaining import read_use
-from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.behaviour import WAYS, covariate_use
@@ -17,6 +15,8 @@ from tsfm_lens.models import Lens
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.report.build import _on_series
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.covariate_use import read_use
+from tsfm_lens.viz.standing import Standing
 
 STEPS, HORIZON = 160, 16
 

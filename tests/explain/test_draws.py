@@ -7,12 +7,12 @@ import pytest
 
 import tsfm_lens
 from tsfm_lens import explain
-from tsfm_lens.catalogue.inputs import read_inputs
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run, architectures
 from tsfm_lens.models.extras import status
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.input_attribution import read_inputs
 
 PATHS = 3
 

@@ -90,6 +90,6 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_chapter(page: Any)
     }.items():
         assert all(np.isfinite(found[kind][name].values).all() for name in names), kind
     assert_close(found["input_attribution"]["remainder"], 0.0, depth=300, magnitude=20.0)
-    sentences = [text for plate in page.plates for text in plate.reading]
+    sentences = [text for panel in page.panels for text in panel.sentences]
     assert not any("nan" in text.lower().split() for text in sentences)
     assert page.html

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-
-from tsfm_lens.catalogue.explain_routes import read_proof
-from tsfm_lens.explain import verdict
 from tsfm_lens.explain.verdict import rules_of
+
+from tsfm_lens.explain import verdict
+from tsfm_lens.viz.deletion_curves import read_proof
 
 DRAWS = 39
 """So many that 5 % of them can be told."""

@@ -14,13 +14,12 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import explain, explore
-from tsfm_lens.catalogue.explain_routes import read_routes
-from tsfm_lens.catalogue.inputs import read_inputs
 from tsfm_lens.cli.explain import explain as command
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.viz import deletion_lines, proof_dots
-from tsfm_lens.viz.explain_routes import past_attention
+from tsfm_lens.viz.input_attribution import read_inputs
+from tsfm_lens.viz.input_routes import past_attention, read_routes
 from tsfm_lens.viz.theme import percent, true_minus
 
 REFERENCE = "mean"
@@ -116,7 +115,7 @@ def test_no_hyphen_stands_for_a_minus_sign_on_a_page(page: Any) -> None:
     assert [text for text in sentences if HYPHEN.search(text)] == []
     names = [str(name) for name in found["input_attribution"]["segment"].values]
     written = [name for name in names if true_minus(name) != name]
-    drawn = "".join(plate.figure.to_json() for plate in page.plates)
+    drawn = "".join(panel.figure.to_json() for panel in page.panels)
     # as figures write them, and not as the names are typed
     assert all(
         true_minus(name) in drawn or true_minus(name).encode("unicode_escape").decode() in drawn for name in written

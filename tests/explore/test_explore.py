@@ -12,8 +12,8 @@ from tsfm_lens.explore import opening
 from tsfm_lens.explore.widget import Explorer
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.explore import explore_figure, scores
 from tsfm_lens.viz.explore_panels import TRACES
+from tsfm_lens.viz.head_states import explore_figure, scores
 
 H = 6
 CONTEXT, TRUTH = bundled("co2").tail(46).split(H)

@@ -1,7 +1,7 @@
 """Planted results: of every kind of measurement one, with known answers, made in one place.
 
 Every maker takes the series that its result is about; further arguments plant other values. That what is made looks
-like what the probes give is checked by ``tests/catalogue/test_planted.py``, for tables of sweeps by
+like what the probes give is checked by ``tests/measurements/test_planted.py``, for tables of sweeps by
 ``tests/sweep/test_results.py``.
 """
 

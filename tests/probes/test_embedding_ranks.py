@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.catalogue.ranks import read_embedding_ranks, read_row_angles, read_token_angles
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
@@ -17,6 +16,8 @@ from tsfm_lens.probes import embedding_ranks, row_angles, signal_families
 from tsfm_lens.probes.row_angles import random_angle
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import embedding_spectra, head_closeness, row_angle_map, token_angle_map
+from tsfm_lens.viz.embedding_ranks import read_embedding_ranks, read_token_angles
+from tsfm_lens.viz.row_angles import read_row_angles
 
 NAMES = sorted(architectures())
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 import xarray as xr
 
-from tsfm_lens.catalogue.ranks import read_bound, read_flow_map, read_rank_rise
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
@@ -21,6 +20,7 @@ from tsfm_lens.probes.flow_of_ranks import _bound
 from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import rank_flow_map, rank_flow_spectra, rank_rise
+from tsfm_lens.viz.flow_of_ranks import read_bound, read_flow_map, read_rank_rise
 
 NAMES = sorted(architectures())
 

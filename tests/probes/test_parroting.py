@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.catalogue.copying import read_lag
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern
@@ -18,6 +17,7 @@ from tsfm_lens.probes import context_parroting, lag_attention
 from tsfm_lens.probes.parroting import best_lag, lag_errors, naive_parrot
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import lag_attention_map
+from tsfm_lens.viz.parroting import read_lag
 
 SEASON = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0])
 

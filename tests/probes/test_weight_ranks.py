@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.catalogue.ranks import read_histograms, read_weight_ranks, read_weight_spectra
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import row_angles, weight_ranks
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import rank_histograms, weight_rank_map, weight_spectra
+from tsfm_lens.viz.weight_ranks import read_histograms, read_weight_ranks, read_weight_spectra
 
 NAMES = sorted(architectures())
 QUERIES = "encoder.0.self_attn.W_Q"

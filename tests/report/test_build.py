@@ -14,11 +14,11 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import viz
-from tsfm_lens.catalogue.depth import map_table
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report import build, build_report
 from tsfm_lens.report.downloads import download
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.logit_lens import map_table
 
 PROVENANCE = {"model": "toy", "seed": "3"}
 

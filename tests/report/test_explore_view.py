@@ -8,9 +8,10 @@ import time
 import pytest
 import xarray as xr
 
-from tsfm_lens.catalogue import explore, find
+from tsfm_lens.registry import find
 from tsfm_lens.testing import last_digit
 from tsfm_lens.viz.explore_panels import TRACES
+from tsfm_lens.viz.head_states import read_explore
 
 # seconds after which something is taken to hang
 PATIENCE = 300
@@ -101,7 +102,7 @@ def test_the_menus_do_the_same_by_keyboard(page):
 
 
 def test_the_reading_names_the_planted_head(results):
-    reading = " ".join(explore.read_explore(results["explore"]))
+    reading = " ".join(read_explore(results["explore"]))
     # other heads may move it more: a report names the kind and the head as other chapters do
     told = "Of the heads of decoder cross-attention the forecast moves most without decoder.1.cross_attn.2: by 12 "
     assert reading.startswith(told)
@@ -111,7 +112,7 @@ def test_the_reading_names_the_planted_head(results):
 def test_heads_of_which_none_leads_are_of_one_kind_as_well(results):
     ds = results["explore"]
     ds["mean_shift_leads"] = ds["mean_shift_leads"] & False
-    reading = " ".join(explore.read_explore(ds))
+    reading = " ".join(read_explore(ds))
     assert reading.startswith("Of the heads of decoder cross-attention none stands out")
     assert "decoder.1.cross_attn.2 writes most: 12 " in reading
 
@@ -120,7 +121,7 @@ def test_heads_of_which_none_leads_are_of_one_kind_as_well(results):
 def test_attention_spread_over_a_token_is_labelled_per_step(results, steps, per):
     ds = results["explore"]
     ds["attention"].attrs["token_steps"] = steps
-    band = next(find("explore").plates(ds)).figure.data[TRACES.index("attention")]
+    band = next(find("explore").draw_panels(ds)).figure.data[TRACES.index("attention")]
     assert band.colorbar.title.text == f"attention (%{per})"
     assert f"% of the head's attention{per}<" in band.hovertemplate
 
@@ -133,7 +134,7 @@ def test_a_long_context_is_drawn_in_wider_stripes(results):
         context=(("series", "time"), ds["context"].values.repeat(times, axis=-1)),
     )
     longer = longer.assign_coords(time=range(-longer.sizes["time"], 0))
-    fig = next(find("explore").plates(longer)).figure
+    fig = next(find("explore").draw_panels(longer)).figure
     states = fig.layout.meta["states"]
     for layer in range(2):
         for head in range(3):
@@ -149,5 +150,5 @@ def test_the_states_of_a_large_model_are_a_fraction_of_the_page(results):
     ds: xr.Dataset = results["explore"]
     large = ds.isel(layer=[0, 1] * 6, head=[0, 1, 2] * 4)
     large = large.assign_coords(layer=[str(v) for v in range(12)], head=range(12))
-    fig = next(find("explore").plates(large)).figure
+    fig = next(find("explore").draw_panels(large)).figure
     assert len(json.dumps(fig.layout.meta["states"])) < 400_000

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from tsfm_lens.catalogue import measurements
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
+from tsfm_lens.registry import measurements
 from tsfm_lens.report.build import chapter_of
 from tsfm_lens.report.pipeline import CHAPTERS, analyse
 
@@ -25,8 +25,8 @@ def sentences(name: str, seed: int, chapters: Sequence[str] = CHAPTERS) -> list[
     run = lens.run(bundled("co2", "pedestrians").tail(120), 12, holdout=True, seed=seed, **options)
     found = []
     for step, result in analyse(run, chapters=chapters).items():
-        for plate in chapter_of(result, step).plates(result):
-            found += [f"{step}: {sentence}" for sentence in plate.reading if NAMED.search(sentence)]
+        for panel in chapter_of(result, step).draw_panels(result):
+            found += [f"{step}: {sentence}" for sentence in panel.sentences if NAMED.search(sentence)]
     return found
 
 
@@ -46,9 +46,7 @@ def test_no_sentence_of_any_chapter_changes_between_seeds(name: str) -> None:
     """But for digits of what is drawn, as sample paths and sequences are."""
     lens = load(name, check=False)
     kinds = [
-        kind
-        for kind, each in measurements().items()
-        if each.compute is not None and (each.needs is None or each.needs.met(lens))
+        kind for kind, each in measurements().items() if each.of_run and (each.needs is None or each.needs.met(lens))
     ]
     first, *others = ([NUMBER.sub("#", words) for words in sentences(name, seed, kinds)] for seed in SEEDS)
     for other in others:

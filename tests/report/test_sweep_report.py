@@ -15,16 +15,19 @@ import plotly.io as pio
 import pytest
 
 import planted
-from tsfm_lens.catalogue import find
-from tsfm_lens.catalogue import sweep_readings as read
 from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.registry import find
 from tsfm_lens.report import sweep as room
 from tsfm_lens.report.sweep import build_sweep_report, written
 from tsfm_lens.report.sweep_tables import latex
 from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.results.gathering import gather
 from tsfm_lens.sweep.run.sweeping import run_sweep
-from tsfm_lens.viz.sweep_entries import methods_of
+from tsfm_lens.viz.sweep_datasets import read_datasets
+from tsfm_lens.viz.sweep_entries import methods_of, runs
+from tsfm_lens.viz.sweep_heads import read_curves, read_heads, read_heads_at
+from tsfm_lens.viz.sweep_layers import read_components, read_distances
+from tsfm_lens.viz.sweep_recipes import read_recipes, read_selection
 
 PROVENANCE = {"models": {"alpha": {"layers": 4, "revision": None}}, "datasets": [{"name": "x", "windows": 8}]}
 
@@ -209,14 +212,14 @@ def test_readings_count_what_stands(swept: dict[str, pd.DataFrame]) -> None:
     mine = (table["model"] == "alpha") & (table["part"] == "both") & (table["family"] == "layers")
     new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
     table = changed(table, mine, **new, stands=[True, False, True, True])
-    said = read.read_distances(table, "both")
+    said = read_distances(table, "both")
     assert said[0] == (
         "alpha: without the heads and MLPs of one layer, 2 of 4 layers change MASE by less than 1 %; the changes of "
         "layers 0, 2 and 3 stand after Holm's correction (family of 4 tests)."
     )
-    assert "no change stands after" in read.read_distances(changed(table, mine, stands=False), "both")[0]
-    assert "−0.4 %" in read.read_components(table)[0]
-    assert read.runs([9, 0, 3, 4, 5, 7, 8]) == "0, 3 to 5, 7, 8 and 9" or read.runs([0, 1]) == "0 and 1"
+    assert "no change stands after" in read_distances(changed(table, mine, stands=False), "both")[0]
+    assert "−0.4 %" in read_components(table)[0]
+    assert runs([9, 0, 3, 4, 5, 7, 8]) == "0, 3 to 5, 7, 8 and 9" or runs([0, 1]) == "0 and 1"
 
 
 def test_a_layer_is_named_only_if_it_stands_out(swept: dict[str, pd.DataFrame]) -> None:
@@ -225,42 +228,42 @@ def test_a_layer_is_named_only_if_it_stands_out(swept: dict[str, pd.DataFrame]) 
     new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
     table = changed(table, mine, **new)
     none = "No layer stands out by how far the forecast moves without it (Spearman distance 0.125 to 0.9)."
-    assert read.read_distances(table, "both")[1] == none
+    assert read_distances(table, "both")[1] == none
     one = changed(table, mine, distance_leads=["highest", "", "", ""])
-    assert read.read_distances(one, "both")[1] == (
+    assert read_distances(one, "both")[1] == (
         "The forecast loses its shape most without layer 0 (Spearman distance 0.9)."
     )
     both = changed(table, mine, distance_leads=["highest", "", "lowest", ""])
-    assert read.read_distances(both, "both")[1] == (
+    assert read_distances(both, "both")[1] == (
         "The forecast keeps its shape best without layer 2 (Spearman distance 0.125) and loses its shape most without "
         "layer 0 (Spearman distance 0.9)."
     )
-    assert read.read_components(table)[0].startswith(
+    assert read_components(table)[0].startswith(
         "alpha: no layer's loss stands out as the cheapest; drawn is layer 2: its MASE"
     )
     best = changed(table, mine, leads=["", "", "lowest", ""])
-    assert read.read_components(best)[0].startswith("alpha bears the loss of layer 2 best: its MASE")
+    assert read_components(best)[0].startswith("alpha bears the loss of layer 2 best: its MASE")
     curves = swept["curves"][swept["curves"]["model"] == "alpha"]
     first = curves["layer"] == 0
-    assert "and none stands out as bearing least" in read.read_curves(curves)[0]
-    assert "; layer 0 bears least, it keeps" in read.read_curves(changed(curves, first, leads="highest"))[0]
-    assert "stands after Holm's correction in no layer." in read.read_curves(curves)[1]
+    assert "and none stands out as bearing least" in read_curves(curves)[0]
+    assert "; layer 0 bears least, it keeps" in read_curves(changed(curves, first, leads="highest"))[0]
+    assert "stands after Holm's correction in no layer." in read_curves(curves)[1]
     open_ = curves["better"] & (curves["within"] > 0) & (curves["within"] < curves["of"])
     layers = sorted(set(curves.loc[open_, "layer"]))
-    said = read.read_curves(changed(curves, open_, order_stands=True))[1]
-    assert said.endswith(f"in layer{'s' if len(layers) > 1 else ''} {read.runs(layers)}.")
+    said = read_curves(changed(curves, open_, order_stands=True))[1]
+    assert said.endswith(f"in layer{'s' if len(layers) > 1 else ''} {runs(layers)}.")
 
 
 def test_the_reading_of_single_heads_names_those_that_stand_and_no_other(swept: dict[str, pd.DataFrame]) -> None:
     table = swept["heads"][swept["heads"]["model"] == "alpha"]
-    none = read.read_heads(table.assign(stands=False))
+    none = read_heads(table.assign(stands=False))
     assert len(none) == 2
     assert "none stands after Holm's correction (family of " in none[0]
     assert not any(label in sentence for sentence in none for label in table["label"])
     assert none[1] == "These data do not tell which head of alpha matters; more datasets or series may."
     first = table.index == table.index[1]
     one = changed(table.assign(stands=False), first, stands=True, change=0.5, lower=0.25, upper=0.75, leads="highest")
-    said = read.read_heads(one)
+    said = read_heads(one)
     label = table["label"].iloc[1]
     assert (
         f"1 stands after Holm's correction (family of {len(table)} tests): {label} (+50.0 % [+25.0, +75.0 %])."
@@ -272,7 +275,7 @@ def test_the_reading_of_single_heads_names_those_that_stand_and_no_other(swept: 
 def test_readings_of_heads_datasets_recipes_and_choices(swept: dict[str, pd.DataFrame]) -> None:
     heads = swept["heads_at"]
     heads = changed(heads, heads["better"], kept=[3, 0, 0, 1, 2, 2, 2])
-    assert read.read_heads_at(heads) == [
+    assert read_heads_at(heads) == [
         "alpha: layer by layer, 8 of 12 heads can go (66.7 %); layers keep 0 to 3 of 3 heads, and none stands out as "
         "bearing least; layers 1 and 2 need none.",
         "beta: layer by layer, 0 of 6 heads can go (0 %); layers keep 2 of 2 heads, and none stands out as bearing "
@@ -282,18 +285,18 @@ def test_readings_of_heads_datasets_recipes_and_choices(swept: dict[str, pd.Data
     maps = swept["datasets"][(swept["datasets"]["model"] == "alpha") & (swept["datasets"]["layer"] == 0)]
     largest = dict(zip(sorted(set(maps["dataset"])), [3, 3, 1, 0], strict=True))
     maps = maps.assign(largest_within=maps["dataset"].map(largest))
-    said = read.read_datasets(changed(maps, maps["ablated"] == 3, change=[-0.1, 0.009, 0.2, 0.2]))[0]
+    said = read_datasets(changed(maps, maps["ablated"] == 3, change=[-0.1, 0.009, 0.2, 0.2]))[0]
     assert "all 3 heads can go within 1 % on 2 of 4 datasets, their median largest number is 2;" in said
     assert said.endswith("without all heads the MASE falls on 1.")
     first = swept["recipes"].index == 0
     new = {"change": 0.0612, "lower": 0.05, "upper": 0.07, "stands": True, "n_resilient": 3, "n_improved": 1}
     recipes = changed(swept["recipes"], first, **new)
-    assert read.read_recipes(recipes)[0].startswith(
+    assert read_recipes(recipes)[0].startswith(
         "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], which stands"
     )
-    assert "3 of 4 datasets rise by less than 5 %, 1 of them improves." in read.read_recipes(recipes)[0]
+    assert "3 of 4 datasets rise by less than 5 %, 1 of them improves." in read_recipes(recipes)[0]
     new = {"diff": -0.25, "diff_lower": -0.3, "diff_upper": 0.1, "diff_stands": False}
-    assert read.read_selection(changed(swept["selection"], swept["selection"].index == 0, **new))[0] == (
+    assert read_selection(changed(swept["selection"], swept["selection"].index == 0, **new))[0] == (
         "alpha, light: the informed choice changes MASE by −25.0 percentage points against the mean of 3 random ones "
         "[−30.0, +10.0], which does not stand after Holm's correction."
     )
@@ -304,12 +307,12 @@ def test_readings_count_in_the_singular(swept: dict[str, pd.DataFrame]) -> None:
     mine = table[(table["model"] == "alpha") & (table["part"] == "both")]
     one = mine[mine["family"] == "layers"].iloc[:1].assign(tests=1, change=0.0, stands=True)
     group = mine[mine["family"] == "groups"].iloc[:1]
-    assert read.read_distances(one, "both") == [
+    assert read_distances(one, "both") == [
         "alpha: without the heads and MLPs of one layer, 1 of 1 layer changes MASE by less than 1 %; the change of "
         "layer 0 stands after Holm's correction (family of 1 test)."
     ]
     for stands, words in ((False, "0 stand."), (True, "1 stands.")):
-        found = read.read_distances(group.assign(stands=stands), "both")
+        found = read_distances(group.assign(stands=stands), "both")
         assert found == [f"Of 1 change of MASE without a group of layers, {words}"]
     chapter = find("sweep_effects")
     one.attrs |= {"n_datasets": 1, "n_windows": 1}
@@ -344,11 +347,11 @@ def test_lines_with_few_counts_are_reported(tmp_path: Path, counts: tuple[int, .
     heads = pd.read_csv(tmp_path / "tables" / "heads_at.csv")
     heads = heads[heads["better"]]
     assert latex(made["heads_at"]).count("no head can go") == (heads["kept"] == heads["of"]).sum()
-    assert read.read_curves(made["curves"][made["curves"]["model"] == "beta"]) == []
+    assert read_curves(made["curves"][made["curves"]["model"] == "beta"]) == []
     if harm:
         assert "in 0 of 4 layers all heads can go at once" in words
         assert "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go;" in words
-        assert all("median largest number is 0" in line for line in read.read_datasets(made["datasets"]))
+        assert all("median largest number is 0" in line for line in read_datasets(made["datasets"]))
 
 
 def test_a_bisection_that_no_count_passes_is_reported(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A result of every kind that the catalogue draws, in four cases that try the room for words.
+"""A result of every kind that the registry draws, in four cases that try the room for words.
 
 "plain" is as it is; "long" has names of 40 characters, a long unit and values about −1e6; "one" is the first series of
 that, and "forty" has forty series, models or datasets. Results of runs are measured on embedded models, those of no run
@@ -21,9 +21,10 @@ import xarray as xr
 import planted
 from specimens.examples import drawn_in_examples
 from tsfm_lens import load
-from tsfm_lens.catalogue import Work, find, measurements, work_on
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError
+from tsfm_lens.registry import find, measurements
+from tsfm_lens.results import Results
 
 CASES = ("plain", "long", "one", "forty")
 # tokens; quantiles; covariates; and what no run makes
@@ -54,32 +55,32 @@ def specimens(source: str, case: str) -> dict[str, Any]:
 
 @cache
 def measured(model: str, case: str) -> dict[str, xr.Dataset]:
-    """Everything that the catalogue measures on a model, by kind."""
+    """Everything that is measured on a model, by kind."""
     work, found = _work(model, case), {}
     for kind, each in measurements().items():
-        if each.compute is not None:
+        if each.of_run:
             try:
-                found[kind] = work.result(kind)
+                found[kind] = work[kind]
             except InputError:
                 # of other models, or of series with a season or with covariates
                 continue
     return found
 
 
-def _work(model: str, case: str) -> Work:
+def _work(model: str, case: str) -> Results:
     long = case == "long"
     if model == "chronos2-nano":
         cause, name = np.sin(np.arange(80) / 5), NAME.format("Süd") if long else "cause"
         target = (1 + cause[:72]) * (LEVEL if long else 1)
         entry = {"target": target, "past_covariates": {name: cause[:72]}, "future_covariates": {name: cause[72:]}}
-        return work_on(load(model).run(as_series([entry]), 8))
+        return Results(load(model).run(as_series([entry]), 8))
     batch = bundled("co2", "elnino")
     if long:
         ids = tuple(NAME.format(place) for place in range(len(batch.values)))
         values = tuple(LEVEL / abs(np.nanmean(each)) * each for each in batch.values)
         batch = replace(batch, values=values, ids=ids, groups=ids, units=(UNIT,) * len(ids))
     few = 4 if model == "chronos-nano" else None
-    return work_on(load(model).run(batch, _HORIZON, holdout=True, num_samples=few))
+    return Results(load(model).run(batch, _HORIZON, holdout=True, num_samples=few))
 
 
 def _tiled(ds: xr.Dataset) -> xr.Dataset:
@@ -132,7 +133,7 @@ def kind_of(name: str) -> str:
 
 
 def figures_of(name: str, result: Any, beside: dict[str, Any]) -> Iterator[tuple[str, go.Figure]]:
-    """All figures that are drawn of a result: the plates of a report, then each renderer by its name.
+    """All figures that are drawn of a result: the panels of a report, then each renderer by its name.
 
     Args:
         name: of the result.
@@ -140,12 +141,12 @@ def figures_of(name: str, result: Any, beside: dict[str, Any]) -> Iterator[tuple
         beside: other results by kind, for figures that take several.
     """
     measurement = find(kind_of(name))
-    for place, plate in enumerate(measurement.plates(result)):
-        yield f"plate {place}", plate.figure
+    for place, panel in enumerate(measurement.draw_panels(result)):
+        yield f"panel {place}", panel.figure
     for figure in measurement.figures:
         if all(kind in beside for kind in figure.beside):
             try:
                 yield figure.name, figure.draw(result, *(beside[kind] for kind in figure.beside))
             except InputError:
-                # of a result that lacks what this figure shows; plates leave such out by themselves
+                # of a result that lacks what this figure shows; panels leave such out by themselves
                 continue

@@ -15,7 +15,7 @@ import torch
 import xarray as xr
 
 import tsfm_lens
-from tsfm_lens import catalogue, viz
+from tsfm_lens import registry
 
 _ROOMS = ("probes", "training", "zoo")
 _STUDIES = ("experiments", "rank_theory", "recipes")
@@ -37,9 +37,10 @@ def drawn_in_examples() -> list[xr.Dataset]:
         return draw
 
     renderers = {
-        figure.name: getattr(viz, figure.renderer) if isinstance(figure.renderer, str) else figure.renderer
-        for each, figure in catalogue.figures()
-        if each.compute is None and each.theme != "Sweeps"
+        figure.name: figure.function
+        for each in registry.measurements().values()
+        if not each.of_run and each.theme != "Sweeps"
+        for figure in each.figures
     }
     recorder = SimpleNamespace(**{name: recorded(name) for name in renderers})
     known = {room: import_module(f"tsfm_lens.{room}") for room in _ROOMS}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tsfm_lens import catalogue
-from tsfm_lens.catalogue import measurements
 from tsfm_lens.errors import InputError
+from tsfm_lens.registry import measurements
 from tsfm_lens.report.pipeline import checked_chapters
 from tsfm_lens.studies.papers import items_samformer, items_structured
 from tsfm_lens.studies.papers.values import ITEMS
@@ -24,6 +23,6 @@ def test_a_result_of_no_model_is_no_chapter() -> None:
 
 
 def test_figures_of_studies_are_functions_of_their_own() -> None:
-    own = [figure for _, figure in catalogue.figures() if not isinstance(figure.renderer, str)]
-    assert len(own) > 15
-    assert {figure.renderer.__module__.split(".")[1] for figure in own} == {"studies"}
+    homes = [figure.function.__module__.split(".")[1] for each in measurements().values() for figure in each.figures]
+    assert set(homes) == {"studies", "viz"}
+    assert homes.count("studies") > 15

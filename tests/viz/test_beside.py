@@ -68,10 +68,10 @@ def test_what_cannot_stand_side_by_side_is_refused() -> None:
 def test_a_figure_of_two_models_forecasts_the_same_series() -> None:
     run = load("bolt-nano").run(bundled("nile"), 6, holdout=True)
     made = make_figure("forecast_fan", run, [load("chronos2-nano")])
-    (plate,) = made.plates
-    one, two = plate.results
+    (panel,) = made.files
+    one, two = panel.results
     np.testing.assert_array_equal(one["truth"], two["truth"])
-    assert [each.attrs["model"] for each in plate.results] == ["bolt-nano", "chronos2-nano"]
+    assert [each.attrs["model"] for each in panel.results] == ["bolt-nano", "chronos2-nano"]
     assert "chronos2-nano" in made.caption()
     with pytest.raises(InputError, match="two models side by side, and 3 are named"):
         refuse_several(made.entry, 3)

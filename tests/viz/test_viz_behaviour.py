@@ -11,10 +11,10 @@ import xarray as xr
 from scipy.stats import norm
 
 from tsfm_lens import probes, viz
-from tsfm_lens.catalogue.induction import read_induction
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
+from tsfm_lens.viz.induction import read_induction
 from tsfm_lens.viz.maps import HeadMap, two_digits
 from tsfm_lens.viz.marks import NOT_ABOVE
 from tsfm_lens.viz.theme import PALE

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens import catalogue, explain, viz
-from tsfm_lens.catalogue.inputs import read_effects, read_inputs
+from tsfm_lens import explain, registry, viz
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
+from tsfm_lens.viz.input_attribution import read_inputs
+from tsfm_lens.viz.input_effects import read_effects
 
 HORIZON = 8
 
@@ -147,8 +148,8 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     assert [each.split(":")[0] for each in kinds] == ["Past", "Known covariate"]
 
 
-def test_the_catalogue_draws_them() -> None:
+def test_report_panels_are_drawn() -> None:
     for kind, name in (("input_attribution", "exact"), ("input_effects", "effects")):
-        plates = list(catalogue.find(kind).plates(results()[name]))
-        assert plates[0].reading
-        assert all(len(plate.table) and plate.figure.data for plate in plates)
+        panels = list(registry.find(kind).draw_panels(results()[name]))
+        assert panels[0].sentences
+        assert all(len(panel.table) and panel.figure.data for panel in panels)

@@ -8,8 +8,12 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
-from tsfm_lens.catalogue import find, ranks
 from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.registry import find
+from tsfm_lens.viz.embedding_ranks import read_embedding_ranks, read_token_angles
+from tsfm_lens.viz.flow_of_ranks import read_bound, read_flow_map, read_rank_rise
+from tsfm_lens.viz.row_angles import read_row_angles
+from tsfm_lens.viz.weight_ranks import read_histograms, read_weight_ranks
 
 KINDS = ("weight_ranks", "row_angles", "embedding_ranks", "flow_of_ranks")
 
@@ -20,15 +24,15 @@ def test_weights_whose_ranks_cannot_be_told_are_left_empty() -> None:
     assert shown.x == ("W_Q", "W_in")
     np.testing.assert_array_equal(shown.z, [[25, 100], [75, 100]])
     assert np.isnan(np.array(viz.weight_rank_map(ds, epsilon=0.01).data[0].z, dtype=float)).all()
-    assert ranks.read_weight_ranks(ds, 0.1) == [
+    assert read_weight_ranks(ds, 0.1) == [
         "At ε = 0.1 the median matrix uses, of all directions, 50 % in W_Q and 100 % in W_in.",
         "encoder.0.self_attn.W_Q uses the smallest share, 1 of 4 directions.",
     ]
-    assert ranks.read_weight_ranks(ds, 0.01) == ["At ε = 0.01 rounding of the weights hides every rank."]
+    assert read_weight_ranks(ds, 0.01) == ["At ε = 0.01 rounding of the weights hides every rank."]
     # lines end where rounding hides what is smaller
     line = viz.weight_spectra(ds, parts=["W_Q"]).data[1]
     np.testing.assert_array_equal(line.y, [1, 0.5, 0.2, np.nan])
-    assert "the median attention matrix, 25 % to 75 % over all" in ranks.read_histograms(ds)[0]
+    assert "the median attention matrix, 25 % to 75 % over all" in read_histograms(ds)[0]
 
 
 def test_blocks_of_heads() -> None:
@@ -37,7 +41,7 @@ def test_blocks_of_heads() -> None:
     np.testing.assert_array_equal(fig.data[0].z, ds["angle"][0])
     corners = {(shape.x0, shape.x1, shape.y0, shape.y1) for shape in fig.layout.shapes}
     assert corners == {(-0.5, 1.5, -0.5, 1.5), (1.5, 3.5, 1.5, 3.5)}
-    assert ranks.read_row_angles(ds) == [
+    assert read_row_angles(ds) == [
         "Rows of W_Q of one head are closer to each other than shuffled ones are by chance in 1 of 2 layers; most in "
         "layer 0, 10° against 80°."
     ]
@@ -47,7 +51,7 @@ def test_blocks_of_heads() -> None:
 
 def test_families_are_told_apart_only_where_their_intervals_are() -> None:
     ds = planted.embedding_ranks()
-    first, second = ranks.read_embedding_ranks(ds, 0.1)
+    first, second = read_embedding_ranks(ds, 0.1)
     assert first == (
         "At ε = 0.1 embedded tokens use so many directions: own series 2 of 3, white noise 3 of 3 and zero 1 of 3."
     )
@@ -55,8 +59,8 @@ def test_families_are_told_apart_only_where_their_intervals_are() -> None:
         "A single signal of white noise uses the most directions, 2.7 to 3.5; one of any other family at most 1.5."
     )
     wide = ds.assign(signal_rank_low=ds["signal_rank_low"] - 2 * (ds["family"] == "white noise"))
-    assert ranks.read_embedding_ranks(wide, 0.1)[1].endswith("the intervals overlap.")
-    assert ranks.read_token_angles(ds) == [
+    assert read_embedding_ranks(wide, 0.1)[1].endswith("the intervals overlap.")
+    assert read_token_angles(ds) == [
         "Mean angles between two tokens: own series 10°, white noise 60° and zero 0°; between random lines 60°."
     ]
     lines = viz.embedding_spectra(ds).data
@@ -69,25 +73,25 @@ def test_families_are_told_apart_only_where_their_intervals_are() -> None:
 
 def test_the_flow_is_told_where_it_stands_out() -> None:
     ds = planted.flow_of_ranks()
-    assert ranks.read_flow_map(ds, 0.1) == [
+    assert read_flow_map(ds, 0.1) == [
         "At ε = 0.1 the stream uses 1 of 4 directions at the embedding and 4 after the last layer.",
         "W_Q uses 2 of 3 directions in the first layer, 3 in the last.",
     ]
-    (words,) = ranks.read_rank_rise(ds, 0.1)
+    (words,) = read_rank_rise(ds, 0.1)
     assert words.startswith(
         "At ε = 0.1 the rank of single series differs from that of their embedding after 2 of 2 layers; the last of "
         "these is layer 1, with +2.67 directions, "
     )
-    assert ranks.read_rank_rise(ds, 0.01) == [
+    assert read_rank_rise(ds, 0.01) == [
         "At ε = 0.01 the rank of single series neither rises nor falls beyond what differs between series."
     ]
-    (silent,) = ranks.read_bound(ds)
+    (silent,) = read_bound(ds)
     assert "it asks for 874 layers or more with 2 heads, of which there are 2" in silent
     assert "query–key products reach 3 and value–output products 5." in silent
     loose, tight = (ds.assign(bound=xr.full_like(ds["bound"], value)) for value in (2.0, 0.7))
-    assert ranks.read_bound(loose) == ["The bound of theorem 4 applies to 2 of 2 layers and is exceeded nowhere."]
+    assert read_bound(loose) == ["The bound of theorem 4 applies to 2 of 2 layers and is exceeded nowhere."]
     # 1 of the stream after layer 0 and 4 of that after layer 1
-    assert "is exceeded 5 times" in ranks.read_bound(tight)[0]
+    assert "is exceeded 5 times" in read_bound(tight)[0]
     bounds = [line for line in viz.rank_flow_spectra(tight).data if line.name == "bound of theorem 4"]
     assert [list(line.y) for line in bounds] == [[0.7] * 4] * 2
     dots = next(line for line in viz.rank_rise(ds, epsilon=0.1).data if line.mode == "markers")
@@ -104,5 +108,5 @@ def test_names_with_markup_are_shown_letter_by_letter(kind: str) -> None:
         ds = ds.assign_coords(series=[name, "b", "c"])
     if "family" in ds.coords:
         ds = ds.assign_coords(family=[name, "white noise", "zero"])
-    for plate in find(kind).plates(ds):
+    for plate in find(kind).draw_panels(ds):
         assert "<b>x" not in plate.figure.to_json().replace("\\u003c", "<")

@@ -11,7 +11,7 @@ from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.grid import columns_for
-from tsfm_lens.viz.lens_map import visible_rows
+from tsfm_lens.viz.logit_lens import visible_rows
 from tsfm_lens.viz.panels import fitted_range
 
 
@@ -253,11 +253,11 @@ def test_fitted_range_holds_the_core_and_reports_a_cut():
 
 
 def test_a_gain_of_nothing_has_a_figure_and_no_chapter(gain):
-    from tsfm_lens.catalogue import find
+    from tsfm_lens.registry import find
 
     empty = gain.assign(gain=gain["gain"] * np.nan)
     assert viz.layer_gain(empty).layout.meta["title"]
-    assert not list(find("layer_gain").plates(empty))
+    assert not list(find("layer_gain").draw_panels(empty))
 
 
 def test_a_figure_that_cannot_be_written_is_refused_by_its_path(gain, tmp_path):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from functools import cache
 from inspect import signature
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 import xarray as xr
 
 from tsfm_lens import probes, viz
-from tsfm_lens.catalogue import figures
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
-from tsfm_lens.viz.select import DRAWN_BY, SWEEP_KINDS
+from tsfm_lens.registry import measurements
 
 
 @cache
@@ -77,30 +73,24 @@ def test_the_map_of_heads_has_a_panel_a_layer() -> None:
         viz.head_similarity_map(results()["layer_similarity"])
 
 
-def renderers_of(words: str) -> list[Callable[..., go.Figure]]:
-    """What draws a kind, in viz or in the figures of a study."""
-    functions = {figure.name: figure.function for _, figure in figures()}
-    return [functions[name] for name in re.split(r", | or ", words)]
-
-
 def test_every_kind_names_its_renderers_and_they_refuse_others() -> None:
     other = xr.Dataset(attrs={"kind": "forecast"})
-    for kind, words in DRAWN_BY.items():
-        for renderer in renderers_of(words):
-            if kind in SWEEP_KINDS:
+    for entry in measurements().values():
+        for function in (figure.function for figure in entry.figures):
+            if entry.theme == "Sweeps":
                 with pytest.raises(InputError, match="is needed, this is 'Dataset'"):
-                    renderer(other)
+                    function(other)
                 continue
             with pytest.raises(InputError, match="is of kind 'nothing'"):
-                renderer(xr.Dataset(attrs={"kind": "nothing"}))
-            if kind != "forecast":
+                function(xr.Dataset(attrs={"kind": "nothing"}))
+            if entry.kind != "forecast":
                 with pytest.raises(InputError, match="forecast_fan draws that kind"):
-                    renderer(other)
+                    function(other)
 
 
 def test_every_renderer_says_what_it_takes_and_refuses() -> None:
-    for kind, words in DRAWN_BY.items():
-        for renderer in renderers_of(words) if kind not in SWEEP_KINDS else ():
+    for entry in measurements().values():
+        for renderer in (figure.function for figure in entry.figures if entry.theme != "Sweeps"):
             assert next(iter(signature(renderer).parameters)) == "ds"
             sections = [
                 line for line in (renderer.__doc__ or "").splitlines() if line in ("Args:", "Returns:", "Raises:")

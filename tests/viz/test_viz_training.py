@@ -12,9 +12,9 @@ import pytest
 import torch
 import xarray as xr
 
-from tsfm_lens import catalogue, viz
+from tsfm_lens import registry, viz
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.report.build import build_report, plates_of
+from tsfm_lens.report.build import build_report, panels_of
 from tsfm_lens.training import Watch, attention_norms, loss_landscape, together
 from tsfm_lens.viz.printing import COLUMNS
 
@@ -68,24 +68,24 @@ WHICH = ("one", "several", "norms", "several norms", "line", "contours", "severa
 def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(which: str, tmp_path: Path) -> None:
     ds = result(which)
     kind = ds.attrs["kind"]
-    plates = plates_of({kind: ds})[kind]
-    assert plates
-    for plate in plates:
-        assert len(plate.table)
-        assert plate.reading
-        assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.reading)
-        assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
-    for figure in catalogue.find(kind).figures:
+    panels = panels_of({kind: ds})[kind]
+    assert panels
+    for panel in panels:
+        assert len(panel.table)
+        assert panel.sentences
+        assert all(sentence.endswith(".") and "nan" not in sentence for sentence in panel.sentences)
+        assert viz.for_print(panel.figure).layout.meta["width_mm"] in COLUMNS.values()
+    for figure in registry.find(kind).figures:
         assert figure.draw(ds).data
     build_report({kind: ds}, tmp_path, title=which, provenance={})
-    assert plates[0].reading[0] in unescape((tmp_path / "index.html").read_text())
+    assert panels[0].sentences[0] in unescape((tmp_path / "index.html").read_text())
 
 
 def test_the_kinds_of_trainings_are_those_that_trainings_give() -> None:
-    kinds = {kind for kind, each in catalogue.measurements().items() if "`tsfm_lens.training`" in each.maker}
+    kinds = {kind for kind, each in registry.measurements().items() if "`tsfm_lens.training`" in each.maker}
     assert kinds == {result(which).attrs["kind"] for which in WHICH}
     with pytest.raises(InputError, match="made while a model is trained"):
-        catalogue.find("training_watch").of(None)  # type: ignore[arg-type]
+        registry.find("training_watch").of(None)  # type: ignore[arg-type]
 
 
 def test_measures_are_drawn_as_they_are() -> None:

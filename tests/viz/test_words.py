@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 import planted
 import specimens
 from tsfm_lens import viz
-from tsfm_lens.report.build import plates_of
+from tsfm_lens.report.build import panels_of
 from tsfm_lens.viz.printing import COLUMNS, fits
 from tsfm_lens.viz.room import text_width
 from tsfm_lens.viz.theme import FONT, untitled
@@ -166,7 +166,7 @@ def test_words_take_no_more_room_than_is_kept_for_them(page: Any) -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> None:
     results = planted.in_report([f"{LONG} {i}" for i in range(3)], units=UNIT, level=-123456.789)
-    drawn = [(name, plate.figure) for plate in plates_of({name: results[name]})[name]]
+    drawn = [(name, panel.figure) for panel in panels_of({name: results[name]})[name]]
     assert faults_of(faults, name, drawn)[1] == []
 
 
@@ -181,7 +181,7 @@ def test_titles_between_panels_have_room(faults: Faults) -> None:
 @pytest.mark.parametrize("case", specimens.CASES)
 @pytest.mark.parametrize("source", specimens.SOURCES)
 def test_the_words_of_every_figure_can_be_read(faults: Faults, source: str, case: str) -> None:
-    """The whole catalogue: every figure of every result at every width."""
+    """Every figure of every result at every width."""
     results = specimens.specimens(source, case)
     every = specimens.specimens(source, "long") | results
     count, found = 0, []

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+import typer
+
+from tsfm_lens.registry import VERSION
 
 
 def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -20,9 +25,31 @@ def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 @cache
 def _names() -> dict[str, list[str]]:
-    """Load the names that ``tools/write_generated.py`` wrote; computing them takes seconds, too long at a tab key."""
-    names: dict[str, list[str]] = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
+    """Return the names, from a file in the user's cache: computing them takes seconds, too long at a tab key."""
+    newest = max(file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py"))
+    file = Path(typer.get_app_dir("tsfm-lens")) / f"names-{VERSION}-{newest}.json"
+    try:
+        names: dict[str, list[str]] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        names = _computed_names()
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(names), encoding="utf-8")
     return names
+
+
+def _computed_names() -> dict[str, list[str]]:
+    from tsfm_lens.embedded import checkpoint_names
+    from tsfm_lens.figures.named import figures
+    from tsfm_lens.models.architecture import architectures
+    from tsfm_lens.registry import measurements
+
+    published = [name for entry in architectures().values() for name in entry.published.values()]
+    return {
+        "figures": list(figures()),
+        "kinds": [kind for kind, each in measurements().items() if each.of_run],
+        "models": [*checkpoint_names(), *published],
+    }
 
 
 def data(incomplete: str) -> list[str]:

@@ -67,7 +67,8 @@ def check_kinds(model: str, kinds: Iterable[str], samples: int | None = None) ->
     reasons = []
     for measurement in measurements:
         try:
-            measurement.check_architecture(architecture, model)
+            if measurement.needs is not None:
+                measurement.needs.check_architecture(architecture, model, f"{measurement.kind!r}")
         except InputError as error:
             reasons.append(str(error))
     if len(reasons) == len(measurements):

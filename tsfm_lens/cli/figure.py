@@ -101,7 +101,7 @@ def figure(
         run = lenses[0].run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
         result = make_figure(name, run, lenses[1:])
         bar.update(compute_id, completed=1)
-        write_id = bar.add_task("draw", total=len(result.plates) * len(file_formats))
+        write_id = bar.add_task("draw", total=len(result.files) * len(file_formats))
         paths = write_figure(
             result,
             out,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tsfm_lens.cli.common import MODEL_HELP, AsJson, Model, app, open_lens, progress_display, show, show_rows
 from tsfm_lens.console import echo
+
+if TYPE_CHECKING:
+    from tsfm_lens.registry import Measurement
 
 
 @app.command()
@@ -101,16 +104,14 @@ def data(as_json: AsJson = False) -> None:
 @app.command()
 def measurements(as_json: AsJson = False) -> None:
     """List the measurements: the kind of each result, its probe, its figures, and the models it allows."""
-    from tsfm_lens.catalogue.listing import facts
-
-    records = facts()
+    records = measurement_facts()
     if as_json:
         echo(json.dumps(records))
         return
     rows: list[list[object]] = [
         [
             measurement["kind"],
-            measurement["about"],
+            measurement["summary"],
             " ".join(measurement["probes"]),
             " ".join(measurement["figures"]),
             measurement["models"],
@@ -118,6 +119,33 @@ def measurements(as_json: AsJson = False) -> None:
         for measurement in records
     ]
     show_rows(["kind", "what is measured", "probe", "figure", "models"], rows, lists=True)
+
+
+def measurement_facts() -> list[dict[str, Any]]:
+    """List plain values of every measurement: kind, theme, summary, probes, figures, source, paper, models."""
+    from tsfm_lens.registry import measurements
+
+    return [
+        {
+            "kind": each.kind,
+            "theme": each.theme,
+            "summary": each.summary,
+            "probes": [] if each.probe is None or each.probe.function.__name__.startswith("_") else [each.probe.name],
+            "figures": list(dict.fromkeys(figure.name for figure in each.figures)),
+            "source": each.source,
+            "paper": list(each.paper),
+            "models": _models(each),
+        }
+        for each in measurements().values()
+    ]
+
+
+def _models(each: Measurement) -> str:
+    if each.of_run:
+        return "every model" if each.needs is None else each.needs.models
+    if each.probe is not None:
+        return "several models"
+    return {"Theory": "no model", "Training": "models trained for it"}.get(each.theme, "sweeps")
 
 
 @app.command()

@@ -12,12 +12,13 @@ import xarray as xr
 from tsfm_lens.ablation.metrics import mae, seasonal_scale
 from tsfm_lens.compress.layers import Compressed
 from tsfm_lens.compress.matrices import matrices
-from tsfm_lens.compress.methods import METHODS, compressed
+from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
 from tsfm_lens.compress.schedule import ratio_of
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import interval_over_series
+from tsfm_lens.registry import probe
 
 __all__ = ["pareto", "quality", "sizes", "smallest_harmless"]
 
@@ -230,3 +231,16 @@ def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mappin
         "why": f"None: of no model it is known that its MASE rises by at most {share}; nearest is {nearest}, whose "
         f"interval ends at {100 * high:.2g} %. Keep more, or judge by more series.",
     }
+
+
+@probe("compression", words="compress.pareto on all series")
+def _curve(
+    run: Run, *, keeps: Sequence[float] = (0.1, 0.25, 0.5), methods: Sequence[str] = ("svd", "weighted")
+) -> xr.Dataset:
+    return pareto(run, calibration_run(run), keeps, methods=methods)
+
+
+@probe("compression_quality", words="compress.quality of a model at a quarter of the rank")
+def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
+    smaller, _ = compressed(calibration_run(run), keep=keep, **options)
+    return quality(run, smaller)

@@ -22,6 +22,7 @@ from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
+from tsfm_lens.registry import probe
 
 __all__ = ["METHODS", "attribute_inputs"]
 
@@ -117,6 +118,7 @@ METHODS: dict[str, Callable[..., Found]] = {
 }
 
 
+@probe("input_attribution", "first", options={"reference": "mean", "parts": 6})
 @saying_once
 def attribute_inputs(
     run: Run,

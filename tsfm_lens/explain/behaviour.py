@@ -16,6 +16,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.registry import probe
 
 __all__ = ["covariate_use"]
 
@@ -24,6 +25,7 @@ _SOURCE = "tsfm-lens: forecasts with a covariate, without it, with its mean and 
 Progress = Callable[[int, int], None]
 
 
+@probe("covariate_use")
 @saying_once
 def covariate_use(
     run: Run, *, shuffles: int = 8, seed: int | None = None, progress: Progress | None = None

@@ -11,6 +11,7 @@ import xarray as xr
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import InputError
+from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.segments import Segment, given_parts
 from tsfm_lens.explain.sides import segment_coords
@@ -19,6 +20,7 @@ from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import CONFIDENCE
+from tsfm_lens.registry import probe
 
 __all__ = ["deletion_curves"]
 
@@ -29,6 +31,28 @@ _ORDERS = 64
 Explanations = Mapping[str, Any]
 
 
+def _explanations(results: Any) -> tuple[Run, Explanations]:
+    """Take the attribution of the inputs, with attention for a rival."""
+    attribution = results["input_attribution"]
+    explanations, rival = {str(attribution.attrs["method"]): attribution}, "attention roll-out"
+    if rival not in explanations:
+        how = {**_reference(results), "parts": segments_in(attribution)}
+        explanations[rival] = attribute_inputs(results.first, method=rival, **how)
+    return results.first, explanations
+
+
+def _reference(results: Any) -> dict[str, Any]:
+    """Mask as the attribution did, unless it is said otherwise."""
+    own = results.options.get("deletion_curves", {})
+    return {"reference": own.get("reference", results["input_attribution"].attrs["reference"])}
+
+
+@probe(
+    "deletion_curves",
+    _explanations,
+    words="deletion_curves of attributions of the first item",
+    options=_reference,
+)
 @saying_once
 def deletion_curves(
     run: Run,

@@ -18,12 +18,14 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.routes import all_effects, component_coords
 from tsfm_lens.explain.sides import two_sides
+from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import own_rounding, ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import CONFIDENCE, Control, judge
+from tsfm_lens.registry import probe
 
 __all__ = ["NULLS", "held_against", "route_effects", "untrained_twin"]
 
@@ -204,6 +206,12 @@ def _shuffle(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
     return replace(batch, values=tuple(values), futures=tuple(futures))
 
 
+@probe(
+    "route_effects",
+    lambda results: (single_pass(results.run),),
+    words="route_effects of all items",
+    options={"parts": 3, "reference": "mean"},
+)
 @saying_once
 def route_effects(
     run: Run,

@@ -17,10 +17,12 @@ from tsfm_lens.explain.nulls import Null, held_against
 from tsfm_lens.models.noise import own_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.registry import probe
 
 __all__ = ["input_effects"]
 
 
+@probe("input_effects", options={"parts": 6})
 @saying_once
 def input_effects(
     run: Run,

@@ -16,14 +16,17 @@ from tsfm_lens.explain.curves import segments_in
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.routes import all_writers
 from tsfm_lens.explain.sides import Sides, two_sides
+from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import places_of
+from tsfm_lens.registry import probe
+from tsfm_lens.verdict import RULES, verdict
 
-__all__ = ["named_routes", "prove_routes"]
+__all__ = ["RULES", "named_routes", "prove_routes", "verdict"]
 
 _SOURCE = (
     "Geiger et al. 2021, arXiv:2106.02997 (interchange interventions); Wang et al. 2022 (faithfulness of circuits)"
@@ -65,6 +68,12 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     return selection
 
 
+@probe(
+    "route_proof",
+    lambda results: (single_pass(results.first), results["input_routes"]),
+    words="prove_routes of input_routes",
+    options={"reference": "mean"},
+)
 @saying_once
 def prove_routes(
     run: Run,

@@ -18,6 +18,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.segments import Segment
 from tsfm_lens.explain.sides import Sides, two_sides
+from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -28,6 +29,7 @@ from tsfm_lens.models.noise import noise_floor, share_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.places import Place, listed, places_of
+from tsfm_lens.registry import probe
 
 __all__ = ["input_routes", "missed_by_search"]
 
@@ -38,6 +40,12 @@ LARGEST = 5
 """Routes of a segment that a search must find."""
 
 
+@probe(
+    "input_routes",
+    lambda results: (single_pass(results.first),),
+    words="input_routes of the first item",
+    options={"parts": 6, "reference": "mean"},
+)
 @saying_once
 def input_routes(
     run: Run,

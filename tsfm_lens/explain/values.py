@@ -306,3 +306,10 @@ def _split(encoded: Any, number: int) -> list[Any]:
     if number < 2:
         return [encoded]
     return [encoded.part(*place) for place in cut(encoded.batch, -(-len(encoded.batch) // number))]
+
+
+def single_pass(run: Run) -> Run:
+    """Return the run in one pass, which takes no draw, over as many steps as it has, if its model draws samples."""
+    if run.rollout and run.lens.emits != "quantile":
+        return run.shortened(run.lens.longest_pass).in_one_pass()
+    return run

@@ -17,7 +17,8 @@ from tsfm_lens.ablation.metrics import mae, spearman_distance
 from tsfm_lens.errors import LensError
 from tsfm_lens.explore.figures import figure_widget
 from tsfm_lens.models.run import Run
-from tsfm_lens.viz.explore import (
+from tsfm_lens.viz.explore_panels import TRACES, head_name
+from tsfm_lens.viz.head_states import (
     Update,
     ablation_update,
     explore_figure,
@@ -28,7 +29,6 @@ from tsfm_lens.viz.explore import (
     scores,
     start,
 )
-from tsfm_lens.viz.explore_panels import TRACES, head_name
 from tsfm_lens.viz.select import median_position, position, unit_of
 from tsfm_lens.viz.theme import number
 

@@ -8,7 +8,7 @@ from textwrap import fill
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.figures.registry import Entry, Plate
+from tsfm_lens.figures.entry import FigureFile, NamedFigure
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
@@ -18,13 +18,13 @@ _OTHER_ATTRS = {"kind", "title", "source", *_PROVENANCE}
 
 
 def caption(
-    entry: Entry, plates: Sequence[Plate], run: Run, sources: Sequence[str] = (), others: Sequence[Lens] = ()
+    entry: NamedFigure, files: Sequence[FigureFile], run: Run, sources: Sequence[str] = (), others: Sequence[Lens] = ()
 ) -> str:
     """Write the text that stands beside a figure's files.
 
     Args:
         entry: the figure.
-        plates: its files.
+        files: of the figure.
         run: the run that they show.
         sources: where the series come from, as the caller named them.
         others: models beside that of the run.
@@ -33,12 +33,12 @@ def caption(
         Plain text: title, content of each file, the paper's version, parameters, sources, provenance and data.
     """
     lines = [f"Figure {entry.name}. {entry.title}", ""]
-    for plate in plates:
-        lines += [_words(plate, run.batch.ids), ""]
+    for file in files:
+        lines += [_words(file, run.batch.ids), ""]
     lines += ["Computed by: " + entry.computes + "."]
     if entry.paper:
         lines += ["In the tsfm-lens paper: " + entry.paper + "."]
-    results = [result for plate in plates for result in plate.results]
+    results = [result for file in files for result in file.results]
     lines += ["", "Parameters", *_parameters(results)]
     recipes = [line for result in results for line in _recipes(result)]
     if recipes:
@@ -51,13 +51,13 @@ def caption(
     return "\n".join(fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines) + "\n"
 
 
-def _words(plate: Plate, ids: Sequence[str]) -> str:
-    meta = plate.figure.layout.meta or {}
-    parts = [str(meta.get("title", "")).rstrip("."), str(meta.get("subtitle", "")).rstrip("."), plate.note.rstrip(".")]
+def _words(file: FigureFile, ids: Sequence[str]) -> str:
+    meta = file.figure.layout.meta or {}
+    parts = [str(meta.get("title", "")).rstrip("."), str(meta.get("subtitle", "")).rstrip("."), file.note.rstrip(".")]
     # the name of a series keeps its letters
     sentences = [part if part.startswith(tuple(ids)) else part[:1].upper() + part[1:] for part in parts if part]
     text = ". ".join(sentences) + "."
-    return f"({plate.suffix}) {text}" if plate.suffix else text
+    return f"({file.suffix}) {text}" if file.suffix else text
 
 
 def _parameters(results: Sequence[xr.Dataset]) -> list[str]:

@@ -13,21 +13,21 @@ import plotly.graph_objects as go
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.figures.captions import caption
-from tsfm_lens.figures.plain import entries
-from tsfm_lens.figures.registry import Entry, Plate, within_pass
+from tsfm_lens.figures.entry import FigureFile, NamedFigure, within_pass
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import SHOWN, load_extensions
+from tsfm_lens.registry import Figure, Measurement, find, measurements
+from tsfm_lens.results import Results
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
 
 STATIC = ("svg", "pdf", "png")
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
-_EXTRA_FIGURES: dict[str, Entry] = {}
+_EXTRA_FIGURES: dict[str, NamedFigure] = {}
 _ELSEWHERE: dict[str, str] = {}
 
 
-def add_figures(entries: Iterable[Entry], elsewhere: Mapping[str, str]) -> None:
+def add_figures(entries: Iterable[NamedFigure], elsewhere: Mapping[str, str]) -> None:
     """Register figures of a package above.
 
     Args:
@@ -38,13 +38,48 @@ def add_figures(entries: Iterable[Entry], elsewhere: Mapping[str, str]) -> None:
     _ELSEWHERE.update(elsewhere)
 
 
-def figures() -> dict[str, Entry]:
-    """Return every figure by name: those that were added in their order, then one per renderer of the catalogue."""
-    load_extensions(SHOWN)
-    return _EXTRA_FIGURES | {entry.name: entry for entry in entries()}
+def figures() -> dict[str, NamedFigure]:
+    """Return every figure by name: those that were added, then one per function, of the first kind that it draws."""
+    by_name: dict[str, NamedFigure] = {}
+    for measurement in measurements().values():
+        for figure in measurement.figures:
+            if measurement.probe is not None and figure.name not in by_name:
+                by_name[figure.name] = (_of_run if measurement.of_run else _of_models)(measurement, figure)
+    return _EXTRA_FIGURES | by_name
 
 
-def find_figure(name: str) -> Entry:
+def _of_run(measurement: Measurement, figure: Figure) -> NamedFigure:
+    def draw(run: Run) -> list[FigureFile]:
+        cache = Results(run)
+        results = tuple(cache[kind] for kind in (measurement.kind, *figure.beside))
+        return [FigureFile("", figure.draw(*results), results)]
+
+    probes = [measurement.probe, *(find(kind).probe for kind in figure.beside)]
+    return NamedFigure(
+        figure.name,
+        figure.title,
+        "; ".join(probe.words for probe in probes if probe is not None),
+        (figure.name,),
+        draw,
+        needs=tuple(needs for needs in (measurement.needs, figure.needs) if needs is not None),
+        instead=f"figure {figure.instead!r} shows what its layers hold" if figure.instead else "",
+    )
+
+
+def _of_models(measurement: Measurement, figure: Figure) -> NamedFigure:
+    probe = measurement.probe
+    assert probe is not None
+
+    def compare(lenses: Sequence[Lens]) -> list[FigureFile]:
+        result = probe.function(lenses)
+        return [FigureFile("", figure.draw(result), (result,))]
+
+    return NamedFigure(
+        figure.name, figure.title, probe.words, (figure.name,), lambda run: compare([run.lens]), compare=compare
+    )
+
+
+def find_figure(name: str) -> NamedFigure:
     """Find a figure by its name; "fig. 6b" finds "6B".
 
     Raises:
@@ -62,27 +97,27 @@ def find_figure(name: str) -> Entry:
 
 
 @dataclass(frozen=True)
-class Made:
+class DrawnFigure:
     """Figure that was computed.
 
     Attributes:
         entry: which one.
-        plates: its parts, one file each.
+        files: its parts, one file each.
         run: the run that it shows.
         others: models beside that of the run.
     """
 
-    entry: Entry
-    plates: tuple[Plate, ...]
+    entry: NamedFigure
+    files: tuple[FigureFile, ...]
     run: Run
     others: tuple[Lens, ...] = ()
 
     def caption(self, sources: Sequence[str] = ()) -> str:
         """Write title, content, all parameters and provenance; ``sources`` is where the series come from."""
-        return caption(self.entry, self.plates, self.run, sources, self.others)
+        return caption(self.entry, self.files, self.run, sources, self.others)
 
 
-def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
+def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure:
     """Compute a figure.
 
     Args:
@@ -100,29 +135,29 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
     entry = find_figure(name)
     entry.check(run.lens)
     if not others:
-        return Made(entry, tuple(entry.draw(run if run.chosen else within_pass(run))), run)
+        return DrawnFigure(entry, tuple(entry.draw(run if run.chosen else within_pass(run))), run)
     refuse_several(entry, 1 + len(others))
     if entry.compare is not None:
-        return Made(entry, tuple(entry.compare([run.lens, *others])), run, tuple(others))
-    return Made(entry, tuple(_beside(entry, run, others[0])), run, tuple(others))
+        return DrawnFigure(entry, tuple(entry.compare([run.lens, *others])), run, tuple(others))
+    return DrawnFigure(entry, tuple(_beside(entry, run, others[0])), run, tuple(others))
 
 
-def _beside(entry: Entry, run: Run, other: Lens) -> Iterator[Plate]:
-    """Draw the plates of two models side by side, of the same series and horizon."""
+def _beside(entry: NamedFigure, run: Run, other: Lens) -> Iterator[FigureFile]:
+    """Draw the files of two models side by side, of the same series and horizon."""
     how: dict[str, Any] = {"holdout": True} if run.whole is not None else {"truth": run.truth}
     series = run.batch if run.whole is None else run.whole
     second = replace(other.run(series, run.horizon, seed=run.seed, **how), chosen=run.chosen)
-    plates = [entry.draw(each if run.chosen else within_pass(each)) for each in (run, second)]
-    if [plate.suffix for plate in plates[0]] != [plate.suffix for plate in plates[1]]:
+    files = [entry.draw(each if run.chosen else within_pass(each)) for each in (run, second)]
+    if [file.suffix for file in files[0]] != [file.suffix for file in files[1]]:
         raise InputError(f"figure {entry.name} has other parts for {run.lens.model_id} than for {other.model_id}")
     ids = [run.lens.model_id, other.model_id]
     names = ids if ids[0] != ids[1] else [f"{name} ({place})" for place, name in enumerate(ids, start=1)]
-    for one, two in zip(*plates, strict=True):
+    for one, two in zip(*files, strict=True):
         figure = viz.side_by_side([one.figure, two.figure], names, entry.title.rstrip("."))
-        yield Plate(one.suffix, figure, (*one.results, *two.results), one.note)
+        yield FigureFile(one.suffix, figure, (*one.results, *two.results), one.note)
 
 
-def refuse_several(entry: Entry, count: int) -> None:
+def refuse_several(entry: NamedFigure, count: int) -> None:
     """Refuse more models than a figure can show.
 
     Raises:
@@ -136,7 +171,7 @@ def refuse_several(entry: Entry, count: int) -> None:
 
 
 def write_figure(
-    drawing: Made,
+    drawing: DrawnFigure,
     out: str | Path,
     *,
     formats: Iterable[str] = ("html", *STATIC),
@@ -169,16 +204,16 @@ def write_figure(
     if drawing.others:
         slug += f"-and-{len(drawing.others)}-more"
     print_figures = {
-        plate.suffix: viz.for_print(plate.figure, column) for plate in drawing.plates if set(kinds) & set(STATIC)
+        file.suffix: viz.for_print(file.figure, column) for file in drawing.files if set(kinds) & set(STATIC)
     }
     contents: dict[Path, bytes] = {}
-    for plate in drawing.plates:
-        stem = "-".join(part for part in (file_word(drawing.entry.name), plate.suffix, slug) if part)
+    for file in drawing.files:
+        stem = "-".join(part for part in (file_word(drawing.entry.name), file.suffix, slug) if part)
         for kind in kinds:
             path = Path(out) / f"{stem}.{kind}"
             if progress is not None:
                 progress(path.name)
-            figure = print_figures[plate.suffix] if kind in STATIC else plate.figure
+            figure = print_figures[file.suffix] if kind in STATIC else file.figure
             contents[path] = rendered(figure, kind, scale=DOTS)
     text = drawing.caption(sources) + _sizes(print_figures)
     contents[Path(out) / f"{file_word(drawing.entry.name)}-{slug}.txt"] = text.encode()

@@ -15,12 +15,26 @@ from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.registry import probe
 
 __all__ = ["attention_patterns", "head_entropy", "row_entropy"]
 
 SHARP_BELOW = 0.38
 
 
+def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
+    """Select the attention that a report shows, by name of the result: all over time of the stack that is read out."""
+    stack = lens.wiring.output_stack
+    kinds = dict.fromkeys(stack.attention_kinds())
+    # one decoder token attends to itself alone, which shows nothing
+    single = stack.name == "decoder" and lens.adapter.readout == "quantile"
+    # attention between variates has no time axis, and one series has nobody to attend to
+    in_time = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
+    selection = [kind for kind in kinds if kind in in_time and not (single and kind == "self_attn")]
+    return {f"attention_{kind}": {"kind": kind, "stack": stack.name} for kind in selection}
+
+
+@probe("attention", "first", each=shown_attention)
 def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None = None) -> xr.Dataset:
     """Compute the attention of every head on one series, each token placed at the time steps that it covers.
 
@@ -152,6 +166,7 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
     return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
 
 
+@probe("head_entropy")
 def head_entropy(
     run: Run,
     *,

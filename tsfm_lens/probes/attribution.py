@@ -18,6 +18,7 @@ from tsfm_lens.models.noise import own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.writes import own_readout, writes_and_stream
+from tsfm_lens.registry import probe
 
 __all__ = ["attribute"]
 
@@ -40,6 +41,7 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
     return decompositions if lens.wiring.true_gradients else decompositions[:1]
 
 
+@probe("attribution")
 def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
     """Split the forecast among the embedding, every head and every MLP of the stack that is read out.
 

@@ -21,12 +21,14 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.patching import grid_of, patches
 from tsfm_lens.probes.places import Place, place_coords, places_of
+from tsfm_lens.registry import probe
 
 __all__ = ["attribution_patching"]
 
 _SOURCE = "Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348"
 
 
+@probe("attribution_patching", "pair")
 def attribution_patching(
     clean: Run,
     corrupted: Run,

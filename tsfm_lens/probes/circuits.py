@@ -25,6 +25,7 @@ from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.path_patching import component_at
 from tsfm_lens.probes.places import Place, listed, places_of
 from tsfm_lens.probes.zero_ablation import reference_of
+from tsfm_lens.registry import probe
 
 __all__ = ["minimal_circuit"]
 
@@ -36,6 +37,7 @@ Behaviour = Callable[[np.ndarray], np.ndarray]
 RANKINGS = ("greedy", "effects", "edges")
 
 
+@probe("circuit", "pair")
 def minimal_circuit(
     clean: Run,
     corrupted: Run | None = None,

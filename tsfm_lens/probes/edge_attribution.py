@@ -16,12 +16,14 @@ from tsfm_lens.probes.attribution_patching import slopes
 from tsfm_lens.probes.contrast import Contrast, Direction
 from tsfm_lens.probes.path_patching import OUTPUT, branch_at, component_at, heard_in_groups, sender_contrast
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
+from tsfm_lens.registry import probe
 
 __all__ = ["edge_attribution"]
 
 _SOURCE = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
 
 
+@probe("edges", "pair")
 def edge_attribution(
     clean: Run,
     corrupted: Run,

@@ -20,12 +20,14 @@ from tsfm_lens.probes.attribution import component_coords, head_or_kind
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.places import later_branches, listed
 from tsfm_lens.probes.zero_ablation import points_without, reference_of
+from tsfm_lens.registry import probe
 
 __all__ = ["causal_effects"]
 
 _SOURCE = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
 
 
+@probe("effects")
 def causal_effects(
     run: Run,
     *,

@@ -20,6 +20,7 @@ from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.probes.streaming import StreamedSpectrum
 from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels
 from tsfm_lens.ranks import angles, effective_rank, epsilon_rank, participation_ratio
+from tsfm_lens.registry import probe
 
 __all__ = ["embedding_ranks", "signal_families"]
 
@@ -28,6 +29,7 @@ _FEWEST, _MOST = 8, 64
 _FIRST_ROWS = 4096
 
 
+@probe("embedding_ranks")
 def embedding_ranks(
     run: Run,
     *,

@@ -15,12 +15,14 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.registry import probe
 
 __all__ = ["entropic_rank"]
 
 EPSILON = 1e-8
 
 
+@probe("entropic_rank")
 def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> xr.Dataset:
     """Compute the entropic rank of the head outputs of every layer of the stack that is read out.
 

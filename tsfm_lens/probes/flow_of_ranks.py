@@ -20,12 +20,14 @@ from tsfm_lens.probes.spectra import core_singular_values, stable_rank
 from tsfm_lens.probes.streaming import StreamedSpectrum
 from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, weight_matrices
 from tsfm_lens.ranks import effective_rank, epsilon_rank, flow_bound, participation_ratio
+from tsfm_lens.registry import probe
 
 __all__ = ["flow_of_ranks"]
 
 _E2 = float(np.exp(2.0))
 
 
+@probe("flow_of_ranks")
 def flow_of_ranks(
     run: Run,
     *,

@@ -17,10 +17,12 @@ from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.parroting import best_lag, lag_attention, naive_parrot, spread_of
 from tsfm_lens.probes.zero_ablation import ablated_points
+from tsfm_lens.registry import probe
 
 __all__ = ["head_parroting"]
 
 
+@probe("head_parroting")
 def head_parroting(
     run: Run,
     *,

@@ -13,10 +13,11 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import attention_patterns
+from tsfm_lens.probes.attention import attention_patterns, shown_attention
 from tsfm_lens.probes.attribution import attribute
 from tsfm_lens.probes.spectra import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
+from tsfm_lens.registry import probe
 
 __all__ = ["head_states"]
 
@@ -31,6 +32,7 @@ _WRITES = {
 }
 
 
+@probe("explore", "first", each=lambda lens: {"explore": {}} if shown_attention(lens) else {})
 def head_states(run: Run, *, kind: str | None = None, progress: Progress | None = None) -> xr.Dataset:
     """Collect what each head of one kind looks at, writes and is like, and the forecast without it.
 

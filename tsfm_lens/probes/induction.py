@@ -18,6 +18,7 @@ from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import row_entropy
 from tsfm_lens.probes.findings import by_unit, judge
 from tsfm_lens.probes.labels import describe
+from tsfm_lens.registry import probe
 
 __all__ = ["repeated_tokens"]
 
@@ -44,6 +45,7 @@ class _Targets(NamedTuple):
     valid: Tensor
 
 
+@probe("induction", "lens", words="repeated_tokens, on series of its own")
 def repeated_tokens(
     lens: Lens,
     *,

@@ -12,6 +12,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.probes.attention import SHARP_BELOW
 from tsfm_lens.probes.given import of_kind
 from tsfm_lens.probes.induction import COPY_FROM, PREFIX_FROM
+from tsfm_lens.registry import probe
 
 __all__ = ["induction_overlap"]
 
@@ -35,6 +36,7 @@ _KEEP = (
 )
 
 
+@probe("induction_overlap", ("induction", "head_entropy"))
 def induction_overlap(
     induction: xr.Dataset,
     entropy: xr.Dataset | None = None,

@@ -12,6 +12,7 @@ from torch import Tensor
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.spectra import core_svd
+from tsfm_lens.registry import probe
 
 __all__ = ["kernel_regression"]
 
@@ -173,6 +174,7 @@ def _scores(queries: Tensor, keys: Tensor, product: Product) -> Tensor:
     return (queries.double() @ product[0].double()) @ (keys.double() @ product[1].double()).T
 
 
+@probe("kernel_regression", "first")
 def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -10,12 +11,20 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import of_kind
+from tsfm_lens.registry import probe
 
 __all__ = ["layer_gain"]
 
 METRICS = ("sMAPE", "MAE", "RMSE")
 
 
+def _reference(results: Any) -> dict[str, str]:
+    """Choose the reference of the gain: the model's own forecast where there is no truth."""
+    truth = results.run.truth
+    return {"reference": "model" if truth is None or not np.isfinite(truth).any() else "truth"}
+
+
+@probe("layer_gain", ("logit_lens",), options=_reference)
 def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Dataset:
     """Compute the change of the lens forecast's error from each layer to the next.
 

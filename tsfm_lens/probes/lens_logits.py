@@ -15,12 +15,14 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.logit_lens import layer_streams
 from tsfm_lens.probes.writes import own_readout, writes_and_stream
+from tsfm_lens.registry import probe
 
 __all__ = ["lens_logits"]
 
 NORMS = ("frozen", "own")
 
 
+@probe("lens_logits", "first")
 def lens_logits(run: Run) -> xr.Dataset:
     """Compute the logits themselves, where :func:`tsfm_lens.probes.logit_lens` gives probabilities.
 

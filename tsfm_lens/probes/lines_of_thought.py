@@ -16,6 +16,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import of_kind
 from tsfm_lens.probes.logit_lens import logit_lens
+from tsfm_lens.registry import probe
 
 __all__ = ["lines_of_thought", "trace_lines"]
 
@@ -80,6 +81,7 @@ class _Rules:
             )
 
 
+@probe("lines_of_thought", "first")
 def lines_of_thought(
     run: Run,
     *,

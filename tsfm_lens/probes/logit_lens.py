@@ -14,6 +14,7 @@ from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.writes import own_readout
+from tsfm_lens.registry import probe
 
 __all__ = ["bin_quantiles", "count_peaks", "logit_lens"]
 
@@ -26,6 +27,7 @@ _SOURCE = (
 )
 
 
+@probe("logit_lens")
 def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
     """Read every layer's residual stream out through the model's own final norm and head.
 

@@ -13,6 +13,7 @@ from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.rollout import rollout_maps
+from tsfm_lens.registry import probe
 
 __all__ = ["context_parroting", "lag_attention"]
 
@@ -20,6 +21,7 @@ _LEVEL = 0.01  # chance, over all lags, that noise alone makes one look worse
 _DEVIATION = float(np.sqrt(np.pi / 2 - 1))  # standard deviation of a normal's absolute value, over its mean
 
 
+@probe("parroting")
 def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     """Measure how close a forecast is to repeating its context at a lag, and to the naive parrot.
 
@@ -79,6 +81,12 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     return data
 
 
+@probe(
+    "lag_attention",
+    "first",
+    words="lag_attention at the season of the first series",
+    options=lambda results: {"lag": results.season},
+)
 def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.Dataset:
     """Measure every head's attention to the tokens that lie a lag, or a multiple of it, before its forecast.
 

@@ -9,10 +9,12 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.head_states import forecast_queries
 from tsfm_lens.probes.rollout import rollout_maps
 from tsfm_lens.probes.spectra import head_spectra
+from tsfm_lens.registry import probe
 
 __all__ = ["patch_attention"]
 
 
+@probe("patch_attention", "first")
 def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """Compute a matrix a head, forecast × context tokens, its stable rank, and the patch that it reads most.
 

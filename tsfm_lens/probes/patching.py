@@ -21,12 +21,14 @@ from tsfm_lens.hooks.registry import RunState
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
+from tsfm_lens.registry import probe
 
 __all__ = ["activation_patching"]
 
 _SOURCE = "Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255"
 
 
+@probe("patching", "pair")
 def activation_patching(
     clean: Run,
     corrupted: Run,

@@ -22,6 +22,7 @@ from tsfm_lens.hooks.registry import RunState
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
+from tsfm_lens.registry import probe
 
 __all__ = ["path_patching"]
 
@@ -32,6 +33,7 @@ _INPUTS = ("all", "q", "k", "v")
 _SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
 
 
+@probe("paths", "pair")
 def path_patching(
     clean: Run,
     corrupted: Run,

@@ -21,12 +21,26 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import Measure, noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.head_choice import diffuse_heads, sharp_heads
+from tsfm_lens.registry import probe
 
 __all__ = ["ablated_share", "ablation_recipes"]
 
 ORIGINAL = "original"
 
 
+def _sharp_and_diffuse(results: Any) -> tuple[Run, dict[str, Sequence[Component]]]:
+    """Choose a tenth of the heads: the sharpest, and the most diffuse."""
+    entropy = results["head_entropy"]
+    count = max(1, entropy["entropy"].size // 10)
+    return results.run, {"sharp heads": sharp_heads(entropy, count), "diffuse heads": diffuse_heads(entropy, count)}
+
+
+@probe(
+    "recipes",
+    _sharp_and_diffuse,
+    words="ablation_recipes without a tenth of the heads, the sharpest or the most diffuse by head_entropy",
+)
 def ablation_recipes(
     run: Run,
     recipes: Mapping[str, Sequence[str | Component]] | None = None,

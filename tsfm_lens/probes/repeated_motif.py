@@ -19,6 +19,7 @@ from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, row_entropy
 from tsfm_lens.probes.findings import by_unit, judge
+from tsfm_lens.registry import probe
 
 __all__ = ["repeated_motif"]
 
@@ -55,6 +56,7 @@ class _Motifs:
     lengths: np.ndarray
 
 
+@probe("repeated_motif", "lens", words="repeated_motif, on series of its own")
 def repeated_motif(
     lens: Lens,
     *,

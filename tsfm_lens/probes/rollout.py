@@ -21,12 +21,14 @@ from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import describe_attention, pick_attention, refuse_variates, row_entropy, span_coords
+from tsfm_lens.registry import probe
 
 __all__ = ["attention_flow", "norm_weighted_attention", "rollout_maps"]
 
 KEYS = ("time", "window")
 
 
+@probe("rollout", "first")
 def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None, keys: str = "time") -> xr.Dataset:
     """Map the attention of every head over the context, one column a forecast token.
 
@@ -203,6 +205,7 @@ def _filler(
     return take
 
 
+@probe("attention_flow", "first")
 def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
     """Compute Abnar and Zuidema's attention rollout: how much of each input token may have reached each token.
 
@@ -277,6 +280,7 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
     return flows
 
 
+@probe("norm_weighted", "first")
 def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """Measure the length of the vector that each key contributes to a query's write, head by head.
 

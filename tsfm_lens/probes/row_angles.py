@@ -13,12 +13,14 @@ from tsfm_lens.probes.findings import CONFIDENCE
 from tsfm_lens.probes.labels import describe
 from tsfm_lens.probes.weight_ranks import Matrix, weight_matrices
 from tsfm_lens.ranks import angles
+from tsfm_lens.registry import probe
 
 __all__ = ["row_angles"]
 
 PARTS = ("W_Q", "W_K", "W_V", "W_O")
 
 
+@probe("row_angles", "lens")
 def row_angles(
     lens: Lens,
     *,

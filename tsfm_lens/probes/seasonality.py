@@ -11,12 +11,14 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.registry import probe
 
 __all__ = ["seasonality_bias"]
 
 _FINENESS = 4  # trial frequencies in the width of a peak, which is one cycle over the horizon
 
 
+@probe("seasonality")
 def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
     """Measure amplitudes of the forecast at the context's period and at the model's patch length.
 

@@ -14,10 +14,12 @@ from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import layer_streams
+from tsfm_lens.registry import probe
 
 __all__ = ["head_similarity", "layer_similarity"]
 
 
+@probe("layer_similarity")
 def layer_similarity(run: Run) -> xr.Dataset:
     """Compare the layers of the stack that is read out.
 
@@ -57,6 +59,7 @@ def layer_similarity(run: Run) -> xr.Dataset:
     return data
 
 
+@probe("head_similarity")
 def head_similarity(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """Compute the cosine between what the heads of a layer write at a token, mean over tokens and series.
 

@@ -14,12 +14,14 @@ from tsfm_lens.hooks.weights import HeadWeights
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.labels import describe
+from tsfm_lens.registry import probe
 
 __all__ = ["head_spectra", "stable_rank"]
 
 PRODUCTS = ("QK", "OV")
 
 
+@probe("spectra", "lens")
 def head_spectra(
     lens: Lens,
     *,

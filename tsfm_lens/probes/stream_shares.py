@@ -12,10 +12,12 @@ from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import decomposed, decompositions_of, of_median
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.registry import probe
 
 __all__ = ["stream_shares"]
 
 
+@probe("stream_shares")
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     """List the writers of the stream that is read out, in order of writing, with the size of their attribution.
 

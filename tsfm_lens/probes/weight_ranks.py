@@ -17,6 +17,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.labels import describe
 from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.ranks import decade_histogram, effective_rank, epsilon_rank, participation_ratio
+from tsfm_lens.registry import probe
 
 __all__ = ["weight_ranks"]
 
@@ -26,6 +27,7 @@ DECADES = 5
 _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@probe("weight_ranks", "lens")
 def weight_ranks(
     lens: Lens,
     *,

@@ -23,10 +23,12 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import component_coords, head_or_kind
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.places import listed
+from tsfm_lens.registry import probe
 
 __all__ = ["ablation_effects"]
 
 
+@probe("ablation")
 def ablation_effects(
     run: Run,
     *,

@@ -1,4 +1,4 @@
-"""Report builder: figures, tables, readings and provenance in one HTML file that opens offline."""
+"""Report builder: figures, tables, sentences and provenance in one HTML file that opens offline."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from tsfm_lens.catalogue import Measurement, Plate, find, measurements
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.registry import Measurement, ReportPanel, find, measurements
 from tsfm_lens.report.downloads import Download, download
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
 from tsfm_lens.viz.select import kind_word, model_of, names, shown
@@ -26,7 +26,7 @@ from tsfm_lens.viz.theme import true_minus, untitled
 LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
 _MAX_NAMES = 6  # series that a heading names
-_PARAGRAPH = 320  # letters of a reading that is one paragraph
+_PARAGRAPH = 320  # letters of sentences that stand in one paragraph
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class _Figure:
     spec: Markup
     height: int
     min_width: int
-    reading: list[str]
+    sentences: list[str]
     table: Download
 
     @property
     def paragraphs(self) -> list[str]:
         """Reading in one paragraph, or where it is long in one for each of its sentences."""
-        whole = " ".join(self.reading)
-        return [whole] if len(whole) <= _PARAGRAPH else self.reading
+        whole = " ".join(self.sentences)
+        return [whole] if len(whole) <= _PARAGRAPH else self.sentences
 
     @property
     def size(self) -> int:
@@ -59,7 +59,7 @@ class _Section:
 
     anchor: str
     heading: str
-    guide: str
+    description: str
     subject: str
     remark: str
     figures: list[_Figure] = field(default_factory=list)
@@ -73,7 +73,7 @@ def build_report(
     *,
     title: str,
     provenance: Mapping[str, str],
-    readings: Mapping[str, str] | None = None,
+    remarks: Mapping[str, str] | None = None,
 ) -> Path:
     """Write one self-contained HTML file with all results: figures, readings, tables, provenance.
 
@@ -82,7 +82,7 @@ def build_report(
         path: a folder, for ``index.html`` in it, or a file that ends in .html.
         title: heading of the report.
         provenance: what the numbers come from, in the order shown: model, revision, versions, seed, data, date.
-        readings: remarks of your own by name of a result, shown before those computed from the numbers.
+        remarks: sentences of your own by name of a result, shown before those computed from the numbers.
 
     Returns:
         The file written. It opens without network and is at most 10 MB; figures beyond that are left out,
@@ -90,18 +90,18 @@ def build_report(
 
     Raises:
         InputError: no results, one that is of no known kind, or the file cannot be written.
-        UnknownNameError: a reading for a result that is not there.
+        UnknownNameError: a remark on a result that is not there.
 
     Example:
         >>> results = {"forecast": run.forecast.to_dataset(run.truth)}
         >>> report.build_report(results, folder, title="co2", provenance={"model": lens.model_id}).name
         'index.html'
     """
-    for name in readings or {}:
+    for name in remarks or {}:
         if name not in results:
             raise unknown_name("result", name, results)
     target = page_at(path)
-    page = page_of(results, plates_of(results), title=title, provenance=provenance, readings=readings)
+    page = page_of(results, panels_of(results), title=title, provenance=provenance, remarks=remarks)
     return write_atomically(target, page)
 
 
@@ -119,7 +119,7 @@ def page_at(path: str | Path) -> Path:
     return target
 
 
-def plates_of(results: Mapping[str, Any]) -> dict[str, list[Plate]]:
+def panels_of(results: Mapping[str, Any]) -> dict[str, list[ReportPanel]]:
     """Draw each result: a Dataset, or of a sweep a table.
 
     Raises:
@@ -127,11 +127,11 @@ def plates_of(results: Mapping[str, Any]) -> dict[str, list[Plate]]:
     """
     if not results:
         raise InputError("there are no results to report: give at least one labelled result.")
-    chapters = {name: chapter_of(ds, name) for name, ds in results.items()}
-    return {name: list(chapters[name].plates(ds)) for name, ds in results.items()}
+    entries = {name: measurement_of(ds, name) for name, ds in results.items()}
+    return {name: list(entries[name].draw_panels(ds)) for name, ds in results.items()}
 
 
-def chapter_of(ds: Any, name: str) -> Measurement:
+def measurement_of(ds: Any, name: str) -> Measurement:
     """Return the measurement of a result.
 
     Raises:
@@ -145,18 +145,18 @@ def chapter_of(ds: Any, name: str) -> Measurement:
 
 def page_of(
     results: Mapping[str, Any],
-    plates: Mapping[str, list[Plate]],
+    panels: Mapping[str, list[ReportPanel]],
     *,
     title: str,
     provenance: Mapping[str, str],
-    readings: Mapping[str, str] | None = None,
+    remarks: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> bytes:
-    """Render the page as a file's content; ``plates`` come from :func:`plates_of`, ``notes`` stand above results."""
+    """Render the page as a file's content; ``panels`` come from :func:`panels_of`, ``notes`` stand above results."""
     script = get_plotlyjs()
     sections: list[_Section] = []
     for place, (name, ds) in enumerate(results.items(), start=1):
-        section = _section(f"s{place}", name, ds, plates[name], (readings or {}).get(name, ""))
+        section = _section(f"s{place}", name, ds, panels[name], (remarks or {}).get(name, ""))
         if section.heading in [other.heading for other in sections]:
             section.heading += f" ({name})"
         sections.append(section)
@@ -180,18 +180,18 @@ def page_of(
     return page.encode()
 
 
-def _section(anchor: str, name: str, ds: Any, plates: list[Plate], remark: str) -> _Section:
+def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark: str) -> _Section:
     """Build the section of one result."""
-    chapter = chapter_of(ds, name)
-    file = f"{chapter.heading.lower().replace(' ', '-')}-{anchor}"
+    entry = measurement_of(ds, name)
+    file = f"{entry.title.lower().replace(' ', '-')}-{anchor}"
     return _Section(
         anchor=anchor,
-        heading=_in_words(str(ds.attrs.get("title", "") or chapter.heading)),
-        guide=chapter.guide,
-        subject=chapter.subject(ds) if chapter.subject else _on_series(ds),
+        heading=_in_words(str(ds.attrs.get("title", "") or entry.title)),
+        description=entry.description,
+        subject=entry.subject(ds) if entry.subject else _on_series(ds),
         remark=remark,
         figures=[
-            _figure(f"{anchor}-{number}", f"{file}-{number}", plate) for number, plate in enumerate(plates, start=1)
+            _figure(f"{anchor}-{number}", f"{file}-{number}", panel) for number, panel in enumerate(panels, start=1)
         ],
         parameters={str(k): str(v) for k, v in ds.attrs.items() if str(v)},
     )
@@ -222,13 +222,13 @@ def _fit(sections: list[_Section], budget: int) -> None:
             section.left_out.append(figure.title)
 
 
-def _figure(anchor: str, file: str, plate: Plate) -> _Figure:
-    meta = plate.figure.layout.meta or {}
+def _figure(anchor: str, file: str, panel: ReportPanel) -> _Figure:
+    meta = panel.figure.layout.meta or {}
     if "title_height" in meta:
-        bare = untitled(plate.figure)
+        bare = untitled(panel.figure)
     else:
         # a figure that somebody drew with plotly alone
-        bare = go.Figure(plate.figure)
+        bare = go.Figure(panel.figure)
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
     return _Figure(
@@ -238,8 +238,8 @@ def _figure(anchor: str, file: str, plate: Plate) -> _Figure:
         spec=script_json(bare),
         height=int(bare.layout.height or _HEIGHT),
         min_width=int(meta["min_width"]),
-        reading=[_typeset(text) for text in plate.reading],
-        table=download(plate.table, f"{file}.csv"),
+        sentences=[_typeset(text) for text in panel.sentences],
+        table=download(panel.table, f"{file}.csv"),
     )
 
 

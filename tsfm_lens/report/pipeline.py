@@ -12,9 +12,9 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.registry import Measurement, find
 
 if TYPE_CHECKING:
-    from tsfm_lens.catalogue import Measurement
     from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
     from tsfm_lens.models.run import Run
@@ -55,7 +55,7 @@ def analyse(
 
     Args:
         run: what every chapter looks at; at most one pass of the model.
-        chapters: kinds of measurements, in the order of the report; see :func:`tsfm_lens.catalogue.measurements`.
+        chapters: kinds of measurements, in the order of the report; see :func:`tsfm_lens.registry.measurements`.
         options: of the probes, by kind of measurement.
         progress: called as (name of the result, done, total) before, within and after each.
         left_out: where given, a chapter that these series do not allow is left out as long as another one is computed,
@@ -73,26 +73,25 @@ def analyse(
         >>> list(pipeline.analyse(run, chapters=("forecast", "head_entropy")))
         ['forecast', 'head_entropy']
     """
-    from tsfm_lens.catalogue import work_on
+    from tsfm_lens.results import Results
 
-    work = work_on(run)
-    work.options = options or {}
+    cache = Results(run, options)
     results: dict[str, xr.Dataset] = {}
     refusal: InputError | None = None
     for name, measurement, own in _results(run.lens, chapters):
         arguments = {**own, **(options or {}).get(measurement.kind, {})}
         notify = partial(progress or _ignore_progress, name)
         notify(0, 1)
-        work.progress = notify
+        cache.progress = notify
         try:
-            if arguments or name not in work.results:
-                work.results[name] = measurement.of(work, **arguments)
-            results[name] = work.results[name]
+            if arguments or name not in cache.computed:
+                cache.computed[name] = cache.compute(measurement.kind, **arguments)
+            results[name] = cache.computed[name]
         except InputError as error:
             if left_out is None:
                 raise
-            left_out[measurement.heading], refusal = str(error), error
-            work.refused[name] = error
+            left_out[measurement.title], refusal = str(error), error
+            cache.refused[name] = error
         notify(1, 1)
     if refusal is not None and not results:
         raise refusal
@@ -118,7 +117,7 @@ def defined_for(lens: Lens, chapters: Sequence[str], left_out: dict[str, str]) -
             measurement.check(lens)
             allowed.append(measurement.kind)
         except InputError as error:
-            left_out[measurement.heading] = str(error)
+            left_out[measurement.title] = str(error)
     if not allowed:
         raise InputError("; ".join(left_out.values()))
     return allowed
@@ -133,7 +132,13 @@ def _results(lens: Lens, chapters: Sequence[str]) -> list[tuple[str, Measurement
     measurements = checked_chapters(chapters)
     for measurement in measurements:
         measurement.check(lens)
-    return [(name, each, options) for each in measurements for name, options in each.in_report(lens).items()]
+    return [(name, each, options) for each in measurements for name, options in _sections(each, lens).items()]
+
+
+def _sections(measurement: Measurement, lens: Lens) -> Mapping[str, Mapping[str, Any]]:
+    """Return the results that a report on a model shows of a measurement: options of the probe by name."""
+    probe = measurement.probe
+    return {measurement.kind: {}} if probe is None or probe.each is None else probe.each(lens)
 
 
 def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
@@ -144,17 +149,15 @@ def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
         UnknownNameError: no measurement has this kind; the message has the nearest.
 
     Example:
-        >>> [each.heading for each in pipeline.checked_chapters(["ablation", "circuit"])]
+        >>> [each.title for each in pipeline.checked_chapters(["ablation", "circuit"])]
         ['Ablation', 'Minimal circuit']
     """
-    from tsfm_lens.catalogue import find
-
     if not chapters:
         raise InputError("a report needs at least one chapter; `tsfm-lens measurements` lists them")
     measurements = [find(kind) for kind in dict.fromkeys(chapters)]
     for measurement in measurements:
-        if measurement.compute is None:
-            raise InputError(f"{measurement.kind!r} is {measurement.elsewhere}")
+        if not measurement.of_run:
+            raise InputError(f"{measurement.kind!r} is {measurement.origin}")
     return measurements
 
 

@@ -10,17 +10,16 @@ from typing import Any
 
 import pandas as pd
 
-from tsfm_lens.catalogue import Plate
-from tsfm_lens.catalogue.words import listed
 from tsfm_lens.data.formulas import to_csv
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.places import refuse_unwritable
-from tsfm_lens.report.build import page_of, plates_of
+from tsfm_lens.registry import ReportPanel, measurements
+from tsfm_lens.report.build import page_of, panels_of
 from tsfm_lens.report.sweep_tables import latex
 from tsfm_lens.viz.printing import for_print
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
-from tsfm_lens.viz.select import SWEEP_KINDS
 from tsfm_lens.viz.sweep_entries import methods_of
+from tsfm_lens.viz.words import listed
 
 _VECTOR_FORMATS = ("svg", "pdf")
 
@@ -54,39 +53,40 @@ def build_sweep_report(
         UnknownNameError: no such format.
         RenderError: a static image is asked for, and there is no browser to draw it.
     """
+    kinds = [kind for kind, entry in measurements().items() if entry.theme == "Sweeps"]
     for name, ds in results.items():
         kind = ds.attrs.get("kind") if isinstance(ds, pd.DataFrame) else type(ds).__name__
-        if kind not in SWEEP_KINDS:
-            raise InputError(f"result {name!r} is of kind {kind!r}; a sweep has {', '.join(SWEEP_KINDS)}.")
+        if kind not in kinds:
+            raise InputError(f"result {name!r} is of kind {kind!r}; a sweep has {', '.join(kinds)}.")
     for each in formats:
         if each not in FORMATS:
             raise unknown_name("format", each, FORMATS)
     folder = Path(out)
     refuse_unwritable(folder)
-    plates = plates_of(results)
+    panels = panels_of(results)
     page = page_of(
-        {name: ds for name, ds in results.items() if plates[name]},
-        plates,
+        {name: ds for name, ds in results.items() if panels[name]},
+        panels,
         title=title,
         provenance={str(key): written(value) for key, value in provenance.items()},
-        notes=[*notes, *_missing(results, plates), *_methods(results)],
+        notes=[*notes, *_missing(results, panels), *_methods(results)],
     )
-    contents = _figures(folder / "figures", plates, formats) | _tables(folder / "tables", results)
+    contents = _figures(folder / "figures", panels, formats) | _tables(folder / "tables", results)
     # the page last: where it is, its files are
     contents[folder / "index.html"] = page
     write_together(contents)
     return folder / "index.html"
 
 
-def _missing(results: Mapping[str, pd.DataFrame], plates: Mapping[str, list[Plate]]) -> list[str]:
+def _missing(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]) -> list[str]:
     """List the results that are missing, by name."""
     notes = []
     for name, table in results.items():
         n_missing = int(table["change"].isna().sum())
-        if not plates[name] and n_missing == len(table):
+        if not panels[name] and n_missing == len(table):
             notes.append(f"Nothing of {name} can be drawn yet: none of its entries is finished.")
             continue
-        if not plates[name]:
+        if not panels[name]:
             kinds = listed([f"{each!r}" for each in dict.fromkeys(table.get("family", [name]))])
             notes.append(f"There is no figure of {kinds}; the numbers are in tables/{name}.csv.")
         if n_missing:
@@ -103,12 +103,12 @@ def _methods(results: Mapping[str, pd.DataFrame]) -> list[str]:
     return list(dict.fromkeys(sentence for table in tables for sentence in methods_of(table)))
 
 
-def _figures(folder: Path, plates: Mapping[str, list[Plate]], formats: Sequence[str]) -> dict[Path, bytes]:
-    all_plates = [plate for each in plates.values() for plate in each]
+def _figures(folder: Path, panels: Mapping[str, list[ReportPanel]], formats: Sequence[str]) -> dict[Path, bytes]:
+    all_panels = [panel for each in panels.values() for panel in each]
     contents = {}
-    for stem, plate in zip(_stems(plate.name for plate in all_plates), all_plates, strict=True):
+    for stem, panel in zip(_stems(panel.name for panel in all_panels), all_panels, strict=True):
         for kind in dict.fromkeys(("json", *formats)):
-            figure = for_print(plate.figure) if kind in _VECTOR_FORMATS else plate.figure
+            figure = for_print(panel.figure) if kind in _VECTOR_FORMATS else panel.figure
             contents[folder / f"{stem}.{kind}"] = rendered(figure, kind)
     return contents
 

@@ -43,7 +43,7 @@ def latex(table: pd.DataFrame) -> str:
     table by dataset has a row a dataset. Names are escaped.
 
     Args:
-        table: of one of the kinds ``viz.select.SWEEP_KINDS``.
+        table: of one of the kinds theme "Sweeps".
 
     Raises:
         InputError: ``table`` is of another kind.

@@ -13,7 +13,6 @@ import ipywidgets as widgets
 import xarray as xr
 from transformers.utils import logging
 
-from tsfm_lens import catalogue
 from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.data.files import READABLE
 from tsfm_lens.errors import InputError, LensError
@@ -21,6 +20,7 @@ from tsfm_lens.explore import brush, explore
 from tsfm_lens.explore.figures import figure_widget
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
+from tsfm_lens.registry import find
 from tsfm_lens.report import explanation
 from tsfm_lens.report.pipeline import read_sources
 from tsfm_lens.serve.choosing import Columns
@@ -226,12 +226,12 @@ def _row() -> widgets.Layout:
 
 
 def _chapter(result: xr.Dataset) -> Iterator[widgets.Widget]:
-    """Show a measurement as the report does: heading, guide, figures and their reading."""
-    measurement = catalogue.find(str(result.attrs["kind"]))
+    """Show a measurement as the report does: title, description, figures and their sentences."""
+    measurement = find(str(result.attrs["kind"]))
     yield widgets.HTML(
-        f"<h2 style='margin:12px 0 0'>{escape(measurement.heading)}</h2><p>{escape(measurement.guide)}</p>"
+        f"<h2 style='margin:12px 0 0'>{escape(measurement.title)}</h2><p>{escape(measurement.description)}</p>"
     )
-    for plate in measurement.plates(result):
-        yield figure_widget(plate.figure)
-        if plate.reading:
-            yield widgets.HTML("<ul>" + "".join(f"<li>{escape(words)}</li>" for words in plate.reading) + "</ul>")
+    for panel in measurement.draw_panels(result):
+        yield figure_widget(panel.figure)
+        if panel.sentences:
+            yield widgets.HTML("<ul>" + "".join(f"<li>{escape(words)}</li>" for words in panel.sentences) + "</ul>")

@@ -1,26 +1,183 @@
-"""Attention pattern of one head over time, under the series it reads."""
+"""Attention patterns of single heads and of whole layers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import mark_start, value_hover
-from tsfm_lens.viz.select import array, draws, kind_word, layer_names, model_of, names, position, unit_of, value_title
-from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.theme import BLUE, INK, nats
+from tsfm_lens.viz.select import (
+    array,
+    kind_word,
+    layer_names,
+    model_of,
+    names,
+    position,
+    positions,
+    unit_of,
+    value_title,
+)
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.theme import BLUE, GREY, INK, nats, number, percent, plain
 from tsfm_lens.viz.timeline import Timeline, timeline
-from tsfm_lens.viz.tokens import TokenAxis, group_for, grouped, pool, ruler, token_axis
+from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pool, pooled, ruler, token_axis
+from tsfm_lens.viz.words import extremes, is_head, listed, nats_of, num
 
-__all__ = ["attention_map"]
-
+__all__ = ["attention_grid", "attention_map"]
 _CELLS = 60_000  # more would be narrower than a dot
 _MAX_TEXTS = 20_000  # up to so many cells, each names its tokens when hovered
+_MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
+_GRID_CELLS = 100_000  # in the whole figure
+_OFTEN = 1 / 3  # share of the queries that look at one token, or one distance, above which they are said to
+_ALIKE = 1e-6  # relative difference of weights that is rounding
+_RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
+
+
+ATTENTION = measurement(
+    "attention",
+    theme="Activations",
+    title="Attention",
+    summary="what a head looks at, in time",
+    description="How much of its attention each head gives to each token, drawn over the time that the token covers.",
+)
+
+
+def read_attention(ds: xr.Dataset) -> list[str]:
+    """Describe the sharp heads, the diffuse ones, and those that rest on special tokens."""
+    pattern = array(ds, "pattern", "layer", "head", "query", "key")
+    entropy = head_entropy(pattern)
+    words = [[f"layer {a}, head {b}" for b in names(ds, "head")] for a in names(ds, "layer")]
+    low, high = extremes(entropy)
+    most = _most_nats(pattern[high // pattern.shape[1]])
+    out = [
+        f"On {single_series(ds)} the sharpest {is_head(ds, entropy, low, nats_of)} "
+        f"(entropy {nats_of(entropy.flat[low])}), "
+        f"the most diffuse {is_head(ds, entropy, high, nats_of)} "
+        f"({num(entropy.flat[high])} of at most {num(most)} nats)."
+    ]
+    keys = token_axis(ds, "key")
+    if len(keys.aside):
+        rest = pattern[..., keys.aside].sum(-1).mean(-1)
+        heavy = [words[i][j] for i, j in np.argwhere(rest > _RESTING)]
+        if heavy:
+            few = listed(heavy[:6]) + (f" and {len(heavy) - 6} more" if len(heavy) > 6 else "")
+            out.append(f"More than half of the attention goes to special tokens in {few}.")
+    out.append("Attention says what a head reads; only an ablation says whether it matters.")
+    return out
+
+
+def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
+    """Describe how far back a head looks."""
+    weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
+    keys, queries = token_axis(ds, "key"), token_axis(ds, "query")
+    if not len(keys.timed) or not len(queries.timed):
+        return []
+    part = weights[np.ix_(queries.timed, keys.timed)]
+    resting = 1.0 - float(part.sum(axis=1).mean())
+    if resting > _RESTING:
+        # what is left for the steps says nothing of where a head looks
+        return [f"Its queries give {percent(resting)} of their attention to special tokens, which stand for no step."]
+    top = part.max(axis=1, keepdims=True)
+    # a query whose largest weight several tokens share looks at none of them most
+    clear = (part >= (1 - _ALIKE) * top).sum(axis=1) == 1
+    if not clear.any():
+        return ["None of its queries gives one token more of its attention than every other."]
+    peak = keys.timed[part.argmax(axis=1)[clear]]
+    back = queries.start[queries.timed][clear] - keys.start[peak]
+    return [_looks(ds, keys, peak, back, len(part), float(top.mean()))]
+
+
+def _looks(ds: xr.Dataset, keys: TokenAxis, peak: np.ndarray, back: np.ndarray, queries: int, mean: float) -> str:
+    """Describe where queries look most: at one distance, at one token, or now here and now there.
+
+    Args:
+        peak, back: token and distance of the largest weight of each query that has one.
+        queries: how many there are; mean: of their largest weights.
+    """
+    if queries == 1:
+        where = f"{_place(ds, keys, int(peak[0]))}, {_lag(int(back[0]))}"
+        return f"Of all steps its one query looks most at {where}, with a weight of {num(mean)}."
+    (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
+    average = f"the largest weight is {num(mean)} on average."
+    often = max(at_lag, at_token)
+    if often == 1 or often < _OFTEN * queries:
+        return (
+            f"Where its queries look most differs: no distance and no token has the largest weight of more than "
+            f"{often} of {queries} queries; {average}"
+        )
+    if at_token > at_lag:
+        where = _place(ds, keys, token)
+        return f"{at_token} of its {queries} queries look most at {where}, whatever the distance; {average}"
+    return f"Its queries look most often {_lag(lag)} (the largest weight of {at_lag} of {queries} queries); {average}"
+
+
+def _commonest(values: np.ndarray) -> tuple[int, int]:
+    """Return the most frequent value and its count."""
+    distinct, counts = np.unique(values, return_counts=True)
+    return int(distinct[counts.argmax()]), int(counts.max())
+
+
+def _lag(back: int) -> str:
+    """Write a distance in words, from the query to the key."""
+    steps = f"{abs(back)} step{'s' * (abs(back) != 1)}"
+    return f"{steps} back" if back > 0 else f"{steps} ahead" if back else "at the same step"
+
+
+def _place(ds: xr.Dataset, keys: TokenAxis, token: int) -> str:
+    """Write the steps that a token covers in words, with the date of the first where known."""
+    words, time = keys.words(token), timeline(ds, 0)
+    if time.stamps is None:
+        return words
+    first, last = int(keys.start[token]), int(keys.stop[token]) - 1
+    return time.label(first) if first == last else f"{words} (from {time.date(first)})"
+
+
+def _most_nats(pattern: np.ndarray) -> float:
+    """Compute the entropy of even attention over visible keys, mean over queries. ``pattern``: (head, query, key).
+
+    A query may see a key that any head of the layer gives a weight to: those of masked keys are exactly 0.
+    """
+    return float(np.log(np.maximum((pattern > 0).any(axis=0).sum(axis=-1), 1)).mean())
+
+
+def head_entropy(pattern: np.ndarray) -> np.ndarray:
+    """Compute the entropy in nats of every head, mean over queries. ``pattern``: (layer, head, query, key)."""
+    logs = np.log(np.where(pattern > 0, pattern, 1.0))
+    return 0.0 - (pattern * logs).sum(axis=-1).mean(axis=-1)
+
+
+def heads_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate entropy, largest weight and weight on special tokens, means over queries, a row per head."""
+    pattern = array(ds, "pattern", "layer", "head", "query", "key")
+    layers, heads = names(ds, "layer"), names(ds, "head")
+    table = pd.DataFrame({"layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))})
+    table["entropy_nats"] = head_entropy(pattern).ravel()
+    table["largest_weight"] = pattern.max(axis=-1).mean(axis=-1).ravel()
+    table["special_weight"] = pattern[..., token_axis(ds, "key").aside].sum(axis=-1).mean(axis=-1).ravel()
+    return table
+
+
+def pattern_table(ds: xr.Dataset, layer: int, head: int, least: float = 1e-4) -> pd.DataFrame:
+    """Tabulate query–key pairs with at least ``least`` weight: what they cover, the weight."""
+    weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
+    query, key = np.nonzero(weights >= least)
+    columns: dict[str, np.ndarray] = {}
+    for side, place in (("query", query), ("key", key)):
+        axis = token_axis(ds, side)
+        columns |= {
+            f"{side}_start": axis.start[place],
+            f"{side}_stop": axis.stop[place],
+            f"{side}_special": axis.special[place],
+        }
+    return pd.DataFrame(columns | {"weight": weights[query, key]})
 
 
 @dataclass(frozen=True)
@@ -71,7 +228,7 @@ def single_series(ds: xr.Dataset) -> str:
     return str(ds.attrs.get("series", "")) or (names(ds, "series") or ["the series"])[0]
 
 
-@draws("attention", needs=("pattern",))
+@ATTENTION.figure("What one head of the last layer reads.", variables=("pattern",), options={"layer": -1})
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: float | None = None) -> go.Figure:
     """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover.
 
@@ -189,3 +346,133 @@ def edges_reach_forecast(keys: _Side) -> bool:
     """Return whether keys stand on both sides of the start of the forecast."""
     edges = keys.axis.cells()[0]
     return bool(edges[0] < -0.5 < edges[-1])
+
+
+@ATTENTION.figure("What every head reads.", variables=("pattern",))
+def attention_grid(
+    ds: xr.Dataset,
+    *,
+    layers: Sequence[str | int] | None = None,
+    heads: Sequence[str | int] | None = None,
+    zmax: float | None = None,
+) -> go.Figure:
+    """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
+
+    Args:
+        ds: of kind "attention": ``pattern`` (layer, head, query, key) with the coordinates start, stop and
+            special of keys and queries, and ``entropy`` (layer, head) where known.
+        layers: labels to draw, all unless given.
+        heads: numbers to draw, all unless given.
+        zmax: weight at which the colours end. Unless given, the 99.5 % quantile of the largest weight that
+            each query gives to an ordinary key, so that neither special tokens nor sharp heads hide the others.
+
+    Returns:
+        A panel per layer (rows) and head (columns), all on the same axes and colours. Special keys stand
+        right of the dotted line. In patterns with many tokens each cell is the largest weight of a few
+        adjacent tokens, which the subtitle then says.
+
+    Example:
+        >>> fig = viz.attention_grid(results["attention"])
+        >>> fig.layout.meta["title"]
+        'Decoder cross-attention of every head of chronos-nano'
+    """
+    title = f"{sentence_start(ds)} of every head of {model_of(ds)}"
+    return pattern_heads(ds, "pattern", layers, heads, zmax, "attention weight", title, "")
+
+
+def pattern_heads(
+    ds: xr.Dataset,
+    variable: str,
+    layers: Sequence[str | int] | None,
+    heads: Sequence[str | int] | None,
+    zmax: float | None,
+    word: str,
+    title: str,
+    remark: str,
+) -> go.Figure:
+    """Draw the grid of heads of a variable (layer, head, query, key); ``word``: what its values are."""
+    cut = ds.isel(layer=positions(ds, "layer", layers), head=positions(ds, "head", heads))
+    values = array(cut, variable, "layer", "head", "query", "key")
+    rows, columns = values.shape[:2]
+    x, y = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
+    ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
+    limit = zmax or float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
+    group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
+    canvas = sheet(
+        [int(np.clip(560 / max(rows, columns), 52, 150))] * rows,
+        [1] * columns,
+        row_gap=8,
+        column_gap=0.08 / columns,
+        min_width=max(420, 130 + (100 if columns <= _MAX_NUMBERED else 52) * columns),
+        above=28,
+        below=56,
+        shared_xaxes="all",
+        shared_yaxes="all",
+    )
+    entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
+    quantity = word.split(" (")[0].removeprefix("attention ")
+    row_names, column_names = layer_names(cut), names(cut, "head")
+    for (row, col), panel in zip(canvas.places, canvas, strict=True):
+        r, c = row - 1, col - 1
+        place = f"{row_names[r]}, head {column_names[c]}"
+        note = "" if entropy is None else f"<br>entropy of this head {nats(float(entropy[r, c]))}"
+        z, x_edges, y_edges = pooled(values[r, c], x, y, group)
+        hover = f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}<br>{quantity} %{{z:.3g}}"
+        panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=place, xgap=0, ygap=0)
+    head_label(canvas, x, y, row_names, column_names)
+    canvas.colours(weight_colours(limit, word))
+    marks = ", ".join(x.axis.aside_labels())
+    return canvas.dress(
+        title,
+        single_series(ds),
+        remark,
+        "the same axes and colours in every panel",
+        f"darkest: {number(limit)} and more" if float(np.nanmax(values)) > 1.005 * limit else "",
+        f"right of the dotted line: {marks}" if marks else "",
+        grouped(group),
+    ).update_layout(margin_l=96)
+
+
+def head_label(canvas: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str]) -> None:
+    """Put head numbers above the columns, layers beside the rows, and ticks only at the outer edge."""
+    fig, rows, columns = canvas.fig, len(layers), len(heads)
+    quiet: Look = {"showticklabels": False, "ticks": "", "mirror": True, "linewidth": 0.5}
+    canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), **quiet)
+    canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3), **quiet)
+    crowded = columns > _MAX_NUMBERED  # all panels share one axis: then one of them carries the numbers
+    outer: Look = {"ticks": "outside", "tickfont_size": 10}
+    for c, head in enumerate(heads, start=1):
+        canvas.panel(rows, c).x(showticklabels=c == 1 or not crowded, tickangle=0, **outer)
+        axis = fig.get_subplot(1, c).xaxis.plotly_name.replace("axis", "")
+        above: Look = {
+            "xref": f"{axis} domain",
+            "x": 0.5,
+            "yref": "paper",
+            "y": 1,
+            "yanchor": "bottom",
+            "font_size": 12,
+        }
+        fig.add_annotation(text=plain(f"head {head}" if columns <= 8 else head), **above)
+    for r, layer in enumerate(layers, start=1):
+        canvas.panel(r, 1).y(layer, showticklabels=True, title_font_size=12, **outer)
+    shared = {"xref": "paper", "yref": "paper", "font_size": 13}
+    below = "key: time (steps from the start of the forecast)"
+    fig.add_annotation(text=below, x=0.5, y=0, yshift=-26, yanchor="top", **shared)
+    fig.add_annotation(text="query: time (steps)", x=0, y=0.5, xshift=-76, textangle=-90, **shared)
+    if len(x.axis.aside) and len(x.axis.timed):
+        line = {"color": GREY, "width": 1, "dash": "dot"}
+        ends = {"type": "line", "x0": x.end, "x1": x.end, "y0": 0, "y1": 1, "line": line}
+        axes = {(trace.xaxis, trace.yaxis) for trace in fig.data}
+        fig.update_layout(shapes=[ends | {"xref": a, "yref": f"{b} domain"} for a, b in sorted(axes)])
+
+
+@ATTENTION.panels
+def _attention(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    yield ReportPanel(attention_grid(ds), heads_table(ds), read_attention(ds))
+    entropy = head_entropy(array(ds, "pattern", "layer", "head", "query", "key"))
+    places = {"The sharpest head.": int(entropy.argmin()), "The most diffuse head.": int(entropy.argmax())}
+    for words, place in places.items():
+        layer, head = (int(v) for v in np.unravel_index(place, entropy.shape))
+        fig = attention_map(ds, layer=names(ds, "layer")[layer], head=int(names(ds, "head")[head]))
+        reading = [words, *read_attention_map(ds, layer, head)]
+        yield ReportPanel(fig, pattern_table(ds, layer, head), reading)

@@ -1,25 +1,130 @@
-"""Contributions of components to a forecast: bars for one step or the mean, a map over all steps."""
+"""Attribution: contributions of components to the forecast."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.registry import ReportPanel, check, measurement
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import draws, model_of, names, position, series_position
-from tsfm_lens.viz.shares import attribution_shares
+from tsfm_lens.viz.noise import Finding
+from tsfm_lens.viz.select import (
+    array,
+    forecast_series,
+    median_position,
+    model_of,
+    names,
+    position,
+    series_position,
+    statistic_of,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import Look, Panel, blank
-from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
+from tsfm_lens.viz.standing import Standing
+from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, percent, plain
 from tsfm_lens.viz.timeline import timeline
+from tsfm_lens.viz.words import listed, signed
 
 __all__ = ["attribution_bars", "attribution_heatmap"]
-
 _OTHERS = "#9A9A9A"
 _BEYOND = {"embed": 2.0, "the first step": 1.25}  # so many times larger than all else, these leave the colours
+_METHOD_WORDS = {
+    "logit": "logit attribution",
+    "probability": "probability attribution",
+    "expected_value": "expected-value attribution",
+    "lens_difference": "lens differences",
+    "linearised": "linearised attribution",
+    "integrated": "integrated attribution",
+}
+_MAX_SERIES = 3  # series with figures of their own
+# of several attribution decompositions, the one whose unit a reader knows
+_PREFERRED = ("integrated", "expected_value", "linearised", "lens_difference")
 
 
-@draws("attribution", needs=("attribution",))
+ATTRIBUTION = measurement(
+    "attribution",
+    theme="Activations",
+    title="Attribution",
+    summary="who writes the forecast",
+    description="The forecast is split into what each component writes to the residual stream adds to it, with its "
+    "sign.",
+    source="tsfm-lens, section 2; Sundararajan et al. 2017",
+)
+
+
+def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
+    """Describe the components that push the forecast up and down, and whether the sum is complete."""
+    shares = attribution_shares(ds, decomposition=decomposition, series=series)
+    mean = shares.values.mean(axis=1)
+    order = np.argsort(-np.abs(mean))[:3]
+    parts = [f"{shares.components[i]} ({signed(mean[i])})" for i in order]
+    unit = {"logit": "logits", "probability": "probabilities"}.get(shares.unit, shares.unit)
+    up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
+    out = [
+        f"On {shares.series}, by {shares.decomposition}, in {unit}, mean over steps, the largest contributions are "
+        f"{listed(parts)}. "
+        f"All positive ones sum to {signed(up)}, all negative ones to {signed(down)}."
+    ]
+    if "completeness_error" in ds:
+        error = float(
+            ds["completeness_error"].isel(decomposition=names(ds, "decomposition").index(decomposition), series=series)
+        )
+        small = "up to rounding they add up to the whole" if error < 1e-3 else "so much of the whole is unexplained"
+        out.append(f"The completeness error is {percent(error)}: {small}.")
+    return out
+
+
+def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
+    """Name the head and the MLP that contribute most over all series, if one does."""
+    if ds.sizes["series"] < 2:
+        return []
+    place = names(ds, "decomposition").index(decomposition)
+    share = Standing(ds, "attribution_share", "component", decomposition=place)
+    heads = ds["head"].values >= 0
+    out = []
+    for word, among in (("head", heads), ("MLP", (ds["kind"].values == "mlp") & ~heads)):
+        # one alone leads nobody
+        first = share.leader(among) if among.sum() > 1 else None
+        if first is not None:
+            out.append(
+                f"Over all series {names(ds, 'component')[first]} contributes most of all {word}s, as a share of the "
+                f"sizes of all contributions ({share.told(first, percent)})."
+            )
+    return out or ["Over all series no head and no MLP contributes more than every other."]
+
+
+def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
+    """Describe which component varies most over the steps, and which one leads how often."""
+    shares = attribution_shares(ds, decomposition=decomposition, series=series)
+    steps = names(ds, "step")
+    varying = int(np.ptp(shares.values, axis=1).argmax())
+    row = shares.values[varying]
+    lead = np.abs(shares.values).argmax(axis=0)
+    places, counts = np.unique(lead, return_counts=True)
+    most = int(counts.argmax())
+    return [
+        f"{shares.components[varying]} changes most over the steps: from {signed(row.min())} (step "
+        f"{steps[int(row.argmin())]}) to {signed(row.max())} (step {steps[int(row.argmax())]}), in {shares.unit}.",
+        f"{shares.components[places[most]]} has the largest contribution at {int(counts[most])} of {len(lead)} steps.",
+    ]
+
+
+def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
+    """Tabulate the mean contribution and that of every step, a row per component."""
+    shares = attribution_shares(ds, decomposition=decomposition, series=series)
+    table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
+    table["mean"] = shares.values.mean(axis=1)
+    steps = pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])
+    return pd.concat([table, steps], axis=1)
+
+
+@ATTRIBUTION.figure("Who writes the forecast, component by component.", variables=("attribution",))
 def attribution_bars(
     ds: xr.Dataset,
     *,
@@ -94,7 +199,7 @@ def _keep_readable(panel: Panel, lengths: np.ndarray, ratio: float = 5.0) -> Non
     panel.note(words, 0.97 * limit * sign, giant, size=11, **end)
 
 
-@draws("attribution", needs=("attribution",))
+@ATTRIBUTION.figure("Who writes the forecast, step by step.", variables=("attribution",))
 def attribution_heatmap(
     ds: xr.Dataset,
     *,
@@ -160,3 +265,107 @@ def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
             beyond.append(f"{words} reaches {number(float(size[part & inside].max()))}")
             inside &= ~part
     return float(size[inside].max(initial=0.0)), ", ".join([*beyond, "beyond the colours"]) if beyond else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Attribution of one decomposition to one series.
+
+    Attributes:
+        components: names, (component,).
+        values: (component, step), in ``unit``.
+        series, decomposition, unit, note: for titles; ``note`` states target and completeness error.
+        noise: what the result knows of the noise of each component's mean over steps, (component,).
+    """
+
+    components: list[str]
+    values: np.ndarray
+    series: str
+    decomposition: str
+    unit: str
+    note: str
+    noise: Finding | None = None
+
+
+def attribution_shares(
+    ds: xr.Dataset,
+    *,
+    decomposition: str | None = None,
+    series: str | int = 0,
+    quantile: float | None = None,
+) -> Shares:
+    """Cut an attribution to one series, decomposition and quantile, without whole layers (sums of the others).
+
+    Args:
+        decomposition: label; the first unless given.
+        series: id, or place counted from 0.
+        quantile: level, for patch models; the median unless given.
+
+    Raises:
+        InputError: ``ds`` is of another kind.
+        UnknownNameError: no such decomposition, series or quantile.
+    """
+    check(ds, "attribution", "attribution")
+    at = series_position(ds, series)
+    which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
+    label = names(ds, "decomposition")[which]
+    cut = ds.isel(decomposition=which, series=at)
+    unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
+    data_unit = unit_of(ds, at)
+    unit = data_unit if unit in ("", "data units") and data_unit else unit or "data units"
+    note, noise = [], _noise(cut, unit)
+    if "quantile" in ds.dims:
+        levels = np.asarray(ds["quantile"].values, dtype=float)
+        place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
+        if quantile is not None and abs(levels[place] - quantile) > 1e-6:
+            raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
+        cut = cut.isel(quantile=place)
+        middle = abs(levels[place] - 0.5) < 1e-6
+        # only the median's noise is known
+        noise = noise if middle else None
+        note.append(f"of the {statistic_of(ds)}" if middle else f"of the {levels[place]:g} quantile")
+    if "completeness_error" in ds:
+        error = float(ds["completeness_error"].isel(decomposition=which, series=at))
+        note.append(f"completeness error {percent(error)}")
+    values = array(cut, "attribution", "component", "step")
+    components = names(ds, "component")
+    if "kind" in ds.coords:
+        fine = np.asarray([str(k) != "layer" for k in ds["kind"].values])
+        if fine.any():
+            values, noise = values[fine], noise and noise.at(fine)
+            components = [c for c, keep in zip(components, fine, strict=True) if keep]
+    words = _METHOD_WORDS.get(label, label)
+    return Shares(
+        components=components,
+        values=values,
+        series=names(ds, "series")[at],
+        decomposition=words,
+        unit=unit,
+        note="; ".join(note),
+        noise=noise,
+    )
+
+
+def _noise(cut: xr.Dataset, unit: str) -> Finding | None:
+    """Compare one series and decomposition with its noise floor, (component,); None where no floor is known."""
+    if "attribution_share_floor" not in cut:
+        return None
+    mean = array(cut, "mean_attribution", "component")
+    floor = float(cut["attribution_share_floor"]) * float(np.abs(mean).sum())
+    return Finding(mean, mean, mean, np.abs(mean) > floor, floor, floor, unit)
+
+
+@ATTRIBUTION.panels
+def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    decompositions = names(ds, "decomposition")
+    main = next((m for m in _PREFERRED if m in decompositions), decompositions[0])
+    for i in forecast_series(ds, _MAX_SERIES):
+        table, words = attribution_table(ds, main, i), read_attribution(ds, main, i)
+        words += read_attribution_over_series(ds, main) if i == 0 else []
+        yield ReportPanel(attribution_bars(ds, decomposition=main, series=i), table, words)
+        steps = read_attribution_steps(ds, main, i)
+        yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps)
+    for decomposition in decompositions:
+        if decomposition != main:
+            table, words = attribution_table(ds, decomposition, 0), read_attribution(ds, decomposition, 0)
+            yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=0), table, words)

@@ -14,7 +14,6 @@ from tsfm_lens.viz.room import axis_of, lying_width, written
 from tsfm_lens.viz.theme import dress, plain
 
 __all__ = ["side_by_side"]
-
 _GAPS = (0.08, 0.3)  # between the halves, a share of the panels: room for the labels of the right one
 _WIDEST = 2400  # pixels of both
 _HEADING = 30  # pixels over the panels for the names

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.registry import check
 from tsfm_lens.viz.panels import mark_start, value_hover
-from tsfm_lens.viz.select import array, check, names
+from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Look, Panel
 from tsfm_lens.viz.theme import BLUE, VERMILION, mixed
 from tsfm_lens.viz.timeline import Timeline, timeline

@@ -1,4 +1,4 @@
-"""Direct and total effects of components, and how much of the direct effect later components undo."""
+"""Direct against total effects of components."""
 
 from __future__ import annotations
 
@@ -10,18 +10,89 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.registry import check, measurement
 from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.panels import fitted_range, means
 from tsfm_lens.viz.places import Places, places_in
-from tsfm_lens.viz.select import array, check, draws, kind_word, model_of, names, over_series, series_rows, unit_of
+from tsfm_lens.viz.select import array, kind_word, model_of, names, over_series, series_rows, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
-from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, plain
+from tsfm_lens.viz.standing import WORTH_A_WORD, Standing
+from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.words import capital, listed, verb
 
 __all__ = ["effects_scatter", "self_repair_bars"]
-
 _MAX_LABELS = 6
 _LETTER, _LINE = 0.0125, 0.04  # of a label, in shares of the axes
 _WIDTH = 84 + round(6.6 / _LETTER)  # pixels at which letters have that share
+_MAX_NAMES = 3  # components in a sentence
+
+
+EFFECTS = measurement(
+    "effects",
+    theme="Causes",
+    title="Direct and total effects",
+    summary="direct, indirect and total effects; self-repair",
+    description="Each component is taken out twice: with everything behind it held as it was, and with everything "
+    "free to respond. Where later components undo part of the loss, the model repairs itself.",
+    source="Pearl 2001; McGrath et al. 2023",
+)
+
+
+def read_effects(ds: xr.Dataset) -> list[str]:
+    """Describe the components that act most on the forecast directly."""
+    direct, labels = Standing(ds, "direct_share", "component"), names(ds, "component")
+    most = [f"{labels[flat]} ({direct.told(flat, percent)})" for flat in direct.named(_MAX_NAMES)]
+    later = _total(ds)
+    if not most:
+        return [
+            f"{capital(ablation_word(ds))}, no component changes the forecast directly by more than the noise.",
+            later,
+        ]
+    out = (
+        f"{capital(ablation_word(ds))}, these change the forecast most directly, as shares of the range of the "
+        f"series: {listed(most)}."
+    )
+    standing = f"{int(direct.stands_out.sum())} of {len(labels)} components stand out of the noise directly"
+    return [out, f"{standing}, {_large(direct)}.", later]
+
+
+def _large(share: Standing) -> str:
+    """State how many of the significant effects are more than a trifle."""
+    count = int((share.stands_out & (share.estimate >= WORTH_A_WORD)).sum())
+    whole = count == int(share.stands_out.sum())
+    return f"{'all' if whole else count or 'none'} of them by {percent(WORTH_A_WORD)} or more"
+
+
+def _total(ds: xr.Dataset) -> str:
+    """State how many components change the forecast with all that follows, and which most."""
+    total, labels = Standing(ds, "total_share", "component"), names(ds, "component")
+    most = [f"{labels[flat]} ({total.told(flat, percent)})" for flat in total.named(_MAX_NAMES)]
+    if not most:
+        return "With all that follows, none changes it by more than the noise either."
+    count = int(total.stands_out.sum())
+    do = f"{count} of {len(labels)} {verb(count, 'do', 'does')}"
+    return f"With all that follows, {do}, {_large(total)}, most of all {listed(most)}."
+
+
+def read_self_repair(ds: xr.Dataset) -> list[str]:
+    """State how many direct effects are undone later, and whose most."""
+    repair, labels = Standing(ds, "self_repair", "component"), names(ds, "component")
+    count = int(np.isfinite(repair.estimate).sum())
+    if not count:
+        return ["No component has a direct effect large enough to say what share of it is undone."]
+    positive, negative = repair.stands_out & (repair.estimate > 0), repair.stands_out & (repair.estimate < 0)
+    out = [
+        f"Of {count} components the direct effect is large enough on some series to say what share of it is undone. "
+        + (
+            f"Later components undo a part of it for {int(positive.sum())}, and add to it for {int(negative.sum())}."
+            if positive.any() or negative.any()
+            else "No share stands out of the noise."
+        )
+    ]
+    first = repair.leader(positive)
+    if first is not None:
+        out.append(f"Most is undone of {labels[first]}: {repair.told(first, percent)} of its direct effect.")
+    return out
 
 
 @dataclass(frozen=True)
@@ -57,7 +128,9 @@ def effect_sizes(ds: xr.Dataset, series: list[int]) -> Sizes:
     return Sizes(share, share * rest, "share of the series' range")
 
 
-@draws("effects")
+@EFFECTS.figure(
+    "Direct against total effect of every component.", table=("direct", "total", "indirect"), sentences=read_effects
+)
 def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw total against direct effect of every component: below the diagonal, later components undo part of it.
 
@@ -110,7 +183,7 @@ def _standing(ds: xr.Dataset, order: Any) -> Finding | None:
     return replace(total, stands=direct.stands | total.stands).at(order).without_interval
 
 
-@draws("effects")
+@EFFECTS.figure("What later layers repair after an ablation.", table=("self_repair",), sentences=read_self_repair)
 def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
     """Draw how much of its direct effect later components undo, for the largest direct effects.
 

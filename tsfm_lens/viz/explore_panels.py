@@ -71,8 +71,6 @@ LEGEND = {
     "QK": "W<sub>Q</sub>W<sub>K</sub>ᵀ",
     "OV": "W<sub>V</sub>W<sub>O</sub>",
 }
-
-
 TITLES = (
     "all heads; framed: the one shown",
     "its singular values",
@@ -80,8 +78,6 @@ TITLES = (
     "what it looks at while it forecasts",
     "the forecast, and without\nheads that are crossed out",
 )
-
-
 LEAST = 1e-12  # of the largest singular value: what rounding leaves of one that is 0
 
 

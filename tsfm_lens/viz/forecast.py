@@ -1,24 +1,84 @@
-"""Forecasts over the series they continue: one fan, or one per layer of the lens."""
+"""Forecasts: median, quantiles and truth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import draw_bands, fit, scene
-from tsfm_lens.viz.select import array, draws, layer_names, model_of, positions
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.panels import draw_bands, scene
+from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, unit_of
 from tsfm_lens.viz.sheet import blank
+from tsfm_lens.viz.tables import add_quantiles, steps_table
 from tsfm_lens.viz.theme import BLUE, mixed
+from tsfm_lens.viz.words import measured
 
-__all__ = ["forecast_fan", "lens_forecast"]
+__all__ = ["forecast_fan"]
+_MAX_SERIES = 24  # series with a figure of their own
 
 
-@draws("forecast", needs=("quantile_forecast",))
+FORECAST = measurement(
+    "forecast",
+    theme="Activations",
+    title="Forecast",
+    summary="the forecast, over context and truth",
+    description="What the model expects, as a distribution: half of it lies above the median, and a band holds the "
+    "stated share of it.",
+)
+
+
+def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
+    """Describe course and width of the forecast of one series, and how it met the truth where that is known."""
+    name, amount = names(ds, "series")[series], measured(unit_of(ds, series))
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    values = array(ds, "quantile_forecast", "quantile", "step", series=series)
+    median = values[median_position(levels)]
+    out = [
+        f"The median forecast of {name} starts at {amount(median[0])} and ends at {amount(median[-1])} "
+        f"after {len(median)} steps."
+    ]
+    low, high = int(np.argmin(levels)), int(np.argmax(levels))
+    share = levels[high] - levels[low]
+    if abs(levels[low] + levels[high] - 1) < 1e-6 and share > 0:
+        width = values[high] - values[low]
+        out.append(
+            f"Its {100 * share:.3g} % band is {amount(width[0])} wide at the first step and "
+            f"{amount(width[-1])} at the last."
+        )
+    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(len(median), np.nan)
+    finite = np.isfinite(truth)
+    if finite.any():
+        inside = (truth >= values[low]) & (truth <= values[high])
+        error = float(np.abs(median - truth)[finite].mean())
+        out.append(
+            f"The truth lies within the band in {int(inside[finite].sum())} of {int(finite.sum())} steps "
+            f"(a calibrated band would hold about {100 * share:.3g} % of many such steps), and the median misses "
+            f"it by {amount(error)} on average"
+        )
+        context = array(ds, "context", "time", series=series) if "context" in ds else np.array([])
+        history = context[np.isfinite(context)]
+        if len(history):
+            naive = float(np.abs(history[-1] - truth)[finite].mean())
+            out[-1] += f"; repeating the last observed value would have missed it by {amount(naive)}"
+        out[-1] += "."
+    return out
+
+
+def forecast_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
+    """Tabulate date, quantiles and truth, a row per step."""
+    table = steps_table(ds, series)
+    add_quantiles(table, ds, array(ds, "quantile_forecast", "quantile", "step", series=series))
+    if "truth" in ds:
+        table["truth"] = array(ds, "truth", "step", series=series)
+    return table
+
+
+@FORECAST.figure("A forecast over context and truth.", variables=("quantile_forecast",))
 def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = None, samples: int = 0) -> go.Figure:
     """Draw a forecast's quantile bands and median over context and truth.
 
@@ -57,44 +117,7 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
     )
 
 
-@draws("logit_lens", needs=("quantile_forecast",))
-def lens_forecast(
-    ds: xr.Dataset,
-    *,
-    series: str | int = 0,
-    layers: Sequence[str | int] | None = None,
-    context_steps: int | None = None,
-) -> go.Figure:
-    """Draw what each layer would forecast: the head applied to its residual stream, one fan per layer.
-
-    Args:
-        ds: of kind "logit_lens" with ``quantile_forecast`` (layer, series, quantile, step).
-        series: id, or place counted from 0.
-        layers: labels to draw, all unless given.
-        context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
-
-    Returns:
-        Panels with shared axes in the order of the layers. The value axis follows the data and the last
-        layer; what an earlier layer forecasts far beyond is cut, and the subtitle says so.
-
-    Example:
-        >>> fig = viz.lens_forecast(results["logit_lens"])
-        >>> fig.layout.meta["title"]
-        'Forecast of co2 read from each layer of chronos-nano'
-    """
-    view, rows = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
-    grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
-    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=view.place)[rows]
-    for panel, each in zip(grid, values, strict=True):
-        draw_bands(panel, view, ds["quantile"].values, each)
-        view.draw(panel)
-    cut = fit(grid, np.append(view.observations, values[-1]), values.ravel())
-    grid.y(nticks=5)
-    title_axes(grid, view.time.short_title, view.title)
-    return grid.dress(
-        f"Forecast of {view.id} read from each layer of {model_of(ds)}",
-        "the head applied to the residual stream after each layer",
-        view.remark,
-        view.time.remark,
-        cut,
-    )
+@FORECAST.panels
+def _forecast(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    for i in forecast_series(ds, _MAX_SERIES):
+        yield ReportPanel(forecast_fan(ds, series=i), forecast_table(ds, i), read_forecast(ds, i))

@@ -1,4 +1,4 @@
-"""Induction heads: their scores head by head, against each other, and under other thresholds."""
+"""Induction heads on repeated tokens."""
 
 from __future__ import annotations
 
@@ -8,27 +8,45 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
+from tsfm_lens.registry import measurement
+from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.needs import SEQUENCES
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.panels import fitted_range
-from tsfm_lens.viz.select import array, draws, model_of, names
-from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, VERMILION, number, plain
+from tsfm_lens.viz.select import array, model_of
+from tsfm_lens.viz.sheet import Look
+from tsfm_lens.viz.theme import number, percent
+from tsfm_lens.viz.words import head_at, listed, num
 
-__all__ = ["induction_corner", "induction_maps", "overlap_thresholds"]
-
-_AXES = {
-    "prefix_matching": "prefix matching",
-    "copy_score": "copy score (std)",
-    "normalised": "normalised entropy",
-}
+__all__ = ["induction_maps"]
 _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from", "normalised": "sharp_below"}
-_GROUPS = (
-    ("neither", False, False, PALE, "circle"),
-    ("sharp", False, True, BLUE, "square"),
-    ("induction", True, False, VERMILION, "diamond"),
-    ("both", True, True, BLACK, "star"),
+_OVERLAPS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
+
+
+INDUCTION = measurement(
+    "induction",
+    theme="Behaviour",
+    title="Induction heads",
+    summary="repeated random tokens: prefix matching, copy score, induction heads",
+    description="A motif of random tokens comes several times. An induction head looks at what followed its earlier "
+    "instances, and raises the probability that it follows again.",
+    source="tsfm-lens, appendix G; Olsson et al. 2022",
+    paper=("S3-PREF", "S3-RRT"),
+    needs=SEQUENCES,
 )
+
+
+def read_induction(ds: xr.Dataset) -> list[str]:
+    """Count the heads that pass both thresholds beyond the noise, and state how well the model copies."""
+    surely, perhaps = past_both(ds)
+    which = f": {listed([head_at(ds, flat) for flat in np.flatnonzero(surely)[:6]])}" if surely.any() else ""
+    least = [num(float(ds.attrs[name])) for name in _OVERLAPS.values()]
+    out = [
+        f"{int(surely.sum())} of {surely.size} heads are induction heads beyond doubt, with prefix matching above "
+        f"{least[0]} and a copy score above {least[1]}{which}."
+    ]
+    if perhaps.any():
+        out.append(f"Of {int(perhaps.sum())} more these sequences do not tell.")
+    return [*out, f"The model repeats the motif's next token in {percent(float(ds['copy_accuracy']))} of the cases."]
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -51,7 +69,12 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return surely, np.logical_and.reduce(could) & ~surely
 
 
-@draws("induction", needs=("prefix_matching", "copy_score", "induction"))
+@INDUCTION.figure(
+    "Prefix-matching and copying of every head.",
+    variables=("prefix_matching", "copy_score", "induction"),
+    table=("prefix_matching", "copy_score", "induction"),
+    sentences=read_induction,
+)
 def induction_maps(ds: xr.Dataset) -> go.Figure:
     """Draw layer × head maps of prefix matching and copy score, and of the entropy where known.
 
@@ -97,136 +120,3 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         f"of {int(perhaps.sum())} more these sequences do not tell" if perhaps.any() else "",
         outlined=surely,
     )
-
-
-@draws("induction_overlap", needs=(*_AXES, "correlation"))
-def induction_corner(ds: xr.Dataset) -> go.Figure:
-    """Draw prefix matching, copy score and normalised entropy of all heads, each against each.
-
-    Args:
-        ds: of kind "induction_overlap".
-
-    Returns:
-        A 3 × 3 corner plot: histograms on the diagonal, a point per head below it, Pearson's correlation above.
-        Dashed lines are the thresholds.
-
-    Example:
-        >>> fig = viz.induction_corner(results["induction_overlap"])
-        >>> fig.layout.meta["title"]
-        'Induction and sharpness of the 12 heads of chronos-nano'
-    """
-    scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
-    ranges = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
-    canvas = sheet([156] * 3, [1] * 3, row_gap=26, column_gap=0.07, min_width=640)
-    groups, dashes = _groups(ds), "4px,3px"
-    for row, below in enumerate(_AXES, start=1):
-        for col, beside in enumerate(_AXES, start=1):
-            panel = canvas.panel(row, col)
-            if col > row:
-                panel.x(visible=False)
-                panel.y(visible=False)
-                _write_correlation(panel, float(ds["correlation"].sel(score=below, other_score=beside)))
-                continue
-            # the lines of one column share their axis, the histogram's heights have their own
-            title = _AXES[beside] if row == 3 else None
-            panel.x(title, showticklabels=row == 3, range=ranges[beside])
-            if col == row:
-                _histogram(panel, scores[beside], _AXES[beside])
-                panel.y("heads", side="right", nticks=4)
-            else:
-                _scatter(panel, ds, scores[beside], scores[below], groups)
-                panel.y(_AXES[below] if col == 1 else None, range=ranges[below], nticks=5)
-                panel.level(_threshold(ds, below), dash=dashes)
-            panel.upright(_threshold(ds, beside), dash=dashes)
-    count = ds["count"].values
-    return canvas.dress(
-        f"Induction and sharpness of the {int(count.sum())} heads of {model_of(ds)}",
-        f"{int(count[0].sum())} by the means induction heads, {int(count[:, 0].sum())} sharp, {int(count[0, 0])} both",
-        f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed: thresholds; r: Pearson",
-    )
-
-
-@draws("induction_overlap", needs=("sweep_sharp_given_induction", "sweep_induction_given_sharp"))
-def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
-    """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds.
-
-    Args:
-        ds: of kind "induction_overlap".
-
-    Returns:
-        Three heat maps: the share of induction heads that are sharp and of sharp heads that are induction heads,
-        over copy score and entropy; the share of all heads that are induction heads, over copy score and
-        prefix matching. Crosses are at the thresholds of the table. Cells without any such head are grey.
-
-    Example:
-        >>> fig = viz.overlap_thresholds(results["induction_overlap"])
-        >>> fig.layout.meta["title"]
-        'Overlap of induction and sharp heads of chronos-nano under other thresholds'
-    """
-    sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
-    maps = {
-        "share of induction heads\nthat are sharp": ("sweep_sharp_given_induction", *sharp),
-        "share of sharp heads\nthat are induction heads": ("sweep_induction_given_sharp", *sharp),
-        "share of all heads\nthat are induction heads": (
-            "sweep_proportion_induction",
-            "prefix_threshold",
-            "prefix_from",
-            "prefix matching from",
-        ),
-    }
-    canvas = sheet([300], [1] * 3, titles=list(maps), column_gap=0.04, min_width=760, above=44, shared_yaxes=True)
-    for panel, (title, (name, dim, key, words)) in zip(canvas, maps.items(), strict=True):
-        hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{title.replace(chr(10), ' ')} %{{z:.3g}}"
-        values = array(ds, name, "copy_threshold", dim)
-        panel.cells(
-            values, ds[dim].values, ds["copy_threshold"].values, hover, name=title.replace("\n", " "), xgap=0, ygap=0
-        )
-        cross: Look = {"symbol": "x-thin", "size": 11, "marker": {"line": {"width": 2.5, "color": VERMILION}}}
-        panel.dots([ds.attrs.get(key)], [ds.attrs.get("copy_from")], "thresholds of the other figures", **cross)
-        panel.x(words, nticks=6)
-    canvas.panel().y("copy score from (std)")
-    canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
-    # 0 is white, so what is undefined must not be
-    canvas.fig.update_layout(plot_bgcolor=PALE)
-    fixed = number(float(ds.attrs.get("prefix_from", np.nan)))
-    return canvas.dress(
-        f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds",
-        f"left and middle: prefix matching of at least {fixed}",
-        "grey: no head to take a share of",
-    )
-
-
-def _groups(ds: xr.Dataset) -> list[np.ndarray]:
-    """Return masks of the heads in each group, in the order of ``_GROUPS``."""
-    induction, sharp = (
-        ds[name].transpose("layer", "head").values.ravel().astype(bool) for name in ("induction", "sharp")
-    )
-    return [(induction == is_induction) & (sharp == is_sharp) for _, is_induction, is_sharp, _, _ in _GROUPS]
-
-
-def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray, groups: list[np.ndarray]) -> None:
-    places = np.array([f"layer {layer}, head {head}" for layer in names(ds, "layer") for head in names(ds, "head")])
-    for (word, _, _, colour, symbol), mask in zip(_GROUPS, groups, strict=True):
-        if mask.any():
-            hover = f"%{{customdata}}: {plain(word)}<br>%{{x:.3g}}, %{{y:.3g}}"
-            look: Look = {"colour": colour, "symbol": symbol, "edge": INK, "customdata": places[mask]}
-            panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **look)
-
-
-def _histogram(panel: Panel, values: np.ndarray, word: str) -> None:
-    count, edges = np.histogram(values, bins=min(max(len(values) // 4, 6), 24))
-    middles, hover = (edges[:-1] + edges[1:]) / 2, f"{word} near %{{x:.3g}}: %{{y}} heads"
-    outline: Look = {"marker_line": {"color": GREY, "width": 0.5}, "width": np.diff(edges)}
-    panel.bars(middles, count, word, hover, colour=PALE, legend=False, **outline)
-
-
-def _write_correlation(panel: Panel, value: float) -> None:
-    place = panel.sheet.fig.get_subplot(panel.at["row"], panel.at["col"])
-    text = f"r = {value:+.2f}".replace("-", "−") if np.isfinite(value) else "r undefined"
-    where = {"x": sum(place.xaxis.domain) / 2, "y": sum(place.yaxis.domain) / 2, "xref": "paper", "yref": "paper"}
-    # what hangs on an invisible axis is not drawn
-    panel.sheet.fig.add_annotation(text=text, font={"size": 14, "color": GREY}, xanchor="center", **where)
-
-
-def _threshold(ds: xr.Dataset, score: str) -> float:
-    return float(ds.attrs[_THRESHOLDS[score]])

@@ -1,24 +1,53 @@
-"""Slices through a loss around the weights: lines, or contours."""
+"""Loss around the weights, along filter-normalised directions."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import array, draws, model_of, names
+from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed, plain
+from tsfm_lens.viz.training_watch import run_words, watch_table
+from tsfm_lens.viz.words import num
 
 __all__ = ["loss_landscape"]
-
 _STEEP = 30  # times the smallest loss from which on a scale is logarithmic
 _SIDE = 280  # pixels
 
 
-@draws("loss_landscape", needs=("loss",))
+LOSS_LANDSCAPE = measurement(
+    "loss_landscape",
+    theme="Training",
+    title="The loss around the weights",
+    summary="the loss around the weights, along filter-normalised directions",
+    description="A slice shows two of very many directions: flat here is not flat everywhere.",
+    source="Li et al. 2018",
+    maker="made while a model is trained: `tsfm_lens.training` makes it",
+    subject=lambda ds: str(ds.attrs.get("model", "")),
+)
+
+
+def read_landscape(ds: xr.Dataset) -> list[str]:
+    """State how far the loss rises within the slice."""
+    out = []
+    for run, one in run_words(ds):
+        values = one["loss"].values[np.isfinite(one["loss"].values)]
+        where = f"{run + ': ' if run else ''}"
+        out.append(f"{where}Within the slice the loss lies between {num(values.min())} and {num(values.max())}.")
+        missing = one["loss"].size - len(values)
+        if missing:
+            out.append(f"{where}At {missing} of {one['loss'].size} places it is not finite.")
+    return out
+
+
+@LOSS_LANDSCAPE.figure("The loss along one direction, or over two.", variables=("loss",))
 def loss_landscape(ds: xr.Dataset) -> go.Figure:
     """Draw the loss along one direction as a line, or over two as contours; several runs together.
 
@@ -91,3 +120,8 @@ def _contours(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) ->
 def _directions(ds: xr.Dataset) -> str:
     kind = str(ds.attrs.get("directions", "random"))
     return f"directions: {kind}; each filter as long as that of the weights at 1"
+
+
+@LOSS_LANDSCAPE.panels
+def _landscape_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    yield ReportPanel(loss_landscape(ds), watch_table(ds, "first", "second"), read_landscape(ds))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from tsfm_lens.registry import as_dataset
 from tsfm_lens.viz.forecast import forecast_fan
-from tsfm_lens.viz.select import as_dataset, shown
+from tsfm_lens.viz.select import shown
 
 
 def as_html(thing: Any) -> str:

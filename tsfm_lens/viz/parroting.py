@@ -1,24 +1,110 @@
-"""Context parroting: a forecast beside the copies of its context, and the heads that read at a lag."""
+"""Context parroting, and attention at the lag of the season."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.attention import attention_kind, single_series
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.panels import fit, scene
-from tsfm_lens.viz.select import array, draws, model_of
+from tsfm_lens.viz.select import array, forecast_series, model_of, names
 from tsfm_lens.viz.sheet import Panel, sheet
+from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, GREY, ORANGE, VERMILION, number, percent
+from tsfm_lens.viz.words import head_at, listed, num
 
 __all__ = ["lag_attention_map", "parroting_forecast"]
-
 _DASHES = "5px,2px"
+_MAX_SERIES = 6  # series with a figure of their own
 
 
-@draws("parroting", needs=("forecast", "parrot", "lag_error", "best_lag", "copy_error"))
+PARROTING = measurement(
+    "parroting",
+    theme="Behaviour",
+    title="Context parroting",
+    summary="how much of a forecast is a shifted copy",
+    description="Whether the forecast repeats its context: it is compared with the context shifted by every lag, "
+    "and with a naive parrot, which repeats what followed the most similar earlier stretch.",
+    source="tsfm-lens, sections 4 and 5",
+)
+
+
+LAG_ATTENTION = measurement(
+    "lag_attention",
+    theme="Behaviour",
+    title="Attention at a lag",
+    summary="attention at a lag",
+    description="How much of its attention each head gives to the tokens a whole number of lags before the step "
+    "that is forecast. A head that copies a season reads there.",
+)
+
+
+def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
+    """Compare how near the forecast is to its copies and to the truth."""
+    name = names(ds, "series")[series]
+    best, copy, parrot = (float(ds[v].values[series]) for v in ("best_lag", "copy_error", "parrot_error"))
+    if not np.isfinite(best):
+        return [f"The context of {name} is too short or constant, so there is nothing to copy."]
+    out = [
+        f"From its context repeated at lag {int(best)} the forecast of {name} is {num(copy)} standard deviations of "
+        f"the context away on average{_other_lags(ds, series, copy)}."
+    ]
+    if np.isfinite(parrot):
+        back, motif = int(ds["parrot_match"].values[series]), ds.attrs.get("motif", "")
+        out.append(
+            f"What followed the best earlier match of the last {motif} steps, {back} steps back, is {num(parrot)} away."
+        )
+    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(ds.sizes["step"], np.nan)
+    finite, spread = np.isfinite(truth), float(np.nanstd(array(ds, "context", "time", series=series)))
+    if finite.any() and spread > 0:
+        gap = array(ds, "forecast", "step", series=series) - truth
+        error = float(np.abs(gap[finite]).mean()) / spread
+        nearest = min(copy, parrot) if np.isfinite(parrot) else copy
+        out.append(
+            f"From the truth it is {num(error)} away: it is nearer to "
+            f"{'a copy of its context than to the truth' if nearest < error else 'the truth than to either copy'}."
+        )
+    return out
+
+
+def _other_lags(ds: xr.Dataset, series: int, copy: float) -> str:
+    """Compare the error at the chosen lag with the least of all."""
+    errors = array(ds, "lag_error", "lag", series=series)
+    at, least = int(np.nanargmin(errors)), float(np.nanmin(errors))
+    if num(least) == num(copy):
+        return ", less than from any other lag's"
+    return (
+        f" (the least of all lags is {num(least)}, at lag {int(ds['lag'].values[at])}; taken is the shortest that "
+        "chance does not rule out)"
+    )
+
+
+def read_lag(ds: xr.Dataset) -> list[str]:
+    """Name the heads that read at the lag more than an even spread would."""
+    mass, chance = array(ds, "mass", "layer", "head"), float(ds["chance"])
+    if chance > 0.9:
+        return [
+            f"The tokens of the forecast cover so many steps that {percent(chance)} of the context lies at this lag "
+            "from one of them: the share tells nothing about the lag."
+        ]
+    above = [flat for flat in np.argsort(-mass.ravel(), kind="stable") if mass.flat[flat] > 2 * chance]
+    even = f"Spread evenly, {percent(chance)} of the attention would be at lag {ds.attrs.get('lag', '?')}"
+    if not above:
+        return [f"{even}; no head pays more than twice that."]
+    top = [f"{head_at(ds, flat)} ({percent(float(mass.flat[flat]))})" for flat in above[:3]]
+    return [f"{even}; {len(above)} of {mass.size} heads pay more than twice that, most of all {listed(top)}."]
+
+
+@PARROTING.figure(
+    "The forecast beside the best shifted copy of its context.",
+    variables=("forecast", "parrot", "lag_error", "best_lag", "copy_error"),
+)
 def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
     """Draw a forecast, the context repeated at its best lag and the naive parrot; below, the error of every lag.
 
@@ -68,7 +154,9 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
     )
 
 
-@draws("lag_attention", needs=("mass", "chance"))
+@LAG_ATTENTION.figure(
+    "Attention one season before each step.", variables=("mass", "chance"), table=("mass",), sentences=read_lag
+)
 def lag_attention_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the attention on tokens whole lags before the step that is forecast.
 
@@ -118,3 +206,12 @@ def _draw_errors(panel: Panel, ds: xr.Dataset, series: int, best: float, parrot:
     top = np.nanmax([np.nanmax(error) if len(finite) else 1.0, parrot])
     panel.x("lag (steps)", range=[0, last + 1], nticks=10)
     panel.y("mean error\n(sd of context)", range=[0, 1.06 * top], nticks=4)
+
+
+@PARROTING.panels
+def _parroting(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    for i in forecast_series(ds, _MAX_SERIES):
+        one = ds.isel(series=[i])
+        steps = frame(one, *(name for name in ("forecast", "parrot", "truth") if name in ds))
+        table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
+        yield ReportPanel(parroting_forecast(ds, series=i), table, read_parroting(ds, i))

@@ -1,25 +1,56 @@
-"""Attention matrices between forecast and context tokens, and the patch that a head selects."""
+"""Attention between patches, and the patch that a layer selects."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.attention import sentence_start, weight_colours
 from tsfm_lens.viz.grid import panel_grid
 from tsfm_lens.viz.panels import draw_bands, fitted_range, scene
-from tsfm_lens.viz.select import array, draws, layer_names, model_of, names, position
+from tsfm_lens.viz.select import array, layer_names, model_of, names, position
 from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import VERMILION, number, percent, plain
+from tsfm_lens.viz.words import count_of, num, verb
 
 __all__ = ["patch_attention_grid", "selected_patch"]
-
 _FEW = 5  # rows that are all numbered
 _NARROW = 600  # steps that one column has room for
 
 
-@draws("patch_attention", needs=("attention", "stable_rank"))
+PATCH_ATTENTION = measurement(
+    "patch_attention",
+    theme="Activations",
+    title="Attention between patches",
+    summary="attention between patches, with the stable rank of each head",
+    description="The attention of each forecast token over the tokens of the context, head by head.",
+    source="tsfm-lens, figure 21",
+    paper=("S3-F21",),
+)
+
+
+def read_patches(ds: xr.Dataset) -> list[str]:
+    """Describe how many heads have a favourite patch, and where it is."""
+    weight, start = (array(ds, name, "layer", "head") for name in ("argmax_weight", "argmax_start"))
+    strong = weight > 0.5
+    heads = int(strong.sum())
+    out = [
+        f"{count_of(heads, weight.size, 'heads')} {verb(heads, 'give')} more than half of "
+        f"{verb(heads, 'their', 'its')} attention to one token over time."
+    ]
+    if strong.any():
+        first, counts = np.unique(start[strong], return_counts=True)
+        most = int(counts.argmax())
+        out.append(f"The token from step {num(int(first[most]))} on is that of {int(counts[most])} of them.")
+    return out
+
+
+@PATCH_ATTENTION.figure("Attention matrices of the first layer, head by head.", variables=("attention", "stable_rank"))
 def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | None = None) -> go.Figure:
     """Draw every head of a layer as a matrix, forecast tokens downwards and context tokens to the right.
 
@@ -73,7 +104,9 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | 
     )
 
 
-@draws("patch_attention", needs=("quantile_forecast", "argmax_start", "argmax_weight"))
+@PATCH_ATTENTION.figure(
+    "The patch that a head of the last layer selects.", variables=("quantile_forecast", "argmax_start", "argmax_weight")
+)
 def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None) -> go.Figure:
     """Draw the forecast over its context, and a dashed line at the patch that a head reads most.
 
@@ -121,3 +154,11 @@ def _key_words(ds: xr.Dataset) -> list[str]:
     """Write what every context token covers, for hover boxes."""
     spans = zip(ds["key_start"].values, ds["key_stop"].values, ds["key_special"].values, strict=True)
     return [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]
+
+
+@PATCH_ATTENTION.panels
+def _patches(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    table = frame(ds, "stable_rank", "entropy", "argmax_start", "argmax_weight")
+    layer = names(ds, "layer")[-1]
+    yield ReportPanel(patch_attention_grid(ds, layer=layer), table, read_patches(ds))
+    yield ReportPanel(selected_patch(ds, layer=layer), table, [])

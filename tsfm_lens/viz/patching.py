@@ -1,14 +1,17 @@
-"""Activation patching: which place, and which stretch of time, carries a forecast from one run into another."""
+"""Activation patching of the residual stream."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.contrast import Contrast, way, when
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
@@ -17,7 +20,7 @@ from tsfm_lens.viz.panels import fit, value_hover
 from tsfm_lens.viz.places import Places, places_in, separate
 from tsfm_lens.viz.select import (
     array,
-    draws,
+    forecast_series,
     kind_word,
     model_of,
     names,
@@ -27,12 +30,14 @@ from tsfm_lens.viz.select import (
     value_title,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
-from tsfm_lens.viz.theme import mixed, plain
+from tsfm_lens.viz.standing import Standing
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.theme import mixed, percent, plain
 from tsfm_lens.viz.timeline import Timeline
 from tsfm_lens.viz.tokens import TokenAxis, token_axis
+from tsfm_lens.viz.words import listed, measured
 
 __all__ = ["patched_forecasts", "patching_map"]
-
 KINDS = {"patching": "Activation patching", "attribution_patching": "Attribution patching"}
 WORDS = {
     "recovered": "share recovered",
@@ -43,9 +48,86 @@ WORDS = {
 _UPPER, _GAP = 170, 34  # pixels: the panel of the series, and what parts it from the next
 _BAR = 210  # pixels: the shortest colour bar that its title fits beside
 _BEYOND = 1.5  # shares above run off the colours
+_HALF = 0.5
+_MAX_NAMES = 3  # places in a sentence
+_MAX_SERIES = 3  # series with figures of their own
+_POSITION = ("position_start", "position_stop", "position_special")
 
 
-@draws("patching", "attribution_patching")
+PATCHING = measurement(
+    "patching",
+    theme="Causes",
+    title="Activation patching",
+    summary="activation patching: layer × position × component, also in rollouts",
+    description="The model runs on two versions of a series, one with something taken away. Activations of one run are "
+    "put into the other, place by place; where the forecast follows, what was taken away is carried.",
+    source="Meng et al. 2022; Heimersheim and Nanda 2024",
+)
+
+
+def read_patching(ds: xr.Dataset, series: int) -> list[str]:
+    """Describe where a patch carries most of the forecast over, and how much of the rest does anything."""
+    base, source = way(ds)
+    gap = array(ds, "clean_forecast", "step", series=series) - array(ds, "corrupted_forecast", "step", series=series)
+    amount, recovered = measured(unit_of(ds, series)), Standing(ds, "recovered", "component", "position")
+    apart = (
+        f"The clean and the corrupted forecast of {names(ds, 'series')[series]} are {amount(np.abs(gap).mean())} apart "
+        "on average."
+    )
+    most = [f"{patch_cell(ds, flat)} ({recovered.told(flat, percent)})" for flat in recovered.named(_MAX_NAMES)]
+    if not most:
+        return [apart, "No single patch stands out of the noise on the way from one to the other."]
+    share = array(ds, "recovered", "component", "position", series=series)
+    half, away = int((share >= _HALF).sum()), int((recovered.stands_out & (share < -0.1)).sum())
+    out = [
+        f"{apart} Most of the way from the {base} to the {source} one comes along with {listed(most)}.",
+        f"{half} of {share.size} patches {'carries' if half == 1 else 'carry'} half of it or more alone.",
+    ]
+    if away:
+        out[-1] += f" {away} {'leads' if away == 1 else 'lead'} away from it by more than a tenth."
+    return out
+
+
+def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
+    """State how far the best patched forecast still is from the run it comes from."""
+    base, source = way(ds)
+    recovered = Standing(ds, "recovered", "component", "position")
+    best = next(iter(recovered.named(1, recovered.estimate > 0)), None)
+    if best is None:
+        return [f"No patch brings the forecast nearer to the {source} one by more than the noise."]
+    component, position = divmod(best, ds.sizes["position"])
+    patched = array(ds, "forecast", "step", component=component, position=position, series=series)
+    target, start = (array(ds, f"{name}_forecast", "step", series=series) for name in (source, base))
+    amount = measured(unit_of(ds, series))
+    after, before = float(np.abs(patched - target).mean()), float(np.abs(start - target).mean())
+    out = [
+        f"Patched at {patch_cell(ds, best)}, the forecast is {amount(after)} from the {source} one on average; unpatched it "
+        f"is {amount(before)} away."
+    ]
+    if after >= before:
+        out.append("It is no nearer than before: the share counts only the part of the change that points that way.")
+    return out
+
+
+def patch_cell(ds: xr.Dataset, flat: int) -> str:
+    """Write a place and group of positions in words, from a flat index of (component, position)."""
+    component, position = divmod(flat, ds.sizes["position"])
+    places = places_in(ds)
+    place = int(np.flatnonzero(places.order == component)[0])
+    label = ("the stream " if places.kind[place] == "stream" else "") + places.labels[place]
+    moment = when(ds, position)
+    if moment.endswith(" token"):
+        moment = f"the {moment}"
+    return f"{label}, {moment}" if moment else label
+
+
+def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
+    """Tabulate variables with the steps that they cover, a row per place, group of positions and series."""
+    steps = frame(ds.reset_coords(list(_POSITION)), *_POSITION)
+    return frame(ds, *variables).merge(steps, on="position")
+
+
+@PATCHING.figure("Where the season is: what a patched stream brings back.")
 def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int = 0) -> go.Figure:
     """Draw the place × time map of what patching does, under the two series on the same time axis.
 
@@ -98,7 +180,7 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
     return None if noise is None else noise.at(places.order).without_interval
 
 
-@draws("patching", needs=("forecast", "recovered"))
+@PATCHING.figure("Forecasts after single patches.", variables=("forecast", "recovered"))
 def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) -> go.Figure:
     """Draw the forecasts of the places that recover most, between the clean and the corrupted forecast.
 
@@ -296,3 +378,11 @@ def _lanes(ds: xr.Dataset) -> list[list[int]]:
             end = stop
         lanes[-1].append(i)
     return lanes
+
+
+@PATCHING.panels
+def _patching(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    for i in forecast_series(ds, _MAX_SERIES):
+        table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
+        yield ReportPanel(patching_map(ds, series=i), table, read_patching(ds, i))
+        yield ReportPanel(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i))

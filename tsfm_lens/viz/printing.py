@@ -20,7 +20,6 @@ from tsfm_lens.viz.room import width_of_words
 from tsfm_lens.viz.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 __all__ = ["for_print"]
-
 COLUMNS = {"single": 89.0, "double": 183.0}  # mm, the widths of Nature and of most journals on A4
 PIXELS_PER_MM, PIXELS_PER_POINT = 96 / 25.4, 96 / 72
 TYPE = (7.0, 8.0)  # points, smallest and largest

@@ -1,27 +1,72 @@
-"""Forecasts under heavy ablation: small multiples of series and recipes."""
+"""Heavy ablation: forecasts without many heads and MLPs at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes, width_for
 from tsfm_lens.viz.panels import Scene, fit, scene
-from tsfm_lens.viz.select import array, draws, median_position, model_of, names, positions
+from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, positions
 from tsfm_lens.viz.sheet import Panel, Sheet, sheet
+from tsfm_lens.viz.standing import Standing
+from tsfm_lens.viz.tables import add_quantiles, steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent
 from tsfm_lens.viz.timeline import Timeline
+from tsfm_lens.viz.words import capital, listed
 
 __all__ = ["recipe_forecasts"]
-
 _PANEL, _GAP = 118, 30  # pixels: height of a panel, room between two rows for their titles
+_ROWS = 4  # series in one figure of recipes
 
 
-@draws("recipes", needs=("quantile_forecast",))
+RECIPES = measurement(
+    "recipes",
+    theme="Causes",
+    title="Heavy ablation",
+    summary="heavy ablations: many heads and MLPs at once, chosen by stable rank, entropy or at random",
+    description="Many heads, and MLPs, are set to zero at once, and the forecast is made again. How well it holds "
+    "shows how much of the model it needs.",
+    source="tsfm-lens, sections 4 and 5",
+    paper=("S3-F6", "S3-F13", "S3-F14", "S3-F15", "S3-F20"),
+)
+
+
+def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate quantiles, a row per recipe, series and step."""
+    parts = []
+    for place, recipe in enumerate(names(ds, "recipe")):
+        for i in forecast_series(ds):
+            part = steps_table(ds, i)
+            part.insert(0, "recipe", recipe)
+            add_quantiles(part, ds, array(ds, "quantile_forecast", "quantile", "step", recipe=place, series=i))
+            parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def read_recipes(ds: xr.Dataset) -> list[str]:
+    """Describe how much each recipe removes, and whether the forecast then differs by more than chance."""
+    out = []
+    distance = Standing(ds, "spearman_distance", "recipe")
+    for place, recipe in enumerate(names(ds, "recipe")):
+        if not str(ds["components"].values[place]):
+            continue
+        parts = [f"{percent(float(ds['heads_share'].values[place]))} of the heads"]
+        if int(ds["n_mlps"].values[place]):
+            parts.append(f"{int(ds['n_mlps'].values[place])} MLPs")
+        how = "is" if distance.stands_out[place] else "does not stand out of the noise:"
+        effect = f"the Spearman distance from the complete model's forecast {how} {distance.told(place)}"
+        out.append(f"{capital(recipe)}: {listed(parts)} ablated; {effect}.")
+    return out
+
+
+@RECIPES.figure("Forecasts without sharp or diffuse heads.", variables=("quantile_forecast",))
 def recipe_forecasts(
     ds: xr.Dataset,
     *,
@@ -153,3 +198,8 @@ def _fit(grid: Sheet, ds: xr.Dataset, view: Scene, columns: list[int], **row: in
 def _interval(ds: xr.Dataset) -> str:
     levels = np.asarray(ds["quantile"].values, dtype=float)
     return f"light: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile"
+
+
+@RECIPES.panels
+def _recipes(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    yield ReportPanel(recipe_forecasts(ds, series=names(ds, "series")[:_ROWS]), _recipe_table(ds), read_recipes(ds))

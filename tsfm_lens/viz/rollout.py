@@ -1,30 +1,149 @@
-"""Attention along a forecast: roll-out maps, and attention flow through the layers."""
+"""Attention rollout, attention flow and norm-weighted attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.attention import attention_kind, single_series, weight_colours
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.attention import attention_kind, pattern_heads, single_series, weight_colours
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.select import array, draws, layer_names, model_of, names, positions
+from tsfm_lens.viz.select import array, layer_names, model_of, names, positions
 from tsfm_lens.viz.sheet import Sheet
+from tsfm_lens.viz.tables import frame, tokens_table
 from tsfm_lens.viz.theme import number, percent, plain
-from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
+from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pooled, ruler, token_axis
+from tsfm_lens.viz.words import capital, count_of, extremes, head_at, is_head, layers, listed, nats_of, num, verb
 
-__all__ = ["attention_flow_map", "rollout_panels"]
-
+__all__ = ["attention_flow_map", "norm_weighted_map", "rollout_panels"]
 _GREYS = [(0.0, "#ffffff"), (1.0, "#000000")]
 _HEADS = 9
 _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
+_LEAST = 0.01  # of the largest possible value: cells below are in no table
 
 
-@draws("rollout", needs=("attention", "entropy", "sharpness_rank"))
+ROLLOUT = measurement(
+    "rollout",
+    theme="Activations",
+    title="Roll-out maps",
+    summary="roll-out maps: context × horizon, head by head",
+    description="What each head reads in the context for every token of the forecast, side by side. A diagonal band"
+    " reads at a fixed lag, a horizontal one the same steps throughout.",
+    source="tsfm-lens, appendix D.2",
+)
+
+
+ATTENTION_FLOW = measurement(
+    "attention_flow",
+    theme="Activations",
+    title="Attention flow",
+    summary="attention roll-out through the layers",
+    description="How much of each input token may have reached each token after a layer: the attention of all layers "
+    "multiplied, with half of each token staying in place.",
+    source="Abnar and Zuidema 2020",
+)
+
+
+NORM_WEIGHTED = measurement(
+    "norm_weighted",
+    theme="Activations",
+    title="Norm-weighted attention",
+    summary="attention weighted by the length of what it moves",
+    description="The attention weight times the length of what it brings. A token can be much attended to and bring "
+    "little.",
+    source="Kobayashi et al. 2020",
+)
+
+
+def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
+    """Describe what the sharpest or the most diffuse head reads, and how many heads read at a fixed lag."""
+    ranks = array(ds, "sharpness_rank", "layer", "head")
+    place = int(ranks.argmin() if heads == "sharp" else ranks.argmax())
+    entropy = array(ds, "entropy", "layer", "head")
+    word = "sharpest" if heads == "sharp" else "most diffuse"
+    out = [
+        f"On {single_series(ds)} the {word} {is_head(ds, entropy, place, nats_of)} ({nats_of(entropy.flat[place])})."
+    ]
+    keys, queries = (token_axis(ds, side, overlaps=True) for side in ("key", "query"))
+    layer, head = divmod(place, ranks.shape[1])
+    one = array(ds, "attention", "query", "key", layer=layer, head=head)
+    rest = float(one[:, keys.aside].sum(axis=1).mean())
+    if rest >= 0.01:
+        out.append(f"Of the attention of {head_at(ds, place)}, {percent(rest)} is on special tokens.")
+    if heads == "sharp" and len(keys.timed) > 1 and len(queries.timed) > 1:
+        maps = array(ds, "attention", "layer", "head", "query", "key").reshape(-1, *one.shape)
+        steady = [flat for flat, each in enumerate(maps) if _steadiest(each, keys, queries) >= 0.5]
+        which = f": {listed([head_at(ds, flat) for flat in steady[:4]])}" if steady else ""
+        out.append(
+            f"{count_of(len(steady), ranks.size, 'heads')} {verb(len(steady), 'have', 'has')} "
+            f"{verb(len(steady), 'their', 'its')} largest weight at one and the same lag for at least half of the "
+            f"queries{which}."
+        )
+    return out
+
+
+def _steadiest(weights: np.ndarray, keys: TokenAxis, queries: TokenAxis) -> float:
+    """Compute the share of the queries over time whose largest weight is at the most frequent distance."""
+    peak = weights[np.ix_(queries.timed, keys.timed)].argmax(axis=1)
+    back = queries.start[queries.timed] - keys.start[keys.timed][peak]
+    return float(np.unique(back, return_counts=True)[1].max() / len(back))
+
+
+def read_flow(ds: xr.Dataset) -> list[str]:
+    """Describe how much a token keeps of itself, and which input most of the flow comes from."""
+    flow = array(ds, "flow", "layer", "query", "key")
+    words, keys = layers(ds), token_axis(ds, "key")
+    if flow.shape[-1] < 2:
+        return ["There is a single token, which can only keep what it has."]
+    self_share = np.array([np.diag(one).mean() for one in flow])
+    first, last = percent(self_share[0]), percent(self_share[-1])
+    out = [f"After {words[0]} a token keeps {first} of itself on average, after {words[-1]} {last}."]
+    inflow = flow[-1].mean(axis=0)
+    top = int(inflow.argmax())
+    out.append(
+        f"{capital(_token(keys, top))} reaches the others most: {percent(float(inflow[top]))} of a token on average, "
+        f"where an even flow would bring {percent(1 / len(inflow))}."
+    )
+    out.append("This follows attention patterns alone; it sees neither values nor MLPs.")
+    return out
+
+
+def read_norm_weighted(ds: xr.Dataset) -> list[str]:
+    """Name the heads that write most, and how much of it comes from special tokens."""
+    norms, keys = array(ds, "norm", "layer", "head", "query", "key"), token_axis(ds, "key")
+    total = norms.sum(axis=-1).mean(axis=-1)
+    low, high = extremes(total)
+    out = [
+        f"The contributions of all keys to a query are longest in {head_at(ds, high)} ({num(total.flat[high])} on "
+        f"average) and shortest in {head_at(ds, low)} ({num(total.flat[low])}), in residual stream units."
+    ]
+    if len(keys.aside):
+        share = norms[..., keys.aside].sum(axis=-1).mean(axis=-1) / np.where(total > 0, total, np.nan)
+        heavy = np.flatnonzero(share.ravel() > 0.5)
+        most = int(np.nanargmax(share))
+        out.append(
+            f"Special tokens make up most of it in {count_of(len(heavy), total.size, 'heads').lower()}; the largest "
+            f"share, {percent(float(share.flat[most]))}, is that of {head_at(ds, most)}."
+        )
+    return out
+
+
+def _token(axis: TokenAxis, token: int) -> str:
+    """Write a token in words, as text and not as markup."""
+    if axis.special[token]:
+        return f"the {axis.special[token]} token"
+    first, last = int(axis.start[token]), int(axis.stop[token]) - 1
+    return f"step {first}" if first == last else f"the token of steps {first} to {last}"
+
+
+@ROLLOUT.figure(
+    "What the sharpest heads read along the forecast.", variables=("attention", "entropy", "sharpness_rank")
+)
 def rollout_panels(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None, zmax: float | None = None
 ) -> go.Figure:
@@ -86,7 +205,7 @@ def heads_shown(heads: int) -> int:
     return min(_HEADS, max(heads // 2, 1))
 
 
-@draws("attention_flow", needs=("flow",))
+@ATTENTION_FLOW.figure("How much of each token may have reached each other.", variables=("flow",))
 def attention_flow_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
 ) -> go.Figure:
@@ -179,3 +298,53 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
     return f", {percent(round(rest, 2))} on {' and '.join(sorted(set(keys.axis.special[keys.axis.aside])))}" * (
         rest >= 0.01
     )
+
+
+@NORM_WEIGHTED.figure("How long the vectors are that keys contribute.", variables=("norm",))
+def norm_weighted_map(
+    ds: xr.Dataset,
+    *,
+    layers: Sequence[str | int] | None = None,
+    heads: Sequence[str | int] | None = None,
+    zmax: float | None = None,
+) -> go.Figure:
+    """Draw layer × head small multiples of how much each key contributes to each query's write.
+
+    Args:
+        ds: of kind "norm_weighted": ``norm`` (layer, head, query, key) with the coordinates start, stop and
+            special of keys and queries.
+        layers: labels to draw, all unless given.
+        heads: numbers to draw, all unless given.
+        zmax: length at which the colours end. Unless given, the 99.5 % quantile of the longest contribution of
+            an ordinary key to each query.
+
+    Returns:
+        Panels as in :func:`attention_grid`; next to that one, keys that get attention but write little are pale.
+
+    Example:
+        >>> fig = viz.norm_weighted_map(results["norm_weighted"])
+        >>> fig.layout.meta["title"]
+        'Norm-weighted decoder cross-attention of every head of chronos-nano'
+    """
+    title = f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}"
+    remark = "length of what each key adds to the residual stream"
+    return pattern_heads(ds, "norm", layers, heads, zmax, "length (residual stream units)", title, remark)
+
+
+@ROLLOUT.panels
+def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    attention = ds[["attention"]].where(ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size))
+    weights, entropies = tokens_table(attention, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
+    for heads, table in (("sharp", weights), ("diffuse", entropies)):
+        yield ReportPanel(rollout_panels(ds, heads=heads), table, read_rollout(ds, heads))
+
+
+@ATTENTION_FLOW.panels
+def _flow(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    yield ReportPanel(attention_flow_map(ds), tokens_table(ds, "flow", _LEAST), read_flow(ds))
+
+
+@NORM_WEIGHTED.panels
+def _norm_weighted(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    table = tokens_table(ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values)))
+    yield ReportPanel(norm_weighted_map(ds), table, read_norm_weighted(ds))

@@ -32,7 +32,6 @@ _HALF = 2.1  # what is beside the panels, to the whole figure
 _OVERHANG = 40  # pixels by which a word may be longer than its line before it is broken
 _TITLE = 13  # pixels: type of axis titles
 _TRACE_KEYS = ("type", "name", "showlegend", "legend", "xaxis", "yaxis", "x", "y", "text", "texttemplate")
-
 Part = Mapping[str, Any]
 """A part of a figure as plotly writes it down."""
 

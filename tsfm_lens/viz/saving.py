@@ -14,7 +14,6 @@ from tsfm_lens.errors import InputError, RenderError
 from tsfm_lens.places import refuse_unwritable, replacing, writing_to
 
 __all__ = ["save"]
-
 FORMATS = ("html", "json", "png", "svg", "pdf")
 # without plotly's own "Share chart" button, which would upload the figure
 BROWSER_CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}

@@ -1,4 +1,4 @@
-"""Seasonality bias: the amplitudes of forecast and truth, period by period."""
+"""Amplitudes of a season in series and forecast."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.select import array, draws, model_of, names, series_position, shown
-from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, plain
+from tsfm_lens.viz.select import array, model_of, names, series_position, shown
+from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, percent, plain
+from tsfm_lens.viz.words import listed, num, signed
 
 __all__ = ["season_amplitudes"]
-
 _PARTS: dict[str, dict[str, Any]] = {
     "context": {"colour": GREY, "width": 1.2},
     "truth": {"colour": INK, "width": 1.4, "dash": "2px,2px"},
@@ -23,7 +24,53 @@ _PARTS: dict[str, dict[str, Any]] = {
 _TICKS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
-@draws("seasonality", needs=("amplitude", "period", "amplitude_ratio"))
+SEASONALITY = measurement(
+    "seasonality",
+    theme="Behaviour",
+    title="Seasons",
+    summary="power at the season, mean regression, pull towards the patch length",
+    description="How strong each period is in the forecast, against the end of the context and the truth: seasons that "
+    "are kept, flattened or brought in.",
+    source="tsfm-lens, section 5",
+)
+
+
+def read_seasons(ds: xr.Dataset) -> list[str]:
+    """Describe which series keep their season, which lose it, and what the patch length adds."""
+    ids = names(ds, "series")
+    ratio, spread = (array(ds, v, "series") for v in ("amplitude_ratio", "spread_ratio"))
+    rows = np.flatnonzero(np.isfinite(ratio))
+    out = []
+    if len(rows):
+        parts = [f"{ids[i]} {percent(float(ratio[i]))} (period {num(float(ds['period'].values[i]))})" for i in rows[:6]]
+        out.append(f"At the context's strongest period the forecast has this share of its amplitude: {listed(parts)}.")
+    else:
+        out.append("No horizon is as long as the strongest period of its context, so no season can be compared.")
+    if "truth_amplitude" in ds and len(rows):
+        truth, forecast = array(ds, "truth_amplitude", "series"), array(ds, "forecast_amplitude", "series")
+        both = rows[np.isfinite(truth[rows])]
+        weaker = int((forecast[both] < truth[both]).sum())
+        if len(both):
+            out.append(f"It is weaker than the truth's in {weaker} of {len(both)} series.")
+    flat = [ids[i] for i in np.flatnonzero(spread < 0.25)]
+    if flat:
+        out.append(f"The forecast varies less than a quarter as much as the context in {listed(flat[:6])}.")
+    if "patch_pull" in ds and np.isfinite(ds["patch_pull"].values).any():
+        pull = array(ds, "patch_pull", "series")
+        at = int(np.nanargmax(np.abs(pull)))
+        out.append(
+            f"At the patch length of {ds.attrs.get('patch', '?')} steps it differs most from the context in {ids[at]}, "
+            f"by {signed(pull[at])} standard deviations."
+        )
+    return out
+
+
+@SEASONALITY.figure(
+    "Seasonal amplitude of the forecast against that of context and truth.",
+    variables=("amplitude", "period", "amplitude_ratio"),
+    table=("amplitude",),
+    sentences=read_seasons,
+)
 def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = None) -> go.Figure:
     """Draw how strong each period is in the end of the context, the forecast and the truth, a panel per series.
 

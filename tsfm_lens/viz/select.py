@@ -2,94 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from inspect import cleandoc, signature
+from collections.abc import Sequence
 from operator import index as as_index
-from typing import Any, ParamSpec
+from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.viz.theme import true_minus
-
-P = ParamSpec("P")
-
-DRAWN_BY = {
-    "sweep_curves": "head_curves",
-    "sweep_datasets": "dataset_heatmap",
-    "sweep_effects": "layer_distances, component_errors or range_curves",
-    "sweep_heads": "head_changes",
-    "sweep_heads_at": "heads_at_layers",
-    "sweep_recipes": "recipe_changes or recipe_table",
-    "sweep_selection": "selection_comparison",
-}
-"""Renderers of each kind of result; :func:`draws` adds the others."""
-# results of many runs, which no single lens and series can make
-SWEEP_KINDS = tuple(kind for kind in DRAWN_BY if kind.startswith("sweep_"))
-
-
-_RENDERERS: dict[str, list[str]] = {}
-_RAISES = """
-
-Raises:
-    InputError: the result is of another kind, or an argument has no meaning for it.
-    UnknownNameError: a label or name that the result does not have; the message has the nearest.
-"""
-
-
-def draws(*kinds: str, needs: Sequence[str] = ()) -> Callable[[Callable[P, go.Figure]], Callable[P, go.Figure]]:
-    """Declare what kinds of result a renderer draws, and which variables of them it needs.
-
-    The renderer then takes runs and forecasts as their datasets, refuses other kinds (naming the renderer of those),
-    and says so in its docstring.
-    """
-
-    def declare(renderer: Callable[P, go.Figure]) -> Callable[P, go.Figure]:
-        for kind in kinds:
-            renderers = _RENDERERS.setdefault(kind, [])
-            renderers.append(renderer.__name__)
-            DRAWN_BY[kind] = " or ".join(filter(None, [", ".join(renderers[:-1]), renderers[-1]]))
-        sig = signature(renderer)
-
-        @wraps(renderer)
-        def draw(*args: P.args, **kwargs: P.kwargs) -> go.Figure:
-            bound = sig.bind(*args, **kwargs)
-            ds = bound.arguments["ds"] = as_dataset(bound.arguments["ds"])
-            actual = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else None
-            check(ds, actual if actual in kinds else kinds[0], *needs)
-            return renderer(*bound.args, **bound.kwargs)
-
-        draw.__doc__ = cleandoc(renderer.__doc__ or "") + _RAISES
-        return draw
-
-    return declare
-
-
-def as_dataset(thing: Any) -> Any:
-    """Return a run or a forecast as its dataset; anything else as it is."""
-    return thing.to_dataset() if not isinstance(thing, xr.Dataset) and hasattr(thing, "to_dataset") else thing
-
-
-def check(ds: xr.Dataset, kind: str, *variables: str) -> None:
-    """Refuse what is no labelled result of this kind.
-
-    Raises:
-        InputError: ``ds`` is no Dataset, has another ``attrs["kind"]``, or lacks one of ``variables``.
-    """
-    if not isinstance(ds, xr.Dataset):
-        raise InputError(f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}.")
-    actual = ds.attrs.get("kind")
-    # a run holds its forecast
-    if actual != kind and (actual, kind) != ("run", "forecast"):
-        help_text = f" {DRAWN_BY[actual]} draws that kind." if actual in DRAWN_BY else ""
-        raise InputError(f"a Dataset of kind {kind!r} is needed, this one is of kind {actual!r}.{help_text}")
-    missing = [name for name in variables if name not in ds]
-    if missing:
-        has = ", ".join(map(str, ds.data_vars)) or "nothing"
-        raise InputError(f"the {kind!r} Dataset has no variable {missing[0]!r}; it has {has}.")
 
 
 def names(ds: xr.Dataset, dim: str) -> list[str]:

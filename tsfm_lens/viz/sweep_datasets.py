@@ -1,33 +1,73 @@
-"""Losses and gains of datasets as heads of one layer go: a row a dataset."""
+"""Changes of error by dataset and component."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.sweep_entries import (
     NO_AXIS,
     bar_title,
     change_text,
     chosen_model,
+    counted,
     label_rows,
+    models_in,
     order_words,
+    sweep_panel,
+    sweep_subject,
     table_of,
     tolerance_of,
 )
 from tsfm_lens.viz.theme import DIVERGING, INK, percent, plain
+from tsfm_lens.viz.words import num
 
 __all__ = ["dataset_heatmap"]
-
 _ROW, _CELL, _LETTER = 17, 27, 5.4  # pixels: height of a row, width of a cell, of a letter of a name
 _LEAST = 150  # pixels: height of a map of few datasets
 
 
+SWEEP_DATASETS = measurement(
+    "sweep_datasets",
+    theme="Sweeps",
+    title="Which datasets bear the loss of heads",
+    summary="error on every dataset over heads ablated",
+    description="The same for every dataset by itself, in the layer that keeps most heads and in the one that keeps "
+    "fewest; of layers that keep as many, the one where losing all of them costs most, or least.",
+    source="tsfm-lens, figures 16 to 19",
+    paper=("S3-F16", "S3-F17", "S3-F18", "S3-F19"),
+    subject=sweep_subject,
+)
+
+
+def read_datasets(table: pd.DataFrame) -> list[str]:
+    """State on how many datasets a layer can lose its heads, and on how many that helps; of one model."""
+    out = []
+    for layer, rows in table.groupby("layer", sort=False):
+        finite = rows[np.isfinite(rows["change"])]
+        if finite.empty:
+            continue
+        of, remaining = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
+        # no head ablated is always within
+        largest = finite.groupby("dataset")["largest_within"].first().clip(lower=0)
+        without = finite.loc[finite["ablated"] == of, "change"]
+        text = (
+            f"Layer {layer} (keeps {remaining} of {of} heads over all datasets): all {of} heads can go within "
+            f"{percent(tolerance_of(table))} on {int((largest == of).sum())} of {counted(len(largest), 'dataset')}, "
+            f"their median largest number is {num(float(largest.median()))}"
+        )
+        falls = f"; without all heads the MASE falls on {int((without < 0).sum())}"
+        out.append(f"{text}{falls if len(without) else ', of those evaluated'}.")
+    return out
+
+
+@SWEEP_DATASETS.figure("Error on every dataset over heads ablated.", variables=None)
 def dataset_heatmap(
     table: pd.DataFrame,
     *,
@@ -144,3 +184,10 @@ def _cell(mase: float, bold: bool) -> str:
 
 def _change(change: float) -> str:
     return change_text(change) if np.isfinite(change) else "change unknown"
+
+
+@SWEEP_DATASETS.panels
+def _datasets(table: pd.DataFrame) -> Iterator[ReportPanel]:
+    for model in models_in(table):
+        of_model = table[table["model"] == model]
+        yield from sweep_panel(f"dataset_heatmap-{model}", of_model, dataset_heatmap, read_datasets)

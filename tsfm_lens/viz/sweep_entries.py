@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.viz.select import DRAWN_BY
+from tsfm_lens.registry import ReportPanel, drawn_by
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, INK, VERMILION, percent
+from tsfm_lens.viz.words import listed
 
 PARTS = {"both": "heads and MLPs", "heads": "heads", "mlp": "MLPs"}
 PART_COLOURS = {"heads": BLUE, "mlp": VERMILION, "both": GREEN}
@@ -30,7 +32,7 @@ def table_of(table: pd.DataFrame, kind: str, *columns: str) -> pd.DataFrame:
     """
     actual = table.attrs.get("kind") if isinstance(table, pd.DataFrame) else type(table).__name__
     if actual != kind:
-        hint = f"; {DRAWN_BY[actual]} draws that kind" if actual in DRAWN_BY else ""
+        hint = f"; {figures} draws that kind" if (figures := drawn_by(str(actual))) else ""
         raise InputError(f"a table of a sweep's results of kind {kind!r} is needed, this is {actual!r}{hint}.")
     missing = [name for name in columns if name not in table]
     if missing:
@@ -225,3 +227,46 @@ def bar_title(words: str) -> dict[str, Any]:
 def whole_ticks(canvas: Sheet, most: float) -> None:
     """Set ticks of the x axes at whole numbers, about six up to ``most``."""
     canvas.x(dtick=next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if most / step <= 6 or step == 1000))
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """Write whole numbers with neighbours put together: "0, 3 to 5 and 9"."""
+    ranges: list[list[int]] = []
+    for each in sorted(set(numbers)):
+        if ranges and each == ranges[-1][1] + 1:
+            ranges[-1][1] = each
+        else:
+            ranges.append([each, each])
+    return listed(
+        [word for a, b in ranges for word in ([f"{a} to {b}"] if b > a + 1 else sorted({str(a), str(b)}, key=int))]
+    )
+
+
+def family_of(rows: pd.DataFrame) -> str:
+    """Write how many tests a correction was for."""
+    sizes = sorted(set(rows["tests"]))
+    tests = "test" if sizes == [1] else "tests"
+    return f" (famil{'ies' if len(sizes) > 1 else 'y'} of {listed([str(size) for size in sizes])} {tests})"
+
+
+Draw = Callable[[pd.DataFrame], go.Figure]
+Read = Callable[[pd.DataFrame], list[str]]
+
+
+def sweep_panel(name: str, table: pd.DataFrame, draw: Draw, words: Read) -> Iterator[ReportPanel]:
+    """Yield a figure of a table with its reading, where the sweep has something for it."""
+    try:
+        figure = draw(table)
+    except InputError as error:
+        if "no finished entry" not in str(error):
+            raise
+        return
+    yield ReportPanel(figure, table, words(table), name)
+
+
+def sweep_subject(table: pd.DataFrame) -> str:
+    """Name the models, with the numbers of datasets and windows."""
+    count = int(table.attrs.get("n_datasets", table["dataset"].nunique() if "dataset" in table else 0))
+    windows = f", {counted(int(table.attrs['n_windows']), 'window')}" if "n_windows" in table.attrs else ""
+    datasets = f" on {counted(count, 'dataset')}" if count else ""
+    return f"{listed(models_in(table))}{datasets}{windows}"

@@ -1,8 +1,9 @@
-"""Costs of single heads, numbers of heads of a layer that can go (error against share ablated), and heads@1pp."""
+"""Sweeps of heads across datasets: one by one, in growing numbers, and at one point of error."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
 from tsfm_lens.viz.select import kind_word
@@ -25,11 +27,15 @@ from tsfm_lens.viz.sweep_entries import (
     change_words,
     chosen_model,
     counted,
+    family_of,
     finished,
     intervals_of,
     level,
     models_in,
     order_words,
+    runs,
+    sweep_panel,
+    sweep_subject,
     symbols,
     table_of,
     told,
@@ -38,15 +44,152 @@ from tsfm_lens.viz.sweep_entries import (
     whole_ticks,
 )
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, mixed, percent, plain
+from tsfm_lens.viz.words import listed
 
 __all__ = ["head_changes", "head_curves", "heads_at_layers"]
-
 _COUNTS = ("model", "layer", "order", "ablated", "of", "share", "better", "within")
 _CURVE = ("mase", "change", "lower", "upper", "baseline_mase")
 _MAX_LABELS, _SPREAD = 12, 0.84  # heads with their number, of a model; share of a layer's room that its heads take
 _REACH = 8  # tolerances above the baseline up to which a curve is followed
+_MAX_NAMES = 8  # things that are named one by one
 
 
+SWEEP_HEADS = measurement(
+    "sweep_heads",
+    theme="Sweeps",
+    title="Heads one by one",
+    summary="error without each head by itself, across datasets",
+    description="Every head is ablated by itself, all else in place. The interval says how far its change would "
+    "vary over datasets and series like these. An open dot may be noise, also where it is far from 0: "
+    "of many heads one is the largest by chance alone, and the correction is for how many were looked "
+    "at.",
+    source="tsfm-lens, section 5",
+    subject=sweep_subject,
+)
+
+
+SWEEP_CURVES = measurement(
+    "sweep_curves",
+    theme="Sweeps",
+    title="How many heads of a layer can go",
+    summary="error over the share of heads ablated, by order",
+    description="The heads of one layer are ablated one after the other, in an order taken from the weights or from "
+    "activations, in its reverse, or at random.",
+    source="tsfm-lens, figures 7 and 10",
+    paper=("S3-F7", "S3-F10"),
+    subject=sweep_subject,
+)
+
+
+SWEEP_HEADS_AT = measurement(
+    "sweep_heads_at",
+    theme="Sweeps",
+    title="Heads that each layer must keep",
+    summary="heads that each layer must keep (heads@1pp)",
+    description="The fewest heads that a layer keeps while the error rises by less than the tolerance (heads@1pp for 1 "
+    "%), all its others ablated at once.",
+    source="tsfm-lens, definition 5.2, figures 6 and 11",
+    paper=("S3-F11",),
+    subject=sweep_subject,
+)
+
+
+def read_heads(table: pd.DataFrame) -> list[str]:
+    """Describe which single heads' changes stand, and whether one of them costs more than every other."""
+    rows = table_of(table, "sweep_heads", "change", "lower", "upper", "stands", "leads", "tests")
+    rows = rows[np.isfinite(rows["change"])]
+    out = []
+    for model in models_in(rows):
+        mine = rows[rows["model"] == model]
+        standing = mine[mine["stands"]]
+        verb = "stands" if len(standing) == 1 else "stand"
+        summary = (
+            f"{model}: without one head, MASE changes by {change_text(mine['change'].min())} to "
+            f"{change_text(mine['change'].max())}; of {counted(len(mine), 'change')} "
+            f"{len(standing) or 'none'} {verb if len(standing) else 'stands'} after Holm's correction{family_of(mine)}"
+        )
+        by_size = standing.loc[standing["change"].abs().sort_values(ascending=False, kind="stable").index]
+        which = [f"{row['label']} ({change_words(row)})" for row in told(by_size.head(_MAX_NAMES))]
+        more = f", and {len(standing) - _MAX_NAMES} more in the table" if len(standing) > _MAX_NAMES else ""
+        out.append(f"{summary}: {listed(which)}{more}." if which else f"{summary}.")
+        if not which:
+            out.append(f"These data do not tell which head of {model} matters; more datasets or series may.")
+        for row in told(mine[(mine["leads"] == "highest") & mine["stands"]]):
+            out.append(f"The loss of {row['label']} costs more than that of every other head.")
+    return out
+
+
+def read_curves(table: pd.DataFrame) -> list[str]:
+    """State how many heads the layers of one model can lose, and whether one order is the better one throughout."""
+    rows = table_of(table, "sweep_curves", "change", "within", "better", "order_stands")
+    rows = rows[np.isfinite(rows["change"])]
+    if rows.empty:
+        return []
+    model = rows["model"].iloc[0]
+    layers = rows.drop_duplicates("layer")
+    valid = layers[layers["within"] >= 0]
+    if valid.empty:
+        return [f"{model}: how many heads of a layer can go is not decided yet."]
+    whole = valid.loc[valid["within"] == valid["of"], "layer"].tolist()
+    metric = valid["judged_by"].iloc[0]
+    out = [
+        f"{model}: in {len(whole)} of {counted(len(valid), 'layer')} all heads can go at once with a rise of {metric} "
+        f"below {percent(tolerance_of(table))}{f' (layer{_s(whole)} {runs(whole)})' if whole else ''}; "
+        f"{_least(valid.assign(kept=valid['of'] - valid['within']))}."
+    ]
+    # a layer that bears every order says nothing about orders
+    open_layers = valid[valid["within"] < valid["of"]]
+    orders = [order for order in dict.fromkeys(rows["order"]) if not is_random(order)]
+    if len(orders) > 1 and len(open_layers):
+        better = rows[rows["better"] & (rows["within"] > 0) & (rows["within"] < rows["of"])].drop_duplicates("layer")
+        parts = [f"{order_words(order)} in {(better['order'] == order).sum()}" for order in orders]
+        none = int((open_layers["within"] == 0).sum())
+        remark = f"; in {none} no head can go" if none else ""
+        standing = better.loc[better["order_stands"], "layer"].tolist()
+        where = f"layer{_s(standing)} {runs(standing)}" if standing else "no layer"
+        out.append(
+            f"Of the {counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}; that the "
+            f"other order costs more there stands after Holm's correction in {where}."
+        )
+    return out
+
+
+def _least(rows: pd.DataFrame) -> str:
+    """Name the layer that needs its heads most, if losing all of them costs more there than in every other layer."""
+    most = told(rows[rows["leads"] == "highest"])
+    if most:
+        return f"layer {most[0]['layer']} bears least, it keeps {most[0]['kept']} of {most[0]['of']}"
+    low, high = rows["kept"].min(), rows["kept"].max()
+    span = f"{low}" if low == high else f"{low} to {high}"
+    return f"layers keep {span} of {counted(int(rows['of'].max()), 'head')}, and none stands out as bearing least"
+
+
+def _s(things: Sequence[Any]) -> str:
+    return "s" if len(things) > 1 else ""
+
+
+def read_heads_at(table: pd.DataFrame) -> list[str]:
+    """State how many heads each model can do without, and what the search cost."""
+    table_of(table, "sweep_heads_at", "kept", "of", "layer", "better", "leads")
+    best = table[table["better"]]
+    out = []
+    for model in models_in(best):
+        rows = best[best["model"] == model]
+        total, remaining = int(rows["of"].sum()), int(rows["kept"].sum())
+        none = rows.loc[rows["kept"] == 0, "layer"].tolist()
+        text = (
+            f"{model}: layer by layer, {total - remaining} of {counted(total, 'head')} can go "
+            f"({percent((total - remaining) / total)}); {_least(rows)}"
+        )
+        out.append(text + (f"; layer{_s(none)} {runs(none)} need{'' if _s(none) else 's'} none." if none else "."))
+    evaluations, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
+    out.append(
+        f"The search ({table.attrs.get('search', 'scan')}) used {evaluations} of {counted(all_of, 'evaluation')}."
+    )
+    return out
+
+
+@SWEEP_HEADS.figure("Error without each head by itself, with intervals.", variables=None)
 def head_changes(table: pd.DataFrame) -> go.Figure:
     """Draw what every head by itself costs, with intervals, layer by layer.
 
@@ -141,6 +284,7 @@ def with_start(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([start, rows], ignore_index=True)
 
 
+@SWEEP_CURVES.figure("Error over the share of heads ablated, by order.", variables=None)
 def head_curves(
     table: pd.DataFrame, *, model: str | int = 0, layers: Sequence[int] | None = None, by: str = "layer"
 ) -> go.Figure:
@@ -281,6 +425,7 @@ def _limit(grid: Sheet, base: float, step: float, values: np.ndarray) -> str:
     return fit(grid, np.array([base - step, base + 2 * step]), values, _REACH / 3, nticks=6)
 
 
+@SWEEP_HEADS_AT.figure("Heads that each layer must keep.", variables=None)
 def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     """Draw heads@k: how many heads every layer must keep for the error to stay within the tolerance.
 
@@ -354,3 +499,23 @@ def _order_and_cost(row: dict[str, Any], metric: str) -> str:
 def _removable_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
     removable, total = int(rows["of"].sum() - rows["kept"].sum()), int(rows["of"].sum())
     return model, f"{removable} of {counted(total, 'head')} can go, layer by layer"
+
+
+@SWEEP_HEADS.panels
+def _heads(table: pd.DataFrame) -> Iterator[ReportPanel]:
+    yield from sweep_panel("head_changes", table, head_changes, read_heads)
+
+
+@SWEEP_CURVES.panels
+def _curves(table: pd.DataFrame) -> Iterator[ReportPanel]:
+    by_model = {model: table[table["model"] == model] for model in models_in(table)}
+    if len(by_model) > 1:
+        words = [sentence for curves in by_model.values() for sentence in read_curves(curves)[:1]]
+        yield from sweep_panel("head_curves", table, partial(head_curves, by="model"), lambda _: words)
+    for model, curves in by_model.items():
+        yield from sweep_panel(f"head_curves-{model}", curves, head_curves, read_curves)
+
+
+@SWEEP_HEADS_AT.panels
+def _heads_at(table: pd.DataFrame) -> Iterator[ReportPanel]:
+    yield from sweep_panel("heads_at_layers", table, heads_at_layers, read_heads_at)

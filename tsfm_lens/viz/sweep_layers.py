@@ -1,12 +1,16 @@
-"""Worth of whole layers, their heads and their MLPs, as a sweep measured it on many datasets."""
+"""Sweeps of layers, groups and ranges of layers across datasets."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import unknown_name
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
 from tsfm_lens.viz.room import shortened, text_width
@@ -20,28 +24,131 @@ from tsfm_lens.viz.sweep_entries import (
     baseline_of,
     change_text,
     change_words,
+    counted,
     effects_of,
+    family_of,
     finished,
     intervals_of,
     label_rows,
     level,
     models_in,
+    runs,
+    sweep_panel,
+    sweep_subject,
     symbols,
     told,
     whiskers,
     whole_ticks,
 )
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, plain
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, percent, plain
+from tsfm_lens.viz.words import listed, num
 
 __all__ = ["component_errors", "layer_distances", "range_curves"]
-
 _CHANGE = ("change", "lower", "upper", "stands")
 _DISTANCE = ("spearman_distance", "spearman_distance_lower", "spearman_distance_upper")
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _BAR, _NAME = 0.19, 220  # width of a bar where models are 1 apart; pixels of a line of a model's name
 _BARS = {"none": "unablated", "mlp": "without MLP", "heads": "without all heads", "both": "without heads and MLP"}
+_SMALL = 0.01  # a change of MASE that a reader would call small
 
 
+SWEEP_EFFECTS = measurement(
+    "sweep_effects",
+    theme="Sweeps",
+    title="Layers and their parts across datasets",
+    summary="layers, groups and ranges of layers, and their parts, across datasets",
+    description="Whole layers, only their heads, or only their MLPs are ablated, one by one, in groups, and over "
+    "growing ranges; every change is against the unablated model on the same windows.",
+    source="tsfm-lens, figures 2 to 4, 8 and 9",
+    paper=("S3-F3", "S3-F4"),
+    subject=sweep_subject,
+)
+
+
+def read_distances(table: pd.DataFrame, part: str) -> list[str]:
+    """Describe which single layers matter, which changes stand, and where the forecast keeps its shape."""
+    rows = effects_of(table, "spearman_distance", "distance_leads", "change", "stands", "tests")
+    rows = rows[(rows["part"] == part) & rows["family"].isin(("layers", "groups"))]
+    rows = rows[np.isfinite(rows["spearman_distance"])]
+    out = []
+    for model in models_in(rows):
+        mine = rows[rows["model"] == model]
+        single, groups = mine[mine["size"] == 1], mine[mine["size"] > 1]
+        if len(single):
+            out += _single_layers(single, model, part)
+        if len(groups):
+            standing = int(groups["stands"].sum())
+            out.append(
+                f"Of {counted(len(groups), 'change')} of MASE without a group of layers, {standing} "
+                f"stand{'s' if standing == 1 else ''}."
+            )
+    return out
+
+
+def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
+    small = int((rows["change"].abs() < _SMALL).sum())
+    standing = rows.loc[rows["stands"], "first"].tolist()
+    word = "the changes of layers" if len(standing) > 1 else "the change of layer"
+    which = f"{word} {runs(standing)} stand{'' if len(standing) > 1 else 's'}" if standing else "no change stands"
+    summary = (
+        f"{model}: without the {PARTS[part]} of one layer, {small} of {counted(len(rows), 'layer')} "
+        f"change{'s' if small == 1 else ''} MASE by less than "
+        f"{percent(_SMALL)}; {which} after Holm's correction{family_of(rows)}."
+    )
+    if len(rows) < 2:
+        return [summary]
+    leaders = {row["distance_leads"]: row for row in told(rows[rows["distance_leads"] != ""])}
+    verbs = {"lowest": "keeps its shape best", "highest": "loses its shape most"}
+    parts = [
+        f"{verb} without layer {leaders[side]['first']} (Spearman distance {num(leaders[side]['spearman_distance'])})"
+        for side, verb in verbs.items()
+        if side in leaders
+    ]
+    low, high = rows["spearman_distance"].min(), rows["spearman_distance"].max()
+    none = (
+        f"No layer stands out by how far the forecast moves without it (Spearman distance {num(low)} to {num(high)})."
+    )
+    return [summary, f"The forecast {listed(parts)}." if parts else none]
+
+
+def read_components(table: pd.DataFrame) -> list[str]:
+    """State what the most ablatable layer of every model costs, part by part."""
+    rows = effects_of(table, "change", "stands", "leads", "baseline_mase")
+    layers = rows[(rows["family"] == "layers") & (rows["size"] == 1) & np.isfinite(rows["change"])]
+    out = []
+    for best in told(most_ablatable(layers)):
+        parts = [
+            f"{change_words(row)}{', which stands,' if row['stands'] else ''} without its {PARTS[row['part']]}"
+            for row in told(layers[(layers["model"] == best["model"]) & (layers["first"] == best["first"])])
+        ]
+        which = f"{best['model']} bears the loss of layer {best['first']} best"
+        if best["leads"] != "lowest":
+            which = f"{best['model']}: no layer's loss stands out as the cheapest; drawn is layer {best['first']}"
+        out.append(f"{which}: its MASE of {num(best['baseline_mase'])} changes by {listed(parts)}.")
+    return out
+
+
+def read_ranges(table: pd.DataFrame) -> list[str]:
+    """State how long a range may get before the error rises, by part."""
+    rows = effects_of(table, "mase", "change", "stands")
+    rows = rows[(rows["family"] == "ranges") & np.isfinite(rows["change"])]
+    out = []
+    for (model, part), lengths in rows.groupby(["model", "part"], sort=False):
+        fine = lengths[lengths["change"] < _SMALL]
+        longest = told(lengths.sort_values("size"))[-1]
+        reach = (
+            f"stays within {percent(_SMALL)} up to {counted(int(fine['size'].max()), 'layer')}"
+            if len(fine)
+            else (f"rises by {percent(_SMALL)} or more at once")
+        )
+        out.append(
+            f"{model}, without {PARTS[str(part)]}: the MASE {reach}; over all {counted(longest['size'], 'layer')} it "
+            f"changes by {change_text(longest['change'])}{', which stands' if longest['stands'] else ''}."
+        )
+    return out
+
+
+@SWEEP_EFFECTS.figure("Distance of the forecast without layers and groups of layers.", variables=None)
 def layer_distances(table: pd.DataFrame, *, part: str = "both") -> go.Figure:
     """Draw how far the forecast moves without single layers and without groups of consecutive layers.
 
@@ -110,6 +217,7 @@ def _hover(rows: pd.DataFrame) -> list[str]:
     ]
 
 
+@SWEEP_EFFECTS.figure("Error without the MLP, the heads, or both of the most ablatable layer.", variables=None)
 def component_errors(table: pd.DataFrame) -> go.Figure:
     """Draw the error without the most ablatable layer of every model: without its MLP, its heads, and all of it.
 
@@ -196,6 +304,7 @@ def _four(value: float) -> str:
     return f"{value:#.4g}".rstrip(".") if np.isfinite(value) else ""
 
 
+@SWEEP_EFFECTS.figure("Error over growing ranges of layers.", variables=None)
 def range_curves(table: pd.DataFrame) -> go.Figure:
     """Draw the error as a contiguous range of layers loses its heads, its MLPs, or both.
 
@@ -265,3 +374,13 @@ def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> Non
         mode="lines+markers",
         marker={"symbol": symbols(rows["stands"]), "color": colour, "size": 7},
     )
+
+
+@SWEEP_EFFECTS.panels
+def _effects(table: pd.DataFrame) -> Iterator[ReportPanel]:
+    for part in PARTS:
+        layers = table[table["family"].isin(("layers", "groups")) & (table["part"] == part)]
+        draw, words = partial(layer_distances, part=part), partial(read_distances, part=part)
+        yield from sweep_panel(f"layer_distances-{part}", layers, draw, words)
+    yield from sweep_panel("component_errors", table[table["family"] == "layers"], component_errors, read_components)
+    yield from sweep_panel("range_curves", table[table["family"] == "ranges"], range_curves, read_ranges)

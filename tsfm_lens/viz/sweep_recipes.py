@@ -1,19 +1,22 @@
-"""Heavy recipes: what many ablated heads and MLPs cost by metric, and whether their choice matters."""
+"""Heavy ablations and rules of selection across datasets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.sweep_entries import (
     NO_AXIS,
     change_text,
     change_words,
+    counted,
+    family_of,
     finished,
     intervals_of,
     label_rows,
@@ -21,6 +24,8 @@ from tsfm_lens.viz.sweep_entries import (
     recipe_words,
     selection_words,
     span_text,
+    sweep_panel,
+    sweep_subject,
     symbols,
     table_of,
     told,
@@ -29,12 +34,75 @@ from tsfm_lens.viz.sweep_entries import (
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, VERMILION, mixed, plain
 
 __all__ = ["recipe_changes", "recipe_table", "selection_comparison"]
-
+_MAX_NAMES = 8  # things that are named one by one
 _KEYS = ("model", "recipe", "selection", "seed", "change", "lower", "upper", "stands")
 _SIZES = ("metric", "heads_ablated", "heads_total", "n_mlps")
 _COUNTS = {"n_resilient": "datasets with a rise of MASE below 5 %", "n_improved": "datasets with a lower MASE"}
 _ROW = 22  # pixels: height of a row of dots
 _COLOUR_CAP = 25  # percent at which the table's colours end
+
+
+SWEEP_RECIPES = measurement(
+    "sweep_recipes",
+    theme="Sweeps",
+    title="Heavy ablations",
+    summary="heavy ablations on every metric",
+    description="Many heads and MLPs in several layers are ablated together, as a recipe lists them.",
+    source="tsfm-lens, tables 1 and 4",
+    paper=("S3-T1", "S3-T4"),
+    subject=sweep_subject,
+)
+
+
+SWEEP_SELECTION = measurement(
+    "sweep_selection",
+    theme="Sweeps",
+    title="Informed and random choices",
+    summary="informed against random choices of heads",
+    description="The same recipes with as many heads of each layer drawn at random: if the choice did not matter, both "
+    "would cost the same.",
+    source="tsfm-lens, figures 12 and 13",
+    subject=sweep_subject,
+)
+
+
+def read_recipes(table: pd.DataFrame) -> list[str]:
+    """State what each recipe costs in MASE, what stands, and how many datasets bear it."""
+    rows = recipe_rows(table)
+    rows = rows[rows["metric"] == ("MASE" if (rows["metric"] == "MASE").any() else rows["metric"].iloc[0])]
+    out = []
+    for row in told(rows.head(_MAX_NAMES)):
+        if not np.isfinite(row["change"]):
+            continue
+        resilient, improved = row["n_resilient"], row["n_improved"]
+        verdict = "stands" if row["stands"] else "does not stand"
+        out.append(
+            f"{row['label']}: {row['metric']} {change_words(row)}, which {verdict} after Holm's correction"
+            f"{family_of(rows)}; {resilient} of {counted(row['n_datasets'], 'dataset')} "
+            f"rise{'s' if resilient == 1 else ''} by less than 5 %, {improved} of them "
+            f"improve{'s' if improved == 1 else ''}."
+        )
+    if len(rows) > _MAX_NAMES:
+        more = len(rows) - _MAX_NAMES
+        out.append(f"{more} more {'is' if more == 1 else 'are'} in the table.")
+    return out
+
+
+def read_selection(table: pd.DataFrame) -> list[str]:
+    """State whether an informed choice beats random ones, recipe by recipe."""
+    table_of(table, "sweep_selection", "diff", "diff_lower", "diff_upper", "diff_stands")
+    out = []
+    for row in told(table[np.isfinite(table["diff"])]):
+        same = (table["model"] == row["model"]) & (table["recipe"] == row["recipe"])
+        seeds = int((same & (table["selection"] == "random")).sum())
+        span = points_words(row["diff"], row["diff_lower"], row["diff_upper"]).partition(" ")[2]
+        verdict = f" {span}, which {'stands' if row['diff_stands'] else 'does not stand'} after Holm's correction"
+        out.append(
+            f"{row['model']}, {row['recipe']}: the informed choice changes MASE by {change_text(row['diff'])[:-2]} "
+            f"percentage points against the mean of {seeds} random one{'s' if seeds > 1 else ''}"
+            f"{verdict if span else ''}."
+        )
+    return out
 
 
 def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
@@ -59,6 +127,58 @@ def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
     return table.assign(label=labels.where(~several, labels + ", " + table["recipe"]), chosen=choices)
 
 
+@SWEEP_RECIPES.figure("Heavy ablations on every metric.", variables=None)
+def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
+    """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved.
+
+    Args:
+        table: of kind "sweep_recipes" with ``n_resilient``, ``n_improved`` and ``n_datasets``.
+        random: whether heads at random have rows beside informed choices.
+
+    Returns:
+        A row a recipe and choice of heads, a column a metric; bold where the change stands after Holm's correction,
+        coloured by the change (blue is better). The last columns count datasets whose MASE rises by less than 5 %
+        (resilient) and falls (improved).
+
+    Raises:
+        InputError: ``table`` is of another kind, lacks the counts, or has no entries.
+
+    Example:
+        >>> fig = viz.recipe_table(tables["recipes"])
+        >>> fig.layout.meta["title"]
+        'Heavy ablations: change of every metric, and how many datasets bear them'
+    """
+    table_of(table, "sweep_recipes", *_COUNTS, "n_datasets")
+    entries = recipe_rows(table, random=random)
+    several = entries["chosen"].nunique() > 1
+    columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + ["resilient", "improved"]
+    labels, text, hover, colours = [], [], [], []
+    for _, entry in entries.groupby(_entry(entries), sort=False):
+        cells = told(entry)
+        labels.append(plain(f"{cells[0]['label']}, {cells[0]['chosen']}" if several else cells[0]["label"]))
+        counts = [f"{cells[0][name]} of {cells[0]['n_datasets']}" for name in _COUNTS]
+        text.append([_table_cell(row) for row in cells] + counts)
+        texts = [f"{count} {what}" for count, what in zip(counts, _COUNTS.values(), strict=True)]
+        hover.append([f"{plain(row['metric'])} {change_words(row)}" for row in cells] + texts)
+        colours.append([*np.nan_to_num(100 * entry["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP), 0, 0])
+    canvas = blank(40 * len(labels), 200 + 80 * len(columns), below=12)
+    canvas.above = 34
+    # twice the range: pale colours, so that the numbers stand out
+    colour_axis = {"cmin": -2 * _COLOUR_CAP, "cmax": 2 * _COLOUR_CAP, "colorscale": DIVERGING, "showscale": False}
+    canvas.fig.update_layout(coloraxis=colour_axis)
+    panel = next(iter(canvas))
+    look: Look = {"text": text, "texttemplate": "%{text}", "textfont": {"size": 12, "color": INK}}
+    panel.cells(np.array(colours), columns, np.arange(len(labels)), "%{customdata}", customdata=hover, **look)
+    panel.x("", side="top", **NO_AXIS)
+    label_rows(canvas, labels)
+    return canvas.dress(
+        "Heavy ablations: change of every metric, and how many datasets bear them",
+        f"% change of the geometric mean over datasets [{intervals_of(table)[:-1]}], lower is better; bold: stands "
+        "after Holm's correction; resilient: MASE rises by less than 5 %, improved: it falls",
+    )
+
+
+@SWEEP_RECIPES.figure("The same numbers as dots with intervals.", variables=None)
 def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     """Draw what heavy recipes cost in every metric, with intervals.
 
@@ -135,56 +255,6 @@ def _changes(
     )
 
 
-def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
-    """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved.
-
-    Args:
-        table: of kind "sweep_recipes" with ``n_resilient``, ``n_improved`` and ``n_datasets``.
-        random: whether heads at random have rows beside informed choices.
-
-    Returns:
-        A row a recipe and choice of heads, a column a metric; bold where the change stands after Holm's correction,
-        coloured by the change (blue is better). The last columns count datasets whose MASE rises by less than 5 %
-        (resilient) and falls (improved).
-
-    Raises:
-        InputError: ``table`` is of another kind, lacks the counts, or has no entries.
-
-    Example:
-        >>> fig = viz.recipe_table(tables["recipes"])
-        >>> fig.layout.meta["title"]
-        'Heavy ablations: change of every metric, and how many datasets bear them'
-    """
-    table_of(table, "sweep_recipes", *_COUNTS, "n_datasets")
-    entries = recipe_rows(table, random=random)
-    several = entries["chosen"].nunique() > 1
-    columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + ["resilient", "improved"]
-    labels, text, hover, colours = [], [], [], []
-    for _, entry in entries.groupby(_entry(entries), sort=False):
-        cells = told(entry)
-        labels.append(plain(f"{cells[0]['label']}, {cells[0]['chosen']}" if several else cells[0]["label"]))
-        counts = [f"{cells[0][name]} of {cells[0]['n_datasets']}" for name in _COUNTS]
-        text.append([_table_cell(row) for row in cells] + counts)
-        texts = [f"{count} {what}" for count, what in zip(counts, _COUNTS.values(), strict=True)]
-        hover.append([f"{plain(row['metric'])} {change_words(row)}" for row in cells] + texts)
-        colours.append([*np.nan_to_num(100 * entry["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP), 0, 0])
-    canvas = blank(40 * len(labels), 200 + 80 * len(columns), below=12)
-    canvas.above = 34
-    # twice the range: pale colours, so that the numbers stand out
-    colour_axis = {"cmin": -2 * _COLOUR_CAP, "cmax": 2 * _COLOUR_CAP, "colorscale": DIVERGING, "showscale": False}
-    canvas.fig.update_layout(coloraxis=colour_axis)
-    panel = next(iter(canvas))
-    look: Look = {"text": text, "texttemplate": "%{text}", "textfont": {"size": 12, "color": INK}}
-    panel.cells(np.array(colours), columns, np.arange(len(labels)), "%{customdata}", customdata=hover, **look)
-    panel.x("", side="top", **NO_AXIS)
-    label_rows(canvas, labels)
-    return canvas.dress(
-        "Heavy ablations: change of every metric, and how many datasets bear them",
-        f"% change of the geometric mean over datasets [{intervals_of(table)[:-1]}], lower is better; bold: stands "
-        "after Holm's correction; resilient: MASE rises by less than 5 %, improved: it falls",
-    )
-
-
 def _table_cell(row: dict[str, Any]) -> str:
     if not np.isfinite(row["change"]):
         return "–"
@@ -194,6 +264,7 @@ def _table_cell(row: dict[str, Any]) -> str:
     return f'{main}<br><span style="font-size:10px">{span}</span>' if span else main
 
 
+@SWEEP_SELECTION.figure("Informed and random choices of as many heads.", variables=None)
 def selection_comparison(table: pd.DataFrame) -> go.Figure:
     """Draw whether it matters which heads go: informed choices against random heads at the same counts.
 
@@ -256,3 +327,15 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
         "correction; right: below 0, the choice beats chance",
         remark,
     )
+
+
+@SWEEP_RECIPES.panels
+def _recipes(table: pd.DataFrame) -> Iterator[ReportPanel]:
+    yield from sweep_panel("recipe_table", table, recipe_table, read_recipes)
+    words = ["The same numbers as dots: what lies left of the line became better."]
+    yield from sweep_panel("recipe_changes", table, recipe_changes, lambda _: words)
+
+
+@SWEEP_SELECTION.panels
+def _selection(table: pd.DataFrame) -> Iterator[ReportPanel]:
+    yield from sweep_panel("selection_comparison", table, selection_comparison, read_selection)

@@ -20,7 +20,6 @@ ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
 CATEGORICAL = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)
 INK, GREY, PALE = "#1A1A1A", "#5F5F5F", "#D4D4D4"
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
-
 SEQUENTIAL = (
     (0.0, "#FFFFFF"),
     (0.06, "#FFF3B8"),
@@ -39,7 +38,6 @@ DIVERGING = (
     (0.75, "#CA7D44"),
     (1.0, "#743100"),
 )
-
 _TITLE_CHARACTERS, _SUBTITLE_CHARACTERS = 84, 116
 _TOOLS = 32  # pixels, for the buttons that show when a figure is hovered
 _TITLE_LINE, _SUBTITLE_LINE, _TOP_PAD, _CAPITAL = 21, 17, 12, 11  # pixels

@@ -1,17 +1,22 @@
-"""Heads over training: loss, copying, and what every head looks at, checkpoint by checkpoint."""
+"""Heads over the checkpoints of a training."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.select import array, draws, layer_name, model_of, names
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.needs import TRAINING_RECORD
+from tsfm_lens.viz.select import array, layer_name, model_of, names
 from tsfm_lens.viz.sheet import Panel, Sheet, sheet
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, percent
+from tsfm_lens.viz.words import count_of, verb
 
 __all__ = ["training_history"]
-
 _ROW, _GAP = 130, 26  # pixels
 _OF_HEADS = (
     ("prefix_matching", "prefix matching\n(share of attention)", "of its attention on what followed the last match"),
@@ -19,9 +24,49 @@ _OF_HEADS = (
     ("copy_score", "copy score\n(standard deviations)", "standard deviations: logit of the right token"),
     ("entropy_share", "entropy of attention\n(1 = even)", "of the entropy of even attention"),
 )
+_SCORES = ("prefix_matching", "copy_score", "advantage", "entropy_share")
 
 
-@draws("training_history", needs=("entropy_share",))
+TRAINING_HISTORY = measurement(
+    "training_history",
+    theme="Behaviour",
+    title="How the heads came about",
+    summary="heads over the checkpoints of a training: prefix matching, copying, sharpness, loss",
+    description="Checkpoints that were kept during training, each tested on the same repeated motifs. Induction heads "
+    "show where prefix matching rises and copying with it.",
+    source="after Olsson et al. 2022",
+    needs=TRAINING_RECORD,
+)
+
+
+def read_history(ds: xr.Dataset) -> list[str]:
+    """State when copying came, and how many heads look for the motif at the end."""
+    steps = ds["training_step"].values
+    out = []
+    if "copying" in ds:
+        copying = array(ds, "copying", "training_step")
+        half = int(np.argmax(copying >= copying[-1] / 2)) if copying[-1] > 0 else 0
+        share = "of the motif's tokens" if "copy_score" in ds else "of the distance from the mean to a perfect copy"
+        out.append(f"At step {int(steps[-1]):,} the model copies {percent(float(copying[-1]))} {share}.")
+        if half:
+            out.append(f"Half of that is reached between steps {int(steps[half - 1]):,} and {int(steps[half]):,}.")
+    name = "prefix_matching" if "prefix_matching" in ds else "advantage"
+    heads = array(ds, f"{name}_stands_out", "training_step", "layer", "head") > 0
+    heads &= array(ds, name, "training_step", "layer", "head") > 0
+    counts = heads.reshape(len(steps), -1).sum(axis=1)
+    against = "than an even spread would" if name == "prefix_matching" else "than in the control"
+    since = len(counts) - int(np.argmin(np.append(counts[::-1] > 0, False)))
+    some = f"; some head has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
+    out.append(
+        f"{count_of(int(counts[-1]), heads[0].size, 'heads')} {verb(int(counts[-1]), 'give')} more attention to what "
+        f"followed the last match {against}, beyond the noise{some}."
+    )
+    return out
+
+
+@TRAINING_HISTORY.figure(
+    "Prefix matching, copying and sharpness of every head over training.", variables=("entropy_share",)
+)
 def training_history(ds: xr.Dataset) -> go.Figure:
     """Draw the training of a model: its loss, how well it copies, and a line per head for what the head does.
 
@@ -107,3 +152,9 @@ def _steps_axis(canvas: Sheet, steps: np.ndarray, start: float) -> None:
         showticklabels=False,
     )
     canvas.panel(*canvas.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)
+
+
+@TRAINING_HISTORY.panels
+def _plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    scores = [name for name in _SCORES if name in ds]
+    yield ReportPanel(training_history(ds), frame(ds, *scores), read_history(ds))

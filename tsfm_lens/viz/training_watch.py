@@ -1,24 +1,28 @@
-"""Training that was watched: its loss, sharpness and attention over steps, one run or several over each other."""
+"""A training, watched: losses, sharpness, gradient noise and attention over steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.select import array, draws, layer_name, model_of, names
-from tsfm_lens.viz.sheet import Panel, sheet
+from tsfm_lens.errors import InputError
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.grid import columns_for, log_axis
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
+from tsfm_lens.viz.sheet import Panel, Sheet, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, plain
+from tsfm_lens.viz.words import capital, listed, num
 
-__all__ = ["nuclear_norms", "training_measures"]
-
+__all__ = ["attention_film", "attention_snapshots", "training_measures"]
 _ROW, _GAP = 130, 26  # pixels
 _STEEP = 30  # times the smallest value from which on an axis is logarithmic
-_BINS = 24
 _ROWS = (
     ("loss", "training loss", "training loss"),
     ("watched_loss", "loss of the\nwatched data", "loss"),
@@ -29,6 +33,72 @@ _ROWS = (
     ("diagonal_mass", "diagonal mass\nof attention", "diagonal mass"),
     ("numerical_rank", "numerical rank\nof attention", "rank"),
 )
+_PANEL = 170  # pixels: a side of a map
+_MOST = 16  # maps of a film
+_COLUMNS = 6  # snapshots or inputs side by side
+_SLIDER = 96  # pixels under the maps
+_TICKS = 12  # tokens that still have room for a number each
+_HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
+_WORDS = {
+    "loss": "the training loss",
+    "watched_loss": "the loss of the watched data",
+    "sharpness": "the sharpness",
+    "noise_scale": "the gradient noise scale",
+    "entropy": "the entropy of attention",
+    "nuclear_norm": "its nuclear norm",
+    "diagonal_mass": "its diagonal mass",
+    "numerical_rank": "its numerical rank",
+}
+
+
+TRAINING_WATCH = measurement(
+    "training_watch",
+    theme="Training",
+    title="A training, watched",
+    summary="sharpness, gradient noise and attention over the steps of a training",
+    description="Sharpness is the largest eigenvalue of the loss's Hessian. Attention that has collapsed has a low "
+    "entropy; rows that are all alike have a nuclear norm near 1.",
+    source="SAMformer, figures 3, 5, 6 and 12; Zhai et al. 2023; McCandlish et al. 2018",
+    maker="made while a model is trained: `tsfm_lens.training` makes it",
+    subject=lambda ds: str(ds.attrs.get("model", "")),
+)
+
+
+def run_words(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
+    """Yield each run with its name, "" for a single one."""
+    if "run" not in ds.dims:
+        yield "", ds
+        return
+    for place, name in enumerate(names(ds, "run")):
+        yield name, ds.isel(run=place)
+
+
+def read_watch(ds: xr.Dataset) -> list[str]:
+    """Describe from where to where each measure went, and whether the sharpness can be trusted."""
+    out = []
+    for run, one in run_words(ds):
+        changes = []
+        for name, words in _WORDS.items():
+            if name not in one or (name == "watched_loss" and "loss" in one):
+                continue
+            mean = one[name].mean([dim for dim in one[name].dims if dim != "step"]).dropna("step")
+            if len(mean) > 1:
+                changes.append(f"{words} from {num(float(mean[0]))} to {num(float(mean[-1]))}")
+            elif len(mean):
+                changes.append(f"{words} is {num(float(mean[0]))}")
+        if changes:
+            steps = one["step"].values
+            out.append(f"{run + ': ' if run else ''}{capital(listed(changes))}, step {steps[0]:,} to {steps[-1]:,}.")
+        if "sharpness_residual" in one:
+            share = abs(one["sharpness_residual"] / one["sharpness"]).max()
+            out.append(f"{run + ': ' if run else ''}Some eigenvalue lies within {float(share):.1%} of each sharpness.")
+    return out or ["Nothing was measured."]
+
+
+def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
+    """Tabulate variables that have no further axes, a row for each combination of labels."""
+    variables = [name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}]
+    return ds[variables].reset_coords(drop=True).to_dataframe().reset_index()
 
 
 @dataclass(frozen=True)
@@ -42,7 +112,7 @@ class _Line:
     high: np.ndarray
 
 
-@draws("training_watch")
+@TRAINING_WATCH.figure("Loss, sharpness, gradient noise and attention over training.")
 def training_measures(ds: xr.Dataset) -> go.Figure:
     """Draw what was measured over a training, measure by measure.
 
@@ -130,44 +200,183 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
         panel.note(words, 1, level, xref="domain", xanchor="right", yanchor="bottom", size=10, colour=GREY)
 
 
-@draws("attention_norms", needs=("nuclear_norm",))
-def nuclear_norms(ds: xr.Dataset) -> go.Figure:
-    """Draw how nuclear norms of attention spread over inputs, runs or layers over each other.
+@TRAINING_WATCH.figure("Attention from snapshot to snapshot, with a slider.", variables=("pattern",))
+def attention_film(
+    ds: xr.Dataset, *, layer: str | int | None = None, head: int | None = None, row: int = 0
+) -> go.Figure:
+    """Draw the attention of heads from snapshot to snapshot, with a slider and a button that plays it.
 
     Args:
-        ds: of kind "attention_norms", of one run, or of several of ``training.together``.
+        ds: of kind "training_watch" with ``pattern``, of one run or of several of ``training.together``.
+        layer: label; a negative integer counts from the last; all layers that have room if None.
+        head: number; all heads if None, of several runs the first.
+        row: of the inputs.
 
     Returns:
-        An outline of the histogram for each run, or for each layer of a single one, over all heads and inputs; dotted
-        lines at 1, one row for all queries, and at the number of keys, the identity.
+        A map of queries and keys for each head, or for each run, on one scale of colours for all snapshots.
 
     Example:
-        >>> even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in (0.0, 0.9))
-        >>> norms = {name: training.attention_norms(each) for name, each in (("even", even), ("sharp", sharp))}
-        >>> viz.nuclear_norms(training.together(norms)).layout.meta["title"]
-        'Nuclear norms of the attention of even, sharp'
+        >>> pattern = {"0": torch.eye(4)[None]}
+        >>> watch = training.Watch(torch.nn.Linear(1, 1), [], patterns=lambda: pattern, snapshots=1)
+        >>> for step in range(3):
+        ...     _ = watch(step)
+        >>> len(viz.attention_film(watch.dataset()).frames)
+        3
     """
-    over = "run" if "run" in ds.dims else "layer"
-    words = names(ds, over) if over == "run" else [layer_name(label) for label in names(ds, over)]
-    groups = [ds["nuclear_norm"].isel({over: place}).values.ravel() for place in range(ds.sizes[over])]
-    groups = [group[np.isfinite(group)] for group in groups]
-    low, high = (float(np.concatenate(groups).min()), float(np.concatenate(groups).max()))
-    edges = np.linspace(low, high if high > low else low + 1e-3, _BINS + 1)
-    canvas = sheet([260], min_width=360)
-    panel = next(iter(canvas))
-    for place, (word, group) in enumerate(zip(words, groups, strict=True)):
-        share = 100 * np.histogram(group, edges)[0] / max(len(group), 1)
-        colour = CATEGORICAL[place % len(CATEGORICAL)]
-        outline = {"color": colour, "width": 1.8, "shape": "hv"}
-        hover = f"{plain(word)}<br>from %{{x:.3g}}: %{{y:.3g}} % of {len(group)} patterns"
-        panel.line(edges, [*share, 0.0], f"{word}: median {np.median(group):.3g}", hover, line=outline, colour=colour)
-    keys = {int(value) for value in ds["n_keys"].values}
-    for level, text in ((1.0, "one row for all"), *(((float(max(keys)), "identity"),) if len(keys) == 1 else ())):
-        panel.upright(level, dash="dot")
-        panel.note(text, level, 1, yref="domain", yanchor="bottom", size=10, colour=GREY)
-    panel.x("nuclear norm of attention")
-    panel.y("share of patterns (%)", rangemode="tozero")
-    inputs = ds.sizes["input"]
-    return canvas.dress(
-        f"Nuclear norms of the attention of {model_of(ds)}", f"every head on {inputs} input{'s' * (inputs != 1)}"
+    words, values = _maps(ds, layer, head, row)
+    steps = [int(step) for step in ds["snapshot"].values]
+    columns = columns_for(len(words))
+    rows = -(-len(words) // columns)
+    canvas = sheet(
+        [_PANEL] * rows,
+        [1] * columns,
+        titles=words,
+        row_gap=44,
+        column_gap=0.03,
+        min_width=max(420, columns * 150),
+        below=52 + _SLIDER,
     )
+    panels = [canvas.panel(*place) for place in canvas.places[: len(words)]]
+    for row_of, column in canvas.places:
+        canvas.panel(row_of, column).y(showticklabels=column == 1)
+    for panel, value, word in zip(panels, values, words, strict=True):
+        panel.cells(value[0], hover=_HOVER, name=word)
+    _dress_maps(canvas, values, len(words))
+    canvas.fig.frames = [
+        go.Frame(name=f"{step:,}", data=[go.Heatmap(z=value[place]) for value in values], traces=[*range(len(values))])
+        for place, step in enumerate(steps)
+    ]
+    canvas.fig.update_layout(**_controls([f"{step:,}" for step in steps], canvas.plot_height))
+    fig = canvas.dress(f"Attention of {model_of(ds)} over training", _subtitle(ds, row), "slide to another step")
+    fig.layout.meta = {**fig.layout.meta, "controls": _SLIDER}
+    return fig
+
+
+@TRAINING_WATCH.figure("Attention at several steps, or of several inputs, side by side.", variables=("pattern",))
+def attention_snapshots(
+    ds: xr.Dataset,
+    *,
+    layer: str | int | None = None,
+    head: int | None = None,
+    across: str = "snapshot",
+    row: int = 0,
+    snapshots: Sequence[int] | None = None,
+) -> go.Figure:
+    """Draw the attention of heads or runs at several steps, or of several inputs at the last one, side by side.
+
+    Args:
+        ds, layer, head: see :func:`attention_film`.
+        across: "snapshot" for a column a step, "input" for a column an input at the last of the steps.
+        row: of the inputs, where columns are steps.
+        snapshots: steps to draw; up to six, evenly taken, if None.
+
+    Returns:
+        A row of maps for each head or run, on one scale of colours.
+
+    Example:
+        >>> pattern = {"0": torch.eye(4)[None]}
+        >>> watch = training.Watch(torch.nn.Linear(1, 1), [], patterns=lambda: pattern, snapshots=1)
+        >>> for step in range(3):
+        ...     _ = watch(step)
+        >>> len(viz.attention_snapshots(watch.dataset()).data)
+        3
+    """
+    if across not in ("snapshot", "input"):
+        raise InputError(f"across={across!r} is not known, choose 'snapshot' or 'input'")
+    at = positions(ds, "snapshot", None if snapshots is None else [str(step) for step in snapshots])
+    if across == "input":
+        count = min(ds.sizes["input"], _COLUMNS)
+        maps = [_maps(ds.isel(snapshot=[at[-1]]), layer, head, one) for one in range(count)]
+        words, titles = maps[0][0], [f"input {one}" for one in range(count)]
+        values = np.stack([value[:, 0] for _, value in maps], axis=1)
+    else:
+        places = sorted(
+            {at[place] for place in np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)}
+        )
+        words, values = _maps(ds.isel(snapshot=places), layer, head, row)
+        titles = [f"step {int(step):,}" for step in ds["snapshot"].values[places]]
+    columns = len(titles)
+    canvas = sheet(
+        [110] * len(words),
+        [1] * columns,
+        titles=titles + [""] * (columns * (len(words) - 1)),
+        row_gap=14,
+        column_gap=0.02,
+        min_width=120 + 95 * columns,
+    )
+    for place, (line, column) in enumerate(np.ndindex(len(words), columns)):
+        panel = canvas.panel(*canvas.places[place])
+        panel.cells(values[line, column], hover=_HOVER, name=words[line])
+        panel.y(words[line] if column == 0 else None)
+    _dress_maps(canvas, values, len(words) * columns)
+    canvas.x(showticklabels=False)
+    canvas.y(showticklabels=False)
+    where = f"at step {int(ds['snapshot'].values[at[-1]]):,}" if across == "input" else "over training"
+    return canvas.dress(f"Attention of {model_of(ds)} {where}", _subtitle(ds, row if across == "snapshot" else None))
+
+
+def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -> tuple[list[str], np.ndarray]:
+    """Return titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
+    if not 0 <= row < ds.sizes["input"]:
+        raise InputError(f"row={row}; the patterns of inputs 0 to {ds.sizes['input'] - 1} were kept")
+    pattern = ds["pattern"].isel(input=row)
+    if "seed" in pattern.dims:
+        pattern = pattern.isel(seed=0)
+    layers = range(ds.sizes["layer"]) if layer is None else [position(ds, "layer", layer)]
+    heads = range(ds.sizes["head"]) if head is None else [position(ds, "head", head)]
+    words, values = [], []
+    if "run" in ds.dims:
+        for place, run in enumerate(names(ds, "run")):
+            words.append(run)
+            values.append(pattern.isel(run=place, layer=layers[0], head=heads[0]))
+    else:
+        for at, index in ((at, index) for at in layers for index in heads):
+            one = pattern.isel(layer=at, head=index)
+            if bool(np.isfinite(one.values).any()):
+                words.append(f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}")
+                values.append(one)
+    maps = np.stack([one.transpose("snapshot", "query", "key").values for one in values[:_MOST]]).astype(float)
+    # layers with fewer tokens than others were filled up
+    finite = np.isfinite(maps)
+    return words[:_MOST], maps[:, :, finite.any((0, 1, 3))][..., finite.any((0, 1, 2))]
+
+
+def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
+    tokens = max(values.shape[-2:])
+    canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(values))))
+    canvas.x(ticks="", dtick=1 if tokens <= _TICKS else None, constrain="domain")
+    canvas.y(ticks="", dtick=1 if tokens <= _TICKS else None, autorange="reversed")
+    for row, column in canvas.places[n_maps:]:
+        canvas.panel(row, column).x(visible=False)
+        canvas.panel(row, column).y(visible=False)
+
+
+def _controls(labels: Sequence[str], height: int) -> dict[str, Any]:
+    """Build a slider over the frames and a button that plays them, under the maps."""
+    still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
+    playing = {"fromcurrent": True, "frame": {"duration": 400, "redraw": True}, "transition": {"duration": 0}}
+    steps = [{"label": label, "method": "animate", "args": [[label], still]} for label in labels]
+    below = -44 / height
+    slider = {"steps": steps, "x": 0.25, "len": 0.75, "y": below, "yanchor": "top", "currentvalue": {"prefix": "step "}}
+    button = {"label": "▶ play", "method": "animate", "args": [None, playing]}
+    menu = {"type": "buttons", "showactive": False, "buttons": [button], "x": 0, "xanchor": "left"}
+    return {"sliders": [slider], "updatemenus": [{**menu, "y": below - 22 / height, "yanchor": "top"}]}
+
+
+def _subtitle(ds: xr.Dataset, row: int | None) -> str:
+    which = "" if row is None else f"input {row}"
+    count = ds.sizes["snapshot"]
+    return "; ".join(filter(None, [which, f"{count} snapshot{'s' * (count != 1)}", "rows are queries, columns keys"]))
+
+
+@TRAINING_WATCH.panels
+def _watch_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    table = watch_table(ds, "step") if "step" in ds.dims and ds.sizes["step"] else pd.DataFrame()
+    if table.columns.size:
+        yield ReportPanel(training_measures(ds), table, read_watch(ds), "measures")
+    if "pattern" in ds:
+        steps = pd.DataFrame({"snapshot": ds["snapshot"].values})
+        count = ds.sizes["snapshot"]
+        first, last = steps["snapshot"].min(), steps["snapshot"].max()
+        words = f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to {last:,}."
+        yield ReportPanel(attention_snapshots(ds), steps, [words], "attention")

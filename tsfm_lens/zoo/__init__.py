@@ -5,28 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsfm_lens.embedded import checkpoint_names, checkpoint_path
+from tsfm_lens.embedded import RECORD, checkpoint_names, checkpoint_path, has_training_record
 from tsfm_lens.errors import InputError
+from tsfm_lens.registry import probe
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _FOLDER = Path(__file__).parent
-_RECORD = "training.nc"
 
 __all__ = ["checkpoint_names", "checkpoint_path", "has_training_record", "training_record"]
 
 
-def has_training_record(name: str) -> bool:
-    """Test if a record of its training ships with an embedded checkpoint.
-
-    Example:
-        >>> zoo.has_training_record("amazon/chronos-bolt-base")
-        False
-    """
-    return name in checkpoint_names() and (_FOLDER / name / _RECORD).exists()
-
-
+@probe(
+    "training_history",
+    lambda results: (results.run.lens.model_id,),
+    words="training_history of the checkpoints that were kept",
+)
 def training_record(name: str) -> xr.Dataset:
     """Read the record of the heads over the training of an embedded checkpoint.
 
@@ -48,5 +43,5 @@ def training_record(name: str) -> xr.Dataset:
         )
     import xarray as xr
 
-    with xr.open_dataset(_FOLDER / name / _RECORD, engine="scipy") as data:
+    with xr.open_dataset(_FOLDER / name / RECORD, engine="scipy") as data:
         return data.load()

@@ -51,11 +51,11 @@ def test_no_two_arms_look_alike(toy: xr.Dataset) -> None:
 def test_every_record_is_drawn_tabulated_read_and_fits_a_column(name: str) -> None:
     record = experiments.record(name)
     plates = plates_of({record.attrs["kind"]: record})[record.attrs["kind"]]
-    assert record.attrs["kind"] != "lab_runs" or len(plates[0].reading) >= record.sizes["arm"]
+    assert record.attrs["kind"] != "lab_runs" or len(plates[0].sentences) >= record.sizes["arm"]
     for plate in plates:
         assert len(plate.table)
-        assert plate.reading
-        assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.reading)
+        assert plate.sentences
+        assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
 
 
@@ -108,7 +108,7 @@ def test_errors_over_a_setting_are_one_curve_for_arms_that_agree_but_for_it() ->
     plates = plates_of({"lab_runs": data})["lab_runs"]
     assert len(plates) == 4
     sentence = "exchange, H = 96: the lowest mean test error is that of rho 0.5 (2), before rho 0 (6.5)."
-    assert sentence in plates[1].reading
+    assert sentence in plates[1].sentences
     plain = data.isel(arm=slice(0, 2)).drop_vars(("rho", "horizon")).assign_coords(arm=["a", "b"])
     reading = plates_of({"lab_runs": plain})["lab_runs"][1].reading
     assert reading == ["The lowest mean test error is that of a (2), before b (6.5)."]
@@ -116,6 +116,6 @@ def test_errors_over_a_setting_are_one_curve_for_arms_that_agree_but_for_it() ->
 
 def test_the_reading_says_who_reaches_the_oracle(toy: xr.Dataset) -> None:
     (plate,) = plates_of({"lab_runs": toy})["lab_runs"]
-    by_arm = dict(zip(toy["arm"].values.tolist(), plate.reading, strict=True))
+    by_arm = dict(zip(toy["arm"].values.tolist(), plate.sentences, strict=True))
     assert "within 1 % of the oracle with every seed" in by_arm["transformer + SAM"]
     assert "or more above the oracle" in by_arm["transformer"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens import catalogue
+from tsfm_lens import registry
 from tsfm_lens.studies import experiments
 from tsfm_lens.studies.experiments import figures
 from tsfm_lens.studies.papers import items_structured as said
@@ -164,9 +164,9 @@ def test_the_figure_shows_the_numbers_of_the_runs() -> None:
     lines = {trace.name: trace for trace in fig.data if trace.mode == "lines"}
     assert lines["least squares, expected"].y[-1] == 0
     assert "2 to 8 seeds" in fig.layout.meta["subtitle"] if "subtitle" in fig.layout.meta else True
-    (plate,) = catalogue.find("in_context_runs").plates(data)
-    assert plate.reading[0].startswith("1 head, ")
-    assert plate.reading[-1].startswith("1 head, rank 1, D = 16: 0.9")
+    (plate,) = registry.find("in_context_runs").draw_panels(data)
+    assert plate.sentences[0].startswith("1 head, ")
+    assert plate.sentences[-1].startswith("1 head, rank 1, D = 16: 0.9")
 
 
 def test_shipped_runs_are_of_the_stated_grid() -> None:

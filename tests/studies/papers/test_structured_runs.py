@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens import catalogue
+from tsfm_lens import registry
 from tsfm_lens.studies import experiments
 from tsfm_lens.studies.experiments import figures
 from tsfm_lens.studies.papers import items_structured as said
@@ -57,8 +57,8 @@ def test_losses_are_less_that_of_standard_attention_with_the_same_seed(monkeypat
     means = [trace for trace in fig.data if trace.marker.size == 9]
     assert [trace.x[0] for trace in means] == [1.0, 0.6]
     assert means[1].y[0] == (base - 0.25).mean()
-    (plate,) = catalogue.find("level_training").plates(data)
-    assert len(plate.reading) == 2
+    (plate,) = registry.find("level_training").draw_panels(data)
+    assert len(plate.sentences) == 2
 
 
 def transfer(best: dict[str, list[int]]) -> xr.Dataset:
@@ -88,8 +88,8 @@ def test_the_best_rate_carries_over_where_it_does(monkeypatch: pytest.MonkeyPatc
     diamonds = [trace.x[0] for trace in fig.data if trace.marker.symbol == "diamond"]
     rates = experiments.transfer.RATES
     assert diamonds == [rates[place] for place in (4, 3, 2, 3, 3, 3, 3, 3, 4)]
-    (plate,) = catalogue.find("transfer_runs").plates(data)
-    assert "0.008 at width 16" in plate.reading[1]
+    (plate,) = registry.find("transfer_runs").draw_panels(data)
+    assert "0.008 at width 16" in plate.sentences[1]
     # a seed that lacks a rate is left out, and so is a parametrisation without a whole one
     data["mse"][0, :, :, 1:] = np.nan
     data["mse"][2, 0] = np.nan

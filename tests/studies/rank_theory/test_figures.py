@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens import catalogue, viz
+from tsfm_lens import registry, viz
 from tsfm_lens.report.build import build_report, plates_of
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import figures, figures_bounds
@@ -43,7 +43,7 @@ def named(fig: Any, start: str) -> list[Any]:
 
 
 def test_every_chapter_of_the_theory_has_its_experiment() -> None:
-    kinds = {kind for kind, each in catalogue.measurements().items() if each.theme == "Theory"}
+    kinds = {kind for kind, each in registry.measurements().items() if each.theme == "Theory"}
     assert kinds == {f"theory_{kind}" for kind in SMALL}
 
 
@@ -51,8 +51,8 @@ def test_every_chapter_of_the_theory_has_its_experiment() -> None:
 def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(kind: str, results: dict[str, xr.Dataset]) -> None:
     (plate,) = plates_of({kind: results[kind]})[kind]
     assert len(plate.table)
-    assert plate.reading
-    assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.reading)
+    assert plate.sentences
+    assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
     assert all(np.isfinite(column).any() for column in plate.table.select_dtypes("number").values.T)
     assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
 

@@ -7,8 +7,8 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import viz
-from tsfm_lens.catalogue import find
 from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.registry import find
 from tsfm_lens.report.build import plates_of
 from tsfm_lens.studies.rank_theory import figures_models
 from tsfm_lens.studies.rank_theory import measurements_models as rank_models
@@ -143,7 +143,7 @@ def test_models_stand_at_their_widths_within_contours_of_one_ratio() -> None:
 def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(make: object) -> None:
     ds: xr.Dataset = make()  # type: ignore[operator]
     plates = plates_of({ds.attrs["kind"]: ds})[ds.attrs["kind"]]
-    assert plates[0].reading
+    assert plates[0].sentences
     for plate in plates:
         assert len(plate.table)
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()

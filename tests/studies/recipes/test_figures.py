@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens import catalogue, viz
+from tsfm_lens import registry, viz
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.report.build import plates_of
 from tsfm_lens.studies import recipes
@@ -23,7 +23,7 @@ def records() -> dict[str, xr.Dataset]:
 
 
 def test_every_chapter_has_its_record(records: dict[str, xr.Dataset]) -> None:
-    kinds = {kind for kind, each in catalogue.measurements().items() if each.theme == "Training"}
+    kinds = {kind for kind, each in registry.measurements().items() if each.theme == "Training"}
     assert kinds >= {record.attrs["kind"] for record in records.values()}
     with pytest.raises(UnknownNameError, match="vocabulary"):
         recipes.low_rank_record("vocabularies")
@@ -34,7 +34,7 @@ def test_every_record_is_drawn_tabulated_read_and_fits_a_column(name: str, recor
     kind = records[name].attrs["kind"]
     (plate,) = plates_of({kind: records[name]})[kind]
     assert len(plate.table)
-    assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.reading)
+    assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
     assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
 
 

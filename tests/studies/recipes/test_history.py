@@ -13,8 +13,8 @@ import xarray as xr
 from typer.testing import CliRunner
 
 from tsfm_lens import probes, viz
-from tsfm_lens.catalogue import find
 from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.registry import find
 from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model, main
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
@@ -106,14 +106,14 @@ def test_the_figure_has_a_line_per_head_and_step_0_at_its_left_end() -> None:
 
 
 def test_the_reading_says_when_copying_came_and_which_heads_surely_look() -> None:
-    (plate,) = find("training_history").plates(planted_history())
-    assert plate.reading == [
+    (plate,) = find("training_history").draw_panels(planted_history())
+    assert plate.sentences == [
         "At step 100 the model copies 80 % of the motif's tokens.",
         "Half of that is reached between steps 10 and 100.",
         "1 of 4 heads gives more attention to what followed the last match than an even spread would, beyond the "
         "noise.",
     ]
-    never = find("training_history").plates(planted_history(last=-0.1))
+    never = find("training_history").draw_panels(planted_history(last=-0.1))
     assert not any("Half" in sentence for sentence in next(never).reading)
 
 

@@ -133,7 +133,7 @@ def reproduce(
 
 
 def _list(as_json: bool) -> None:
-    from tsfm_lens.catalogue import measured_by
+    from tsfm_lens.registry import measurements
     from tsfm_lens.studies.papers.values import ITEMS
 
     if as_json:
@@ -144,7 +144,9 @@ def _list(as_json: bool) -> None:
                 "also": list(item.also),
                 "model": item.model or ", ".join(item.models),
                 "needs_sweep": item.sweep,
-                "measurements": [measurement.kind for measurement in measured_by(item.id)],
+                "measurements": [
+                    measurement.kind for measurement in measurements().values() if item.id in measurement.paper
+                ],
                 "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
                 "settings": dict(item.settings),
                 "note": item.note,
@@ -161,7 +163,7 @@ def _list(as_json: bool) -> None:
                 item.title,
                 str(len(item.values)),
                 item.model or ", ".join(item.models),
-                " ".join(measurement.kind for measurement in measured_by(item.id)),
+                " ".join(measurement.kind for measurement in measurements().values() if item.id in measurement.paper),
                 "benchmark sweep" if item.sweep else "no model" if item.theory else "",
             ]
             for item in ITEMS

@@ -8,9 +8,10 @@ import xarray as xr
 from scipy.special import stdtrit
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.studies._shim import draws
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.noise import Finding, mean_of_seeds
-from tsfm_lens.viz.select import array, draws, names
+from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
 

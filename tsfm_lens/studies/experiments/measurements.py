@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import num
+from tsfm_lens.studies._shim import Figure, Measurement, Plate
 from tsfm_lens.studies.experiments.figures import (
     in_context_errors,
     learning_rates,
@@ -19,6 +17,8 @@ from tsfm_lens.studies.experiments.figures import (
     run_errors_over,
 )
 from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.words import num
 
 _MAKER = "made by grids of trainings: `python -m {0}` makes it, `tsfm_lens.studies.experiments` ships one"
 

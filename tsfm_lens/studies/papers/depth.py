@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from tsfm_lens import probes, viz
-from tsfm_lens.catalogue import first_item
-from tsfm_lens.catalogue.needs import TOKENS
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.figures.registry import Entry, Plate
+from tsfm_lens.figures.entry import FigureFile as Plate
+from tsfm_lens.figures.entry import NamedFigure as Entry
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.results import first_item
+from tsfm_lens.viz.needs import TOKENS
 
 MOST_WINDOWS = 12  # a series
 

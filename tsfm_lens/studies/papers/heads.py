@@ -6,10 +6,12 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens import probes, viz
-from tsfm_lens.catalogue import first_item
-from tsfm_lens.catalogue.needs import TOKENS
-from tsfm_lens.figures.registry import Entry, Plate, long_run, within_pass
+from tsfm_lens.figures.entry import FigureFile as Plate
+from tsfm_lens.figures.entry import NamedFigure as Entry
+from tsfm_lens.figures.entry import long_run, within_pass
 from tsfm_lens.models.run import Run
+from tsfm_lens.results import first_item
+from tsfm_lens.viz.needs import TOKENS
 
 SHARE_SHARP = 6 / 144  # of all heads, in figure 20D
 SHARE_DIFFUSE = 0.25

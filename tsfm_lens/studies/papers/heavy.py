@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from tsfm_lens import probes, viz
 from tsfm_lens.errors import InputError
-from tsfm_lens.figures.registry import Entry, Plate, long_run
+from tsfm_lens.figures.entry import FigureFile as Plate
+from tsfm_lens.figures.entry import NamedFigure as Entry
+from tsfm_lens.figures.entry import long_run
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run

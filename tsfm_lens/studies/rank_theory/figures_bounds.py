@@ -6,9 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.studies._shim import draws
 from tsfm_lens.studies.rank_theory.figures import LEAST, ROW, draws_in, seen
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.select import array, draws, names
+from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Panel, blank, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, VERMILION, mixed, plain
 

@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.catalogue.entry import shown_alone
-from tsfm_lens.catalogue.words import listed, num
+from tsfm_lens.studies._shim import shown_alone
 from tsfm_lens.studies.rank_theory.figures import (
     chebyshev_curves,
     compression_rank_lines,
@@ -23,6 +22,7 @@ from tsfm_lens.studies.rank_theory.figures_bounds import (
     sketch_bound_dots,
 )
 from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.words import listed, num
 
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:

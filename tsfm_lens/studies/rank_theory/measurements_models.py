@@ -8,15 +8,14 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.catalogue.computing import of_weights, on_all
-from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.needs import SERIES, VOCABULARY
-from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import listed, num
+from tsfm_lens.studies._shim import Figure, Measurement, Plate, of_weights, on_all
 from tsfm_lens.studies.rank_theory.figures_models import model_rank_dots, patch_spectra, vocabulary_dots
-from tsfm_lens.viz.ranks import level_position, names_of
+from tsfm_lens.viz.needs import SERIES, VOCABULARY
 from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import percent
+from tsfm_lens.viz.weight_ranks import level_position, names_of
+from tsfm_lens.viz.words import listed, num
 
 
 def read_plane(ds: xr.Dataset) -> list[str]:

@@ -9,9 +9,10 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
+from tsfm_lens.studies._shim import draws
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import array, draws, layer_name, names
+from tsfm_lens.viz.select import array, layer_name, names
 from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, plain
 

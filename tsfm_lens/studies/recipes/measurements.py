@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.catalogue.entry import shown_alone
-from tsfm_lens.catalogue.words import listed, num, signed
+from tsfm_lens.studies._shim import shown_alone
 from tsfm_lens.studies.recipes.figures import low_rank_skill, training_spectra, vocabulary_ranks
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.words import listed, num, signed
 
 _RISES = tuple(
     f"{score}_rise_{end}" for score in ("mase", "wql", "log_perplexity") for end in ("estimate", "low", "high")

@@ -9,10 +9,11 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.studies._shim import draws
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.places import Places, places_in, separate
-from tsfm_lens.viz.select import array, draws, model_of, names, position
+from tsfm_lens.viz.select import array, model_of, names, position
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
 
 __all__ = ["scoring_errors"]

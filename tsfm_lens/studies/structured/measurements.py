@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.catalogue.computing import of_weights
-from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import count_of, listed, num
+from tsfm_lens.studies._shim import Figure, Measurement, Plate, of_weights
 from tsfm_lens.studies.structured.figures import NULL_WORDS, scoring_errors
 from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.words import count_of, listed, num
 
 
 def read_scoring_errors(ds: xr.Dataset, budget: int = -1) -> list[str]:

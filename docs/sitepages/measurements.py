@@ -1,0 +1,27 @@
+"""Tables of all measurements, a theme each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sitepages.writing import write
+from tsfm_lens.cli.listings import measurement_facts
+from tsfm_lens.registry import THEMES
+
+PAGE = "reference/generated/measurements.md"
+_HEAD = "| measurement | kind | probe | figure | source | models |\n|---|---|---|---|---|---|"
+
+
+def write_measurements() -> None:
+    """Write a table a theme: what is measured, by which probe and figure, after whom, on which models."""
+    facts, parts = measurement_facts(), []
+    for theme in THEMES:
+        rows = [f"| {' | '.join(_cells(each))} |" for each in facts if each["theme"] == theme]
+        parts += ["\n".join([f"## {theme}\n", _HEAD, *rows])] if rows else []
+    write(PAGE, "\n\n".join(parts) + "\n")
+
+
+def _cells(each: dict[str, Any]) -> list[str]:
+    probes, figures = (", ".join(f"`{name}`" for name in each[key]) for key in ("probes", "figures"))
+    source = each["source"] + (f" ({', '.join(each['paper'])})" if each["paper"] else "")
+    return [each["summary"], f"`{each['kind']}`", probes, figures, source, each["models"]]

@@ -1,0 +1,31 @@
+"""Runs of the embedded models whose measurements are computed once."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tsfm_lens import load
+from tsfm_lens.data import bundled
+from tsfm_lens.results import Results
+
+MODELS = ("chronos-nano", "bolt-nano")
+
+
+@cache
+def _work(model: str) -> Results:
+    few = 2 if model == "chronos-nano" else None
+    return Results(load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few))
+
+
+@pytest.fixture(params=MODELS, scope="session")
+def work(request: pytest.FixtureRequest) -> Results:
+    """All measurements of one model."""
+    return _work(request.param)
+
+
+@pytest.fixture(scope="session")
+def works() -> dict[str, Results]:
+    """The same of both, by name."""
+    return {model: _work(model) for model in MODELS}

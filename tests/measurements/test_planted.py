@@ -1,0 +1,50 @@
+"""Planted results have the form of computed ones, so that what is tested on them holds for those."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import planted
+from tsfm_lens.probes.findings import judge
+from tsfm_lens.registry import find
+from tsfm_lens.results import Results
+
+EVERY = planted.everything()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_planted_result_has_the_form_of_a_computed_one(name: str, works: dict[str, Results]) -> None:
+    """Of one embedded model at least: token models and those of quantiles give different results."""
+    made = EVERY[name]
+    needs = find(made.attrs["kind"]).needs
+    able = {model: work for model, work in works.items() if needs is None or needs.met(work.run.lens)}
+    found = {model: planted.differences(made, work[made.attrs["kind"]]) for model, work in able.items()}
+    assert any(not differences for differences in found.values()), found
+
+
+def test_differences_are_found() -> None:
+    real = planted.ablation()
+    assert planted.differences(real, real) == []
+    spoiled = {
+        "kind": real.assign_attrs(kind="effects"),
+        "extra": real.assign(extra=real["mase_change"]),
+        "mase_change": real.assign(mase_change=real["mase_change"].mean("series")),
+        "forecast": real.assign(forecast=real["forecast"].astype(int)),
+        "stack": real.reset_coords("stack"),
+        "attribute extra": real.assign_attrs(extra=1),
+        "mase_change_leads": real.drop_vars("mase_change_leads"),
+    }
+    for name, made in spoiled.items():
+        (told,) = planted.differences(made, real)
+        assert told.startswith(f"{name}: "), told
+
+
+def test_planted_judgements_are_those_of_the_probes() -> None:
+    """What stands out and leads is decided by ``judge``, from the values that are planted."""
+    ds = planted.ablation()
+    leads = ds["component"].values[ds["spearman_distance_leads"].values]
+    assert {"decoder.1.cross_attn.1", "decoder.0.mlp"} <= set(leads)
+    again = judge(ds, "spearman_distance", floor=0.9, groups="kind")
+    assert not again["spearman_distance_stands_out"].any()
+    np.testing.assert_array_equal(again["spearman_distance_estimate"], ds["spearman_distance"].mean("series"))

@@ -1,0 +1,226 @@
+"""Every measurement that is declared can be computed, drawn, tabulated and told, and everything else follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from specimens.marks import unexplained
+from tsfm_lens import registry, viz
+from tsfm_lens.cli import app
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.registry import find, measurement, measurements
+from tsfm_lens.report import build
+from tsfm_lens.report.build import build_report, panels_of
+from tsfm_lens.results import Results
+from tsfm_lens.testing import assert_close
+
+ROOT = Path(__file__).parents[2]
+OF_RUNS = [kind for kind, each in measurements().items() if each.of_run]
+# functions that write or lay out figures
+WRITERS = {"for_print", "save", "side_by_side"}
+
+
+@pytest.mark.parametrize("kind", OF_RUNS)
+def test_every_measurement_is_computed_drawn_tabulated_and_told(
+    kind: str, work: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, lens = find(kind), work.run.lens
+    if entry.needs is not None and not entry.needs.met(lens):
+        with pytest.raises(InputError, match=lens.model_id):
+            work[kind]
+        # the probe itself says so, too
+        monkeypatch.setattr(entry, "needs", None)
+        with pytest.raises(InputError):
+            work.compute(kind)
+        return
+    result = work[kind]
+    assert result.attrs["kind"] == kind
+    for figure in entry.figures:
+        if figure.needs is None or figure.needs.met(lens):
+            assert figure.draw(result, *(work[other] for other in figure.beside)).data
+    panels = panels_of({kind: result})[kind]
+    assert panels
+    assert [words for panel in panels for words in unexplained(panel.figure)] == []
+    assert all(len(panel.table) for panel in panels)
+    assert panels[0].sentences
+    assert all(sentence.endswith((".", "!")) for panel in panels for sentence in panel.sentences)
+    # the page is made of these very panels; that it draws them itself is what tests/report asks
+    monkeypatch.setattr(build, "panels_of", lambda *_args, **_options: {kind: panels})
+    build_report({kind: result}, tmp_path, title=kind, provenance={"model": lens.model_id})
+    assert entry.title in (tmp_path / "index.html").read_text() or result.attrs["title"]
+
+
+def test_every_figure_belongs_to_a_measurement() -> None:
+    core = {
+        each.name for entry in measurements().values() for each in entry.figures if ".viz." in each.function.__module__
+    }
+    assert core == set(viz.__all__) - WRITERS
+
+
+def test_the_command_lists_the_measurements() -> None:
+    result = CliRunner().invoke(app, ["measurements", "--json"])
+    assert [each["kind"] for each in json.loads(result.stdout)] == list(measurements())
+    assert "repeated_tokens" in CliRunner().invoke(app, ["measurements"]).stdout
+
+
+PROBE = """
+import xarray as xr
+
+from tsfm_lens.models.run import Run
+from tsfm_lens.registry import probe
+
+__all__ = ["first_jump"]
+
+
+@probe("first_jump")
+def first_jump(run: Run) -> xr.Dataset:
+    data = run.dataset()
+    data["jump"] = ("series", run.point[:, 0] - [values[-1] for values in run.batch.values])
+    data.attrs = run.describe("first_jump", "First jump", "")
+    return data
+"""
+FIGURE = """
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.registry import measurement
+
+__all__ = ["jump_bars"]
+
+JUMP = measurement(
+    "first_jump",
+    theme="Behaviour",
+    title="First jumps",
+    summary="distance of the first step of the forecast from the last value",
+    description="A forecast that goes on where the series ends has none.",
+)
+
+
+def largest(ds: xr.Dataset) -> list[str]:
+    return [f"The largest jump is {float(abs(ds['jump']).max()):.3g}."]
+
+
+@JUMP.figure("First step of each forecast, from the last value.", table=["jump"], sentences=largest)
+def jump_bars(ds: xr.Dataset) -> go.Figure:
+    return go.Figure(go.Bar(x=ds["series"].values, y=ds["jump"].values))
+"""
+COMMANDS = """
+from typer.testing import CliRunner
+from tsfm_lens.cli import app
+
+series = "bolt-nano --data bundled:nile --horizon 6"
+for command in (
+    "figure --list",
+    "measurements",
+    f"figure jump_bars {series} --format html --out drawn",
+    f"report {series} --chapters forecast,first_jump --out told",
+):
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    print(result.output)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chapters", "words"),
+    [
+        ("patching,circut", "no measurement 'circut'. Closest: circuit"),
+        ("sweep_curves", "made of many runs"),
+        ("", "at least one chapter"),
+        ("forecast,lens_logits", "logits over a vocabulary, which bolt-nano does not have"),
+    ],
+)
+def test_chapters_that_cannot_be_are_refused_before_anything_is_written(
+    chapters: str, words: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "report"
+    args = [
+        "report",
+        "bolt-nano",
+        "--data",
+        "bundled:nile",
+        "--horizon",
+        "6",
+        "--chapters",
+        chapters,
+        "--out",
+        str(out),
+    ]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 1
+    assert words in " ".join(result.stderr.split())
+    assert not out.exists()
+
+
+def test_a_measurement_is_two_files(tmp_path: Path) -> None:
+    # with what is compiled, which counts as fresh by the times of the files
+    shutil.copytree(ROOT / "tsfm_lens", tmp_path / "tsfm_lens")
+    for package, text in (("probes", PROBE), ("viz", FIGURE)):
+        (tmp_path / "tsfm_lens" / package / "first_jump.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "jump_bars" in done.stdout
+    assert "first_jump" in done.stdout
+    assert (tmp_path / "drawn" / "jump_bars-bolt-nano.html").exists()
+    assert "The largest jump is" in (tmp_path / "told" / "index.html").read_text()
+
+
+def test_a_measurement_of_ones_own_joins_reports_and_figures(work: Results, tmp_path: Path) -> None:
+    try:
+        for text in (PROBE, FIGURE):
+            exec(text, {"__name__": "own.part"})
+        page = work.run.report(tmp_path, chapters=("forecast", "first_jump")).read_text()
+        assert "The largest jump is" in page
+        from tsfm_lens.figures.named import make_figure
+
+        assert make_figure("jump_bars", work.run).files[0].figure.data
+        with pytest.raises(InputError, match="is taken"):
+            exec(FIGURE, {"__name__": "own.part"})
+        with pytest.raises(InputError, match="choose one of"):
+            measurement("other", theme="Magic", title="", summary="", description="")
+    finally:
+        registry._MEASUREMENTS.pop("first_jump")
+        registry._PROBES.pop("first_jump")
+    with pytest.raises(UnknownNameError, match="first_jump"):
+        find("first_jump")
+
+
+def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
+    alone = Results(work.first)
+    parts, heads = alone["ablation"], alone["explore"]
+    same = parts.sel(component=heads["component"].values.ravel())
+    magnitude = float(abs(work.first.point).max())
+    for name in ("mean_shift", "spearman_distance"):
+        assert_close(
+            same[name].values.ravel(), heads[name].values.ravel(), depth=300, magnitude=magnitude, dtype="float32"
+        )
+    ranks = alone["spectra"]["stable_rank"].sel(product="QK")
+    np.testing.assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
+    point, quantiles = work.first.point, work.first.forecast.quantiles
+    for kind, forecast in (
+        ("ablation", parts["baseline_forecast"]),
+        ("effects", alone["effects"]["plain_forecast"]),
+        ("head_parroting", alone["head_parroting"]["forecast"]),
+    ):
+        assert_close(forecast.values, point, depth=300, dtype="float32", what=kind)
+    # where the season is moved, gaps are filled first
+    whole = alone["circuit"]["forecast"].sel(part="model")
+    assert_close(whole.values, alone.shifted[0].point, depth=300, dtype="float32", what="circuit")
+    original = alone["recipes"]["quantile_forecast"].sel(recipe="original")
+    for kind, forecast in (("recipes", original), ("patch_attention", alone["patch_attention"]["quantile_forecast"])):
+        np.testing.assert_array_equal(forecast.transpose("series", "quantile", "step").values, quantiles, err_msg=kind)
+    np.testing.assert_array_equal(alone["parroting"]["best_lag"].values, alone["head_parroting"]["lag"].values)
+    np.testing.assert_array_equal(alone["attention"]["native_median"].values, work.first.forecast.median)
+    np.testing.assert_array_equal(alone["parroting"]["forecast"].values, work.first.forecast.median)

@@ -1,0 +1,379 @@
+"""Minimal circuit: its graph, curve and forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.registry import ReportPanel, check, measurement
+from tsfm_lens.viz.effects import ablation_word
+from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.panels import fit, scene
+from tsfm_lens.viz.path_patching import path_values
+from tsfm_lens.viz.places import OUTPUT, Places, places_in
+from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, over_series, shown, unit_of
+from tsfm_lens.viz.sheet import Look, Panel, blank
+from tsfm_lens.viz.standing import Standing
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, PURPLE, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.words import listed, measured, num
+
+__all__ = ["circuit_curve", "circuit_forecasts", "circuit_graph"]
+_HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
+_LAYER_GAP = 0.8  # between layers, in columns
+_PARTS: dict[str, tuple[str, str, float, str | None]] = {
+    "model": ("whole model", mixed(GREY, 0.45), 5, None),
+    "circuit": ("circuit alone", BLUE, 2, None),
+    "complement": ("all but the circuit", VERMILION, 1.6, None),
+    "nothing": ("none of the components", INK, 1.4, "2px,2px"),
+}
+_WAYS = {
+    "greedy": "at each step what is missed least goes; sizes below the circuit were not reached",
+    "effects": "kept: those whose ablation alone changes most",
+    "edges": "kept: those with the largest edges by attribution",
+}
+_MAX_SERIES = 3  # series with figures of their own
+
+
+CIRCUIT = measurement(
+    "circuit",
+    theme="Causes",
+    title="Minimal circuit",
+    summary="minimal circuits with faithfulness and completeness",
+    description="As few heads and MLPs as keep the forecast within a tolerance while everything else is taken out.",
+    source="Wang et al. 2022; Conmy et al. 2023; Marks et al. 2024",
+)
+
+
+def read_circuit(ds: xr.Dataset) -> list[str]:
+    """Describe size and make-up of the circuit, and how well it does alone."""
+    mask, places = np.asarray(ds["in_circuit"].values, dtype=bool), places_in(ds)
+    by_depth, kinds = mask[places.order], np.array(places.kind)
+    counts = {kind: (int(by_depth[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
+    parts = [f"{inside} of {whole} {_several(kind)}" for kind, (inside, whole) in counts.items()]
+    faithful, complete = (Standing(ds, name).told(0, percent) for name in ("faithfulness", "completeness"))
+    rest = "" if mask.all() else f" Everything else is {ablation_word(ds)}."
+    out = [
+        f"{int(mask.sum())} of {len(mask)} components are kept: {listed(parts)}.{rest}",
+        f"Alone they bring {faithful} of the way from a model without all components back to the whole model "
+        f"(faithfulness). Without them, the rest falls {complete} of that way back (completeness).",
+    ]
+    refusals = [name for name, no in zip(names(ds, "series"), ds["refused"].values, strict=True) if no]
+    if refusals:
+        out.append(
+            f"Of {listed(refusals)} nothing is said: taking all components out changes the forecast by less than the "
+            f"noise or than {percent(float(ds.attrs['smallest']))} of the range."
+        )
+    return out
+
+
+def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
+    """State how far each part's forecast is from the whole model's."""
+    amount, parts = measured(unit_of(ds, series)), names(ds, "part")
+    forecasts = {part: array(ds, "forecast", "step", part=i, series=series) for i, part in enumerate(parts)}
+    away = {part: amount(np.abs(values - forecasts["model"]).mean()) for part, values in forecasts.items()}
+    return [
+        f"On {names(ds, 'series')[series]} the circuit's forecast is {away['circuit']} from the whole model's on "
+        f"average, that of the rest {away['complement']}, and that of none of the components {away['nothing']}."
+    ]
+
+
+def read_curve(ds: xr.Dataset) -> list[str]:
+    """Describe where faithfulness is lost."""
+    curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
+    points = np.flatnonzero(np.isfinite(curve))
+    size, least = int(ds["in_circuit"].values.sum()), 1 - float(ds.attrs.get("tolerance", 0.0))
+    out = [f"{size} components are the smallest number tried that is {num(least)} faithful or more."]
+    if len(points) > 1:
+        loss = np.diff(curve[points])
+        at = int(np.argmax(loss))
+        out.append(
+            f"The largest step of the curve, {num(loss[at])}, is between {sizes[points[at]]} and "
+            f"{sizes[points[at + 1]]} components."
+        )
+    return out
+
+
+def _several(kind: str) -> str:
+    return "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads"
+
+
+@CIRCUIT.figure("A minimal circuit and the edges between its components.", variables=("in_circuit",), beside=("edges",))
+def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30) -> go.Figure:
+    """Draw the circuit on the model: every head and MLP at its place, those of the circuit filled.
+
+    Args:
+        ds: of kind "circuit".
+        edges: of kind "edges", over the same components.
+        most: how many edges are drawn, the strongest by the mean over series.
+
+    Returns:
+        Layers from left to right, in each a column a branch with its heads. Edges are as wide as their score is
+        large, pale where an end is outside the circuit.
+
+    Example:
+        >>> fig = viz.circuit_graph(results["circuit"], results["edges"])
+        >>> fig.layout.meta["title"].split(":")[0]
+        'Circuit of chronos-nano for the forecast of co2'
+    """
+    places = places_in(ds)
+    mask = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
+    board = _Board.of(places)
+    sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
+    panel = sheet.panel()
+    count = _draw_edges(panel, board, places, mask, edges, most) if edges is not None else 0
+    _draw_nodes(panel, board, places, mask)
+    if edges is not None:
+        x, y = board.output
+        panel.dots([x], [y], "", "the forecast", size=13, symbol="diamond")
+    panel.x("layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False)
+    panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
+    bows = [trace for trace in sheet.fig.data if trace.name == "edge"]
+    reach = max(board.reach, *(float(np.abs(trace.y).max()) for trace in bows), 0.0) + 0.7
+    panel.y(visible=False, range=[-reach, reach])
+    negative = {str(trace.line.color) for trace in bows} & {mixed(PURPLE, 0.85), mixed(PURPLE, 0.3)}
+    return sheet.dress(
+        f"Circuit of {model_of(ds)} for {_behaviour(ds)} of {shown(names(ds, 'series'))}: "
+        f"{int(mask.sum())} of {len(mask)} components",
+        _quality(ds),
+        str(ds.attrs.get("refused", "")),
+        f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
+        f"diamond: the forecast; the {count} strongest edges by attribution{_standing(edges)}, as wide as their score, "
+        f"{'purple where negative, ' * bool(negative)}pale where an end is outside"
+        if edges is not None
+        else "",
+    )
+
+
+@CIRCUIT.figure("What is lost as a circuit gets smaller.", variables=("curve", "in_circuit"))
+def circuit_curve(ds: xr.Dataset) -> go.Figure:
+    """Draw faithfulness against the number of components kept, on the way to the circuit.
+
+    Args:
+        ds: of kind "circuit".
+
+    Returns:
+        A dot for each number of components that was tried, the mean over series; a dashed line at the allowed loss,
+        and the circuit's size marked; its interval over series, and the noise floor as a band, where the result
+        has them.
+
+    Example:
+        >>> fig = viz.circuit_curve(results["circuit"])
+        >>> fig.layout.meta["title"]
+        'How many components of chronos-nano keep the forecast'
+    """
+    curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
+    finite = np.isfinite(curve)
+    size = int(ds["in_circuit"].values.sum())
+    least = 1 - float(ds.attrs.get("tolerance", 0.0))
+    sheet = blank(280)
+    panel = sheet.panel()
+    panel.line(
+        sizes[finite],
+        curve[finite],
+        "faithfulness",
+        "%{x} components<br>faithfulness %{y:.3g}",
+        colour=BLUE,
+        dots=6,
+        legend=False,
+    )
+    noise = finding(ds, "faithfulness")
+    if noise is not None and np.isfinite(noise.estimate):
+        hover = "the circuit<br>faithfulness %{y:.3g}, with its interval"
+        panel.dots([size], [float(noise.estimate)], "", hover, colour=VERMILION, size=9, noise=noise.at(None))
+        panel.floor(noise)
+    panel.level(least, dash="dash")
+    label = f"{least:.3g} asked for"
+    panel.note(label, 0, least, xref="domain", xanchor="left", yanchor="bottom", size=13, colour=GREY)
+    panel.upright(size, colour=VERMILION, width=1.5, dash="dot")
+    side = "left" if size < len(sizes) / 2 else "right"
+    look: Look = {"yref": "domain", "yanchor": "bottom", "xanchor": side, "size": 13, "colour": VERMILION}
+    panel.note(f" {size} components ", size, 0.02, **look)
+    ends = [] if noise is None else [float(noise.low)]
+    low = float(np.nanmin([np.nanmin(curve), least, *ends]))
+    panel.x("components kept", range=[-0.5, sizes[-1] + 0.5])
+    panel.y("faithfulness", range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)], showgrid=True, gridcolor=PALE)
+    ranking = str(ds.attrs.get("ranking", ""))
+    return sheet.dress(
+        f"How many components of {model_of(ds)} keep {_behaviour(ds)}",
+        f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
+        f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
+        "1: the whole model, 0: none of the components",
+        "lone dot: the circuit, with its interval" if noise is not None and np.isfinite(noise.estimate) else "",
+        str(ds.attrs.get("refused", "")),
+    )
+
+
+@CIRCUIT.figure(
+    "Forecasts of a minimal circuit and of its complement.", variables=("forecast", "faithfulness", "completeness")
+)
+def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
+    """Draw the forecasts of the whole model, the circuit alone, all but the circuit, and none of the components.
+
+    Args:
+        ds: of kind "circuit".
+        series: id, or place counted from 0.
+        context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
+
+    Returns:
+        One panel.
+
+    Example:
+        >>> fig = viz.circuit_forecasts(results["circuit"])
+        >>> fig.layout.meta["title"]
+        'Forecasts of co2 by chronos-nano and by its circuit alone'
+    """
+    view, sheet = scene(ds, series, context_steps, least=24), blank()
+    panel = sheet.panel()
+    forecasts = dict(zip(names(ds, "part"), array(ds, "forecast", "part", "step", series=view.place), strict=True))
+    for name, (words, colour, width, dash) in _PARTS.items():
+        view.forecast(panel, forecasts[name], words, colour, width, dash)
+    view.draw(panel)
+    core = np.concatenate([view.observations, forecasts["model"], forecasts["circuit"]])
+    cut = fit(sheet, core, np.append(forecasts["complement"], forecasts["nothing"]), reach=1.0)
+    view.title_axes(panel)
+    return sheet.dress(
+        f"Forecasts of {view.id} by {model_of(ds)} and by its circuit alone",
+        _quality(ds, view.place),
+        f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}",
+        cut,
+    )
+
+
+@dataclass(frozen=True)
+class _Board:
+    """Places of the components in the figure: a column a branch, heads from top to bottom.
+
+    Attributes:
+        x, y: of each component; output: of the forecast; reach: the largest |y|.
+        ticks, labels: of the layers.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    output: tuple[float, float]
+    reach: float
+    ticks: list[float]
+    labels: list[str]
+
+    @classmethod
+    def of(cls, places: Places) -> _Board:
+        rows = list(zip(places.stack, places.layer.tolist(), places.kind, strict=True))
+        columns: dict[Any, float] = {}
+        at, last = -1.0, None
+        for row in dict.fromkeys(rows):
+            at += 1 + (_LAYER_GAP if last is not None and row[:2] != last else 0)
+            columns[row], last = at, row[:2]
+        x = np.array([columns[row] for row in rows])
+        y = np.zeros(len(rows))
+        for row in columns:
+            mine = [i for i, other in enumerate(rows) if other == row]
+            order = np.argsort(places.head[mine], kind="stable")
+            y[np.array(mine)[order]] = (len(mine) - 1) / 2 - np.arange(len(mine))
+        layers = list(dict.fromkeys(row[:2] for row in rows))
+        middles = [float(np.mean([v for row, v in columns.items() if row[:2] == layer])) for layer in layers]
+        several = len(set(places.stack)) > 1
+        labels = [f"{stack} {layer}" if several else str(layer) for stack, layer in layers]
+        return cls(x, y, (at + 1.2, 0.0), float(np.abs(y).max()), middles, [plain(label) for label in labels])
+
+
+def _draw_nodes(panel: Panel, board: _Board, places: Places, mask: np.ndarray) -> None:
+    room = min(_HEIGHT / (2 * board.reach + 2), _WIDTH / (board.output[0] + 1))
+    size = float(np.clip(0.75 * room, 7, 24))
+    head_kinds = {kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0}
+    for kind, colour in places.colours().items():
+        for inside in (True, False):
+            mine = [i for i, other in enumerate(places.kind) if other == kind and mask[i] == inside]
+            panel.dots(
+                # an empty trace would have no legend
+                board.x[mine] if mine else [None],
+                board.y[mine] if mine else [None],
+                kind_word(kind),
+                f"%{{customdata}}<br>{'in' if inside else 'outside'} the circuit",
+                colour=colour if inside else mixed(colour, 0.1),
+                size=size,
+                symbol="circle" if kind in head_kinds else "square",
+                marker={"line": {"color": colour if inside else mixed(colour, 0.4), "width": 1}},
+                mode="markers+text",
+                text=[str(places.head[i]) if places.head[i] >= 0 and size >= 13 else "" for i in mine],
+                textfont={"size": 10, "color": "#FFFFFF" if inside else GREY},
+                customdata=[plain(places.names[i]) for i in mine],
+            )
+
+
+def _draw_edges(panel: Panel, board: _Board, places: Places, mask: np.ndarray, edges: xr.Dataset, most: int) -> int:
+    """Draw the strongest edges, weakest first so that the others lie above; return how many."""
+    check(edges, "edges", "score")
+    spots = {name: (board.x[i], board.y[i], bool(mask[i])) for i, name in enumerate(places.names)}
+    spots[OUTPUT] = (*board.output, True)
+    scores = path_values(edges, "score")
+    senders, receivers = names(edges, "sender"), names(edges, "receiver")
+    unknown = [name for name in (*senders, *receivers) if name not in spots]
+    if unknown:
+        raise InputError(f"the edges reach {unknown[0]}, which is no component of this circuit's result.")
+    noise = finding(edges, "score", "sender", "receiver")
+    if noise is not None:
+        # an edge within the noise is none
+        scores = np.where(noise.stands, scores, np.nan)
+    order = [int(i) for i in np.argsort(-np.abs(np.nan_to_num(scores)).ravel(), kind="stable")][: max(most, 0)]
+    pairs = [divmod(i, len(receivers)) for i in order]
+    pairs = [(a, b) for a, b in pairs if np.isfinite(scores[a, b])]
+    largest = max((abs(float(scores[a, b])) for a, b in pairs), default=1.0)
+    for a, b in reversed(pairs):
+        (x0, y0, here), (x1, y1, there) = spots[senders[a]], spots[receivers[b]]
+        score = float(scores[a, b])
+        # none of the nodes' colours
+        colour = INK if score > 0 else PURPLE
+        x, y = _bow(x0, y0, x1, y1, 0.25 * (board.reach + 1))
+        ends = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
+        thin, width = mixed(colour, 0.85 if here and there else 0.3), 0.6 + 5.4 * abs(score) / largest
+        panel.line(x, y, "edge", ends, colour=thin, width=width, legend=False)
+    return len(pairs)
+
+
+def _standing(edges: xr.Dataset) -> str:
+    return "" if finding(edges, "score", "sender", "receiver") is None else " that stand out of the noise"
+
+
+def _bow(x0: float, y0: float, x1: float, y1: float, most: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return a line from one node to another, bent by at most so much, so that it passes the nodes between."""
+    t = np.linspace(0, 1, 25)
+    height = min(0.36 * (x1 - x0), 4 * most) * (1 if y0 + y1 >= 0 else -1)
+    return x0 + (x1 - x0) * t, y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t)
+
+
+def _quality(ds: xr.Dataset, series: int | None = None) -> str:
+    """Write faithfulness and completeness in words, of one series or the mean, with its interval."""
+    several = series is None and ds.sizes["series"] > 1
+    size = f"{int(ds['in_circuit'].values.sum())} of {ds.sizes['component']} components" if series is not None else ""
+    parts = [_share(ds, name, series) for name in ("faithfulness", "completeness")]
+    return ", ".join(filter(None, [size, *parts])) + f" (means over {ds.sizes['series']} series)" * several
+
+
+def _share(ds: xr.Dataset, name: str, series: int | None) -> str:
+    values = array(ds, name, "series")[slice(None) if series is None else [series]]
+    if not np.isfinite(values).any():
+        return f"no verdict on {name}"
+    noise = finding(ds, name) if series is None else None
+    interval = f" ({float(noise.low):.3g} to {float(noise.high):.3g})" if noise is not None and noise.spread else ""
+    return f"{name} {np.nanmean(values):.3g}{interval}"
+
+
+def _behaviour(ds: xr.Dataset) -> str:
+    word = str(ds.attrs.get("behaviour", "forecast"))
+    return "the forecast" if word == "forecast" else f"{word!r}"
+
+
+@CIRCUIT.panels
+def _circuit(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    yield ReportPanel(circuit_graph(ds), frame(ds, "in_circuit", "taken"), read_circuit(ds))
+    for i in forecast_series(ds, _MAX_SERIES):
+        table = frame(ds.isel(series=[i]), "forecast")
+        yield ReportPanel(circuit_forecasts(ds, series=i), table, read_circuit_forecasts(ds, i))
+    yield ReportPanel(circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True), read_curve(ds))

@@ -1,0 +1,214 @@
+"""Compression: size against error, and forecasts before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.panels import scene
+from tsfm_lens.viz.room import shortened
+from tsfm_lens.viz.select import array, median_position, model_of, names
+from tsfm_lens.viz.sheet import blank, sheet
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed
+
+__all__ = ["compressed_forecasts", "size_and_error"]
+_TITLE_WIDTH = 360  # pixels of a line over a panel
+WORDS = {
+    "svd": "plain truncation",
+    "weighted": "weighted by what enters",
+    "sensitive": "weighted by what enters and by gradients",
+    "measured": "weighted, ranks by measured effect",
+}
+_COLUMNS = ("parameters", "rank_ratio", "factor_ratio", "mase_rise", "mase_rise_low", "mase_rise_high", "wql_rise")
+_PANELS = 4
+
+
+COMPRESSION = measurement(
+    "compression",
+    theme="Causes",
+    title="What compression costs",
+    summary="size against error of models of lower rank, by method and share kept",
+    description="Matrices of the attentions are cut off to lower ranks and held as two factors where that is smaller; "
+    "forecasts of the whole and of the smaller model are compared series by series.",
+    source="after Flow of ranks, section 5 and table 2",
+    paper=("S0-TSVD", "S0-METR", "S0-SCHED", "S0-GUIDE", "S0-T2"),
+)
+
+
+COMPRESSION_QUALITY = measurement(
+    "compression_quality",
+    theme="Causes",
+    title="Forecasts of a smaller model",
+    summary="forecasts before and after compression, with errors paired by series",
+    description="The attentions keep a quarter of their rank, spread over matrices by what each does to the forecast.",
+    source="after Flow of ranks, section 5 and table 2",
+)
+
+
+def read_curve(ds: xr.Dataset) -> list[str]:
+    """State which point to take and why, and whether the methods differ at one size."""
+    out = [str(ds.attrs["why"])]
+    methods = names(ds, "method")
+    if "svd" not in methods or len(methods) == 1:
+        return out
+    high, low = (array(ds, f"mase_rise_{end}", "method", "keep") for end in ("high", "low"))
+    plain = methods.index("svd")
+    for index, method in enumerate(methods):
+        if index != plain:
+            apart = [
+                f"{float(keep):g}" for at, keep in enumerate(names(ds, "keep")) if high[index, at] < low[plain, at]
+            ]
+            at_shares = f" where {', '.join(apart)} is kept" if apart else " at no share tried"
+            out.append(f"Clearly below plain truncation is {WORDS.get(method, method)}{at_shares}.")
+    if not np.isfinite(high).any():
+        out.append("There are too few series for intervals.")
+    return out
+
+
+def read_quality(ds: xr.Dataset) -> list[str]:
+    """State by how much the errors rise, and for how many series."""
+    rise = array(ds, "mase_rise", "series")
+    finite = np.isfinite(rise)
+    if not finite.any():
+        return ["The errors cannot be told: no truth, or a series without seasonal error."]
+    mean, low, high = (100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
+    ends = f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)" if np.isfinite([low, high]).all() else ""
+    out = [
+        f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series.",
+    ]
+    if "overlap" in ds:
+        out.append(f"Of the ten likeliest tokens the two models share {100 * float(ds['overlap']):.3g} % (Jaccard).")
+    return out
+
+
+@COMPRESSION.figure(
+    "Error over what is left of a model, by method of compression.",
+    variables=("parameters", "mase_rise", "mase_rise_low", "mase_rise_high"),
+)
+def size_and_error(ds: xr.Dataset) -> go.Figure:
+    """Draw how much the error rises over what is left of a model, a curve for each method.
+
+    Args:
+        ds: of kind "compression".
+
+    Returns:
+        The rise of MASE, a geometric mean over series with its 95 % interval, over the share of numbers that is left;
+        the whole model is at 0. A ring is around the point that was chosen, where one was.
+
+    Example:
+        >>> fig = viz.size_and_error(compress.pareto(run, run, [0.5], methods=["svd"]))
+        >>> fig.layout.meta["title"]
+        'Size and error of chronos-nano, compressed'
+    """
+    canvas = blank(320, min_width=440)
+    panel = next(iter(canvas))
+    panel.level(0.0, colour=GREY, dash="dot")
+    remaining = 100 * array(ds, "parameters", "method", "keep")
+    rise, low, high = (100 * array(ds, f"mase_rise{end}", "method", "keep") for end in ("", "_low", "_high"))
+    keeps, choice = names(ds, "keep"), str(ds.attrs.get("choice", ""))
+    for index, method in enumerate(names(ds, "method")):
+        order, colour = np.argsort(remaining[index]), CATEGORICAL[index % len(CATEGORICAL)]
+        x, y, words = remaining[index][order], rise[index][order], WORDS.get(method, method)
+        ends = [low[index][order], high[index][order]]
+        panel.line(
+            x,
+            y,
+            words,
+            f"{words}, %{{customdata[0]}} kept<br>%{{x:.3g}} % of the numbers<br>MASE %{{y:+.2f}} % "
+            "(%{customdata[1]:+.2f} to %{customdata[2]:+.2f})",
+            colour=colour,
+            dots=7,
+            customdata=[[keeps[at], *pair] for at, pair in zip(order, zip(*ends, strict=True), strict=True)],
+            error_y={
+                "type": "data",
+                "array": np.maximum(ends[1] - y, 0),
+                "arrayminus": np.maximum(y - ends[0], 0),
+                "color": colour,
+                "thickness": 1,
+                "width": 3,
+            },
+        )
+        for at, keep in enumerate(keeps):
+            if choice == f"{method}, {float(keep):g} kept":
+                ring = {"color": "rgba(0,0,0,0)", "line": {"color": INK, "width": 2}}
+                panel.dots(remaining[index][[at]], rise[index][[at]], "chosen", "", size=15, marker=ring)
+    panel.x("numbers that are left (% of the model's)")
+    panel.y("rise of MASE (%)")
+    count = int(ds.attrs.get("n_series", 0))
+    return canvas.dress(
+        f"Size and error of {model_of(ds)}, compressed",
+        f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals",
+        "ring: the choice" if choice else "no point is known to be harmless",
+    )
+
+
+@COMPRESSION_QUALITY.figure("Forecasts before and after compression.", variables=("quantile_forecast",))
+def compressed_forecasts(
+    ds: xr.Dataset, *, series: Sequence[str | int] | None = None, context_steps: int | None = None
+) -> go.Figure:
+    """Draw forecasts of a model and of a smaller one, a panel for each series.
+
+    Args:
+        ds: of kind "compression_quality".
+        series: ids or places to draw, at most the first four unless given.
+        context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
+
+    Returns:
+        Panels under each other. The light band goes from the lowest to the highest quantile of the whole model, the
+        dashed lines are those of the other; solid lines are medians.
+
+    Example:
+        >>> fig = viz.compressed_forecasts(compress.quality(run, lens))
+        >>> fig.layout.meta["title"]
+        'Forecasts of chronos-nano before and after compression'
+    """
+    rows = list(range(min(ds.sizes["series"], 4))) if series is None else list(series)
+    views = [scene(ds, each, context_steps, least=24) for each in rows]
+    titles = [shortened(_errors_of(ds, view.place, view.id), _TITLE_WIDTH, 12, 2) for view in views]
+    lines = max(title.count("\n") + 1 for title in titles)
+    canvas = sheet(
+        [150] * len(views), [1], titles=titles, row_gap=50 + 15 * lines, above=20 + 15 * lines, min_width=440
+    )
+    middle = median_position(ds["quantile"].values)
+    levels = [float(level) for level in ds["quantile"].values]
+    for panel, view in zip(canvas, views, strict=True):
+        whole, other = array(ds, "quantile_forecast", "model", "quantile", "step", series=view.place)
+        x, light = view.time.at(view.future), mixed(BLUE, 0.22)
+        panel.band(x, whole[0], whole[-1], light, "whole model (interval)", legend=True)
+        view.draw(panel)
+        for end in (0, -1):
+            word = f"quantile {levels[end]:.3g} of the compressed model"
+            view.forecast(panel, other[end], "compressed model (interval)", VERMILION, 0.9, "dash", word)
+        view.forecast(panel, whole[middle], "whole model (median)", BLUE, words="whole model")
+        view.forecast(panel, other[middle], "compressed model (median)", VERMILION, words="compressed model")
+        panel.x(view.time.title if view is views[-1] else "")
+        panel.y(view.title)
+    return canvas.dress(
+        f"Forecasts of {model_of(ds)} before and after compression",
+        f"{ds.sizes['step']} steps ahead from {views[0].remark}",
+        f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile",
+    )
+
+
+def _errors_of(ds: xr.Dataset, place: int, name: str) -> str:
+    if "mase" not in ds or not np.isfinite(ds["mase"].values[:, place]).all():
+        return name
+    before, after = ds["mase"].values[:, place]
+    return f"{name}: MASE {before:.3g}, compressed {after:.3g}"
+
+
+@COMPRESSION.panels
+def _plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    yield ReportPanel(size_and_error(ds), frame(ds, *(name for name in _COLUMNS if name in ds)), read_curve(ds))
+
+
+@COMPRESSION_QUALITY.panels
+def _forecasts(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    for first in range(0, ds.sizes["series"], _PANELS):
+        part = ds.isel(series=slice(first, first + _PANELS))
+        yield ReportPanel(compressed_forecasts(part), frame(part, "mase", "wql"), read_quality(ds) if not first else [])

@@ -1,0 +1,410 @@
+"""Attribution of the forecast to stretches of the input and to covariates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.panels import Scene, fit, scene
+from tsfm_lens.viz.select import (
+    array,
+    median_position,
+    model_of,
+    names,
+    position,
+    segment_words,
+    series_position,
+    statistic_of,
+    unit_of,
+)
+from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, number, plain, significant
+from tsfm_lens.viz.words import listed, num, signed
+
+__all__ = ["input_map", "input_timeline", "input_waterfall"]
+_STRIP, _BAR = 24, 22  # pixels of a strip, and of a bar
+_DASHES = "5px,2px"
+_MAX_NAMES = 3  # segments that a reading names
+_FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
+
+
+INPUT_ATTRIBUTION = measurement(
+    "input_attribution",
+    theme="Inputs",
+    title="Inputs",
+    summary="how much each stretch of the past, each variate and each covariate moves each step and quantile",
+    description="The input is cut into segments. The forecast is made again with some of them masked, and what each"
+    " one moves is summed up so that all add up to the forecast less the forecast of the reference, in "
+    "data units. Steps are counted from the forecast: −1 is the last one before it.",
+    source="Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
+)
+
+
+def read_inputs(ds: xr.Dataset) -> list[str]:
+    """State the sum from the reference to the forecast, and the segments that make up most of it."""
+    level = median_position(ds["quantile"].values)
+    whole, nothing, rest = (
+        array(ds, name, "step", quantile=level).mean() for name in ("forecast", "reference_forecast", "remainder")
+    )
+    steps = array(ds, "attribution", "segment", "step", quantile=level)
+    effect = steps.mean(1)
+    unit = (unit_of(ds) or "").strip()
+    target, attrs = ds.attrs.get("target", ""), ds.attrs
+    error = array(ds, "mean_error", "segment", quantile=level) if "mean_error" in ds else np.zeros_like(effect)
+    clear = np.abs(effect) > np.maximum(2 * error, 2 * float(attrs.get("rounding", 0.0)))
+    order = [int(i) for i in np.argsort(-np.abs(effect), kind="stable") if clear[i]][:_MAX_NAMES]
+    largest = [f"{names(ds, 'segment')[i]} by {signed(effect[i])}" for i in order]
+    most = f"It is moved most by {listed(largest)} {unit}" if order else "No part of the input moves it beyond rounding"
+    # one reading, so that the overview of a page says what moves the forecast
+    out = [
+        f"On average over {ds.sizes['step']} steps the forecast of {target} is {num(whole)} {unit}".rstrip()
+        + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}. {most.rstrip()}."
+        + _cancellation(ds, steps, order)
+    ]
+    far = float(attrs.get("reference_distance", 0.0))
+    if far > _FAR:
+        out.append(
+            f"The reference forecast is {num(far)} standard deviations of the context from its mean: the level of the "
+            "series is a part of what is explained here, and a reference that keeps it says more of the rest."
+        )
+    if not order:
+        return out
+    if abs(rest) > 0.05 * np.abs(effect).sum():
+        out.append(f"The parts do not add up: {signed(rest)} {unit}".rstrip() + " belongs to several of them together.")
+    if attrs.get("repeats"):
+        out.append(
+            f"Sample paths were drawn under {attrs['repeats']} seeds; standard errors reach {num(float(error.max()))}."
+        )
+    elif "mean_error" in ds and not attrs.get("settled"):
+        out.append(f"Orders were sampled, and the standard error is still {num(float(error.max()))}; sample more.")
+    return out
+
+
+def _cancellation(ds: xr.Dataset, steps: np.ndarray, order: list[int]) -> str:
+    """Name the segment that moves single steps most, if a mean over steps hides it."""
+    size = np.abs(steps).mean(1)
+    first = int(size.argmax())
+    level = median_position(ds["quantile"].values)
+    noise = float(ds.attrs.get("rounding", 0.0))
+    if "attribution_error" in ds:
+        noise = max(noise, float(array(ds, "attribution_error", "segment", "step", quantile=level)[first].mean()))
+    if first in order or size[first] <= 2 * noise:
+        return ""
+    amount = f"{num(size[first])} {unit_of(ds) or ''}".rstrip()
+    return (
+        f" Single steps are moved most by {names(ds, 'segment')[first]}, each by {amount} on average, up or down, "
+        "most of which cancels in the mean."
+    )
+
+
+def _table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate the mean over steps, a row per segment and quantile."""
+    mean = ds[["attribution"]].mean("step")
+    table = frame(mean, "attribution")
+    for name in ("kind", "start", "stop"):
+        table.insert(1, name, ds[name].sel(segment=table["segment"].values).values)
+    if "mean_error" in ds:
+        table["standard_error"] = frame(ds, "mean_error")["mean_error"]
+    return table
+
+
+@INPUT_ATTRIBUTION.figure(
+    "What every segment of the input does, under the series.",
+    variables=("attribution", "forecast", "reference_forecast", "remainder"),
+)
+def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None) -> go.Figure:
+    """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast.
+
+    Args:
+        ds: of kind "input_attribution".
+        step: forecast step; the mean over all unless given.
+        quantile: level; the one next to the median unless given.
+
+    Returns:
+        Above: context, truth where known, the forecast and the reference forecast. Below: a strip for each series of
+        the item on the same time axis, vermilion where a segment moves the forecast up and blue where it moves it down.
+
+    Example:
+        >>> fig = viz.input_timeline(results["input_attribution"])
+        >>> fig.layout.meta["title"]
+        'What moves the forecast of co2 by chronos-nano'
+    """
+    view = _Part.of(ds, step, quantile)
+    window = scene(ds, view.target, context_steps=ds.sizes["time"])
+    rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
+    canvas = sheet([210, _STRIP * len(rows)], row_gap=14, min_width=480, shared_xaxes=True)
+    above, below = canvas
+    window.draw(above)
+    forecast, reference = (array(ds, name, "step", quantile=view.level) for name in ("forecast", "reference_forecast"))
+    words = {} if view.middle else {"words": f"quantile {view.quantile:g}"}
+    window.forecast(above, forecast, "forecast", BLUE, 2, **words)
+    window.forecast(above, reference, "reference forecast", GREY, 1.4, _DASHES, words="forecast of the reference")
+    if len(forecast) == 1:
+        # a line of one step is none
+        at = window.time.at(window.future)
+        above.dots(at, forecast, "forecast", window.hover("forecast"), colour=BLUE, size=6, legend=False)
+        above.dots(at, reference, "reference forecast", window.hover("reference"), colour=GREY, size=6, legend=False)
+    if step is not None:
+        x = window.time.scalar(float(view.step or 0))
+        above.shape("line", (x, x), (0, 1), yref="y domain", line={"color": BLUE, "width": 1})
+    cut = fit(canvas, np.append(window.observations, forecast), reference, row=1)
+    for place, row in enumerate(rows):
+        _strip(below, ds, view, window, row, place)
+    ticks: Look = {"tickvals": list(range(len(rows))), "ticktext": [plain(view.series_name(row)) for row in rows]}
+    below.y(range=[len(rows) - 0.5, -0.5], ticks="", showline=False, **ticks)
+    first, last = window.past[0] - 0.5, window.future[-1] + 0.5
+    canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
+    below.x(window.time.title)
+    above.y(window.title, nticks=5)
+    canvas.colours(colour_scale(f"effect ({view.unit})", view.effect, diverging=True))
+    return canvas.dress(f"What moves the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
+
+
+def _strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, at: int) -> None:
+    """Draw the segments of one series, with nothing where it has none."""
+    here = np.flatnonzero(ds["row"].values == row)
+    here = here[np.argsort(ds["start"].values[here])]
+    edges, values, texts = [float(ds["start"].values[here[0]])], [], []
+    for place in map(int, here):
+        start, stop = float(ds["start"].values[place]), float(ds["stop"].values[place])
+        if start > edges[-1]:
+            edges.append(start)
+            values.append(np.nan)
+            texts.append("")
+        edges.append(stop)
+        values.append(view.effect[place])
+        texts.append(f"{plain(view.names[place])}{view.error_words(place)}")
+    x = window.time.at(np.array(edges) - 0.5)
+    hover = f"%{{customdata}}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
+    # edges: plotly draws no two maps of one row each on an axis of names
+    panel.cells(np.array([values]), x, [at - 0.46, at + 0.46], hover, customdata=[texts])
+
+
+@INPUT_ATTRIBUTION.figure(
+    "From the reference forecast to the forecast, segment by segment.",
+    variables=("attribution", "forecast", "reference_forecast", "remainder"),
+)
+def input_waterfall(
+    ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None, top: int = 14
+) -> go.Figure:
+    """Draw the way from the reference forecast to the forecast, segment by segment, in data units.
+
+    Args:
+        ds: of kind "input_attribution".
+        step: forecast step; the mean over all unless given.
+        quantile: level; the one next to the median unless given.
+        top: how many segments; all others are added up in a grey bar.
+
+    Returns:
+        A bar per segment from where the one above it ends, the largest first, vermilion upwards and blue downwards;
+        with standard errors as whiskers where orders were sampled. What segments do together, if anything, is a grey
+        bar of its own.
+
+    Example:
+        >>> fig = viz.input_waterfall(results["input_attribution"])
+        >>> fig.layout.meta["title"]
+        'How the forecast of co2 by chronos-nano comes about'
+    """
+    view = _Part.of(ds, step, quantile)
+    order = np.argsort(-np.abs(view.effect), kind="stable")
+    most, others = order[:top], order[top:]
+    bars = [(view.names[i], float(view.effect[i]), view.error_of(i)) for i in most]
+    if len(others):
+        bars.append((f"{len(others)} others, summed", float(view.effect[others].sum()), 0.0))
+    rest = view.at_step(array(ds, "remainder", "step", quantile=view.level))
+    if abs(rest) > float(ds.attrs.get("rounding", 0.0)):
+        bars.append(("together, beyond each", rest, 0.0))
+    start = view.at_step(array(ds, "reference_forecast", "step", quantile=view.level))
+    ends = start + np.cumsum([length for _, length, _ in bars])
+    begins = np.concatenate([[start], ends[:-1]])
+    canvas = blank(max(120, _BAR * (len(bars) + 2)), 460)
+    panel, places = canvas.panel(), np.arange(1, len(bars) + 1)
+    panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
+    for place, (name, length, error), base in zip(places, bars, begins, strict=True):
+        single = place <= len(most)
+        colour = (VERMILION if length >= 0 else BLUE) if single else mixed(GREY, 0.5)
+        bar: Look = {"error_x": {"type": "data", "array": [error], "color": INK, "thickness": 1, "width": 3}}
+        bar = bar if error else {}
+        hover = f"{plain(name)}<br>moves it by {_signed(length)} {plain(view.unit)}"
+        panel.bars([place], [length], "", hover, colour=colour, across=True, width=0.72, base=[base], **bar)
+        end = {"x": max(base, base + length + error), "xanchor": "left", "xshift": 4}
+        panel.note(_signed(length), y=place, size=10, **end)
+    for row, value, word in ((0, start, "reference forecast"), (len(bars) + 1, ends[-1], "forecast")):
+        panel.dots([value], [row], "", f"{word}<br>%{{x:.4g}} {plain(view.unit)}", size=9, symbol="diamond")
+        panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
+    for place, value in zip(places, ends, strict=True):
+        panel.line([value, value], [place - 0.36, place + 1.36], colour=GREY, width=0.7)
+    labels = ["reference forecast", *(name for name, _, _ in bars), "forecast"]
+    panel.y(tickvals=list(range(len(labels))), ticktext=[plain(each) for each in labels], ticks="", showline=False)
+    panel.y(range=[len(labels) - 0.4, -0.6])
+    low, high = float(min(begins.min(), ends.min(), start)), float(max(begins.max(), ends.max(), start))
+    span = (high - low) or max(abs(high), 1.0)
+    panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.32 * span], nticks=6)
+    return canvas.dress(
+        f"How the forecast of {view.target} by {model_of(ds)} comes about",
+        view.when,
+        view.how,
+        "bars: what each segment adds; diamonds: both forecasts",
+        view.sampled,
+    )
+
+
+@INPUT_ATTRIBUTION.figure("Segment × forecast step map of what each segment does.", variables=("attribution",))
+def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -> go.Figure:
+    """Draw the segment × forecast step map of what each segment does.
+
+    Args:
+        ds: of kind "input_attribution".
+        quantile: level; the one next to the median unless given.
+        top: at most so many segments, those that move the forecast most; they keep their order.
+
+    Returns:
+        One heat map; the colours are symmetric about 0.
+
+    Example:
+        >>> fig = viz.input_map(results["input_attribution"])
+        >>> fig.layout.meta["title"]
+        'What moves the forecast of co2 by chronos-nano, by step'
+    """
+    view = _Part.of(ds, None, quantile)
+    values = array(ds, "attribution", "segment", "step", quantile=view.level)
+    keep = np.sort(np.argsort(-np.abs(values).mean(1), kind="stable")[:top])
+    window = scene(ds, view.target, context_steps=1)
+    canvas = blank(max(140, 20 * len(keep)), 480)
+    panel = canvas.panel()
+    hover = f"%{{y}}, {window.time.hover}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
+    where = window.time.at(window.future)
+    panel.cells(values[keep], where, [plain(view.names[i]) for i in keep], hover, xgap=0, ygap=1)
+    panel.y(type="category", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
+    panel.x("date" if window.time.stamps is not None else "forecast step")
+    if len(where) == 1:
+        panel.x(tickvals=where, ticktext=[window.time.label(int(window.future[0]))])
+    canvas.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
+    fewer = f"the {len(keep)} largest of {len(values)} segments" if len(keep) < len(values) else ""
+    return canvas.dress(
+        f"What moves the forecast of {view.target} by {model_of(ds)}, by step", view.word, view.how, fewer
+    )
+
+
+class _Part:
+    """One quantile of an attribution, at one step or on average over all.
+
+    Attributes:
+        names: of the segments; effect: (segment,) in data units, whose unit is ``unit``.
+        level, quantile: place and level of the quantile; step: place of the step, None for the mean.
+        target: id of the explained series; word: what is explained.
+    """
+
+    def __init__(self, ds: xr.Dataset, step: int | None, quantile: float | None) -> None:
+        _refuse_without_its_series(ds)
+        self._ds = ds
+        levels = np.asarray(ds["quantile"].values, dtype=float)
+        self.level = median_position(levels) if quantile is None else position(ds, "quantile", str(quantile))
+        self.quantile = float(levels[self.level])
+        self.step = None if step is None else position(ds, "step", step)
+        self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
+        self.names = segment_words(ds)
+        values = array(ds, "attribution", "segment", "step", quantile=self.level)
+        self.effect = np.array([self.at_step(row) for row in values])
+        self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
+
+    @classmethod
+    def of(cls, ds: xr.Dataset, step: int | None, quantile: float | None) -> _Part:
+        """Return the part of a result that a figure shows."""
+        return cls(ds, step, quantile)
+
+    @property
+    def middle(self) -> bool:
+        """True where the quantile is the middle of the forecast."""
+        return self.level == median_position(self._ds["quantile"].values)
+
+    @property
+    def word(self) -> str:
+        """Name of what is explained."""
+        return f"{statistic_of(self._ds)} forecast" if self.middle else f"quantile {self.quantile:g}"
+
+    @property
+    def when(self) -> str:
+        """Name of what is explained, and its step."""
+        steps = self._ds.sizes["step"]
+        every = f"mean over {steps} steps" if steps > 1 else "one step"
+        at = every if self.step is None else f"step {names(self._ds, 'step')[self.step]}"
+        return f"{self.word}, {at}"
+
+    @property
+    def how(self) -> str:
+        """Method and reference."""
+        attrs = self._ds.attrs
+        return f"{method_words(attrs)} against {attrs.get('reference', '')} values"
+
+    @property
+    def sampled(self) -> str:
+        """Meaning of the whiskers."""
+        attrs = self._ds.attrs
+        samples = f"{attrs['repeats']} seeds" if "repeats" in attrs else f"{attrs.get('orders')} orders"
+        return f"whiskers: standard errors of {samples}" if self._errors is not None else ""
+
+    @property
+    def _errors(self) -> np.ndarray | None:
+        name = "mean_error" if self.step is None else "attribution_error"
+        if name not in self._ds:
+            return None
+        at = {"quantile": self.level} if self.step is None else {"quantile": self.level, "step": self.step}
+        return array(self._ds, name, "segment", **at)
+
+    def at_step(self, values: np.ndarray) -> float:
+        """Return the value of the step, or the mean over all, of (step,)."""
+        return float(values.mean() if self.step is None else values[self.step])
+
+    def error_of(self, segment: int) -> float:
+        """Return the standard error of a segment's effect, 0 where nothing is sampled."""
+        return 0.0 if self._errors is None else float(self._errors[segment])
+
+    def error_words(self, segment: int) -> str:
+        """Write the standard error for a hover box."""
+        error = self.error_of(segment)
+        return f"<br>standard error {number(error)}" if error else ""
+
+    def series_name(self, row: int) -> str:
+        """Name a series of the item: its variate, or its id where it is alone."""
+        variates = names(self._ds.swap_dims(series="variate"), "variate") if "variate" in self._ds.coords else []
+        return variates[row] if variates and variates[row] else names(self._ds, "series")[row]
+
+
+def _refuse_without_its_series(ds: xr.Dataset) -> None:
+    """Refuse a result from which series were taken out: its segments still tell of them."""
+    count = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0
+    if count > ds.sizes.get("series", 0):
+        raise InputError(
+            f"the segments of this explanation tell of {count} series, of which {ds.sizes.get('series', 0)} are left; "
+            "an explained item is drawn whole, with every series"
+        )
+
+
+def method_words(attrs: Mapping[str, Any]) -> str:
+    """Name the method of a result as a subtitle does."""
+    method = str(attrs.get("method", ""))
+    return "Shapley values" if method == "shapley" else method
+
+
+def _signed(value: float) -> str:
+    """Write three digits with a true sign."""
+    return f"{'' if value < 0 else '+'}{significant(value, 3)}"
+
+
+@INPUT_ATTRIBUTION.panels
+def _inputs(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    yield ReportPanel(input_timeline(ds), _table(ds), read_inputs(ds))
+    level = median_position(ds["quantile"].values)
+    yield ReportPanel(input_waterfall(ds), _table(ds), [])
+    by_step = frame(ds.isel(quantile=level, drop=True), "attribution")
+    yield ReportPanel(input_map(ds), by_step, [])

@@ -1,0 +1,135 @@
+"""Input attributions over many items."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.registry import measurement
+from tsfm_lens.viz.input_attribution import method_words
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.select import array, model_of, names, segment_words, shown
+from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.standing import Standing
+from tsfm_lens.viz.theme import DIVERGING, GREY, PALE, plain
+from tsfm_lens.viz.words import capital, listed, num
+
+__all__ = ["input_beeswarm"]
+_MAX_NAMES = 3  # segments that a reading names
+_ROW, _DOT, _BINS = 46, 7, 60  # pixels of a row and a dot; places along the axis within which dots stand in line
+
+
+INPUT_EFFECTS = measurement(
+    "input_effects",
+    theme="Inputs",
+    title="Inputs over all series",
+    summary="what the same segments move over many series, and which way",
+    description="Every item is explained by itself. A dot is a series; its colour says whether the segment's values"
+    " are above or below the mean of their context.",
+    source="Lundberg and Lee 2017, arXiv:1705.07874",
+)
+
+
+def read_effects(ds: xr.Dataset) -> list[str]:
+    """Describe which segments move forecasts over many series."""
+    standing = Standing(ds, "size", "segment")
+    labels, kinds = names(ds, "segment"), np.array(names(ds.swap_dims(segment="kind"), "kind"))
+    out = []
+    for kind in dict.fromkeys(kinds):
+        leading = standing.named(_MAX_NAMES, kinds == kind)
+        if not leading:
+            out.append(f"{capital(kind)}: nothing stands out of rounding.")
+            continue
+        first = standing.leader(kinds == kind)
+        lead = f"{labels[first]} most of all; " if first is not None and len(np.flatnonzero(kinds == kind)) > 1 else ""
+        moves = [f"{labels[i]} by {standing.told(i, lambda value: f'{num(value)} MASE')}" for i in leading]
+        out.append(f"{capital(kind)}: {lead}forecasts are moved by {listed(moves)}.")
+    return out
+
+
+@INPUT_EFFECTS.figure(
+    "What each segment moves, a dot for each series.",
+    variables=("effect", "size_estimate", "value"),
+    table=("effect", "size", "value"),
+    sentences=read_effects,
+)
+def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
+    """Draw a dot per series for each segment: how far it moves the forecast, and how high its values are.
+
+    Args:
+        ds: of kind "input_effects".
+        top: at most so many segments, those with the largest mean size.
+
+    Returns:
+        A row per segment, the largest first; dots that would cover one another stand in line. Vermilion dots have
+        values above the mean of their context, blue ones below, grey ones are the whole of it; hollow where the segment
+        does not stand out.
+
+    Example:
+        >>> fig = viz.input_beeswarm(results["input_effects"])
+        >>> fig.layout.meta["title"]
+        'What moves the forecasts of chronos-nano'
+    """
+    labels = segment_words(ds)
+    effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))
+    noise = finding(ds, "size", "segment", unit="MASE")
+    mean = array(ds, "size_estimate", "segment")
+    order = np.argsort(-np.nan_to_num(mean, nan=-1.0), kind="stable")[:top]
+    canvas = blank(max(150, _ROW * len(order)), 480)
+    panel, ids = canvas.panel(), names(ds, "series")
+    finite = effect[order][np.isfinite(effect[order])]
+    span = float(np.ptp(finite)) if len(finite) else 1.0
+    reach = float(np.nanquantile(np.abs(value), 0.95)) if np.isfinite(value).any() else 1.0
+    panel.upright(0.0, colour=GREY)
+    for place, row in enumerate(order):
+        pale = noise is not None and bool(noise.pale[row])
+        y = place + _swarm(effect[row], span)
+        for has_value in (True, False):
+            here = np.flatnonzero(np.isfinite(value[row]) == has_value)
+            words = [_hover(labels[row], ids[i], effect[row, i], value[row, i]) for i in here]
+            colour: Look = {"color": value[row, here], "coloraxis": "coloraxis"} if has_value else {"color": GREY}
+            look: Look = {"marker": {**colour, "line": {"color": GREY, "width": 0.6}}, "customdata": words}
+            symbol = "circle-open" if pale else "circle"
+            if len(here):
+                panel.dots(effect[row, here], y[here], "", "%{customdata}", size=_DOT, symbol=symbol, **look)
+    if noise is not None:
+        canvas.noisy(noise, "hollow" * bool(noise.pale[order].any()))
+    panel.y(
+        tickvals=list(range(len(order))),
+        ticktext=[plain(labels[row]) for row in order],
+        range=[len(order) - 0.4, -0.6],
+        ticks="",
+        showline=False,
+    )
+    panel.x("moves the forecast by (MASE)", nticks=7)
+    scale = colour_scale("value, standard deviations\nfrom the mean of its context", high=reach or 1.0, diverging=True)
+    # a white dot would look hollow
+    shades = [(share, PALE if shade == "#FFFFFF" else shade) for share, shade in DIVERGING]
+    canvas.colours({**scale, "colorscale": shades})
+    fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
+    attrs = ds.attrs
+    return canvas.dress(
+        f"What moves the forecasts of {model_of(ds)}",
+        f"{method_words(attrs)} against {attrs.get('reference', '')} values, mean over steps",
+        shown(ids),
+        fewer,
+    )
+
+
+def _hover(segment: str, series: str, effect: float, value: float) -> str:
+    """Write the hover box of a dot."""
+    high = f"<br>values {value:+.3g} standard deviations from their mean" if np.isfinite(value) else ""
+    return f"{plain(segment)}, {plain(series)}<br>moves the forecast by {effect:+.3g} MASE{high}"
+
+
+def _swarm(values: np.ndarray, span: float) -> np.ndarray:
+    """Return offsets of dots from the middle of their row, so that those near one another stand in line."""
+    bins = np.round(np.nan_to_num(values) / (span or 1.0) * _BINS)
+    offsets = np.zeros(len(values))
+    for each in np.unique(bins):
+        here = np.flatnonzero(bins == each)
+        turn = np.arange(len(here))
+        offsets[here] = np.where(turn % 2, -1, 1) * ((turn + 1) // 2) * _DOT / _ROW
+    return np.clip(offsets, -0.42, 0.42)

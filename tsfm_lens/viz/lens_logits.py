@@ -1,0 +1,137 @@
+"""Logits of every value after each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.registry import measurement
+from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.logit_lens import central_range, visible_rows
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.needs import TOKENS
+from tsfm_lens.viz.panels import scene
+from tsfm_lens.viz.select import array, layer_names, model_of, positions
+from tsfm_lens.viz.sheet import Look
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.theme import BLACK, number, plain
+from tsfm_lens.viz.words import layers, num
+
+__all__ = ["lens_logit_map"]
+
+LENS_LOGITS = measurement(
+    "lens_logits",
+    theme="Activations",
+    title="Lens logits",
+    summary="logits of every value after each layer, and of single components (`lens_logits.component_logits`)",
+    description="The logits that the output head gives to every value when it reads the residual stream after each "
+    "layer.",
+    source="tsfm-lens, section 2 and figure 1C",
+    needs=TOKENS,
+)
+
+
+def _largest_logits(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate the value of the largest logit, and the logit, a row per layer and step."""
+    best = ds["logit"].isel(series=0).argmax("bin")
+    value = ds["value"].isel(series=0, bin=best)
+    largest = xr.Dataset(
+        {"value": value.drop_vars("bin", errors="ignore"), "logit": ds["logit"].isel(series=0).max("bin")}
+    )
+    return frame(largest, "value", "logit")
+
+
+def read_lens_logits(ds: xr.Dataset) -> list[str]:
+    """Describe how the largest logits grow along the depth."""
+    logit, words = array(ds, "logit", "layer", "step", "bin", series=0), layers(ds)
+    lead = (logit.max(-1) - np.median(logit, axis=-1)).mean(-1)
+    return [
+        f"The largest logit of a step is {num(lead[0])} above the median of all values' logits at {words[0]} and "
+        f"{num(lead[-1])} at {words[-1]}, mean over steps."
+    ]
+
+
+@LENS_LOGITS.figure(
+    "Logits of values, read after each layer.",
+    variables=("logit", "value"),
+    table=_largest_logits,
+    sentences=read_lens_logits,
+)
+def lens_logit_map(
+    ds: xr.Dataset,
+    *,
+    series: str | int = 0,
+    layers: Sequence[str | int] | None = None,
+    value_range: tuple[float, float] | None = None,
+    rows: int = 64,
+    raw: bool = False,
+) -> go.Figure:
+    """Draw the logit of every value at every forecast step, a panel per layer, as the tsfm-lens paper does.
+
+    Args:
+        ds: of kind "lens_logits".
+        series: id, or place counted from 0.
+        layers: labels to draw, all unless given.
+        value_range: lowest and highest value drawn. Unless given: context, truth and the central 98 % of the last
+            layer's probability.
+        rows: the most rows of a map; the logits of adjacent bins are averaged to keep to it, for display only.
+        raw: draw logits as they are. Unless set, the mean over drawn values is subtracted at every step. This changes
+            no probability and keeps the differences between values.
+
+    Returns:
+        Panels with shared axes. Colours are symmetric around 0 in each panel, whose title says at which logit they
+        end (``customdata`` has the logits, ``z`` their ratio to that). Truth dashed.
+
+    Example:
+        >>> fig = viz.lens_logit_map(results["lens_logits"])
+        >>> fig.layout.meta["title"]
+        'Lens logits on co2, layer by layer, in chronos-nano'
+    """
+    places, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
+    centres = array(ds, "value", "bin", series=view.place)
+    order = np.argsort(centres)
+    logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]
+    centres = centres[order]
+    chances = np.exp(logits[-1] - logits[-1].max(axis=-1, keepdims=True))
+    bounds = value_range or central_range(centres, chances, view.observations)
+    # every bin weighs the same, so that sums over a row divided by its bins are means
+    edges, bins, _ = visible_rows(centres, np.ones((1, 1, len(centres))), bounds, rows)
+    first = int(np.searchsorted(centres, edges[0]))
+    starts = first + np.concatenate([[0], np.cumsum(bins[0, 0])[:-1]]).astype(int)
+    stop = first + int(bins.sum())
+    means = np.add.reduceat(logits[..., :stop], starts, axis=-1) / bins[0, 0]
+    if not raw:
+        means -= means.mean(axis=-1, keepdims=True)
+    limits = [float(np.nanmax(np.abs(means[i]))) or 1.0 for i in places]
+    labels = layer_names(ds, places)
+    titles = [(label, f"± {number(top)}") for label, top in zip(labels, limits, strict=True)]
+    grid, x = panel_grid(titles, row_height=150), view.time.at(view.future)
+    for panel, i, top, label in zip(grid, places, limits, labels, strict=True):
+        panel.cells(
+            (means[i].T / top).astype(np.float32),
+            x,
+            edges,
+            f"{plain(label)}, {view.time.hover}<br>logit %{{customdata:.3g}} of a value near "
+            f"%{{y:.4g}} {plain(view.unit)}",
+            customdata=means[i].T.astype(np.float32),
+            xgap=0,
+            ygap=0,
+        )
+        if view.has_truth:
+            panel.line(x, view.truth, "truth", view.hover("truth"), colour=BLACK, width=1.4, dash="2px,2px")
+    grid.y(range=[edges[0], edges[-1]], nticks=5)
+    title_axes(grid, view.time.short_title, view.title)
+    ticks: Look = {"tickvals": [-1, 0, 1], "ticktext": ["−1", "0", "1"]}
+    grid.colours(colour_scale("logit / panel's limit", high=1.0, diverging=True, **ticks))
+    return grid.dress(
+        f"Lens logits on {view.id}, layer by layer, in {model_of(ds)}",
+        "the head applied to the residual stream after each layer"
+        + ("" if raw else ", less the mean over the values drawn"),
+        "colours end at the panel's largest absolute value",
+        "truth dashed" if view.has_truth else "",
+        view.time.remark,
+    )

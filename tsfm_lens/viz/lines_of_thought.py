@@ -1,0 +1,177 @@
+"""Lines of thought: modes of the lens distribution through depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.logit_lens import logit_sheet
+from tsfm_lens.viz.needs import TOKENS
+from tsfm_lens.viz.panels import Scene, fitted_range, scene
+from tsfm_lens.viz.select import array, layer_name, layer_names, model_of, names, positions, shown
+from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.theme import BLUE, GREY, PURPLE, SKY, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.words import layers, listed
+
+__all__ = ["thought_counts", "thought_lines"]
+_LOOKS = {
+    True: ("spurious line", VERMILION, "x"),
+    False: ("other line", SKY, "circle"),
+}
+
+
+LINES_OF_THOUGHT = measurement(
+    "lines_of_thought",
+    theme="Behaviour",
+    title="Lines of thought",
+    summary="lines of thought: modes of the logit map that do not continue the context and die out",
+    description="The modes of the distribution over values after each layer, joined along the forecast: what else the "
+    "model holds possible on the way.",
+    source="tsfm-lens, section 2",
+    needs=TOKENS,
+)
+
+
+def read_thought(ds: xr.Dataset) -> list[str]:
+    """State how many lines there are at each depth, and how many die out."""
+    count, spurious = (array(ds, name, "layer", "series").sum(-1) for name in ("count", "spurious_count"))
+    words = layers(ds)
+    out = [
+        f"There {'is' if count[0] == 1 else 'are'} "
+        f"{listed([f'{int(n)} at {word}' for word, n in zip(words, count, strict=True)])}."
+    ]
+    if spurious.any():
+        most = [words[place] for place in np.flatnonzero(spurious == spurious.max())]
+        share = percent(float(array(ds, "spurious_mass", "layer", "series").max()))
+        out.append(
+            f"Lines that neither continue the context nor reach the forecast are most at {listed(most)}; at most "
+            f"{share} of the probability is theirs."
+        )
+    else:
+        out.append("All of them continue the context or reach the forecast.")
+    return out
+
+
+@LINES_OF_THOUGHT.figure(
+    "Modes of the lens distribution through depth.", variables=("probability", "value", "path", "spurious")
+)
+def thought_lines(
+    ds: xr.Dataset,
+    *,
+    series: str | int = 0,
+    layers: Sequence[str | int] | None = None,
+    context_steps: int | None = None,
+    value_range: tuple[float, float] | None = None,
+    rows: int = 72,
+) -> go.Figure:
+    """Draw the logit map of every layer with its lines of thought, spurious ones apart.
+
+    Args:
+        ds: of kind "lines_of_thought".
+        series: id, or place counted from 0.
+        layers, context_steps, rows: see :func:`tsfm_lens.viz.lens_map.logit_map`.
+        value_range: lowest and highest value drawn. Unless given: the drawn context, the truth and every line.
+
+    Returns:
+        The panels of ``logit_map``, and a marked path for every line of the layer.
+
+    Example:
+        >>> fig = viz.thought_lines(results["lines_of_thought"])
+        >>> fig.layout.meta["title"].split(":")[0]
+        'Lines of thought of chronos-nano on co2'
+    """
+    places = positions(ds, "layer", layers)
+    view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
+    labels = [names(ds, "layer")[i] for i in places]
+    here = ds["line_series"].values == ds["series"].values[view.place]
+    lines = np.flatnonzero(here & np.isin(ds["line_layer"].values.astype(str), labels))
+    paths = array(ds, "path", "line", "step")
+    bounds = value_range or fitted_range(np.append(view.observations, paths[lines]), np.empty(0))[0]
+    grid, _ = logit_sheet(ds, view, places, bounds, rows)
+    panels = dict(zip(labels, grid, strict=True))
+    for line in lines:
+        _line(panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line])
+    # labels of neighbouring panels would run into each other
+    grid.x(nticks=2 if len(panels) > 2 else 4)
+    count = int(ds["spurious"].values[lines].sum())
+    return grid.dress(
+        f"Lines of thought of {model_of(ds)} on {view.id}: {count} of {len(lines)} spurious",
+        "logit lens after each layer, probability in colours",
+        "spurious: not continuous with the context, and gone in the last layer",
+        view.time.remark,
+    )
+
+
+@LINES_OF_THOUGHT.figure(
+    "How many lines of thought there are, and which die out.", variables=("count", "spurious_count", "spurious_mass")
+)
+def thought_counts(ds: xr.Dataset) -> go.Figure:
+    """Draw how many lines of thought each layer has, and how much probability its spurious ones hold.
+
+    Args:
+        ds: of kind "lines_of_thought".
+
+    Returns:
+        Left: stacked bars, the mean number of spurious and of other lines. Right: the probability on spurious lines,
+        a thin line a series, and their mean.
+
+    Example:
+        >>> fig = viz.thought_counts(results["lines_of_thought"])
+        >>> fig.layout.meta["title"]
+        'Lines of thought of chronos-nano, layer by layer'
+    """
+    labels, ids = layer_names(ds), names(ds, "series")
+    spurious = array(ds, "spurious_count", "layer", "series")
+    other = array(ds, "count", "layer", "series") - spurious
+    mass = 100 * array(ds, "spurious_mass", "layer", "series")
+    titles = ["lines of thought", "probability on spurious lines"]
+    canvas = sheet([260], [1, 1], titles=titles, column_gap=0.13, min_width=640)
+    left, right = canvas
+    for word, counts, colour in (("spurious", spurious, VERMILION), ("other", other, mixed(BLUE, 0.45))):
+        hover = f"%{{x}}<br>%{{y:.3g}} {word} lines per series"
+        left.bars(labels, counts.mean(axis=1), f"{word} lines", hover, colour=colour)
+    several, tail = len(ids) > 1, "%{y:.3g} % on spurious lines"
+    for name, line in zip(ids if several else [], mass.T, strict=False):
+        look: Look = {"colour": mixed(GREY, 0.5), "width": 1, "text": [plain(name)] * len(labels)}
+        right.line(labels, line, "one series", f"%{{text}}, %{{x}}<br>{tail}", **look)
+    colour, name = (PURPLE, "mean over series") if several else (BLUE, ids[0])
+    right.line(labels, mass.mean(axis=1), name, f"%{{x}}<br>{tail}", colour=colour, width=2, mode="lines+markers")
+    canvas.x("residual stream after", type="category")
+    left.y("lines per series" if several else "lines", **({} if several else {"tickformat": "d", "nticks": 5}))
+    right.y("probability (%)", rangemode="tozero")
+    canvas.fig.update_layout(barmode="stack")
+    return canvas.dress(
+        f"Lines of thought of {model_of(ds)}, layer by layer",
+        f"{shown(ids)}, {ds.sizes['step']} steps",
+        "spurious: not continuous with the context, gone in the last layer",
+    )
+
+
+def _line(panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray) -> None:
+    word, colour, symbol = _LOOKS[bool(ds["spurious"].values[line])]
+    born, died = (layer_name(str(ds[end].values[line])) for end in ("birth", "death"))
+    mass = percent(float(ds["mass"].values[line])) if np.isfinite(ds["mass"].values[line]) else number(np.nan)
+    panel.line(
+        view.time.at(view.future),
+        path,
+        word,
+        view.hover(f"{word}, born in {born}, last seen in {died}, {mass} of the probability"),
+        colour=colour,
+        width=1.6,
+        mode="lines+markers",
+        connectgaps=True,
+        # a mark at every step would be a bar
+        marker={"symbol": symbol, "size": 5, "color": colour, "maxdisplayed": 8},
+    )
+
+
+@LINES_OF_THOUGHT.panels
+def _thought(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    facts = ("start", "stop", "mean_value", "mass", "continuous", "survives", "spurious", "birth", "death")
+    yield ReportPanel(thought_lines(ds), frame(ds, *facts), read_thought(ds))
+    yield ReportPanel(thought_counts(ds), frame(ds, "count", "spurious_count"), [])

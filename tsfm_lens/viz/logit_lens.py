@@ -1,0 +1,498 @@
+"""Logit lens: the forecast read after every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.needs import TOKENS
+from tsfm_lens.viz.noise import Finding
+from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, medians, scene
+from tsfm_lens.viz.select import (
+    array,
+    forecast_series,
+    layer_names,
+    median_position,
+    model_of,
+    names,
+    positions,
+    shown,
+    statistic_of,
+    unit_of,
+)
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank
+from tsfm_lens.viz.tables import add_quantiles, steps_table
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, PALE, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.words import capital, layers, listed, measured, num
+
+__all__ = ["layer_entropy", "lens_forecast", "logit_map"]
+_CELLS = 150_000  # in the whole figure
+_LONG = 128  # steps from which on a panel needs half of the width
+FLOOR = 1e-3  # probabilities below are drawn as this
+_MEASURES = {
+    "entropy": ("entropy", "nats", "Entropy of the next value's distribution", "low = sure of the value"),
+    "n_peaks": ("number of peaks", "count", "Peaks of the next value's distribution", ""),
+    "effective_vocabulary": ("effective vocabulary", "tokens", "Effective vocabulary", ""),
+}
+_MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
+_LENSES, _MAPS = 6, 3  # series with a figure of their own
+
+
+LOGIT_LENS = measurement(
+    "logit_lens",
+    theme="Activations",
+    title="Logit lens",
+    summary="what each layer would forecast",
+    description="The model's own output head is applied to its residual stream after every layer, as if the model "
+    "ended there. This shows where along the depth the forecast takes shape.",
+    source="nostalgebraist 2020; tsfm-lens, section 2",
+    paper=("S3-F1D",),
+)
+
+
+def read_entropy(ds: xr.Dataset) -> list[str]:
+    """Describe where along the depth the model becomes sure."""
+    from tsfm_lens.probes.findings import leader
+
+    entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)
+    middle, words = medians(entropy), layers(ds)
+    n = entropy.shape[1]
+    over = f", median over {n} series" if n > 1 else ""
+    out = [
+        f"The entropy of the next value's distribution goes from {num(middle[0])} nats at {words[0]} to "
+        f"{num(middle[-1])} nats at {words[-1]}{over}: as many equally likely bins as {num(np.exp(middle[0]))} "
+        f"at first and {num(np.exp(middle[-1]))} at the end."
+    ]
+    if len(middle) < 2:
+        return out
+    change = np.diff(entropy, axis=0)
+    best = leader(-change)
+    if best is not None and change[best].mean() < 0:
+        out.append(f"{capital(words[best + 1])} lowers it most, by {num(-change[best].mean())} nats on average.")
+    else:
+        out.append("No layer lowers it by more than every other on these series.")
+    rising = [words[i + 1] for i in range(len(change)) if (change[i] > 0).all()]
+    if rising:
+        every = " on every series" if n > 1 else ""
+        out.append(f"It rises in {listed(rising)}{every}: there the readable forecast becomes less certain.")
+    return out
+
+
+def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
+    """State from which layer on the most likely value is the one the model ends with."""
+    probability = array(ds, "probability", "layer", "step", "bin", series=series)
+    value = array(ds, "value", "bin", series=series)
+    words, amount = layers(ds), measured(unit_of(ds, series))
+    mode = value[probability.argmax(axis=-1)]
+    width = float(np.median(np.diff(np.sort(value)))) if len(value) > 1 else 0.0
+    agree = (np.abs(mode - mode[-1]) <= 1.5 * width).mean(axis=-1)
+    # the first layer from which on all layers agree at half of the steps and more
+    first = len(agree) - int(np.argmin(np.append(agree[::-1] >= 0.5, False)))
+    out = [
+        f"For {names(ds, 'series')[series]} the most likely value of {words[0]} is that of the last layer, give or "
+        f"take one bin, at {100 * agree[0]:.0f} % of the steps"
+        + (
+            f"; from {words[first]} on it is at half of them and more."
+            if first < len(agree) - 1
+            else "; only the last layer settles it."
+        )
+    ]
+    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(mode.shape[1], np.nan)
+    if np.isfinite(truth).all():
+        # one step at which an early layer is far off would decide the mean
+        error = np.median(np.abs(mode - truth), axis=-1)
+        out.append(
+            f"Its distance from the truth, median over steps, is {amount(error[0])} at {words[0]} and "
+            f"{amount(error[-1])} at {words[-1]}; the least is {amount(error.min())}, at "
+            f"{words[int(error.argmin())]}."
+        )
+    return out
+
+
+def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
+    """State how far each layer's forecast is from the last layer's, and from the truth where known."""
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=series)
+    median, words = values[:, median_position(levels)], layers(ds)
+    amount = measured(unit_of(ds, series))
+    away = np.abs(median - median[-1]).mean(axis=-1)
+    out = [
+        f"Read from {words[0]}, the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} is "
+        f"{amount(away[0])} away from the final one, mean over steps"
+        + (f"; before the last layer it is {amount(away[-2])} away." if len(away) > 2 else ".")
+    ]
+    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(median.shape[1], np.nan)
+    finite = np.isfinite(truth)
+    if finite.any():
+        error = np.abs(median - truth)[:, finite].mean(axis=-1)
+        best = int(error.argmin())
+        out.append(
+            f"Against the truth {words[best]} is closest ({amount(error[best])})"
+            + ("." if best == len(error) - 1 else f"; the last layer misses by {amount(error[-1])}.")
+        )
+    return out
+
+
+def lens_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
+    """Tabulate quantiles, a row per layer and step."""
+    parts = []
+    for i, layer in enumerate(names(ds, "layer")):
+        part = steps_table(ds, series)
+        part.insert(0, "layer", layer)
+        add_quantiles(part, ds, array(ds, "quantile_forecast", "quantile", "step", series=series, layer=i))
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) -> pd.DataFrame:
+    """Tabulate the drawn cells of the logit map that hold at least ``least`` probability."""
+    parts = []
+    for trace in fig.data:
+        if trace.type != "heatmap":
+            continue
+        mass, edges = np.asarray(trace.customdata, dtype=float), np.asarray(trace.y, dtype=float)
+        row, column = np.nonzero(mass >= least)
+        group = int(trace.meta["steps"])
+        parts.append(
+            pd.DataFrame(
+                {
+                    "layer": trace.name,
+                    "step": np.array(names(ds, "step"))[column * group],
+                    **({"steps": group} if group > 1 else {}),
+                    "value_from": edges[row],
+                    "value_to": edges[row + 1],
+                    "probability": mass[row, column],
+                }
+            )
+        )
+    table = pd.concat(parts, ignore_index=True)
+    table["unit"] = unit_of(ds, series)
+    return table
+
+
+def entropy_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate the measures, mean over steps, a row per layer and series."""
+    measures = [m for m in ("entropy", "n_peaks", "effective_vocabulary") if m in ds]
+    layers, ids = names(ds, "layer"), names(ds, "series")
+    table = pd.DataFrame({"layer": np.repeat(layers, len(ids)), "series": np.tile(ids, len(layers))})
+    for measure in measures:
+        table[measure] = array(ds, measure, "layer", "series", "step").mean(axis=-1).ravel()
+    return table
+
+
+@LOGIT_LENS.figure(
+    "Probabilities of values, read after each layer.",
+    variables=("probability", "value"),
+    needs=TOKENS,
+    instead="lens_forecast",
+)
+def logit_map(
+    ds: xr.Dataset,
+    *,
+    series: str | int = 0,
+    layers: Sequence[str | int] | None = None,
+    context_steps: int | None = None,
+    value_range: tuple[float, float] | None = None,
+    rows: int = 48,
+) -> go.Figure:
+    """Draw value bin against forecast step, coloured by the logarithm of the lens probability, for each layer.
+
+    Args:
+        ds: of kind "logit_lens" with readout "token": ``probability`` (layer, series, step, bin) and
+            ``value`` (series, bin), the centres of the bins in data units.
+        series: id, or place counted from 0.
+        layers: labels to draw, all unless given.
+        context_steps: length of the context's tail beside the map; one horizon (at least 12) unless given.
+        value_range: lowest and highest value drawn. Unless given: the drawn context, the truth and the
+            central 98 % of the last layer's probability.
+        rows: the most rows that a map may have. Adjacent bins are added up, in equal numbers, to keep to
+            it; that is for display only.
+
+    Returns:
+        Per layer a heat map (``z``: log10 of the row's probability, at least -3; ``customdata``: the
+        probability) with the context's tail and the truth over it. All panels share axes and colours. A
+        panel's title says which share of the probability lies beyond the axis. Of many steps a column is the mean
+        of several, ``meta["steps"]``, which the subtitle then says.
+
+    Example:
+        >>> fig = viz.logit_map(results["logit_lens"])
+        >>> fig.layout.meta["title"]
+        'Logit lens on co2: what each layer of chronos-nano expects'
+    """
+    places = positions(ds, "layer", layers)
+    view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
+    grid, words = logit_sheet(ds, view, places, value_range, rows)
+    return grid.dress(f"Logit lens on {view.id}: what each layer of {model_of(ds)} expects", *words)
+
+
+def logit_sheet(
+    ds: xr.Dataset, view: Scene, places: list[int], value_range: tuple[float, float] | None, rows: int
+) -> tuple[Sheet, list[str]]:
+    """Draw the panels of :func:`logit_map`, and write what stands under its title; ``places``: of the layers."""
+    probability = array(ds.isel(layer=places), "probability", "layer", "step", "bin", series=view.place)
+    centres = array(ds, "value", "bin", series=view.place)
+    order = np.argsort(centres)
+    bounds = value_range or central_range(centres[order], probability[-1][:, order], view.observations)
+    edges, mass, outside = visible_rows(centres[order], probability[..., order], bounds, rows)
+    notes = [f"{percent(round(share, 2))} outside" if share >= 0.01 else "" for share in outside]
+    long, labels = len(view.future) > _LONG, layer_names(ds, places)
+    group = -(-mass.size // _CELLS)
+    mass = _average_steps(mass, group)
+    grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5)
+    for panel, one, label in zip(grid, mass, labels, strict=True):
+        _map(panel, view, edges, one, label, group)
+        _draw_lines(panel, view, 0.7 if long else 1.0)
+    grid.y(range=[edges[0], edges[-1]], nticks=5)
+    title_axes(grid, view.time.short_title, view.title)
+    grid.colours(_colours())
+    width = (edges[-1] - edges[0]) / (len(edges) - 1)
+    words = [
+        f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth dashed",
+        "outside: probability beyond the axis",
+        view.time.remark,
+        f"a column: the mean of {group} steps" if group > 1 else "",
+    ]
+    return grid, words
+
+
+def visible_rows(
+    centres: np.ndarray, probability: np.ndarray, bounds: tuple[float, float], rows: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut bins to ``bounds`` and add up adjacent ones, in equal numbers, until at most ``rows`` are left.
+
+    Args:
+        centres: ascending bin centres, (bin,).
+        probability: (layer, step, bin).
+
+    Returns:
+        Row edges (row + 1,), row probabilities (layer, step, row), and per layer the mean share of its
+        probability that is not drawn.
+    """
+    middles = (centres[1:] + centres[:-1]) / 2
+    if len(centres) > 1:
+        ends = (1.5 * centres[0] - 0.5 * centres[1], 1.5 * centres[-1] - 0.5 * centres[-2])
+    else:
+        ends = (centres[0] - 0.5, centres[0] + 0.5)
+    edges = np.concatenate([ends[:1], middles, ends[1:]])
+    first = min(int(np.searchsorted(edges[1:], bounds[0])), len(centres) - 1)
+    last = max(int(np.searchsorted(edges[:-1], bounds[1])), first + 1)
+    group = -(-(last - first) // rows)
+    starts = np.arange(first, last, group)
+    stop = min(starts[-1] + group, len(centres))
+    mass = np.add.reduceat(probability[..., :stop], starts, axis=-1)
+    outside = np.clip(1 - mass.sum(-1).mean(-1) / probability.sum(-1).mean(-1), 0, 1)
+    return np.append(edges[starts], edges[stop]), mass, outside
+
+
+def central_range(centres: np.ndarray, probability: np.ndarray, core: np.ndarray) -> tuple[float, float]:
+    """Return the range of a series and of the central 98 % of a probability (step, bin) at every step."""
+    share = np.cumsum(probability, axis=-1)
+    share /= share[:, -1:]
+    ends = [centres[np.argmax(share >= level, axis=-1)] for level in (0.01, 0.99)]
+    return fitted_range(core, np.concatenate(ends), reach=1.0)[0]
+
+
+def _average_steps(mass: np.ndarray, group: int) -> np.ndarray:
+    """Average every ``group`` steps of (layer, step, row)."""
+    starts = np.arange(0, mass.shape[1], group)
+    sizes = np.diff(np.append(starts, mass.shape[1]))
+    return np.add.reduceat(mass, starts, axis=1) / sizes[:, None]
+
+
+def _map(panel: Panel, view: Scene, edges: np.ndarray, mass: np.ndarray, layer: str, group: int) -> None:
+    columns = view.future if group == 1 else np.append(view.future[::group], view.future[-1] + 1) - 0.5
+    panel.cells(
+        np.log10(np.maximum(mass.T, FLOOR)).astype(np.float32),
+        view.time.at(columns),
+        edges,
+        f"{plain(layer)}, {view.time.hover}<br>probability %{{customdata:.2%}} of a value near "
+        f"%{{y:.4g}} {plain(view.unit)}",
+        customdata=mass.T.astype(np.float32),
+        meta={"steps": group},
+        name=layer,
+        xgap=0,
+        ygap=0,
+    )
+
+
+def _draw_lines(panel: Panel, view: Scene, weight: float) -> None:
+    future = view.time.at(view.future)
+    if view.has_truth:
+        # a white edge keeps the dashes visible on the map's dark cells
+        panel.line(future, view.truth, "edge", colour="rgba(255,255,255,0.7)", width=2.6 * weight, legend=False)
+    panel.line(view.time.at(view.past), view.context, "context", view.hover("context"), width=1.2 * weight)
+    if view.has_truth:
+        look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
+        panel.line(future, view.truth, "truth", view.hover("truth"), **look)
+    mark_start(panel, view.time)
+
+
+def _colours() -> dict[str, object]:
+    ticks = np.arange(round(np.log10(FLOOR)), 1)
+    words = [f"{10.0**t:g}" for t in ticks]
+    words[0] = f"≤ {words[0]}"
+    return colour_scale("probability of the row", low=float(ticks[0]), high=0, tickvals=ticks.tolist(), ticktext=words)
+
+
+@LOGIT_LENS.figure("The forecast that each layer holds.", variables=("quantile_forecast",))
+def lens_forecast(
+    ds: xr.Dataset,
+    *,
+    series: str | int = 0,
+    layers: Sequence[str | int] | None = None,
+    context_steps: int | None = None,
+) -> go.Figure:
+    """Draw what each layer would forecast: the head applied to its residual stream, one fan per layer.
+
+    Args:
+        ds: of kind "logit_lens" with ``quantile_forecast`` (layer, series, quantile, step).
+        series: id, or place counted from 0.
+        layers: labels to draw, all unless given.
+        context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
+
+    Returns:
+        Panels with shared axes in the order of the layers. The value axis follows the data and the last
+        layer; what an earlier layer forecasts far beyond is cut, and the subtitle says so.
+
+    Example:
+        >>> fig = viz.lens_forecast(results["logit_lens"])
+        >>> fig.layout.meta["title"]
+        'Forecast of co2 read from each layer of chronos-nano'
+    """
+    view, rows = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
+    grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
+    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=view.place)[rows]
+    for panel, each in zip(grid, values, strict=True):
+        draw_bands(panel, view, ds["quantile"].values, each)
+        view.draw(panel)
+    cut = fit(grid, np.append(view.observations, values[-1]), values.ravel())
+    grid.y(nticks=5)
+    title_axes(grid, view.time.short_title, view.title)
+    return grid.dress(
+        f"Forecast of {view.id} read from each layer of {model_of(ds)}",
+        "the head applied to the residual stream after each layer",
+        view.remark,
+        view.time.remark,
+        cut,
+    )
+
+
+@LOGIT_LENS.figure("Uncertainty of the next value after each layer.", needs=TOKENS, instead="lens_forecast")
+def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[str | int] | None = None) -> go.Figure:
+    """Draw how uncertain each layer is: a thin line per series (mean over steps) and their median.
+
+    Args:
+        ds: of kind "logit_lens" with readout "token".
+        measure: "entropy" (nats), "n_peaks" or "effective_vocabulary".
+        layers: labels to draw, all unless given.
+
+    Returns:
+        One trace per series, then, for two series and more, "median over series". Under "entropy" a
+        dotted line marks the entropy of a uniform distribution, where it is near enough.
+
+    Example:
+        >>> fig = viz.layer_entropy(results["logit_lens"])
+        >>> fig.layout.meta["title"]
+        "Entropy of the next value's distribution, layer by layer, in chronos-nano"
+    """
+    if measure not in _MEASURES:
+        raise unknown_name("measure", measure, _MEASURES)
+    if measure not in ds:
+        raise InputError(
+            f"this logit_lens Dataset has no {measure!r}: readout {ds.attrs.get('readout')!r} gives no "
+            "token distribution. lens_forecast draws it."
+        )
+    rows = positions(ds, "layer", layers)
+    values = array(ds, measure, "layer", "series", "step")[rows].mean(axis=-1)
+    word, unit, title, meaning = _MEASURES[measure]
+    labels, canvas = layer_names(ds, rows), blank()
+    panel = canvas.panel()
+    series_lines(panel, labels, values, names(ds, "series"), f"{word} %{{y:.3g}} {unit}")
+    if measure == "entropy" and "bin" in ds.sizes:
+        _uniform_line(panel, ds.sizes["bin"], float(np.nanmax(values)))
+    panel.x("layer whose residual stream is read", type="category")
+    panel.y(f"{word} ({unit})", rangemode="tozero")
+    few_ticks(canvas, labels)
+    return canvas.dress(
+        f"{title}, layer by layer, in {model_of(ds)}",
+        f"logit lens on {shown(names(ds, 'series'))}",
+        f"mean over {ds.sizes['step']} forecast steps",
+        meaning,
+    )
+
+
+def series_lines(
+    panel: Panel,
+    labels: list[str],
+    values: np.ndarray,
+    ids: list[str],
+    measure: str,
+    noise: Finding | None = None,
+) -> None:
+    """Draw a thin line per series over ``values`` (layer, series) and the bold median of two and more.
+
+    Where the noise of the layers is known, their mean with its interval instead, hollow where it does not stand out.
+    """
+    several, coloured = len(ids) > 1, len(ids) <= _MAX_COLOURS
+    hover = f"%{{text}}<br>{measure}"
+    if noise is not None and noise.spread:
+        # under the lines, which it would hide
+        panel.band(labels, noise.low, noise.high, mixed(INK, 0.15), "interval of the mean", legend=True)
+    for i, name in enumerate(ids):
+        panel.line(
+            labels,
+            values[:, i],
+            name if coloured else "one series each",
+            f"{plain(name)}, {hover}",
+            colour=CATEGORICAL[i] if coloured else "#A8A8A8",
+            width=1.2 if several else 2,
+            mode="lines" if several else "lines+markers",
+            text=labels,
+        )
+    if noise is not None:
+        hover = f"mean of {len(ids)} series, {hover}"
+        word, mean = "mean over series", noise.estimate
+        panel.line(labels, mean, word, width=3, text=labels, legend=False)
+        panel.dots(labels, mean, word, hover, size=8, text=labels, noise=noise.without_interval)
+        panel.floor(noise)
+    elif several:
+        look: Look = {"width": 3, "dots": 6, "text": labels}
+        panel.line(labels, medians(values), "median over series", f"median of {len(ids)} series, {hover}", **look)
+
+
+def _uniform_line(panel: Panel, bins: int, top: float) -> None:
+    """Mark the entropy of complete ignorance, ln(bins), unless it would squeeze the curves."""
+    level = float(np.log(bins))
+    if level <= 2 * top:
+        words = f"uniform over {bins} bins: {level:.3g} nats"
+        panel.level(level, dash="dot")
+        side: Look = {"xanchor": "right", "yanchor": "bottom"}
+        panel.note(words, 1, level, xref="domain", colour=GREY, **side)
+
+
+def few_ticks(canvas: Sheet, labels: list[str], most: int = 16) -> None:
+    """Label the axis with numbers of layers, at most ``most`` of them; hover keeps the words."""
+    keep = list(range(0, len(labels), max(1, -(-len(labels) // most))))
+    words = ["embed." if labels[i] == "embedding" else labels[i].removeprefix("layer ") for i in keep]
+    canvas.x(tickvals=keep, ticktext=words, linecolor=PALE)
+
+
+@LOGIT_LENS.panels
+def _lens(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    if "probability" not in ds:
+        for i in forecast_series(ds, _LENSES):
+            yield ReportPanel(lens_forecast(ds, series=i), lens_table(ds, i), read_lens_forecast(ds, i))
+        return
+    if "entropy" in ds:
+        yield ReportPanel(layer_entropy(ds), entropy_table(ds), read_entropy(ds))
+    for i in forecast_series(ds, _MAPS):
+        fig = logit_map(ds, series=i)
+        yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i))

@@ -1,0 +1,56 @@
+"""Requirements of definitions on a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tsfm_lens.embedded import has_training_record
+from tsfm_lens.registry import Needs
+
+
+def _has_cross_attention(lens: Any) -> bool:
+    return "cross_attn" in lens.wiring.output_stack.attention_kinds()
+
+
+TOKENS = Needs(
+    "logits over a vocabulary",
+    "Chronos",
+    lambda lens: lens.adapter.readout == "token",
+    lambda arch: arch.readout == "token",
+)
+SEQUENCES = Needs(
+    "an encoder and a decoder over value tokens",
+    "Chronos",
+    lambda lens: hasattr(lens.adapter, "encode_tokens") and _has_cross_attention(lens),
+    lambda arch: arch.name == "chronos",
+)
+CROSS_ATTENTION = Needs(
+    "cross-attention without rotary embeddings or norms of queries and keys",
+    "T5 family",
+    _has_cross_attention,
+    lambda arch: arch.name in ("chronos", "chronos-bolt", "t5"),
+)
+GRADIENTS = Needs(
+    "derivatives of the forecast",
+    "all but Toto 2, whose backward pass is rescaled",
+    lambda lens: lens.wiring.true_gradients,
+    lambda arch: arch.name != "toto-2",
+)
+VOCABULARY = Needs(
+    "tokens that are looked up",
+    "Chronos, T5",
+    lambda lens: lens.tokens is not None or lens.takes_ids,
+    lambda arch: arch.name in ("chronos", "t5"),
+)
+SERIES = Needs(
+    "measured series, not text", "all but T5", lambda lens: not lens.takes_ids, lambda arch: arch.name != "t5"
+)
+COVARIATES = Needs(
+    "covariates",
+    "models that take covariates (`tsfm-lens models`)",
+    lambda lens: bool(getattr(lens.adapter, "covariates", ())),
+    lambda arch: bool(arch.covariates),
+)
+TRAINING_RECORD = Needs(
+    "a record of its training", "reference checkpoints", lambda lens: has_training_record(lens.model_id)
+)

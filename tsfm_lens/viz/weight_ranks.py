@@ -1,0 +1,335 @@
+"""Ranks of the weights' matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.room import text_width
+from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position
+from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.theme import BLUE, mixed, percent, plain
+from tsfm_lens.viz.words import listed, num
+
+__all__ = ["rank_histograms", "weight_rank_map", "weight_spectra"]
+_PALEST = 0.25  # colour of the first layer's line, the last one has 1
+_LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
+_TYPE, _APART = 12, 8  # pixels: type of the labels of columns, and what is free between two
+_BESIDE = 260  # pixels beside a map: names of layers and the colours
+_MAX_NUMBERED = 200  # cells that still have room for their number
+_MEASURES = {
+    "rank_share": "share of the full rank (%)",
+    "stable_rank": "stable rank",
+    "effective_rank": "effective rank",
+    "participation_ratio": "participation ratio",
+}
+
+
+WEIGHT_RANKS = measurement(
+    "weight_ranks",
+    theme="Weights alone",
+    title="Ranks of the weights",
+    summary="how many directions every weight matrix uses: ε-rank, stable and effective rank, spectra by decade",
+    description="The ε-rank of a matrix counts its singular values above ε times the largest; cut off there, the "
+    "matrix errs by at most ε of its norm. It is exact for the weights as they are stored.",
+    source="Flow of ranks, equation 1 and figure 10",
+    paper=("S0-ERANK", "S0-HIST", "S0-F10"),
+)
+
+
+def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
+    """State the share of their directions that the matrices use, and which uses the least."""
+    place = level_position(ds, epsilon)
+    level = f"{float(ds['epsilon'].values[place]):g}"
+    share = array(ds, "rank_share", "matrix", epsilon=place)
+    valid = array(ds, "told", "matrix", epsilon=place) > 0
+    parts, labels = names_of(ds, "part"), names(ds, "matrix")
+    whole = [row for row in whole_matrices(ds) if valid[row]]
+    if not whole:
+        return [f"At ε = {level} rounding of the weights hides every rank."]
+    words = []
+    for part in dict.fromkeys(parts[row] for row in whole):
+        own = share[[row for row in whole if parts[row] == part]]
+        words.append(f"{percent(float(np.median(own)))} in {part}")
+    out = [f"At ε = {level} the median matrix uses, of all directions, {listed(words)}."]
+    # what is the same in several matrices singles none out
+    least = [row for row in whole if share[row] == share[whole].min()]
+    if len(least) == 1:
+        rank, full = int(ds["epsilon_rank"].values[place, least[0]]), int(ds["full"].values[least[0]])
+        out.append(f"{labels[least[0]]} uses the smallest share, {rank} of {full} directions.")
+    hidden = len(whole_matrices(ds)) - len(whole)
+    if hidden:
+        out.append(f"The ranks of {hidden} matrices are below what {ds.attrs['precision']} weights can tell.")
+    return out
+
+
+def read_weight_spectra(ds: xr.Dataset) -> list[str]:
+    """State how fast the spectra fall, by measures without a threshold."""
+    whole = whole_matrices(ds)
+    effective, full = array(ds, "effective_rank", "matrix")[whole], np.asarray(ds["full"].values, dtype=float)[whole]
+    finite = np.isfinite(effective)
+    if not finite.any():
+        return ["All matrices are zero."]
+    shares = effective[finite] / full[finite]
+    out = [
+        f"The effective rank is {percent(float(np.median(shares)))} of the largest possible in the median matrix, "
+        f"from {percent(float(shares.min()))} to {percent(float(shares.max()))}."
+    ]
+    floor = array(ds, "rounding_floor", "matrix")[whole]
+    out.append(
+        f"Weights are stored in {ds.attrs['precision']}: singular values below {num(float(np.nanmax(floor)))} of the "
+        "largest may be rounding."
+    )
+    return out
+
+
+def read_histograms(ds: xr.Dataset) -> list[str]:
+    """State how many singular values are within a power of ten of the largest, attention against MLP."""
+    whole = whole_matrices(ds)
+    first = array(ds, "decade_count", "matrix", "decade")[:, 0] / np.asarray(ds["full"].values, dtype=float)
+    parts, out = names_of(ds, "part"), []
+    for words, members in (("attention", ("W_Q", "W_K", "W_V", "W_O")), ("MLP", ("W_in", "W_gate", "W_out"))):
+        own = first[[row for row in whole if parts[row] in members]]
+        if len(own):
+            out.append(
+                f"Within a power of ten of the largest lie {percent(float(np.median(own)))} of the singular values of "
+                f"the median {words} matrix, {percent(float(own.min()))} to {percent(float(own.max()))} over all."
+            )
+    return out
+
+
+def _spectra_table(ds: xr.Dataset) -> pd.DataFrame:
+    table = frame(ds, "singular_value")
+    return table[np.isfinite(table["singular_value"])]
+
+
+@WEIGHT_RANKS.figure("What share of its directions each weight matrix uses.", variables=("rank_share", "told"))
+def weight_rank_map(
+    ds: xr.Dataset, *, measure: str = "rank_share", epsilon: float | None = None, stack: str | None = None
+) -> go.Figure:
+    """Draw the layer × matrix map of how many directions each matrix uses.
+
+    Args:
+        ds: of kind "weight_ranks".
+        measure: "rank_share" (the ε-rank over the largest possible), "stable_rank", "effective_rank" or
+            "participation_ratio".
+        epsilon: of the rank, one of the result's; the one in the middle unless given.
+        stack: one stack, all unless given.
+
+    Returns:
+        A heat map; cells are empty where there is no such matrix, and where its weights cannot tell the rank.
+
+    Example:
+        >>> fig = viz.weight_rank_map(results["weight_ranks"])
+        >>> fig.layout.meta["title"]
+        'Ranks of the weights of chronos-nano'
+    """
+    if measure not in _MEASURES:
+        raise unknown_name("measure", measure, _MEASURES)
+    whole = whole_matrices(ds, stack=stack)
+    values, remark = _values(ds, measure, epsilon)
+    blocks = list(dict.fromkeys(_block(ds, row) for row in whole))
+    # attention first, whatever the order of writing
+    columns = list(dict.fromkeys(_column(ds, row) for row in sorted(whole, key=lambda row: not _in_attention(ds, row))))
+    table = np.full((len(blocks), len(columns)), np.nan)
+    for row in whole:
+        table[blocks.index(_block(ds, row)), columns.index(_column(ds, row))] = values[row]
+    several = len({stack_name for stack_name, _ in blocks}) > 1
+    rows = [_in_words(*block, several=several) for block in blocks]
+    wide = max(text_width(column, _TYPE) for column in columns) + _APART
+    canvas = blank(max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns)))
+    panel = canvas.panel()
+    hover = f"%{{y}}, %{{x}}<br>{plain(_MEASURES[measure])} %{{z:.3g}}"
+    panel.cells(table, columns, rows, hover, write="{:.3g}".format, printed=_MAX_NUMBERED)
+    top = 100.0 if measure == "rank_share" else float(np.nanmax(table, initial=1.0))
+    canvas.colours(colour_scale(_MEASURES[measure], low=0.0, high=top))
+    panel.x("matrix", type="category", ticks="", tickangle=0)
+    panel.y(type="category", autorange="reversed", ticks="", dtick=1 if len(rows) <= 24 else 2)
+    return canvas.dress(f"Ranks of the weights of {model_of(ds)}", *remark)
+
+
+def _values(ds: xr.Dataset, measure: str, epsilon: float | None) -> tuple[np.ndarray, list[str]]:
+    """Return (matrix,) what is drawn, and what the subtitle says of it."""
+    if measure != "rank_share":
+        return array(ds, measure, "matrix"), [f"{_MEASURES[measure]}, 1 is one direction"]
+    place = level_position(ds, epsilon)
+    level = f"{float(ds['epsilon'].values[place]):g}"
+    valid = array(ds, "told", "matrix", epsilon=place) > 0
+    words = [f"singular values above {level} of the largest", "" if valid.all() else f"empty: {_precision_words(ds)}"]
+    return np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan), words
+
+
+def _precision_words(ds: xr.Dataset) -> str:
+    return f"below what {ds.attrs.get('precision', 'these')} weights can tell"
+
+
+@WEIGHT_RANKS.figure("Singular values of all weight matrices, layer by layer.", variables=("singular_value",))
+def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> go.Figure:
+    """Draw relative singular values of the weights, a panel per kind of matrix and a line per layer.
+
+    Args:
+        ds: of kind "weight_ranks".
+        stack: one stack, all unless given.
+        parts: "W_Q", …; all unless given.
+
+    Returns:
+        Lines on a logarithmic axis, the deeper the layer the darker; stacks have panels of their own.
+
+    Example:
+        >>> fig = viz.weight_spectra(results["weight_ranks"], stack="encoder", parts=["W_Q"])
+        >>> fig.layout.meta["title"]
+        'Spectra of the weights of chronos-nano'
+    """
+    whole = whole_matrices(ds, stack=stack, parts=parts)
+    values = relative(array(ds, "singular_value", "matrix", "mode"), array(ds, "rounding_floor", "matrix"))
+    several = len({str(ds["stack"].values[row]) for row in whole}) > 1
+    panels: dict[tuple[str, ...], list[int]] = {}
+    for row in whole:
+        panels.setdefault(((str(ds["stack"].values[row]),) if several else ()) + (_column(ds, row),), []).append(row)
+    grid = panel_grid([[" ".join(title)] for title in panels], row_height=150)
+    for panel, rows in zip(grid, panels.values(), strict=True):
+        labels = [layer_name(str(ds["layer"].values[row])) for row in rows]
+        depth_lines(panel, labels, values[rows], "mode")
+    grid.y(**log_axis(values[whole]))
+    title_axes(grid, "mode", "singular value / largest")
+    return grid.dress(
+        f"Spectra of the weights of {model_of(ds)}",
+        "a line per layer, the deeper the darker",
+        "each spectrum relative to its largest value",
+    )
+
+
+@WEIGHT_RANKS.figure("Singular values of a matrix by power of ten, layer by layer.", variables=("decade_count",))
+def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = None) -> go.Figure:
+    """Draw how many relative singular values of a matrix lie in each power of ten, a panel per layer.
+
+    Args:
+        ds: of kind "weight_ranks".
+        part: "W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate" or "W_out".
+        stack: one stack, all unless given.
+
+    Returns:
+        Bars, the largest singular values at the right.
+
+    Source:
+        Flow of ranks, figure 10 (S0-HIST).
+
+    Example:
+        >>> fig = viz.rank_histograms(results["weight_ranks"])
+        >>> fig.layout.meta["title"]
+        'Singular values of W_Q by decade, layer by layer, in chronos-nano'
+    """
+    whole = whole_matrices(ds, stack=stack, parts=[part])
+    stacks, kinds = ({str(ds[name].values[row]) for row in whole} for name in ("stack", "layer_kind"))
+    titles = []
+    for row in whole:
+        words = [_in_words(*_block(ds, row), several=len(stacks) > 1)]
+        titles.append(words + [kind_word(str(ds["layer_kind"].values[row]))] * (len(kinds) > 1))
+    counts = array(ds, "decade_count", "matrix", "decade")[:, ::-1]
+    edges = np.asarray(ds["decade"].values, dtype=float)[::-1]
+    labels = [f"{edge / 10:g} to {edge:g}" for edge in edges]
+    shades = [mixed(BLUE, 0.25 + 0.75 * (place + 1) / len(edges)) for place in range(len(edges))]
+    grid = panel_grid(titles, row_height=120)
+    for panel, row, title in zip(grid, whole, titles, strict=True):
+        hover = f"{plain(', '.join(title))}<br>%{{y}} singular values, %{{x}} of the largest"
+        panel.bars(labels, counts[row], "", hover, colour=shades)
+    grid.x(type="category", tickvals=labels, ticktext=[f"10<sup>{round(np.log10(edge))}</sup>" for edge in edges])
+    title_axes(grid, "up to, of the largest", "singular values")
+    return grid.dress(
+        f"Singular values of {part} by decade, layer by layer, in {model_of(ds)}",
+        "each bar counts what lies up to a power of ten and above the next",
+    )
+
+
+def depth_lines(panel: Panel, labels: Sequence[str], values: np.ndarray, axis: str) -> None:
+    """Draw relative spectra (line, mode) from the first to the last layer, the deeper the darker."""
+    modes = np.arange(1, values.shape[1] + 1)
+    for place, (label, line) in enumerate(zip(labels, values, strict=True)):
+        strength = _PALEST + (1 - _PALEST) * (place + 1) / len(labels)
+        hover = f"{plain(label)}, {axis} %{{x}}<br>%{{y:.3g}} of the largest"
+        panel.line(modes, line, "", hover, colour=mixed(BLUE, strength))
+
+
+def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
+    """Divide singular values (…, mode) by the largest; NaN where too small to be drawn, or hidden by rounding.
+
+    Args:
+        values: descending along the last axis.
+        floor: (…,), relative: what rounding hides.
+    """
+    top = values[..., :1]
+    shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
+    least = np.full(values.shape[:-1], _LOWEST) if floor is None else np.fmax(floor, _LOWEST)
+    # a comparison with NaN is false
+    return np.where(shares >= least[..., None], shares, np.nan)
+
+
+def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
+    """Return the position of an ε, of the middle one for None.
+
+    Raises:
+        UnknownNameError: the result has no such ε.
+    """
+    if epsilon is None:
+        return (ds.sizes["epsilon"] - 1) // 2
+    return position(ds, "epsilon", str(float(epsilon)))
+
+
+def whole_matrices(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> list[int]:
+    """Return places of the matrices over all heads, of one stack or all, of some parts or all.
+
+    Raises:
+        UnknownNameError: there is no such stack or part.
+    """
+    mask = np.array([head == "" for head in names_of(ds, "head")])
+    for name, labels in (("stack", None if stack is None else [stack]), ("part", parts)):
+        available = names_of(ds, name)
+        for each in labels or ():
+            if each not in available:
+                raise unknown_name(name, each, list(dict.fromkeys(available)))
+        mask &= labels is None or np.isin(available, list(labels))
+    return np.flatnonzero(mask).tolist()
+
+
+def names_of(ds: xr.Dataset, coordinate: str) -> list[str]:
+    """Return a coordinate of the matrices as strings."""
+    return [str(value) for value in ds[coordinate].values]
+
+
+def _block(ds: xr.Dataset, row: int) -> tuple[str, str]:
+    return str(ds["stack"].values[row]), str(ds["layer"].values[row])
+
+
+def _in_words(stack: str, layer: str, *, several: bool) -> str:
+    return f"{stack} {layer_name(layer)}" if several and stack else layer_name(layer)
+
+
+def _in_attention(ds: xr.Dataset, row: int) -> bool:
+    return str(ds["part"].values[row]) in ("W_Q", "W_K", "W_V", "W_O")
+
+
+def _column(ds: xr.Dataset, row: int) -> str:
+    """Name the column of a matrix: its part, with the kind of attention where the model has several."""
+    kind, part = str(ds["layer_kind"].values[row]), str(ds["part"].values[row])
+    kinds = {str(ds["layer_kind"].values[other]) for other in whole_matrices(ds) if _in_attention(ds, other)}
+    return f"{kind_word(kind).removesuffix('-attention')} {part}" if kind in kinds and len(kinds) > 1 else part
+
+
+@WEIGHT_RANKS.panels
+def _weight_ranks(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    yield ReportPanel(weight_rank_map(ds), frame(ds, "epsilon_rank", "rank_share", "told"), read_weight_ranks(ds))
+    measures = frame(ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor")
+    yield ReportPanel(weight_rank_map(ds, measure="effective_rank"), measures, read_weight_spectra(ds))
+    yield ReportPanel(weight_spectra(ds), _spectra_table(ds), [])
+    parts = names_of(ds, "part")
+    part = "W_Q" if "W_Q" in parts else parts[0]
+    yield ReportPanel(rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds))

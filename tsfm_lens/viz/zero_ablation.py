@@ -1,0 +1,433 @@
+"""Zero-ablation of single components: a map, and the forecasts without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import ReportPanel, check, measurement
+from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.noise import Finding, finding
+from tsfm_lens.viz.panels import fit, means, scene
+from tsfm_lens.viz.places import Places, coordinate, places_in
+from tsfm_lens.viz.select import (
+    array,
+    forecast_series,
+    kind_word,
+    model_of,
+    names,
+    over_series,
+    positions,
+    statistic_of,
+    unit_of,
+)
+from tsfm_lens.viz.sheet import Sheet, sheet
+from tsfm_lens.viz.standing import WORTH_A_WORD
+from tsfm_lens.viz.tables import steps_table
+from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
+from tsfm_lens.viz.words import count_of, measured, num, signed, verb
+
+__all__ = ["ablation_forecasts", "ablation_heatmap"]
+_MAP_SERIES = 12  # series named in a hover box
+_MAX_SERIES = 2  # series with a figure of their own
+
+
+ABLATION = measurement(
+    "ablation",
+    theme="Causes",
+    title="Ablation",
+    summary="ablation of every head, MLP and layer",
+    description="Each attention head, MLP and layer is set to zero in turn, and the forecast is made again. What "
+    "changes it most, it depends on most.",
+    source="tsfm-lens, section 3",
+    paper=("S3-F2", "S3-F8", "S3-F9"),
+)
+
+
+def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
+    """Describe the head and the MLP that matter most, if one leads, and how few heads carry the effect."""
+    kinds = ds["kind"].values.astype(str)
+    relative = metric.endswith("change")
+    estimate = array(ds, f"{metric}_estimate", "component")
+    heads = np.flatnonzero((ds["head"].values >= 0) & np.isfinite(estimate))
+    mlps = np.flatnonzero((kinds == "mlp") & np.isfinite(estimate))
+    groups = ((heads, "head"), (mlps, "MLP"))
+    out = [_leading(ds, metric, group, noun) for group, noun in groups if len(group)]
+    out_of = array(ds, f"{metric}_stands_out", "component")[heads].astype(bool)
+    if len(heads):
+        count = int(out_of.sum())
+        large = int((out_of & (_share_of_range(ds)[heads] >= WORTH_A_WORD)).sum())
+        suffix = f"; {'all' if large == count else large or 'none'} of them move the forecast by "
+        suffix += f"{percent(WORTH_A_WORD)} of the range of its series or more"
+        out.append(
+            f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise{suffix * bool(count)}."
+        )
+    if len(heads) > 4 and not relative and out_of.any():
+        order = np.sort(estimate[heads])[::-1]
+        few = int(np.searchsorted(np.cumsum(order), 0.5 * order.sum())) + 1
+        out.append(f"{few} of {len(heads)} heads {verb(few, 'make')} up half of the sum of all heads' effects.")
+    out.append("Components are removed one at a time: those that can stand in for each other look unimportant.")
+    return out
+
+
+def _share_of_range(ds: xr.Dataset) -> np.ndarray:
+    """Compute how far the forecast moves without each component, over the range of its series, (component,)."""
+    values = np.concatenate(
+        [array(ds, "context", "series", "time"), array(ds, "baseline_forecast", "series", "step")], 1
+    )
+    wide = np.nanmax(values, axis=1) - np.nanmin(values, axis=1)
+    shift = array(ds, "mean_shift", "component", "series")
+    return np.divide(shift, wide, out=np.zeros_like(shift), where=wide > 0).mean(axis=1)
+
+
+def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
+    """Name the member of a group that leads it; say that none does otherwise."""
+    relative = metric.endswith("change")
+    word = {"spearman_distance": "Spearman distance", "mae_change": "MAE", "mase_change": "MASE"}.get(metric, metric)
+    parts = {part: array(ds, f"{metric}_{part}", "component") for part in ("estimate", "low", "high", "leads")}
+    scale, unit = (100.0, " %") if relative else (1.0, "")
+    n = ds.sizes["series"]
+    top = group[parts["leads"][group].astype(bool)]
+    over = f" over {n} series" if n > 1 else ""
+    mean = " on average" if n > 1 else ""
+    if not len(top):
+        largest = scale * float(np.nanmax(np.abs(parts["estimate"][group])))
+        if not largest:
+            stays = f"the {word} stays as it is" if relative else f"the forecast keeps its shape, at a {word} of 0"
+            return f"Without any single {noun} {stays}."
+        amount = f"up to {num(largest)}{unit}{mean}{over}"
+        what = f"changes of the {word}," if relative else f"effects, a {word} of"
+        return f"No {noun} leads: the largest {what} {amount}, cannot be told apart."
+    at = int(top[0])
+    value, low, high = (scale * float(parts[part][at]) for part in ("estimate", "low", "high"))
+    # a rank correlation sees the order of the steps, and not how far they move
+    does = "changes the order of the steps" if metric == "spearman_distance" else "moves the forecast"
+    moves = f"{'raises' if value > 0 else 'lowers'} the {word}" if relative else does
+    text = f"The {noun} whose removal {moves} most is {names(ds, 'component')[at]} ({'' if relative else word + ' '}"
+    text += f"{(signed if relative else num)(value)}{unit}"
+    if num(low) != num(high):
+        text += f" on average, {num(low)} to {num(high)}{unit}{over}"
+    return text + ")."
+
+
+def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
+    """Describe how far the strongest ablation moves the forecast."""
+    top = components[0]
+    base = array(ds, "baseline_forecast", "step", series=series)
+    row = names(ds, "component").index(top)
+    after = array(ds, "forecast", "step", component=row, series=series)
+    amount, span = measured(unit_of(ds, series)), float(np.ptp(base))
+    distance = float(np.abs(after - base).mean())
+    against = f", {100 * distance / span:.3g} % of the range it runs through" if span > 0 else ""
+    return [
+        f"Without {top} the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} moves by "
+        f"{amount(distance)} on average{against}; its range goes from {amount(span)} to {amount(float(np.ptp(after)))}."
+    ]
+
+
+def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
+    """Tabulate the effect on every series and the mean, a row per component."""
+    effect = array(ds, metric, "component", "series")
+    table = pd.DataFrame({"component": names(ds, "component")})
+    for coord in ("stack", "kind", "layer_index", "head"):
+        table[coord] = ds[coord].values
+    table["mean"] = means(effect)
+    for i, name in enumerate(names(ds, "series")):
+        table[f"{metric}: {name}"] = effect[:, i]
+    return table
+
+
+def ablated_forecast_table(ds: xr.Dataset, series: int, components: list[str]) -> pd.DataFrame:
+    """Tabulate truth, unablated forecast and the forecast without each component, a row per step."""
+    table = steps_table(ds, series)
+    if "truth" in ds:
+        table["truth"] = array(ds, "truth", "step", series=series)
+    table["unablated"] = array(ds, "baseline_forecast", "step", series=series)
+    labels = names(ds, "component")
+    for component in components:
+        values = array(ds, "forecast", "step", component=labels.index(component), series=series)
+        table[f"without {component}"] = values
+    return table
+
+
+def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
+    """Return the heads and MLPs with the largest Spearman distance on one series, strongest first.
+
+    Where the result says which components stand out of the noise, only these; all if none does.
+    """
+    return _rank_components(ds, series, count)[0]
+
+
+def _rank_components(ds: xr.Dataset, series: int, count: int) -> tuple[list[str], str]:
+    """Rank components as :func:`strongest` does, and say for a subtitle which are drawn."""
+    effect = array(ds, "spearman_distance", "component", series=series)
+    kinds = coordinate(ds, "kind")
+    fine = [i for i in range(len(kinds)) if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])]
+    fine.sort(key=lambda i: -effect[i])
+    noise = finding(ds, "spearman_distance", "component")
+    standing = fine if noise is None else [i for i in fine if noise.stands[i]]
+    words = "" if noise is None else "those that stand out of the noise" if standing else "none stands out of the noise"
+    return [names(ds, "component")[i] for i in (standing or fine)[:count]], words
+
+
+@ABLATION.figure("What the forecast loses without a head, an MLP or a layer.")
+def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
+    """Draw what zeroing each head, MLP and layer does, layer × component, as the mean over series.
+
+    Args:
+        ds: of kind "ablation" with ``metric`` (component, series).
+        metric: "spearman_distance", "mase", "mae" (sizes) or "mase_change", "mae_change" (relative).
+
+    Returns:
+        One heat map per stack and kind of component: heads side by side, MLP and whole layer in columns
+        of their own with the numbers written in. The colours end at the largest head effect.
+        What does not stand out of the noise is drawn as such, where the result knows it.
+
+    Example:
+        >>> fig = viz.ablation_heatmap(results["ablation"])
+        >>> fig.layout.meta["title"]
+        'Ablation of every component of chronos-nano: Spearman distance'
+    """
+    available = [name for name in MEASURES if name in ds]
+    if metric not in available:
+        raise unknown_name("metric", metric, available)
+    measure = MEASURES[metric]
+    heads = coordinate(ds, "head").astype(int) >= 0
+    effect = array(ds, metric, "component", "series")
+    middle = means(effect)
+    several = effect.shape[1] > 1
+    unit = f" ({unit_of(ds, None if several else 0) or 'data units'})" if metric == "mae" else ""
+    # an error itself is no effect, its change is
+    noise = finding(ds, f"{metric}_change" if metric in ("mae", "mase") else metric, "component")
+    canvas = _draw(ds, middle, effect, measure, noise)
+    canvas.colours(_scale(middle[heads] if heads.any() else middle, measure))
+    return canvas.dress(
+        f"Ablation of every component of {model_of(ds)}: {measure.word}",
+        f"{measure.words}{unit}, {over_series(ds, range(effect.shape[1]))}",
+        "zeroed one at a time",
+        "colours up to the largest head" if heads.any() else "",
+    )
+
+
+@ABLATION.figure("Forecasts without single components.", variables=("forecast", "baseline_forecast"))
+def ablation_forecasts(
+    ds: xr.Dataset,
+    *,
+    components: Sequence[str] | None = None,
+    series: str | int = 0,
+    context_steps: int | None = None,
+) -> go.Figure:
+    """Draw the forecast with and without a component, one panel each.
+
+    Args:
+        ds: of kind "ablation" with ``forecast`` (component, series, step), ``baseline_forecast``
+            (series, step), ``context`` and, where known, ``truth``.
+        components: names to draw; unless given the six heads and MLPs with the largest Spearman distance, of those
+            that stand out of the noise if the result knows it and any does.
+        series: id, or place counted from 0.
+        context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
+
+    Returns:
+        Panels with shared axes, each with "unablated", "ablated", context and truth.
+
+    Example:
+        >>> fig = viz.ablation_forecasts(results["ablation"])
+        >>> fig.layout.meta["title"]
+        'Forecasts of co2 by chronos-nano without single components'
+    """
+    view, words = scene(ds, series, context_steps, least=24), ""
+    if components is None:
+        check(ds, "ablation", "spearman_distance")
+        components, words = _rank_components(ds, view.place, 6)
+    if not components:
+        raise InputError("components is empty: name at least one, such as decoder.0.mlp.")
+    rows = positions(ds, "component", list(components))
+    grid = panel_grid(_titles(ds, rows, view.place), row_height=140)
+    baseline = array(ds, "baseline_forecast", "step", series=view.place)
+    ablated = array(ds, "forecast", "component", "step", series=view.place)[rows]
+    for panel, values in zip(grid, ablated, strict=True):
+        view.draw(panel)
+        view.forecast(panel, baseline, "unablated forecast", BLUE)
+        view.forecast(panel, values, "ablated forecast", VERMILION)
+    cut = fit(grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0)
+    grid.y(nticks=5)
+    title_axes(grid, view.time.short_title, view.title)
+    return grid.dress(
+        f"Forecasts of {view.id} by {model_of(ds)} without single components",
+        f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one",
+        words,
+        cut,
+        view.time.remark,
+    )
+
+
+def _titles(ds: xr.Dataset, rows: list[int], series: int) -> list[tuple[str, ...]]:
+    """Write component names, with their Spearman distance where it is known."""
+    titles = [names(ds, "component")[i] for i in rows]
+    if "spearman_distance" not in ds:
+        return [(title,) for title in titles]
+    distance = array(ds, "spearman_distance", "component", series=series)[rows]
+    return [(t, f"distance {d:.2g}" if np.isfinite(d) else "") for t, d in zip(titles, distance, strict=True)]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Name and format of one ablation measure; ``relative`` ones are shares centred on 0."""
+
+    word: str
+    words: str
+    relative: bool = False
+
+    def write(self, value: float) -> str:
+        """Write a value for its cell."""
+        if not self.relative:
+            return f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.1g}"
+        text = f"{100 * value:+.0f} %"
+        return "0 %" if text in ("+0 %", "-0 %") else text.replace("-", "−")
+
+    def tell(self, value: float) -> str:
+        """Write a value for a hover box."""
+        return percent(value) if self.relative else number(value)
+
+
+def _blocks(places: Places) -> list[tuple[str, int]]:
+    """List kinds with their number of heads, 0 for a single column: heads, single columns, whole layers last."""
+    kind = np.array(places.kind)
+    kinds = [k for k in dict.fromkeys(places.kind) if k not in ("mlp", "layer", "embed")]
+    head_blocks = [(k, int(places.head[kind == k].max()) + 1) for k in kinds]
+    single = [k for k in kinds if (places.head[kind == k] < 0).any()]
+    single += [k for k in ("mlp", "layer") if (kind == k).any()]
+    return [block for block in head_blocks if block[1]] + [(k, 0) for k in single]
+
+
+def _title(kind: str, heads: int) -> str:
+    return f"{kind_word(kind)} heads" if heads else {"mlp": "MLP", "layer": "layer"}.get(kind, "all heads")
+
+
+def _grid(places: Places, layers: list[int], stack: str, kind: str, heads: int) -> np.ndarray:
+    """Locate the component at (layer, column) of a block in the result; -1 where there is none."""
+    grid = np.full((len(layers), max(heads, 1)), -1)
+    for at, *where, layer, head in zip(places.order, places.stack, places.kind, places.layer, places.head, strict=True):
+        if where == [stack, kind] and layer >= 0 and (head >= 0) == bool(heads):
+            grid[layers.index(layer), max(head, 0)] = at
+    return grid
+
+
+def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measure, noise: Finding | None) -> Sheet:
+    """Draw all blocks, a row per stack and a column per kind of component."""
+    places = places_in(ds)
+    rows = {stack: _layers(places, stack) for stack in dict.fromkeys(places.stack)}
+    rows = {stack: layers for stack, layers in rows.items() if layers}
+    blocks, deep = _blocks(places), sum(map(len, rows.values()))
+    heads = sum(count for _, count in blocks)
+    height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
+    grids = [(stack, block, _grid(places, rows[stack], stack, *block)) for stack in rows for block in blocks]
+    wide = sum(max(count * (42 if heads <= 8 else 21), 130) if count else 50 for _, count in blocks)
+    canvas = sheet(
+        [len(layers) * height for layers in rows.values()],
+        [count or max(1.0, 0.09 * heads) for _, count in blocks],
+        titles=[_title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
+        row_gap=70,
+        column_gap=min(0.014, 0.5 / len(blocks)),
+        min_width=170 + wide,
+        above=34,
+        below=46,
+    )
+    words = [_describe(ds, i, effect, middle, measure, noise) for i in range(len(middle))]
+    stacks: set[str] = set()
+    for (stack, (_, count), grid), panel in zip(grids, canvas, strict=True):
+        there = grid >= 0
+        if not there.any():
+            panel.x(visible=False)
+            panel.y(visible=False)
+            continue
+        layers, first = rows[stack], stack not in stacks
+        stacks.add(stack)
+        panel.cells(
+            np.where(there, middle[grid], np.nan),
+            np.arange(grid.shape[1]),
+            layers,
+            "%{customdata}",
+            write=measure.write if heads <= 8 or not count else None,
+            noise=None if noise is None else noise.at(grid),
+            customdata=[[words[i] if i >= 0 else "" for i in row] for row in grid],
+        )
+        panel.y(
+            (f"{stack} layer" if len(rows) > 1 else "layer") if first else "",
+            autorange="reversed",
+            showticklabels=first,
+            tickvals=layers[:: -(-len(layers) // 12)],
+            showline=False,
+            ticks="outside" if first else "",
+        )
+        columns = np.arange(count)
+        ticks = columns[:: -(-max(len(columns), 1) // 12)]
+        panel.x("head" if count else "", tickvals=ticks, showline=False)
+    return canvas
+
+
+def _layers(places: Places, stack: str) -> list[int]:
+    """List the layer numbers of a stack, ascending."""
+    return sorted({int(at) for at, place in zip(places.layer, places.stack, strict=True) if place == stack and at >= 0})
+
+
+def _describe(
+    ds: xr.Dataset, i: int, effect: np.ndarray, middle: np.ndarray, measure: Measure, noise: Finding | None
+) -> str:
+    """Describe a component, with the value of every series, strongest first."""
+    ids = names(ds, "series")
+    head = f"without <b>{plain(names(ds, 'component')[i])}</b><br>{measure.word} {measure.tell(middle[i])}"
+    tail = [] if noise is None else [noise.told(i)]
+    if len(ids) == 1:
+        return "<br>".join([head, plain(ids[0]), *tail])
+    order = np.argsort(-np.abs(np.nan_to_num(effect[i])))
+    lines = [f"{plain(ids[s])}: {measure.tell(effect[i, s])}" for s in order[:_MAP_SERIES]]
+    more = [f"and {len(ids) - _MAP_SERIES} more"] if len(ids) > _MAP_SERIES else []
+    return "<br>".join([f"{head} (mean)", *tail, *lines, *more])
+
+
+def _scale(heads: np.ndarray, measure: Measure) -> dict[str, Any]:
+    """Scale colours up to the largest head effect; symmetric about 0 for relative measures."""
+    if measure.relative:
+        scale = colour_scale(measure.word, heads, diverging=True, tickformat=".2~%")
+        power = 10.0 ** np.floor(np.log10(scale["cmax"] / 2))
+        ticks = max(digit * power for digit in (1, 2, 5) if digit * power <= scale["cmax"] / 2) * np.arange(-2.0, 3.0)
+        if power >= 0.01:
+            # written as in the cells
+            scale["colorbar"] |= {"tickvals": ticks, "ticktext": [measure.write(tick) for tick in ticks]}
+        return scale
+    sizes = measure.word in ("MASE", "MAE")
+    return colour_scale(measure.word, heads, low=None if sizes else 0.0)
+
+
+MEASURES = {
+    "spearman_distance": Measure("Spearman distance", "1 − rank correlation with the unablated forecast"),
+    "mase": Measure("MASE", "MASE of the ablated forecast"),
+    "mae": Measure("MAE", "MAE of the ablated forecast"),
+    "mase_change": Measure("change of MASE", "relative change of the forecast's MASE", True),
+    "mae_change": Measure("change of MAE", "relative change of the forecast's MAE", True),
+}
+
+
+@ABLATION.panels
+def _ablation(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    changes = [m for m in ("mase_change", "mae_change") if m in ds and np.isfinite(ds[m].values).any()]
+    for metric in [m for m in ("spearman_distance",) if m in ds] + changes[:1]:
+        fig = ablation_heatmap(ds, metric=metric)
+        yield ReportPanel(fig, ablation_table(ds, metric), read_ablation(ds, metric))
+    if not {"forecast", "baseline_forecast", "spearman_distance"} <= set(ds.data_vars):
+        return
+    for i in forecast_series(ds, _MAX_SERIES):
+        top = strongest(ds, i)
+        if top:
+            fig = ablation_forecasts(ds, components=top, series=i)
+            words = read_ablation_forecasts(ds, i, top)
+            yield ReportPanel(fig, ablated_forecast_table(ds, i, top), words)
