@@ -19,7 +19,7 @@ PACKAGE = "tsfm_lens"
 
 LAYERS = (
     ("errors",),
-    ("registry", "ranks", "console", "places", "embedded"),
+    ("registry", "ranks", "stats", "console", "places", "embedded"),
     ("data",),
     ("hooks",),
     ("models",),
@@ -43,7 +43,7 @@ LAYERS = (
 )
 """Packages from the bottom up; each imports from those below it and from itself alone."""
 LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in layer}
-BELOW_FIGURES = {"errors", "registry", "ranks", "places", "viz"}
+BELOW_FIGURES = {"errors", "registry", "ranks", "stats", "places", "viz"}
 """Figures are drawn of datasets: viz imports nothing that knows a model."""
 
 PARTICIPLES = frozenset(

@@ -24,7 +24,7 @@ _LENSES, _MAPS = 6, 3  # series with a figure of their own
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
     """Describe where along the depth the model becomes sure."""
-    from tsfm_lens.probes.findings import leader
+    from tsfm_lens.stats import leader
 
     entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)
     middle, words = medians(entropy), layers(ds)

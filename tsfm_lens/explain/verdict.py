@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.probes.findings import CONFIDENCE
+from tsfm_lens.stats import CONFIDENCE
 
 __all__ = ["RULES", "verdict"]
 
