@@ -15,7 +15,7 @@ import pytest
 import render_notebooks
 import torch
 import yaml
-from sitepages import api, commands, drawing, failures, gallery, history, notebooks, questions, scenes
+from sitepages import api, commands, drawing, failures, gallery, history, measurements, notebooks, questions, scenes
 
 import tsfm_lens
 from benchmarks.history import append

@@ -19,7 +19,8 @@ PACKAGE = "tsfm_lens"
 
 LAYERS = (
     ("errors",),
-    ("registry", "ranks", "console", "places", "embedded", "verdict"),
+    ("registry", "ranks", "stats", "console", "places", "embedded"),
+    ("verdict",),
     ("data",),
     ("hooks",),
     ("models",),
@@ -43,7 +44,7 @@ LAYERS = (
 )
 """Packages from the bottom up; each imports from those below it and from itself alone."""
 LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in layer}
-BELOW_FIGURES = {"errors", "registry", "ranks", "places", "embedded", "verdict", "viz"}
+BELOW_FIGURES = {"errors", "registry", "ranks", "stats", "places", "embedded", "verdict", "viz"}
 """Figures are drawn of datasets: viz imports nothing that knows a model."""
 
 PARTICIPLES = frozenset(

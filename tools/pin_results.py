@@ -63,9 +63,8 @@ def keys_of(value: Any) -> Any:
 
 def pins_of_source(source: str) -> dict[str, Any]:
     """Compute the pins of every result of one model, or of the results that no run makes."""
-    from tsfm_lens.registry import find
-
     from specimens import figures_of, kind_of, specimens
+    from tsfm_lens.registry import find
 
     results = specimens(source, "plain")
     pins: dict[str, Any] = {}
@@ -77,7 +76,8 @@ def pins_of_source(source: str) -> dict[str, Any]:
         if isinstance(result, xr.Dataset):
             pins[f"{key}/arrays"] = dataset_pins(result)
         pins[f"{key}/figures"] = {figure: figure_pin(drawn) for figure, drawn in figures_of(name, result, results)}
-        pins[f"{key}/sentences"] = [text for panel in find(kind_of(name)).draw_panels(result) for text in panel.sentences]
+        panels = find(kind_of(name)).draw_panels(result)
+        pins[f"{key}/sentences"] = [text for panel in panels for text in panel.sentences]
     return pins
 
 

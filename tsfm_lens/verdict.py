@@ -8,10 +8,10 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.stats import CONFIDENCE
 
 __all__ = ["RULES", "verdict"]
 
-CONFIDENCE = 0.95
 HALF = 0.5
 """Of a segment's effect: routes must take away, or bring back, so much of it."""
 RULES = (

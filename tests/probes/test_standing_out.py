@@ -27,9 +27,9 @@ from tsfm_lens.probes import (
     seasonality_bias,
     stream_shares,
 )
-from tsfm_lens.probes.findings import by_unit, interval_over_series
 from tsfm_lens.probes.induction import frequent_tokens
 from tsfm_lens.probes.seasonality import amplitude_at
+from tsfm_lens.stats import mean_interval, ratio_units
 from tsfm_lens.testing import assert_close
 
 PARTS = ("estimate", "low", "high", "stands_out", "leads")
@@ -49,12 +49,12 @@ def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
     """Its standard error is that of Cochran's ratio estimator; of equal counts the units are their own means."""
     rng = np.random.default_rng(0)
     totals, counts = rng.normal(size=(3, 12)), rng.integers(1, 9, 12)
-    units = by_unit(totals, counts)
+    units = ratio_units(totals, counts)
     ratio = totals.sum(-1) / counts.sum()
     np.testing.assert_allclose(units.mean(-1), ratio)
     error = np.sqrt(np.square(totals - ratio[:, None] * counts).sum(-1) / 11 / 12) / counts.mean()
     np.testing.assert_allclose(units.std(-1, ddof=1) / np.sqrt(12), error)
-    np.testing.assert_allclose(by_unit(totals, np.full(12, 2)), totals / 2)
+    np.testing.assert_allclose(ratio_units(totals, np.full(12, 2)), totals / 2)
 
 
 def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens(lens_of: Callable[[str], Lens]) -> None:
@@ -151,7 +151,7 @@ def test_attributions_recipes_and_gains_say_what_stands_out(name: str, batch: Se
     np.testing.assert_allclose(parts["mean_attribution"], steps)
     # series of other units count alike
     share = steps / abs(steps).sum("component")
-    mean, low, high = interval_over_series(share.transpose("decomposition", "component", "series").values)
+    mean, low, high = mean_interval(share.transpose("decomposition", "component", "series").values)
     for part, expected in (("estimate", mean), ("low", low), ("high", high)):
         np.testing.assert_allclose(parts[f"attribution_share_{part}"], expected)
     assert (parts["attribution_share_leads"] <= parts["attribution_share_stands_out"]).all()

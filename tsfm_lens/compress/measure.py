@@ -17,8 +17,8 @@ from tsfm_lens.compress.schedule import ratio_of
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import interval_over_series
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import mean_interval
 
 __all__ = ["pareto", "quality", "sizes", "smallest_harmless"]
 
@@ -95,7 +95,7 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
             logs = np.log(data[name].values[1]) - np.log(data[name].values[0])
         logs = np.where(np.isfinite(logs), logs, np.nan)
         data[f"{name}_rise"] = ("series", np.expm1(logs))
-        for end, value in zip(("estimate", "low", "high"), interval_over_series(logs), strict=True):
+        for end, value in zip(("estimate", "low", "high"), mean_interval(logs), strict=True):
             data[f"{name}_rise_{end}"] = float(np.expm1(value))
     if run.tokens_read and np.isfinite(run.truth).all() and run.horizon <= run.lens.adapter.longest_pass:
         data = data.assign(_tokens(run, other))

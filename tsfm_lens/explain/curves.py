@@ -19,8 +19,8 @@ from tsfm_lens.explain.values import Masks, quantiles_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import CONFIDENCE
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import CONFIDENCE
 
 __all__ = ["deletion_curves"]
 

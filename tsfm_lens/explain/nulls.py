@@ -24,8 +24,9 @@ from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import own_rounding, ranges
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import CONFIDENCE, Control, judge
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import CONFIDENCE, Control
 
 __all__ = ["NULLS", "held_against", "route_effects", "untrained_twin"]
 

@@ -14,13 +14,13 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import interval_over_series
 from tsfm_lens.probes.row_angles import random_angle
 from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.probes.streaming import StreamedSpectrum
 from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels
 from tsfm_lens.ranks import angles, effective_rank, epsilon_rank, participation_ratio
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import mean_interval
 
 __all__ = ["embedding_ranks", "signal_families"]
 
@@ -232,7 +232,7 @@ def _of_signals(embeddings: Mapping[str, _Tokens], levels: list[float]) -> dict[
     for place, each in enumerate(embeddings.values()):
         for signal, values in enumerate(each.signals):
             ranks[:, place, signal] = epsilon_rank(values, levels)
-    ends = zip(("estimate", "low", "high"), interval_over_series(ranks), strict=True)
+    ends = zip(("estimate", "low", "high"), mean_interval(ranks), strict=True)
     summary = {f"signal_rank_{name}": (("epsilon", "family"), values) for name, values in ends}
     return {"signal_rank": (("epsilon", "family", "signal"), ranks), **summary}
 

@@ -16,9 +16,10 @@ from tsfm_lens.models.base import TokenModel
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import row_entropy
-from tsfm_lens.probes.findings import by_unit, judge
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.labels import describe
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import ratio_units
 
 __all__ = ["repeated_tokens"]
 
@@ -274,7 +275,7 @@ def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
 def _by_sequence(scores: Tensor, valid: Tensor) -> np.ndarray:
     """Return scores (sequence, position, head) of valid positions, as a sample of sequences (head, sequence)."""
     totals = (scores * valid[..., None]).sum(1).T
-    return by_unit(totals.cpu().double().numpy(), valid.sum(1).cpu().double().numpy())
+    return ratio_units(totals.cpu().double().numpy(), valid.sum(1).cpu().double().numpy())
 
 
 def _copy_scores(

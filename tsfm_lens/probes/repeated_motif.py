@@ -18,8 +18,9 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, row_entropy
-from tsfm_lens.probes.findings import by_unit, judge
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import ratio_units
 
 __all__ = ["repeated_motif"]
 
@@ -286,7 +287,7 @@ def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray
     for point in points:
         pattern = acts[point].cpu().double().numpy()
         weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], target_mask)
-        masses.append(by_unit(weights @ within.T, counts))
+        masses.append(ratio_units(weights @ within.T, counts))
         entropies.append(row_entropy(pattern[series, :, query]))
         visible |= (pattern > 0).any(axis=(0, 1))
     even = np.log(np.maximum(visible[query].sum(-1), 2))[:, None]

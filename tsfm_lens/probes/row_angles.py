@@ -9,11 +9,11 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.findings import CONFIDENCE
 from tsfm_lens.probes.labels import describe
 from tsfm_lens.probes.weight_ranks import Matrix, weight_matrices
 from tsfm_lens.ranks import angles
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import CONFIDENCE
 
 __all__ = ["row_angles"]
 

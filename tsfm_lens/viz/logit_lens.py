@@ -11,6 +11,7 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.stats import leader
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import TOKENS
@@ -60,8 +61,6 @@ LOGIT_LENS = measurement(
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
     """Describe where along the depth the model becomes sure."""
-    from tsfm_lens.probes.findings import leader
-
     entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)
     middle, words = medians(entropy), layers(ds)
     n = entropy.shape[1]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy.special import stdtrit
 
+from tsfm_lens.stats import mean_interval
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import number, percent
 
@@ -81,10 +81,8 @@ class Finding:
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
     """Average (seed,) values, with the 95 % interval by t where there are three or more."""
-    mean, count = float(values.mean()), len(values)
-    reach = float(stdtrit(count - 1, 0.975) * values.std(ddof=1) / count**0.5) if count > 2 else 0.0
-    ends = np.array([mean - reach]), np.array([mean + reach])
-    return Finding(np.array([mean]), *ends, np.array([True]), 0.0, 0.0)
+    mean, low, high = (each[None] for each in mean_interval(values))
+    return Finding(mean, low, high, np.array([True]), 0.0, 0.0)
 
 
 def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) -> Finding | None:

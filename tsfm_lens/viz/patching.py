@@ -101,8 +101,8 @@ def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     amount = measured(unit_of(ds, series))
     after, before = float(np.abs(patched - target).mean()), float(np.abs(start - target).mean())
     out = [
-        f"Patched at {patch_cell(ds, best)}, the forecast is {amount(after)} from the {source} one on average; unpatched it "
-        f"is {amount(before)} away."
+        f"Patched at {patch_cell(ds, best)}, the forecast is {amount(after)} from the {source} one on average; "
+        f"unpatched it is {amount(before)} away."
     ]
     if after >= before:
         out.append("It is no nearer than before: the share counts only the part of the change that points that way.")

@@ -13,8 +13,9 @@ from scipy.stats import rankdata
 
 from planted.model import ALIVE, stand_in
 from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.stats import auroc
 from tsfm_lens.studies.method_scores.inputs import token_name, true_tokens
-from tsfm_lens.studies.method_scores.marks import auroc, claim_marks, marks, precision_at_size
+from tsfm_lens.studies.method_scores.marks import claim_marks, marks, precision_at_size
 from tsfm_lens.studies.method_scores.methods import METHODS, Found
 from tsfm_lens.studies.method_scores.page import tables, write_page
 from tsfm_lens.studies.method_scores.scores import (

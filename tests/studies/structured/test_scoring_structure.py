@@ -13,7 +13,7 @@ from scipy.stats import binom, t
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import head_spectra
-from tsfm_lens.probes.findings import CONFIDENCE
+from tsfm_lens.stats import CONFIDENCE
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.structured import scoring_structure
 from tsfm_lens.studies.structured.figures import scoring_errors

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from scipy.special import stdtrit
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.studies._shim import draws
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.noise import Finding, mean_of_seeds
+from tsfm_lens.viz.noise import mean_of_seeds
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
@@ -26,7 +25,6 @@ __all__ = [
 
 _ROW = 24  # pixels of an arm
 _SYMBOLS, _MARKS = ("square", "diamond", "cross", "triangle-up"), 8  # of arms beyond the colours; marks on a line
-_FEWEST = 3  # seeds that an interval takes
 
 
 @draws("lab_runs", needs=("curve",))
@@ -159,13 +157,20 @@ def _dots(
     number = "%{x:.4g}" if across else "%{y:.4g}"
     hover = f"{arm}<br>one seed: {number}"
     panel.dots(first, second, "", hover, colour=mixed(colour, 0.45), size=4, symbol=symbol, group=arm)
-    error = float(of_seeds.std(ddof=1)) / count**0.5 if count >= _FEWEST else 0.0
-    reach = float(stdtrit(count - 1, 0.975)) * error if error else 0.0
-    ends = np.array([mean - reach]), np.array([mean + reach])
-    noise = Finding(np.array([mean]), *ends, np.array([True]), 0.0, 0.0)
     words = f"{arm}<br>mean of {count} seeds: {number}"
     x, y = ([mean], [place]) if across else ([place], [mean])
-    panel.dots(x, y, arm, words, colour=colour, size=8, symbol=symbol, noise=noise, across=across, legend=legend)
+    panel.dots(
+        x,
+        y,
+        arm,
+        words,
+        colour=colour,
+        size=8,
+        symbol=symbol,
+        noise=mean_of_seeds(of_seeds),
+        across=across,
+        legend=legend,
+    )
 
 
 def _symbol(place: int) -> str | None:

@@ -16,7 +16,7 @@ from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs
 from tsfm_lens.explain.routes import input_routes
 from tsfm_lens.probes import attention_patterns
-from tsfm_lens.probes.findings import interval_over_series
+from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.method_scores.cases import REFERENCE, Case, cases
 from tsfm_lens.training.command import run_command
 
@@ -170,7 +170,7 @@ def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
     by_model = rows.groupby(["mechanism", "architecture", "seed"])[column].mean().dropna().to_numpy(dtype=float)
     if not len(by_model):
         return np.nan, np.nan, np.nan
-    mean, low, high = (float(each) for each in interval_over_series(by_model))
+    mean, low, high = (float(each) for each in mean_interval(by_model))
     return mean, max(low, 0.0), min(high, 1.0)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.places import replacing
-from tsfm_lens.probes.findings import FEWEST, interval_over_series
+from tsfm_lens.stats import FEWEST, mean_interval
 from tsfm_lens.studies.method_scores.methods import METHODS
 
 START, STOP = "<!-- from the scores -->\n", "<!-- end of the scores -->"
@@ -200,7 +200,7 @@ def _interval(values: pd.Series) -> str:
     numbers = values.dropna().to_numpy(dtype=float)
     if not len(numbers):
         return ""
-    mean, low, high = (float(each) for each in interval_over_series(numbers))
+    mean, low, high = (float(each) for each in mean_interval(numbers))
     if len(numbers) < FEWEST or high - low < 0.005:
         return f"{mean:.2f}"
     return f"{mean:.2f} ({max(low, 0.0):.2f}–{min(high, 1.0):.2f})"

@@ -7,11 +7,18 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.probes.findings import CONFIDENCE, FEWEST
-from tsfm_lens.sweep.statistics.changes import holm
+from tsfm_lens.stats import (
+    CONFIDENCE,
+    FEWEST,
+    expanded_interval,
+    expanded_p,
+    half_width,
+    holm,
+    median_interval,
+    sign_test,
+)
 
 LEVEL = 1 - CONFIDENCE
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
@@ -138,7 +145,7 @@ def judged(parts: Sequence[Part], clusters: Sequence[Hashable], over: str = WIND
         raise InputError("a claim has no part to test: expected at least one")
     tables = [_by_cluster(part.margins, clusters, np.median) for part in parts]
     medians = [_median(table) for table in tables]
-    return _decide(parts, medians, [_sign_test(table.mean(0)) for table in tables], over)
+    return _decide(parts, medians, [sign_test(table.mean(0)) for table in tables], over)
 
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:
@@ -165,12 +172,8 @@ def percentiles(part: Resampled) -> tuple[Interval, float]:
     if units < FEWEST or not np.isfinite(part.margin) or len(finite) < CONFIDENCE * len(part.draws):
         count = units if np.isfinite(part.margin) and len(finite) else 0
         return Interval(part.margin, np.nan, np.nan, count), 1.0
-    wider = math.sqrt(units / (units - 1))
-    tail = float(stats.norm.cdf(stats.t.ppf(LEVEL / 2, units - 1) * wider))
-    low, high = np.quantile(finite, (tail, 1 - tail))
-    beyond = (min((finite <= 0).sum(), (finite >= 0).sum()) + 1) / (len(finite) + 1)
-    p = min(2 * float(stats.t.sf(stats.norm.isf(min(beyond, 0.5)) / wider, units - 1)), 1.0)
-    return Interval(part.margin, float(low), float(high), units), p
+    low, high = expanded_interval(finite, CONFIDENCE, units)
+    return Interval(part.margin, float(low), float(high), units), float(expanded_p(finite[:, None], units)[0])
 
 
 def _decide(
@@ -232,7 +235,7 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
     mean = float(table.mean()) if count else np.nan
     if count < FEWEST:
         return Interval(mean, np.nan, np.nan, count)
-    reach = math.hypot(_reach(table.mean(0)), _over_seeds(table.mean(1)))
+    reach = math.hypot(half_width(table.mean(0)), half_width(table.mean(1)))
     return Interval(mean, mean - reach, mean + reach, count)
 
 
@@ -259,36 +262,12 @@ def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: Callab
     return np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
 
 
-def _reach(values: np.ndarray) -> float:
-    """Compute half the t interval of a mean."""
-    error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    return float(stats.t.ppf(1 - LEVEL / 2, len(values) - 1)) * error
-
-
-def _over_seeds(values: np.ndarray) -> float:
-    return _reach(values) if len(values) > 1 else 0.0
-
-
 def _median(table: np.ndarray) -> Interval:
     """Compute the median of (seed, cluster) over clusters; the ends are order statistics, set apart by seeds."""
-    order = np.sort(table.mean(0))
-    count = len(order)
-    if not count:
-        return Interval(np.nan, np.nan, np.nan, 0)
-    middle = float(np.median(order))
-    # the values that can be cut off at either end, and one more
-    trim = int(stats.binom.ppf(LEVEL / 2, count, 0.5))
-    if not trim:
-        return Interval(middle, np.nan, np.nan, count)
-    seeds = _over_seeds(np.median(table, axis=1))
-    low, high = float(order[trim - 1]), float(order[-trim])
-    return Interval(middle, middle - math.hypot(middle - low, seeds), middle + math.hypot(high - middle, seeds), count)
-
-
-def _sign_test(values: np.ndarray) -> float:
-    """Return the two-sided p-value of a median of 0; values of 0 speak for neither side."""
-    tails = [float(stats.binom.sf(int((side * values > 0).sum()) - 1, len(values), 0.5)) for side in (1, -1)]
-    return min(2 * min(tails), 1.0)
+    middle, low, high = median_interval(table.mean(0))
+    seeds = half_width(np.median(table, axis=1)) if table.size else 0.0
+    ends = middle - math.hypot(middle - low, seeds), middle + math.hypot(high - middle, seeds)
+    return Interval(middle, *ends, table.shape[1])
 
 
 def _why(interval: Interval, minimum: int, parts: int, over: str) -> str:

@@ -17,8 +17,9 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
-from tsfm_lens.probes.findings import interval_over_series, judge
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.recipes.arms import DENSE, Arm
 from tsfm_lens.studies.recipes.corpus import Corpus, build_corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory
@@ -156,7 +157,7 @@ def _times(arms: Mapping[str, Arm], corpus: Corpus) -> dict[str, Any]:
     return {
         f"{name}_time{end}": ("arm", np.exp(each))
         for name, of in zip(("step", "forward"), logs, strict=True)
-        for end, each in zip(("", "_low", "_high"), interval_over_series(of), strict=True)
+        for end, each in zip(("", "_low", "_high"), mean_interval(of), strict=True)
     }
 
 

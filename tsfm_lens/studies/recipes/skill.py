@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tsfm_lens.data.naive import filled, last_season, seasonal_error
 from tsfm_lens.errors import InputError
+from tsfm_lens.stats import bootstrap_interval
 from tsfm_lens.studies.recipes.export import Pipeline
 
 Array = NDArray[np.float64]
@@ -111,10 +112,7 @@ def geometric_mean(values: Sequence[float] | Array) -> float:
 
 def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
     """Compute the 95 % bootstrap interval over series of the geometric mean (2,000 draws, percentiles)."""
-    logs = np.log(values)
-    sample = np.random.default_rng(seed).integers(len(logs), size=(REPLICATES, len(logs)))
-    low, high = np.percentile(np.exp(logs[sample].mean(axis=1)), [2.5, 97.5])
-    return float(low), float(high)
+    return bootstrap_interval(np.log(values), lambda logs: np.exp(logs.mean(axis=1)), seed=seed, replicates=REPLICATES)
 
 
 def quantile_loss(quantiles: Array, truth: Array) -> float:

@@ -12,11 +12,12 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.findings import FEWEST, judge
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.labels import describe
 from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.probes.weight_ranks import checked_levels
 from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.stats import FEWEST
 from tsfm_lens.studies.rank_theory import (
     StructureSizes,
     block_diagonal_error,

@@ -6,7 +6,6 @@ datasets by the geometric mean, so that any fixed normaliser of a dataset cancel
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -15,33 +14,14 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.sweep.statistics import bootstrap
+from tsfm_lens.stats import expanded_interval, expanded_p, holm, replicates_for, two_stage_bootstrap
 from tsfm_lens.sweep.statistics.by_dataset import only_metrics
 from tsfm_lens.sweep.statistics.pairing import Group, on_log_scale, pair
 from tsfm_lens.sweep.statistics.pooling import LARGEST, METRICS, PLAIN, as_series_sums
 
-__all__ = ["changes", "difference", "holm"]
+__all__ = ["changes", "difference"]
 
 DatasetTreatment = Literal["sampled", "fixed"]
-
-
-def holm(p_values: np.ndarray, families: Sequence[Any] | np.ndarray | None = None) -> np.ndarray:
-    """Correct p-values by Holm's step-down method, family by family; NaN stays NaN and counts for nothing."""
-    from statsmodels.stats.multitest import multipletests
-
-    p = np.asarray(p_values, dtype=float)
-    codes = np.zeros(len(p), dtype=int) if families is None else pd.factorize(pd.Series(list(families)).astype(str))[0]
-    out = np.full(p.shape, np.nan)
-    # statsmodels collects garbage at every call, which takes long in a process that has torch loaded
-    gc.freeze()
-    try:
-        for code in np.unique(codes):
-            mask = (codes == code) & np.isfinite(p)
-            # one test alone needs no correction
-            out[mask] = multipletests(p[mask], method="holm")[1] if mask.sum() > 1 else p[mask]
-    finally:
-        gc.unfreeze()
-    return out
 
 
 def changes(
@@ -61,7 +41,8 @@ def changes(
     from each the series with replacement, the same for both sides and all variants; with one dataset the series only.
     Terms and frequencies of one GIFT-Eval source hold the same observations, so they are drawn together and count once.
     Interval and p-value are percentiles of the replicates' log change, widened for few sources
-    (`bootstrap.widened`, `bootstrap.two_sided`). Windows of a series stay together: a single series has no interval.
+    (:func:`.expanded_interval`, :func:`.expanded_p`). Windows of a series stay together, so that a single series has
+    no interval.
 
     Args:
         frame: stored rows, or `per_series` of them.
@@ -155,7 +136,7 @@ def _units(group: Group, datasets: str) -> int:
 def _enough(group: Group, at_least: int, tests: int, confidence: float) -> int:
     """Return the replicates with which one of so many tests can stand, or as many as can be drawn."""
     possible = int(_MOST_WORK / max(group.n_series * len(group.variants), 1))
-    return max(at_least, min(bootstrap.replicates_for(tests, confidence), possible))
+    return max(at_least, min(replicates_for(tests, confidence), possible))
 
 
 def _compare(
@@ -174,7 +155,7 @@ def _compare(
     leads = [""] * len(value)
     if units >= 2:
         distribution = _distribution(group, metric, replicates, seed, datasets)
-        ends, p = bootstrap.interval(distribution, confidence, units), bootstrap.two_sided(distribution, units)
+        ends, p = expanded_interval(distribution, confidence, units), expanded_p(distribution, units)
         for name in dict.fromkeys(families):
             members = [v for v, family in enumerate(families) if family == name]
             # one that is measured on other series cannot be compared
@@ -218,7 +199,7 @@ def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence
     for side, best in (("highest", np.argmax), ("lowest", np.argmin)):
         first = finite[best(value[finite])]
         others = finite[finite != first]
-        p = bootstrap.two_sided(distribution[:, others] - distribution[:, [first]], units)
+        p = expanded_p(distribution[:, others] - distribution[:, [first]], units)
         if holm(p).max() < 1 - confidence:
             leaders[int(first)] = side
     return leaders
@@ -238,7 +219,7 @@ def _figures(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _distribution(group: Group, metric: str, replicates: int, seed: int, datasets: str) -> np.ndarray:
     plain = group.plain if metric in METRICS else None
-    return bootstrap.replicates_of(
+    return two_stage_bootstrap(
         group.variant_sums,
         plain,
         on_log_scale(metric),
@@ -330,7 +311,7 @@ def difference(
         picks = np.random.default_rng([seed, n]).integers(n, size=(replicates, n))
         differences = (samples[:, 0] - np.take_along_axis(samples[:, 1:], picks, axis=1).mean(axis=1))[:, None]
         units = min(units, n) if n > 1 else units
-        ends, p = bootstrap.interval(differences, confidence, units), bootstrap.two_sided(differences, units)
+        ends, p = expanded_interval(differences, confidence, units), expanded_p(differences, units)
         words = _words(group, metric, confidence, datasets, units)
         words += f"; {n} random variants drawn too" if n > 1 else "; one random variant, taken as it is"
     return pd.Series(

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tsfm_lens.data.gift_eval import source_of
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.sweep.statistics.bootstrap import Sums
+from tsfm_lens.stats import Sums
 from tsfm_lens.sweep.statistics.pooling import KEYS, METRICS, formula
 
 # the count of steps without which a series has no part in a metric; n for the others

@@ -9,10 +9,10 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.stats import bootstrap_interval
 from tsfm_lens.studies.rank_theory.attention import orthonormal
 
 PAPER = "Understanding Transformers for Time Series: Rank Structure, Flow-of-ranks, and Compressibility"
-RESAMPLED = 2000
 
 
 def labelled(
@@ -58,10 +58,8 @@ def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float,
         y: (draw, n).
         seed: of the bootstrap.
     """
-    sample = np.random.default_rng(seed).integers(0, len(y), size=(RESAMPLED, len(y)))
-    slopes = slope_of(x, np.sqrt((y[sample] ** 2).mean(axis=1)))
-    low, high = np.quantile(slopes, (0.025, 0.975))
-    return float(slope_of(x, np.sqrt((y**2).mean(axis=0)))), float(low), float(high)
+    low, high = bootstrap_interval(y, lambda sample: slope_of(x, np.sqrt((sample**2).mean(axis=1))), seed=seed)
+    return float(slope_of(x, np.sqrt((y**2).mean(axis=0)))), low, high
 
 
 def divisors(width: int, heads: Sequence[int]) -> list[int]:
