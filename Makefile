@@ -57,10 +57,10 @@ test-latest:
 
 # the source distribution, unpacked where nothing else is, passes its own suite; TESTS="tests/models" runs a part
 test-sdist: $(STAMP)
-	set -e; room=$$(mktemp -d); trap 'rm -rf "$$room"' EXIT; python=$(abspath $(BIN))/python; \
-	$$python -m hatchling build -t sdist -d "$$room"; \
-	mkdir "$$room/source"; tar -xzf "$$room"/*.tar.gz -C "$$room/source" --strip-components 1; \
-	cd "$$room/source"; PYTHONPATH="$$PWD" $$python -m pytest -n 2 $(TESTS)
+	set -e; package=$$(mktemp -d); trap 'rm -rf "$$package"' EXIT; python=$(abspath $(BIN))/python; \
+	$$python -m hatchling build -t sdist -d "$$package"; \
+	mkdir "$$package/source"; tar -xzf "$$package"/*.tar.gz -C "$$package/source" --strip-components 1; \
+	cd "$$package/source"; PYTHONPATH="$$PWD" $$python -m pytest -n 2 $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -72,9 +72,9 @@ house: $(STAMP)
 # the tests of the core where there are no studies; what speaks of the whole repository is left to make test
 CORE := $(filter-out tests/studies/ tests/__pycache__/,$(wildcard tests/*/)) tests/test_house.py tests/test_places.py tests/test_ranks.py
 core: $(STAMP)
-	set -e; room=$$(mktemp -d); trap 'rm -rf "$$room"' EXIT; python=$(abspath $(BIN))/python; \
-	git ls-files -z | grep -zv '/studies/' | xargs -0 cp --parents -t "$$room"; \
-	cd "$$room"; PYTHONPATH="$$PWD" $$python -m pytest -n 2 -k "not generated" $(or $(TESTS),$(CORE))
+	set -e; package=$$(mktemp -d); trap 'rm -rf "$$package"' EXIT; python=$(abspath $(BIN))/python; \
+	git ls-files -z | grep -zv '/studies/' | xargs -0 cp --parents -t "$$package"; \
+	cd "$$package"; PYTHONPATH="$$PWD" $$python -m pytest -n 2 -k "not generated" $(or $(TESTS),$(CORE))
 
 typecheck: $(STAMP)
 	$(BIN)/mypy

@@ -19,7 +19,7 @@ from sitepages import api, commands, drawing, failures, gallery, history, measur
 
 import tsfm_lens
 from benchmarks.history import append
-from test_examples_in_docstrings import ROOMS
+from test_examples_in_docstrings import PACKAGES
 from tsfm_lens import data, errors, probes, registry, sweep, viz
 from tsfm_lens.models.run import Run
 from tsfm_lens.testing.suite import ORACLES
@@ -30,7 +30,7 @@ DOCS = ROOT / "docs"
 # written when the site is built
 WRITTEN = {
     *(f"gallery/{name}.md" for name in gallery.pages()),
-    *(f"{api.FOLDER}/{name}.md" for name in ("api", *(api.page_of(room) for room in ("", *api.ROOMS)))),
+    *(f"{api.FOLDER}/{name}.md" for name in ("api", *(api.page_of(package) for package in ("", *api.PACKAGES)))),
     commands.PAGE,
     failures.PAGE,
     measurements.PAGE,
@@ -113,19 +113,19 @@ def test_the_gallery_draws_figures_of_two_models_side_by_side() -> None:
 
 
 def test_every_room_and_public_name_is_in_the_reference() -> None:
-    assert set(ROOMS) <= {"", *api.ROOMS}
+    assert set(PACKAGES) <= {"", *api.PACKAGES}
     found = {
         module.name.removeprefix("tsfm_lens.")
         for module in walk_packages(tsfm_lens.__path__, "tsfm_lens.")
         if module.ispkg and module.name not in _PRIVATE and _offers(module.name)
     }
-    assert found <= set(api.ROOMS)
-    shown = "".join(api.page(room) for room in ("", *api.ROOMS))
+    assert found <= set(api.PACKAGES)
+    shown = "".join(api.page(package) for package in ("", *api.PACKAGES))
     for name in api.homes().values():
         assert re.search(rf":: {re.escape(name)}$", shown, flags=re.MULTILINE), name
 
 
-# rooms of the command line, the papers' items, wirings, and parts of rooms that offer their names themselves
+# packages of the command line, the papers' items, wirings, and parts of packages that offer their names themselves
 _STUDIES = ("studies", "studies.commands", "studies.papers", "studies.method_scores", "studies.rank_theory.experiments")
 _PRIVATE = {f"tsfm_lens.{name}" for name in ("cli", "figures", "models.wirings", "training.watch", *_STUDIES)}
 

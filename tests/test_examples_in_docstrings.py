@@ -3,7 +3,7 @@
 In examples ``lens`` is the embedded ``chronos-nano``, ``run`` its forecast of co2 over 12 steps with four sample paths,
 ``corrupted`` that of the same values half a year later, ``driven`` one of ``chronos2-nano`` with a covariate,
 ``results`` what ``pipeline.analyse`` makes of ``run``, by kind, ``tables`` the results of a sweep, and ``folder`` an
-empty folder; rooms of the package go by their names.
+empty folder; packages of the package go by their names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.models.run import Run
 from tsfm_lens.results import Results
 
-ROOMS = (
+PACKAGES = (
     "",
     "ablation",
     "compress",
@@ -50,7 +50,7 @@ ROOMS = (
     "viz",
     "zoo",
 )
-# rooms of the studies, where studies are installed
+# packages of the studies, where studies are installed
 STUDIES = (
     *("studies.experiments", "studies.experiments.figures", "studies.rank_theory", "studies.rank_theory.figures"),
     *(
@@ -62,16 +62,16 @@ STUDIES = (
     *("studies.recipes.figures", "studies.samformer", "studies.structured", "studies.structured.figures"),
 )
 if find_spec("tsfm_lens.studies") is not None:
-    ROOMS += STUDIES
+    PACKAGES += STUDIES
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for room in ROOMS:
-        module = import_module(f"tsfm_lens.{room}" if room else "tsfm_lens")
+    for package in PACKAGES:
+        module = import_module(f"tsfm_lens.{package}" if package else "tsfm_lens")
         for name in module.__all__:
             thing = getattr(module, name)
             if inspect.isfunction(thing):
-                yield f"{room or 'tsfm_lens'}.{name}", thing
+                yield f"{package or 'tsfm_lens'}.{name}", thing
 
 
 FUNCTIONS = dict(public_functions())
@@ -90,7 +90,7 @@ class Computed(dict[str, xr.Dataset]):
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     lens = tsfm_lens.load("chronos-nano")
-    rooms = {room.rpartition(".")[2]: import_module(f"tsfm_lens.{room}") for room in ROOMS if room}
+    packages = {package.rpartition(".")[2]: import_module(f"tsfm_lens.{package}") for package in PACKAGES if package}
     run = lens.run(bundled("co2"), 12, holdout=True, num_samples=4)
     turned = replace(run.batch, values=(np.roll(run.batch.values[0], 6),))
     pair = {"run": run, "corrupted": lens.run(turned, 12, num_samples=4)}
@@ -102,7 +102,7 @@ def names() -> dict[str, Any]:
     }
     pair["driven"] = tsfm_lens.load("chronos2-nano").run([entry], 8)
     made = {"lens": lens, **pair, "results": Computed(run), "tables": planted.sweep()}
-    return {"tsfm_lens": tsfm_lens, **made, "np": np, "pd": pd, "torch": torch, "xr": xr, **rooms}
+    return {"tsfm_lens": tsfm_lens, **made, "np": np, "pd": pd, "torch": torch, "xr": xr, **packages}
 
 
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=FUNCTIONS)

@@ -1,4 +1,4 @@
-"""The package's shape: what importing it costs, which room may import which, and how long files get."""
+"""The package's shape: what importing it costs, which package may import which, and how long files get."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MODULES = sorted(ROOT.rglob("*.py"))
 MOST_LINES = 500
 MOST_LINES_OF_A_FUNCTION = 60
 
-# the rooms of a room, each of which imports only those before it
+# the packages of a package, each of which imports only those before it
 FOLLOWING = {"sweep": ("statistics", "plan", "store", "run", "results")}
 
 
-def room_of(file: Path) -> str:
+def package_of(file: Path) -> str:
     return file.relative_to(ROOT).with_suffix("").parts[0]
 
 
@@ -62,20 +62,20 @@ def _imports(file: Path) -> Iterator[tuple[str, bool]]:
                 yield name, id(node) in inside
 
 
-@pytest.mark.parametrize("room", FOLLOWING)
-def test_rooms_within_a_room_follow_each_other(room: str) -> None:
-    order = FOLLOWING[room]
-    assert {file.relative_to(ROOT / room).parts[0] for file in (ROOT / room).rglob("*.py")} == {*order, "__init__.py"}
-    for file in (file for name in order for file in (ROOT / room / name).rglob("*.py")):
-        own = order.index(file.relative_to(ROOT / room).parts[0])
+@pytest.mark.parametrize("package", FOLLOWING)
+def test_rooms_within_a_room_follow_each_other(package: str) -> None:
+    order = FOLLOWING[package]
+    assert {file.relative_to(ROOT / package).parts[0] for file in (ROOT / package).rglob("*.py")} == {*order, "__init__.py"}
+    for file in (file for name in order for file in (ROOT / package / name).rglob("*.py")):
+        own = order.index(file.relative_to(ROOT / package).parts[0])
         for name, _ in imports(file):
             parts = name.split(".")
-            if parts[:2] == ["tsfm_lens", room] and len(parts) > 2:
+            if parts[:2] == ["tsfm_lens", package] and len(parts) > 2:
                 assert parts[2] in order[: own + 1], f"{file.relative_to(ROOT)} imports {name}"
 
 
 def test_probes_know_a_model_by_its_lens_alone() -> None:
-    reaching = [file.name for file in MODULES if room_of(file) == "probes" and "lens.adapter" in file.read_text()]
+    reaching = [file.name for file in MODULES if package_of(file) == "probes" and "lens.adapter" in file.read_text()]
     assert not reaching
 
 
@@ -86,12 +86,12 @@ def test_one_module_prints() -> None:
 
 
 def test_rooms_without_torch() -> None:
-    rooms = ["errors", "ranks", "data", "viz", "report"]
+    packages = ["errors", "ranks", "data", "viz", "report"]
     code = f"""
 import importlib, sys
-for room in {rooms}:
-    importlib.import_module(f"tsfm_lens.{{room}}")
-    assert "torch" not in sys.modules, room
+for package in {packages}:
+    importlib.import_module(f"tsfm_lens.{{package}}")
+    assert "torch" not in sys.modules, package
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -114,10 +114,10 @@ def test_every_public_name_is_there() -> None:
 
 def test_every_room_is_found_from_the_package() -> None:
     modules = {"__init__", "__main__", "cli", "console", "doctor", "embedded", "places", "registry", "verbs"}
-    rooms = sorted({room_of(file) for file in MODULES} - modules)
-    assert set(rooms) <= set(dir(tsfm_lens))
+    packages = sorted({package_of(file) for file in MODULES} - modules)
+    assert set(packages) <= set(dir(tsfm_lens))
     # in a fresh process, where nothing else has imported them
-    code = f"import tsfm_lens; [getattr(tsfm_lens, room) for room in {rooms}]; tsfm_lens.sweep.run_sweep"
+    code = f"import tsfm_lens; [getattr(tsfm_lens, package) for package in {packages}]; tsfm_lens.sweep.run_sweep"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

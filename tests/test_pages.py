@@ -18,8 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 import documented
+from tsfm_lens import registry
 from tsfm_lens.cli import app
-from tsfm_lens.viz import select
 
 DOCS = Path(__file__).parent.parent / "docs"
 FOLDERS = ("coming-from", "concepts", "howto", "start")
@@ -82,13 +82,10 @@ PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md
 
 
 @pytest.fixture(autouse=True)
-def renderers_as_they_were() -> Iterator[None]:
-    """A page may declare a renderer of its own, which other tests do not know."""
-    known, names = dict(select.DRAWN_BY), {kind: list(each) for kind, each in select._RENDERERS.items()}
-    yield
-    for place, before in ((select.DRAWN_BY, known), (select._RENDERERS, names)):
-        place.clear()
-        place.update(before)
+def measurements_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page may declare a measurement of its own, which other tests do not know."""
+    monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry._MEASUREMENTS))
+    monkeypatch.setattr(registry, "_PROBES", dict(registry._PROBES))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")

@@ -30,7 +30,7 @@ _HOME = {
     "load": "tsfm_lens.models",
 }
 
-_ROOMS = (
+_PACKAGES = (
     *(
         "ablation",
         "compress",
@@ -92,15 +92,15 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name or a room on first use."""
+    """Import a public name or a package on first use."""
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"tsfm_lens.{name}")
     raise AttributeError(f"module 'tsfm_lens' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_ROOMS])
+    return sorted([*__all__, *_PACKAGES])

@@ -1,4 +1,4 @@
-"""The reference of every public name, a page per room, and where references in docstrings lead."""
+"""The reference of every public name, a page per package, and where references in docstrings lead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from sitepages.writing import from_docstring, table, write
 
-ROOMS = (
+PACKAGES = (
     "data",
     "hooks",
     "models",
@@ -46,58 +46,58 @@ ROOMS = (
 FOLDER = "reference/generated"
 
 
-def page_of(room: str) -> str:
-    """Name of a room's page in docs/reference/generated; "" is the top of the package."""
-    return f"api-{room.replace('.', '-')}" if room else "api-tsfm_lens"
+def page_of(package: str) -> str:
+    """Name of a package's page in docs/reference/generated; "" is the top of the package."""
+    return f"api-{package.replace('.', '-')}" if package else "api-tsfm_lens"
 
 
-def public_names(room: str) -> list[str]:
-    """What a room offers, as its ``__all__`` has it."""
-    module = module_of(room)
-    if room == "errors":
+def public_names(package: str) -> list[str]:
+    """What a package offers, as its ``__all__`` has it."""
+    module = module_of(package)
+    if package == "errors":
         return [name for name, thing in vars(module).items() if inspect.isclass(thing) and issubclass(thing, Exception)]
     return [name for name in module.__all__ if name != "__version__"]
 
 
-def module_of(room: str) -> Any:
-    """The module of a room."""
-    return import_module(f"tsfm_lens.{room}" if room else "tsfm_lens")
+def module_of(package: str) -> Any:
+    """The module of a package."""
+    return import_module(f"tsfm_lens.{package}" if package else "tsfm_lens")
 
 
 @cache
 def homes() -> dict[int, str]:
-    """The name under which each object is documented, by its id: that of the first room which offers it."""
+    """The name under which each object is documented, by its id: that of the first package which offers it."""
     found: dict[int, str] = {}
-    for room in (*ROOMS, ""):
-        for name in public_names(room):
-            thing = getattr(module_of(room), name)
+    for package in (*PACKAGES, ""):
+        for name in public_names(package):
+            thing = getattr(module_of(package), name)
             if inspect.ismodule(thing):
                 continue
-            found.setdefault(id(thing), f"{module_of(room).__name__}.{name}")
+            found.setdefault(id(thing), f"{module_of(package).__name__}.{name}")
     return found
 
 
 def write_api() -> None:
-    """A page per room, and one that lists them."""
-    shown = [room for room in ("", *ROOMS) if room != "errors"]
-    for room in shown:
-        write(f"{FOLDER}/{page_of(room)}.md", page(room))
+    """A page per package, and one that lists them."""
+    shown = [package for package in ("", *PACKAGES) if package != "errors"]
+    for package in shown:
+        write(f"{FOLDER}/{page_of(package)}.md", page(package))
     rows = [
-        (f"[`{module_of(room).__name__}`]({page_of(room)}.md)", str(len(public_names(room))), _first(module_of(room)))
-        for room in shown
+        (f"[`{module_of(package).__name__}`]({page_of(package)}.md)", str(len(public_names(package))), _first(module_of(package)))
+        for package in shown
     ]
     listed = "\n".join(map(page_of, shown))
     write(
         f"{FOLDER}/api.md",
         "# Python\n\nEvery public name, with the example that the tests run.\n\n"
-        + table(("room", "names", "what it holds"), rows)
+        + table(("package", "names", "what it holds"), rows)
         + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n",
     )
 
 
-def page(room: str) -> str:
-    """The page of a room."""
-    module, names = module_of(room), public_names(room)
+def page(package: str) -> str:
+    """The page of a package."""
+    module, names = module_of(package), public_names(package)
     title = module.__name__
     rows, entries = [], []
     for name in names:

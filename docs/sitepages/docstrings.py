@@ -12,7 +12,7 @@ from typing import Any
 
 from sphinx.ext.napoleon import GoogleDocstring
 
-from sitepages.api import ROOMS, homes, module_of, public_names
+from sitepages.api import PACKAGES, homes, module_of, public_names
 
 _VALUES = ("property", "attribute", "data")
 _SEVERAL = re.compile(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)+): (.*)$")
@@ -71,9 +71,9 @@ def _by_name() -> dict[str, str]:
     """Documented names by what annotations and docstrings call them: where they are defined, and their last word."""
     full: dict[str, str] = {}
     last: dict[str, set[str]] = {}
-    for room in (*ROOMS, ""):
-        module = module_of(room)
-        for name in public_names(room):
+    for package in (*PACKAGES, ""):
+        module = module_of(package)
+        for name in public_names(package):
             thing = getattr(module, name)
             if inspect.ismodule(thing):
                 continue
@@ -105,7 +105,7 @@ def resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def _exists(target: str) -> bool:
-    """Whether a dotted name leads to something in the package, such as a function of a module that is not a room's."""
+    """Whether a dotted name leads to something in the package, such as a function of a module that is not a package's."""
     parts = target.split(".")
     if parts[0] != "tsfm_lens":
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from sitepages.api import FOLDER, ROOMS, homes, module_of, public_names
+from sitepages.api import FOLDER, PACKAGES, homes, module_of, public_names
 from sitepages.writing import write
 
 PAGE = f"{FOLDER}/errors.md"
@@ -35,11 +35,11 @@ def _tree() -> str:
 def _raised() -> dict[str, list[str]]:
     """Public functions and classes by the errors that their docstrings name."""
     found: dict[str, list[str]] = {}
-    for room in ROOMS:
-        for name in public_names(room):
-            thing = getattr(module_of(room), name)
+    for package in PACKAGES:
+        for name in public_names(package):
+            thing = getattr(module_of(package), name)
             home = homes().get(id(thing), "")
-            if room == "errors" or home != f"tsfm_lens.{room}.{name}":
+            if package == "errors" or home != f"tsfm_lens.{package}.{name}":
                 continue
             section = (inspect.getdoc(thing) or "").partition("\nRaises:\n")[2].split("\n\n")[0]
             for error in re.findall(r"^ {4}(\w+Error):", section, flags=re.MULTILINE):

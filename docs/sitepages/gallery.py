@@ -94,7 +94,7 @@ def _page(measurement: Measurement, own: dict[str, Figure], drawn: dict[str, Dra
     public = probe is not None and not probe.function.__name__.startswith("_")
     facts = [
         f"**Kind** `{measurement.kind}`",
-        f"**Probe** {{py:func}}`~tsfm_lens.{room_of(probe.name)}`" if probe is not None and public else "",
+        f"**Probe** {{py:func}}`~tsfm_lens.{package_of(probe.name)}`" if probe is not None and public else "",
         f"**Computed by** {plain(described(measurement.kind))}",
         f"**Source** {plain(measurement.source)}" if measurement.source else "",
         f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}" if measurement.paper else "",
@@ -114,8 +114,8 @@ def _page(measurement: Measurement, own: dict[str, Figure], drawn: dict[str, Dra
     return "\n\n".join(parts) + "\n"
 
 
-def room_of(name: str) -> str:
-    """Where a probe is, below the package: a function of probes, unless another room is named."""
+def package_of(name: str) -> str:
+    """Where a probe is, below the package: a function of probes, unless another package is named."""
     return name if "." in name else f"probes.{name}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from sitepages.drawing import slugs
-from sitepages.gallery import room_of
+from sitepages.gallery import package_of
 from sitepages.writing import DOCS, plain, table, write
 from tsfm_lens.registry import find
 
@@ -233,7 +233,7 @@ def _row(question: Question, scores: pd.DataFrame, explained: pd.DataFrame) -> t
     probe = measurement.probes[0] if measurement.probes else ""
     figures = [slug for slug, (other, _) in slugs().items() if other.kind == question.kind]
     shown = ", ".join(f"[{slug.partition('-')[0]}](#figure-{slug})" for slug in figures)
-    asked = f"{{py:func}}`~tsfm_lens.{room_of(probe)}`" if probe else "`tsfm-lens sweep`"
+    asked = f"{{py:func}}`~tsfm_lens.{package_of(probe)}`" if probe else "`tsfm-lens sweep`"
     return (
         f"**{plain(question.text)}**<br>{plain(question.caveat)}",
         f"{asked}<br>{shown}",

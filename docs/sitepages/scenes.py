@@ -112,7 +112,7 @@ _TABLES = {
     "sweep_recipes": "recipes",
     "sweep_selection": "selection",
 }
-_ROOMS = (
+_PACKAGES = (
     "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, probes, ranks, training, viz, zoo\n"
     "from tsfm_lens.studies import experiments, rank_theory, recipes\n"
 )
@@ -204,11 +204,11 @@ def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
         models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
         command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:elnino"
         return Scene(
-            _ROOMS, f"{call_of(figure)}({measurement.probe.name.removeprefix('studies.')}([{models}]))", command
+            _PACKAGES, f"{call_of(figure)}({measurement.probe.name.removeprefix('studies.')}([{models}]))", command
         )
     lines = [example.source for example in doctest.DocTestParser().get_examples(figure.function.__doc__)]
     # what the test compares is the title, or a number of marks
-    return Scene(_ROOMS, re.sub(r"\.layout\.meta.*|\.(frames|data)\b", "", "".join(lines)).rstrip())
+    return Scene(_PACKAGES, re.sub(r"\.layout\.meta.*|\.(frames|data)\b", "", "".join(lines)).rstrip())
 
 
 def described(kind: str) -> str:

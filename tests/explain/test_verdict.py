@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from tsfm_lens.explain.verdict import rules_of
 
 from tsfm_lens.explain import verdict
+from tsfm_lens.verdict import rules_of
 from tsfm_lens.viz.deletion_curves import read_proof
 
 DRAWS = 39

@@ -7,7 +7,7 @@ import pytest
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.report.build import chapter_of
+from tsfm_lens.report.build import measurement_of
 from tsfm_lens.viz.attribution_patching import read_attribution_patching, read_estimate
 from tsfm_lens.viz.circuits import read_circuit, read_circuit_forecasts, read_curve
 from tsfm_lens.viz.effects import read_effects, read_self_repair
@@ -20,7 +20,7 @@ KINDS = ("patching", "attribution_patching", "paths", "edges", "effects", "circu
 @pytest.mark.parametrize("name", KINDS)
 def test_every_plate_has_a_title_rows_and_sentences(name, results, counts):
     ds = results[name]
-    panels = list(chapter_of(ds, name).draw_panels(ds))
+    panels = list(measurement_of(ds, name).draw_panels(ds))
     assert len(panels) == counts[name]
     for panel in panels:
         assert panel.figure.layout.meta["title"]
@@ -75,7 +75,7 @@ def test_paths_are_named_with_their_signs(name, results):
     direct, between = read_paths(results[name])
     assert "decoder.0.cross_attn.0 (+0.5) and decoder.1.mlp (+0.125)" in direct
     assert "decoder.0.cross_attn.0 to decoder.1.mlp (−0.25)" in between
-    table = next(chapter_of(results[name], name).draw_panels(results[name])).table
+    table = next(measurement_of(results[name], name).draw_panels(results[name])).table
     assert len(table) == 3 * results[name].sizes["series"]
     assert not table.isna().any().any()
 
@@ -117,12 +117,12 @@ def test_circuits_say_what_they_keep_and_lose(results):
 
 def test_tables_hold_the_numbers_and_the_steps_they_cover(results):
     ds = results["patching"]
-    table = next(chapter_of(ds, "patching").draw_panels(ds)).table.set_index(["component", "position"])
+    table = next(measurement_of(ds, "patching").draw_panels(ds)).table.set_index(["component", "position"])
     row = table.loc[("blocks.1.hook_resid_pre", 12)]
     assert (row["recovered"], row["effect"]) == (0.75, 3.0)
     assert (row["position_start"], row["position_stop"], row["position_special"]) == (-12, 0, "")
     assert table.loc[("blocks.1.hook_resid_post", 24), "position_special"] == "EOS"
-    circuit = list(chapter_of(results["circuit"], "circuit").draw_panels(results["circuit"]))
+    circuit = list(measurement_of(results["circuit"], "circuit").draw_panels(results["circuit"]))
     kept = circuit[0].table.set_index("component")["in_circuit"]
     assert list(kept[kept].index) == ["decoder.1.cross_attn.1", "decoder.1.cross_attn.2", "decoder.1.mlp"]
     np.testing.assert_array_equal(circuit[-1].table["size"], np.flatnonzero(np.isfinite(results["circuit"]["curve"])))

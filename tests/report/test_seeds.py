@@ -10,7 +10,7 @@ import pytest
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
 from tsfm_lens.registry import measurements
-from tsfm_lens.report.build import chapter_of
+from tsfm_lens.report.build import measurement_of
 from tsfm_lens.report.pipeline import CHAPTERS, analyse
 
 SEEDS = range(5)
@@ -25,7 +25,7 @@ def sentences(name: str, seed: int, chapters: Sequence[str] = CHAPTERS) -> list[
     run = lens.run(bundled("co2", "pedestrians").tail(120), 12, holdout=True, seed=seed, **options)
     found = []
     for step, result in analyse(run, chapters=chapters).items():
-        for panel in chapter_of(result, step).draw_panels(result):
+        for panel in measurement_of(result, step).draw_panels(result):
             found += [f"{step}: {sentence}" for sentence in panel.sentences if NAMED.search(sentence)]
     return found
 

@@ -17,7 +17,7 @@ import xarray as xr
 import tsfm_lens
 from tsfm_lens import registry
 
-_ROOMS = ("probes", "training", "zoo")
+_PACKAGES = ("probes", "training", "zoo")
 _STUDIES = ("experiments", "rank_theory", "recipes")
 
 
@@ -43,7 +43,7 @@ def drawn_in_examples() -> list[xr.Dataset]:
         for figure in each.figures
     }
     recorder = SimpleNamespace(**{name: recorded(name) for name in renderers})
-    known = {room: import_module(f"tsfm_lens.{room}") for room in _ROOMS}
+    known = {package: import_module(f"tsfm_lens.{package}") for package in _PACKAGES}
     if find_spec("tsfm_lens.studies") is not None:
         known |= {study: import_module(f"tsfm_lens.studies.{study}") for study in _STUDIES}
     known |= {"viz": recorder, "figures": recorder, "np": np, "torch": torch, "lens": tsfm_lens.load("chronos-nano")}

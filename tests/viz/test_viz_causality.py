@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 import planted
-from tsfm_lens import probes, viz
+from tsfm_lens import probes, registry, viz
 from tsfm_lens.data import bundled, remove_motif, shift_phase
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
@@ -348,7 +348,7 @@ def test_other_kinds_are_refused_with_what_draws_them(name: str) -> None:
     kind = results()[name].attrs["kind"]
     wrong = next(other for other in ("circuit", "effects") if other != name)
     for draw in DRAWN[name]:
-        assert draw.__name__ in viz.select.DRAWN_BY[kind]
+        assert draw.__name__ in registry.drawn_by(kind)
         with pytest.raises(InputError, match=f"is of kind '{wrong}'"):
             draw(results()[wrong])
         assert draw(results()[name]).layout.meta["title"]

@@ -9,7 +9,7 @@ from scipy import stats
 
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError
-from tsfm_lens.report.build import plates_of
+from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies import experiments
 from tsfm_lens.studies.experiments import figures
 from tsfm_lens.testing import assert_close
@@ -50,7 +50,7 @@ def test_no_two_arms_look_alike(toy: xr.Dataset) -> None:
 @pytest.mark.parametrize("name", experiments.record_names())
 def test_every_record_is_drawn_tabulated_read_and_fits_a_column(name: str) -> None:
     record = experiments.record(name)
-    plates = plates_of({record.attrs["kind"]: record})[record.attrs["kind"]]
+    plates = panels_of({record.attrs["kind"]: record})[record.attrs["kind"]]
     assert record.attrs["kind"] != "lab_runs" or len(plates[0].sentences) >= record.sizes["arm"]
     for plate in plates:
         assert len(plate.table)
@@ -105,17 +105,17 @@ def test_errors_over_a_setting_are_one_curve_for_arms_that_agree_but_for_it() ->
     assert [list(trace.x) for trace in by_horizon if trace.name == "exchange rho 1"] == [[96, 720]]
     with pytest.raises(InputError, match="over='seed'"):
         figures.run_errors_over(data, "seed")
-    plates = plates_of({"lab_runs": data})["lab_runs"]
+    plates = panels_of({"lab_runs": data})["lab_runs"]
     assert len(plates) == 4
     sentence = "exchange, H = 96: the lowest mean test error is that of rho 0.5 (2), before rho 0 (6.5)."
     assert sentence in plates[1].sentences
     plain = data.isel(arm=slice(0, 2)).drop_vars(("rho", "horizon")).assign_coords(arm=["a", "b"])
-    reading = plates_of({"lab_runs": plain})["lab_runs"][1].reading
+    reading = panels_of({"lab_runs": plain})["lab_runs"][1].reading
     assert reading == ["The lowest mean test error is that of a (2), before b (6.5)."]
 
 
 def test_the_reading_says_who_reaches_the_oracle(toy: xr.Dataset) -> None:
-    (plate,) = plates_of({"lab_runs": toy})["lab_runs"]
+    (plate,) = panels_of({"lab_runs": toy})["lab_runs"]
     by_arm = dict(zip(toy["arm"].values.tolist(), plate.sentences, strict=True))
     assert "within 1 % of the oracle with every seed" in by_arm["transformer + SAM"]
     assert "or more above the oracle" in by_arm["transformer"]

@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import registry, viz
-from tsfm_lens.report.build import build_report, plates_of
+from tsfm_lens.report.build import build_report, panels_of
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import figures, figures_bounds
 from tsfm_lens.testing import assert_close
@@ -49,7 +49,7 @@ def test_every_chapter_of_the_theory_has_its_experiment() -> None:
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(kind: str, results: dict[str, xr.Dataset]) -> None:
-    (plate,) = plates_of({kind: results[kind]})[kind]
+    (plate,) = panels_of({kind: results[kind]})[kind]
     assert len(plate.table)
     assert plate.sentences
     assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)

@@ -9,7 +9,7 @@ import xarray as xr
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.registry import find
-from tsfm_lens.report.build import plates_of
+from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies.rank_theory import figures_models
 from tsfm_lens.studies.rank_theory import measurements_models as rank_models
 from tsfm_lens.testing import assert_close
@@ -142,7 +142,7 @@ def test_models_stand_at_their_widths_within_contours_of_one_ratio() -> None:
 @pytest.mark.parametrize("make", [plane, lambda: plane(text=True), patches, models])
 def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(make: object) -> None:
     ds: xr.Dataset = make()  # type: ignore[operator]
-    plates = plates_of({ds.attrs["kind"]: ds})[ds.attrs["kind"]]
+    plates = panels_of({ds.attrs["kind"]: ds})[ds.attrs["kind"]]
     assert plates[0].sentences
     for plate in plates:
         assert len(plate.table)
@@ -152,7 +152,7 @@ def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(make: object) -
 def test_a_result_of_several_models_says_what_makes_it() -> None:
     measurement = find("ranks_by_model")
     assert (
-        measurement.elsewhere
+        measurement.origin
         == "made of several models: `studies.rank_theory.ranks_by_model` makes it, `tsfm-lens figure` draws it"
     )
     with pytest.raises(InputError, match="made of several models"):

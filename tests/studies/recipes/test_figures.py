@@ -8,7 +8,7 @@ import xarray as xr
 
 from tsfm_lens import registry, viz
 from tsfm_lens.errors import UnknownNameError
-from tsfm_lens.report.build import plates_of
+from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies import recipes
 from tsfm_lens.studies.recipes import figures
 from tsfm_lens.testing import assert_close
@@ -32,7 +32,7 @@ def test_every_chapter_has_its_record(records: dict[str, xr.Dataset]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_record_is_drawn_tabulated_read_and_fits_a_column(name: str, records: dict[str, xr.Dataset]) -> None:
     kind = records[name].attrs["kind"]
-    (plate,) = plates_of({kind: records[name]})[kind]
+    (plate,) = panels_of({kind: records[name]})[kind]
     assert len(plate.table)
     assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
     assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
