@@ -71,6 +71,36 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     return array
 
 
+def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Read a covariate: numbers as they are, text as categories, numbered in alphabetical order.
+
+    Args:
+        values: (step,) numbers, or objects.
+        name: of the covariate.
+
+    Returns:
+        float64, NaN where missing, and the names of the categories; None of numbers.
+
+    Raises:
+        InputError: a value is neither a number nor text, or both kinds stand side by side.
+    """
+    cells = values.tolist() if values.dtype.kind in "OUS" else []
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    if not texts:
+        return to_floats(values, f"covariate {name!r}"), None
+    odd = next((cell for cell in cells if not isinstance(cell, str) and not is_missing(cell)), None)
+    if odd is not None:
+        raise InputError(
+            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
+            "which is categories"
+        )
+    missing = np.array([is_missing(value) for value in values])
+    names, numbers = np.unique(values[~missing].astype(str), return_inverse=True)
+    out = np.full(len(values), np.nan)
+    out[~missing] = numbers
+    return out, tuple(map(str, names))
+
+
 def is_missing(item: object) -> bool:
     """Return True for a missing value of a container of objects, False for a value that is no number."""
     return item is None or item is pd.NA or item is np.ma.masked or (isinstance(item, float) and item != item)
