@@ -303,7 +303,7 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "none": "holds no file",
         "data.csv": "gluonts reads no data.csv: expected .json",
         "empty.json": "empty.json (holds no entry|is no dataset)",
-        "text.json": "text.json is no dataset of gluonts: Could not read json line 0",
+        "text.json": "text.json is no dataset of gluonts: line 1 is no JSON",
         "list.json": "list.json holds",
         "cut.arrow": "cut.arrow is no dataset",
         "bare.json": "bare.json holds entries with target, expected 'start' and 'target'",

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows
 from tsfm_lens.data.paths import local_path
-from tsfm_lens.data.windowing import rolling_windows
+from tsfm_lens.data.stored import arrow_rows
 from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
@@ -217,16 +217,12 @@ def _time_last(values: Any) -> np.ndarray:
 
 
 def _arrow_paths(folder: Path) -> Iterator[np.ndarray]:
-    from gluonts.dataset.arrow import File
-
     # 2_… before 10_…
     for file in sorted(folder.glob("*.arrow"), key=lambda file: (len(file.name), file.name)):
         try:
-            rows = list(File.infer(file))
-        except (OSError, ValueError) as error:
+            yield from (np.atleast_2d(np.asarray(row["target"], dtype=np.float64)) for row in arrow_rows(file))
+        except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{file} is no gluonts arrow file: {error}") from error
-        for row in rows:
-            yield np.atleast_2d(np.asarray(row["target"], dtype=np.float64))
 
 
 def _dysts(module: str) -> ModuleType:

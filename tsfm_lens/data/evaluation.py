@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -211,7 +211,7 @@ class EvaluationSet:
                 series, note = _usable(row, skip, name)
                 values.append(series)
                 notes += note
-        several = [window.n_variates > 1 for window in windows]
+        rows = [(window, str(v) if window.n_variates > 1 else "") for window in windows for v in range(window.n_variates)]
         batch = SeriesBatch(
             tuple(values),
             tuple(name for window in windows for name in window.row_ids),
@@ -219,12 +219,8 @@ class EvaluationSet:
             tuple(starts),
             seasonality=self.seasonality,
             notes=tuple(notes),
-            groups=tuple(window.id for window in windows for _ in range(window.n_variates)),
-            variates=tuple(
-                str(v) if many else ""
-                for window, many in zip(windows, several, strict=True)
-                for v in range(window.n_variates)
-            ),
+            groups=tuple(window.id for window, _ in rows),
+            variates=tuple(variate for _, variate in rows),
         )
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
@@ -273,7 +269,7 @@ class EvaluationSet:
         normal = np.array([NormalDist().inv_cdf(level) for level in levels])
         seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
         rows = []
-        for context in self._contexts(indices):
+        for context in (row for window in self._pick(indices) for row in window.context):
             mean, deviation = last_season(filled(context), self.seasonality, self.horizon)
             rows.append(mean + normal[:, None] * deviation * np.sqrt(seasons))
         return np.stack(rows)
@@ -328,9 +324,6 @@ class EvaluationSet:
             raise InputError(f"no window of {self.name!r} was asked for: expected at least one index")
         return windows
 
-    def _contexts(self, indices: Sequence[int]) -> list[np.ndarray]:
-        return [row for window in self._pick(indices) for row in window.context]
-
     def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
         """Compute the timestamp of the context's first step after ``skip``; None where unknown or past pandas' era."""
         if window.start is None or self.freq is None:
@@ -353,3 +346,51 @@ def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str
     context[-1] = finite[-1] if len(finite) else 0.0
     what = "the last value before them" if len(finite) else "0, as the series has no value"
     return context, [f"{name}: the {len(context)} steps of context are all missing; the last was given {what}"]
+
+
+def rolling_windows(
+    item: str,
+    values: np.ndarray,
+    horizon: int,
+    windows: int = 1,
+    stride: int | None = None,
+    start: pd.Timestamp | None = None,
+) -> Iterator[Window]:
+    """Cut the last windows of one item; each context is the whole history before its label.
+
+    Args:
+        item: its id.
+        values: (variate, time); the windows are views of it.
+        horizon: steps of each label.
+        windows: how many.
+        stride: steps from one label to the next; the horizon if None, so that labels do not overlap.
+        start: timestamp of the first step.
+
+    Returns:
+        The windows in time order; the last label ends where the series ends.
+
+    Raises:
+        InputError: the first window would have no context, or a number is not positive.
+
+    Source:
+        Rolling evaluation of GIFT-Eval (Aksu et al. 2024); ``gluonts.dataset.split``.
+    """
+    stride = horizon if stride is None else stride
+    for name, number in (("horizon", horizon), ("windows", windows), ("stride", stride)):
+        if number < 1:
+            raise InputError(f"{name} is {number}, expected 1 or more")
+    length = values.shape[-1]
+    least = steps_needed(horizon, windows, stride)
+    if length < least:
+        raise InputError(
+            f"series {item!r} has {length} steps: {windows} windows of horizon {horizon}, {stride} steps apart, need "
+            f"at least {least}"
+        )
+    for index in range(windows):
+        cut = length - horizon - stride * (windows - 1 - index)
+        yield Window(item, index, values[:, :cut], values[:, cut : cut + horizon], start)
+
+
+def steps_needed(horizon: int, windows: int, stride: int) -> int:
+    """Return the length of the shortest series that these windows fit, with one step of context for the first."""
+    return horizon + stride * (windows - 1) + 1

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import pandas as pd
 from tsfm_lens.data.batch import SeriesBatch, season_of
 from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
-from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.paths import local_path
-from tsfm_lens.data.windowing import rolling_windows
+from tsfm_lens.data.stored import gluonts_rows
 from tsfm_lens.errors import InputError, unknown_name
 
 
@@ -55,7 +54,9 @@ def holdout_sets(
     """
     names = _bundled_among(series)
     if names:
-        return [_bundled_set(bundled_name, horizon, windows, stride) for bundled_name in names]
+        infos = map(bundled_info, names)
+        cut = horizon, windows, stride
+        return [_sets(bundled(i.name), f"bundled/{i.name}", *cut, i.source, i.field)[0] for i in infos]
     batch = as_series(series, **reading)
     path = isinstance(series, str | Path)
     name = name or (Path(series).name.split(".")[0] if path else "series")
@@ -75,12 +76,6 @@ def _bundled_among(series: Any) -> tuple[str, ...]:
     return ()
 
 
-def _bundled_set(name: str, horizon: int, windows: int, stride: int | None) -> EvaluationSet:
-    info = bundled_info(name)
-    (bundled_set,) = _sets(bundled(name), f"bundled/{name}", horizon, windows, stride, info.source, info.field)
-    return bundled_set
-
-
 def _sets(
     batch: SeriesBatch, name: str, horizon: int, windows: int, stride: int | None, source: str, domain: str = ""
 ) -> list[EvaluationSet]:
@@ -96,21 +91,13 @@ def _sets(
         windows_of_kind.setdefault(kind, []).extend(
             rolling_windows(group, values, horizon, windows, stride, batch.starts[first])
         )
-    labels = _labels(name, list(windows_of_kind))
-    return [
-        EvaluationSet(label, tuple(all_windows), horizon, freq, season, domain, source, batch.notes)
-        for label, ((freq, season), all_windows) in zip(labels, windows_of_kind.items(), strict=True)
-    ]
-
-
-def _labels(name: str, kinds: list[tuple[str | None, int]]) -> list[str]:
-    """Name each set: by the frequency where there are several, and by the season where that is not enough."""
-    if len(kinds) == 1:
-        return [name]
-    freqs = [freq for freq, _ in kinds]
-    return [
-        f"{name}/{freq or 'unknown'}" + (f"/season-{season}" if freqs.count(freq) > 1 else "") for freq, season in kinds
-    ]
+    freqs = [freq for freq, _ in windows_of_kind]
+    sets = []
+    for (freq, season), all_windows in windows_of_kind.items():
+        label = name if len(freqs) == 1 else f"{name}/{freq or 'unknown'}"
+        label += f"/season-{season}" if freqs.count(freq) > 1 else ""
+        sets.append(EvaluationSet(label, tuple(all_windows), horizon, freq, season, domain, source, batch.notes))
+    return sets
 
 
 def gluonts_set(
@@ -200,7 +187,7 @@ def gluonts_file(
     """
     place = local_path(path)
     parse_frequency(freq)
-    entries = [entry for file in _gluonts_files(place) for entry in _gluonts_entries(file, freq)]
+    entries = [entry for file in _gluonts_files(place) for entry in gluonts_rows(file)]
     name = name or place.name.split(".")[0]
     try:
         sets = gluonts_set(entries, horizon, windows, stride, name, freq=freq, seasonality=seasonality, domain=domain)
@@ -210,11 +197,7 @@ def gluonts_file(
 
 
 def _gluonts_files(place: Path) -> list[Path]:
-    """List the files of a dataset, in the order of their names.
-
-    Raises:
-        InputError: there is none, or the folder is no dataset itself.
-    """
+    """List the files of a dataset, in the order of their names."""
     if place.is_file():
         return [place]
     if not place.is_dir():
@@ -228,27 +211,3 @@ def _gluonts_files(place: Path) -> list[Path]:
     if not files:
         raise InputError(f"{str(place)!r} holds no file")
     return files
-
-
-def _gluonts_entries(file: Path, freq: str) -> Iterator[Mapping[str, Any]]:
-    with warnings.catch_warnings():
-        # it asks for a faster reader of JSON
-        warnings.filterwarnings("ignore", "Using `json`-module", UserWarning)
-        from gluonts.dataset.common import FileDataset, infer_file_type
-        from gluonts.exceptions import GluonTSDataError
-    try:
-        entries = infer_file_type(file)
-        if entries is None:
-            raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
-        first = next(iter(entries), None)
-        if first is None or "target" not in first or "start" not in first:
-            holds = "no entry" if first is None else f"entries with {', '.join(map(str, first))}"
-            raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
-        univariate = np.ndim(next(iter(first["target"]), 0)) == 0
-        # as timestamps, starts need no frequency of periods, whose spelling changed between pandas' versions
-        yield from FileDataset(file, freq, one_dim_target=univariate, use_timestamp=True)
-    except InputError:
-        raise
-    except (GluonTSDataError, LookupError, ValueError, TypeError, OSError, EOFError) as error:
-        # a line of JSON may be long
-        raise InputError(f"{file} is no dataset of gluonts: {str(error)[:200]}") from error

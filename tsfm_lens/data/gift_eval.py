@@ -20,12 +20,11 @@ from typing import Literal
 
 import pandas as pd
 
-from tsfm_lens.data.arrow_folder import StoredSeries, read_folder
 from tsfm_lens.data.batch import season_of
-from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows, steps_needed
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.paths import local_path
-from tsfm_lens.data.windowing import rolling_windows, steps_needed
+from tsfm_lens.data.stored import StoredSeries, read_folder
 from tsfm_lens.errors import InputError, unknown_name
 
 VARIABLE = "GIFT_EVAL"
