@@ -199,7 +199,9 @@ def test_numbers_are_the_nearest_doubles(reading: Any) -> None:
     assert reading("y\n" + "\n".join(texts) + "\n").values[0].tolist() == [float(text) for text in texts]
 
 
-@pytest.mark.parametrize("option", [*({"delimiter": s} for s in "§\0；\u2028"), {"encoding": "utf-8\0"}, {"decimal": "-"}])
+@pytest.mark.parametrize(
+    "option", [*({"delimiter": s} for s in "§\0；\u2028"), {"encoding": "utf-8\0"}, {"decimal": "-"}]
+)
 def test_signs_and_encodings_that_are_none(reading: Any, option: dict) -> None:
     with pytest.raises(InputError, match=r"is no single sign|is unknown|is no decimal sign"):
         reading("id,y\na,1\na,2\n", **option)
@@ -251,13 +253,21 @@ def test_times(reading: Any, cells: list, form: str | None, freq: str | None, st
 
 
 BAD_TIMES = {
-    "either order": (["01/02/2020", "01/03/2020"], {}, "'01/02/2020' in row 2 is no date of ISO 8601; give time_format="),
+    "either order": (
+        ["01/02/2020", "01/03/2020"],
+        {},
+        "'01/02/2020' in row 2 is no date of ISO 8601; give time_format=",
+    ),
     "years": (["1999", "2000", "2001"], {}, "such as 1999, may be dates; give time_format='%Y'"),
     "days": (["20200130", "20200131", "20200132"], {}, "may be dates; give time_format='%Y%m%d'"),
     "seconds": (["1577836800", "1577836801"], {}, "may be dates; give time_format='s' or 'ms' or 'us' or 'ns'"),
     "hours": (["2020010100", "2020010101"], {}, "may be dates; give time_format='%Y%m%d%H' or 's'"),
     "months": (["01.2020", "02.2020", "03.2020"], {}, "'01.2020' in row 2 is no date of ISO 8601"),
-    "one bad date": (["20200130", "20200132"], {"time_format": "%Y%m%d"}, "'20200132' in row 3 is no date of time_format"),
+    "one bad date": (
+        ["20200130", "20200132"],
+        {"time_format": "%Y%m%d"},
+        "'20200132' in row 3 is no date of time_format",
+    ),
     "another format": (["01.01.2020"], {"time_format": "%Y-%m-%d"}, "'01.01.2020' in row 2 is no date of time_format="),
     "no format": (["01.01.2020"], {"time_format": "mixed"}, "time_format='mixed' is no format such as"),
     "not a format": (["01.01.2020"], {"time_format": "%Q"}, "time_format='%Q' is no format"),

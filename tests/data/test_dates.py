@@ -150,9 +150,9 @@ def test_series_longer_than_int64_nanoseconds(freq: str, length: int) -> None:
 
 def test_gaps_near_the_last_date() -> None:
     decades = pd.to_datetime(["2221-01-01", "2231-01-01", "2251-01-01", "2261-01-01"])
-    assert as_series(pd.DataFrame({"ds": decades, "y": [1.0, 2.0, 4.0, 5.0]})).lengths == (5,)
+    assert as_series(pd.DataFrame({"ds": decades, "y": [1.0, 2.0, 4.0, 5.0]}), freq="10YS").lengths == (5,)
     years = pd.to_datetime([f"{year}-01-01" for year in (2250, 2251, 2253, 2255, 2260, 2261)])
-    assert as_series(pd.DataFrame({"ds": years, "y": np.arange(6.0)})).lengths == (12,)
+    assert as_series(pd.DataFrame({"ds": years, "y": np.arange(6.0)}), freq="YS").lengths == (12,)
 
 
 @pytest.mark.parametrize("freq", ["YS", "QS", "MS", "W", "B", "D"])

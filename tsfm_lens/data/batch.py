@@ -395,7 +395,9 @@ def season_of(freq: str | None) -> int:
         return 1
     base = str(offset.name).split("-")[0]
     # months and quarters end or begin
-    season, rest = divmod(SEASONS.get(base if base in SEASONS else base.removesuffix("E").removesuffix("S"), 1), offset.n)
+    season, rest = divmod(
+        SEASONS.get(base if base in SEASONS else base.removesuffix("E").removesuffix("S"), 1), offset.n
+    )
     return 1 if rest else season
 
 

@@ -67,7 +67,9 @@ def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
     names = single if len(targets) == 1 else tuple(map(str, range(len(targets))))
     members = [(name, "target", values, None, None) for name, values in zip(names, targets, strict=True)]
     for role in ("past", "known"):
-        members += [(name, role, *each) for name, each in covariates.items() if (each[1] is not None) == (role == "known")]
+        members += [
+            (name, role, *each) for name, each in covariates.items() if (each[1] is not None) == (role == "known")
+        ]
     start = entry.get("start")
     common = {
         "groups": group,

@@ -201,27 +201,18 @@ class EvaluationSet:
         if context_length is not None and context_length < 1:
             raise InputError(f"context_length is {context_length}, expected at least 1 step")
         windows = self._pick(indices)
-        values: list[np.ndarray] = []
         notes: list[str] = []
-        starts: list[pd.Timestamp | None] = []
+        rows: list[dict[str, Any]] = []
         for window in windows:
             skip = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
-            starts += [self._stamp(window, skip)] * window.n_variates
-            for name, row in zip(window.row_ids, window.context, strict=True):
-                series, note = _usable(row, skip, name)
-                values.append(series)
+            start = self._stamp(window, skip)
+            for number, (name, context) in enumerate(zip(window.row_ids, window.context, strict=True)):
+                values, note = _usable(context, skip, name)
                 notes += note
-        rows = [(window, str(v) if window.n_variates > 1 else "") for window in windows for v in range(window.n_variates)]
-        batch = SeriesBatch(
-            tuple(values),
-            tuple(name for window in windows for name in window.row_ids),
-            self.freq,
-            tuple(starts),
-            seasonality=self.seasonality,
-            notes=tuple(notes),
-            groups=tuple(window.id for window, _ in rows),
-            variates=tuple(variate for _, variate in rows),
-        )
+                variate = str(number) if window.n_variates > 1 else ""
+                rows.append({"values": values, "ids": name, "starts": start, "groups": window.id, "variates": variate})
+        columns: dict[str, Any] = {field: tuple(row[field] for row in rows) for field in rows[0]}
+        batch = SeriesBatch(**columns, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes))
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
@@ -238,10 +229,9 @@ class EvaluationSet:
             Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
         """
         numbers = [self._position(index) for index in indices]
-        for number in numbers:
-            if number not in self._scales:
-                rows = self.windows[number].context
-                self._scales[number] = [seasonal_error(row, self.seasonality) for row in rows]
+        for number in set(numbers) - set(self._scales):
+            rows = self.windows[number].context
+            self._scales[number] = [seasonal_error(row, self.seasonality) for row in rows]
         return np.array([scale for number in numbers for scale in self._scales[number]])
 
     def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:
@@ -282,12 +272,10 @@ class EvaluationSet:
         Args:
             indices: numbers of windows; all if None.
         """
-        numbers = range(len(self)) if indices is None else sorted({self._position(index) for index in indices})
+        numbers = range(len(self)) if indices is None else {self._position(index) for index in indices}
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
-        hasher = hashlib.sha256(header.encode())
-        for digest in sorted(self.windows[index].digest for index in numbers):
-            hasher.update(digest)
-        return hasher.hexdigest()
+        digests = sorted(self.windows[index].digest for index in numbers)
+        return hashlib.sha256(b"".join([header.encode(), *digests])).hexdigest()
 
     @cached_property
     def _scales(self) -> dict[int, list[float]]:
@@ -321,7 +309,7 @@ class EvaluationSet:
     def _pick(self, indices: Sequence[int]) -> list[Window]:
         windows = [self.windows[self._position(index)] for index in indices]
         if not windows:
-            raise InputError(f"no window of {self.name!r} was asked for: expected at least one index")
+            raise InputError(f"no window of {self.name!r} is named: expected at least one index")
         return windows
 
     def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
@@ -356,7 +344,7 @@ def rolling_windows(
     stride: int | None = None,
     start: pd.Timestamp | None = None,
 ) -> Iterator[Window]:
-    """Cut the last windows of one item; each context is the whole history before its label.
+    """Cut the last windows of one item, in time order; each context is the whole history before its label.
 
     Args:
         item: its id.
@@ -365,9 +353,6 @@ def rolling_windows(
         windows: how many.
         stride: steps from one label to the next; the horizon if None, so that labels do not overlap.
         start: timestamp of the first step.
-
-    Returns:
-        The windows in time order; the last label ends where the series ends.
 
     Raises:
         InputError: the first window would have no context, or a number is not positive.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tsfm_lens.data.floats import to_floats
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.stored import gluonts_rows
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 
 
 def holdout_sets(
@@ -52,28 +51,14 @@ def holdout_sets(
         >>> [each.name for each in data.holdout_sets(["co2", "nile"], horizon=12)]
         ['bundled/co2', 'bundled/nile']
     """
-    names = _bundled_among(series)
-    if names:
-        infos = map(bundled_info, names)
-        cut = horizon, windows, stride
+    cut = horizon, windows, stride
+    names = [series] if isinstance(series, str) and series in bundled_names() else series
+    if isinstance(names, list | tuple) and names and all(isinstance(item, str) for item in names):
+        infos = [bundled_info(item) for item in names]
         return [_sets(bundled(i.name), f"bundled/{i.name}", *cut, i.source, i.field)[0] for i in infos]
-    batch = as_series(series, **reading)
-    path = isinstance(series, str | Path)
-    name = name or (Path(series).name.split(".")[0] if path else "series")
-    source = f"file {Path(series).name}" if path else "series of the caller"
-    return _sets(batch, name, horizon, windows, stride, source)
-
-
-def _bundled_among(series: Any) -> tuple[str, ...]:
-    """Return the names if they are those of bundled series."""
-    if isinstance(series, str):
-        return (series,) if series in bundled_names() else ()
-    if isinstance(series, list | tuple) and series and all(isinstance(item, str) for item in series):
-        for item in series:
-            if item not in bundled_names():
-                raise unknown_name("bundled series", item, bundled_names(), hint="`tsfm-lens data` lists them all.")
-        return tuple(series)
-    return ()
+    file = Path(series).name if isinstance(series, str | Path) else None
+    label, source = (file.split(".")[0], f"file {file}") if file else ("series", "series of the caller")
+    return _sets(as_series(series, **reading), name or label, *cut, source)
 
 
 def _sets(
@@ -87,10 +72,8 @@ def _sets(
     for group, members in rows.items():
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
-        kind = (batch.freqs[first], batch.seasonalities[first])
-        windows_of_kind.setdefault(kind, []).extend(
-            rolling_windows(group, values, horizon, windows, stride, batch.starts[first])
-        )
+        cut = rolling_windows(group, values, horizon, windows, stride, batch.starts[first])
+        windows_of_kind.setdefault((batch.freqs[first], batch.seasonalities[first]), []).extend(cut)
     freqs = [freq for freq, _ in windows_of_kind]
     sets = []
     for (freq, season), all_windows in windows_of_kind.items():
@@ -110,22 +93,18 @@ def gluonts_set(
     freq: str | None = None,
     seasonality: int | None = None,
     domain: str = "",
+    source: str = "gluonts dataset of the caller",
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of a gluonts dataset.
+    """Cut rolling windows at the end of a gluonts dataset, as one set.
 
     Args:
         dataset: entries with "target" (time,) or (variate, time), "start" and perhaps "item_id": a ListDataset,
             FileDataset, PandasDataset or a list of dicts.
-        horizon: steps of each label.
-        windows: how many per entry.
-        stride: steps from one label to the next; the horizon if None.
-        name: of the set.
+        horizon, windows, stride, name: see :func:`holdout_sets`.
         freq: frequency, in any pandas spelling; that of the first entry's period if None.
         seasonality: season length in steps; gluonts' own for the frequency if None.
         domain: field that the series come from.
-
-    Returns:
-        One set.
+        source: where they come from, in words.
 
     Raises:
         InputError: an entry has no target or too few steps, an id occurs twice, or there is no entry.
@@ -150,8 +129,7 @@ def gluonts_set(
         stamp = start_of(start, freq) if start is not None and freq else None
         all_windows += rolling_windows(item, values, horizon, windows, stride, stamp)
     stamps = stamp_frequency(freq) if freq else None
-    season = seasonality or season_of(stamps)
-    return [EvaluationSet(name, tuple(all_windows), horizon, stamps, season, domain, "gluonts dataset of the caller")]
+    return [EvaluationSet(name, tuple(all_windows), horizon, stamps, seasonality or season_of(stamps), domain, source)]
 
 
 def gluonts_file(
@@ -170,16 +148,8 @@ def gluonts_file(
     Args:
         path: a file of JSON lines (.json, .jsonl, either also with .gz), an .arrow, .feather or .parquet file, or a
             folder of such files, which are read in the order of their names.
-        horizon: steps of each label.
-        windows: how many per entry.
-        stride: steps from one label to the next; the horizon if None.
+        horizon, windows, stride, freq, seasonality, domain: see :func:`gluonts_set`.
         name: of the set; the file's or folder's name if None.
-        freq: frequency of all entries, in any pandas spelling.
-        seasonality: season length in steps; gluonts' own for the frequency if None.
-        domain: field that the series come from.
-
-    Returns:
-        One set.
 
     Raises:
         InputError: nothing is there that gluonts reads, a file is damaged, the frequency is none, or the entries are
@@ -188,12 +158,12 @@ def gluonts_file(
     place = local_path(path)
     parse_frequency(freq)
     entries = [entry for file in _gluonts_files(place) for entry in gluonts_rows(file)]
-    name = name or place.name.split(".")[0]
+    options: dict[str, Any] = {"freq": freq, "seasonality": seasonality, "domain": domain}
+    name, source = name or place.name.split(".")[0], f"gluonts dataset {place.name}"
     try:
-        sets = gluonts_set(entries, horizon, windows, stride, name, freq=freq, seasonality=seasonality, domain=domain)
+        return gluonts_set(entries, horizon, windows, stride, name, source=source, **options)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    return [replace(dataset, source=f"gluonts dataset {place.name}") for dataset in sets]
 
 
 def _gluonts_files(place: Path) -> list[Path]:

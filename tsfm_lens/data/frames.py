@@ -195,13 +195,7 @@ def _covariate(column: pd.Series, name: str) -> tuple[np.ndarray, tuple[str, ...
 
 
 def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarray | None, times: Times | None) -> None:
-    """Refuse to merge series that differ in a column of text.
-
-    Ids and timestamps that never repeat are enough; other text is then a label of the rows.
-
-    Raises:
-        InputError: rows of one series differ in text that is not read.
-    """
+    """Refuse to merge series that differ in a column of text; unless ids and timestamps never repeat."""
     groups = np.zeros(len(frame)) if ids is None else ids
     if times is not None and not pd.DataFrame({"id": groups, "time": times.instants}).duplicated().any():
         return

@@ -22,21 +22,17 @@ _LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Regular time grid of a series, and the place of each of its values on it.
-
-    Attributes:
-        order: rows in order of time.
-        places: position of each of them on the grid.
-        length: steps of the grid.
-        start: first timestamp, None of step numbers.
-        freq: pandas alias, None if unknown.
-    """
+    """Regular time grid of a series: rows in order of time, their places, first timestamp, frequency or None."""
 
     order: np.ndarray
     places: np.ndarray
-    length: int
     start: pd.Timestamp | None
     freq: str | None
+
+    @property
+    def length(self) -> int:
+        """Number of steps."""
+        return int(self.places[-1]) + 1
 
     def filled(self, values: np.ndarray) -> np.ndarray:
         """Return the values on the grid, NaN in gaps."""
@@ -44,20 +40,11 @@ class Grid:
         whole[self.places] = values[self.order]
         return whole
 
-    @property
-    def missing(self) -> int:
-        """Number of steps without a value."""
-        return self.length - len(self.places)
-
 
 def grids_of(
     times: Times, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
 ) -> tuple[list[Grid], list[str]]:
-    """Return the grid of each series, all of one frequency, and notes on how time was read.
-
-    Raises:
-        InputError: a series has no regular grid, or their frequencies differ.
-    """
+    """Return the grid of each series, all of one frequency, and notes on how time was read."""
     notes = [times.note] if times.note else []
     clocks = {"the local clock": times.clock}
     if times.utc is not None:
@@ -76,24 +63,23 @@ def grids_of(
         if times.utc is not None and (times.utc != times.clock).any():
             notes.append(f"timestamps have offsets from UTC; the series stand on the grid of {clock}")
         for (group, _), grid in zip(groups, grids, strict=True):
-            if grid.missing:
-                notes.append(f"{group}: {grid.missing} missing timestamps were filled with NaN")
+            missing = grid.length - len(grid.places)
+            notes += [f"{group}: {missing} missing timestamps were filled with NaN"] if missing else []
         return grids, notes
     raise errors[0]
 
 
 def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: Sequence[Grid], rows: pd.Index) -> None:
     """Refuse steps that are regular on the local clock and do not go forward in UTC."""
-    assert times.utc is not None
     for (group, rows_of_group), grid in zip(groups, grids, strict=True):
         in_order = rows_of_group[grid.order]
-        back = np.flatnonzero(np.diff(times.utc[in_order]) <= np.timedelta64(0))
+        back = np.flatnonzero(np.diff(times.instants[in_order]) <= np.timedelta64(0))
         if len(back):
             pair = in_order[back[0] : back[0] + 2]
-            clock, utc = ([str(pd.Timestamp(time)) for time in stamps[pair]] for stamps in (times.clock, times.utc))
+            clock, utc = (" to ".join(map(_text, stamps[pair])) for stamps in (times.clock, times.instants))
             raise InputError(
-                f"series {group!r} goes from {clock[0]} to {clock[1]} on the local clock (rows {rows[pair[0]]} and "
-                f"{rows[pair[1]]}), but from {utc[0]} to {utc[1]} in UTC; one of the offsets is wrong"
+                f"series {group!r} goes from {clock} on the local clock (rows {rows[pair[0]]} and {rows[pair[1]]}), but "
+                f"from {utc} in UTC; one of the offsets is wrong"
             )
 
 
@@ -122,18 +108,7 @@ def _all_grids(
 
 
 def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
-    """Find the grid of one series.
-
-    Args:
-        times: datetime64[ns], or step numbers.
-        rows: name of each row in messages.
-        name: of the series.
-        freq: pandas alias; inferred if None.
-
-    Raises:
-        InputError: two values have one time, the times are irregular, or most of the grid would be empty, or a fifth
-            of it where times are step numbers; the message has the times and rows.
-    """
+    """Find the grid of one series from its datetime64[ns] or step numbers; messages name its rows."""
     order = np.argsort(times, kind="stable")
     times, rows = times[order], rows[order]
     same = np.flatnonzero(times[1:] == times[:-1])
@@ -157,7 +132,7 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
         step = f"frequency {alias!r}"
         places = np.arange(len(index)) if alias is None else _date_places(index, alias, name, rows)
     _check_length(places, times, rows, name, step)
-    return Grid(order, places, int(places[-1]) + 1, start, alias)
+    return Grid(order, places, start, alias)
 
 
 def _text(time: np.generic) -> str:
@@ -168,19 +143,13 @@ def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     """Place step numbers on the grid of their commonest distance."""
     if len(times) == 1:
         return "step 1", np.zeros(1, dtype=np.int64)
-    apart = np.diff(times)
-    if times.dtype.kind == "i":
-        sizes, counts = np.unique(apart, return_counts=True)
-        step = sizes[np.argmax(counts)]
-        places, rest = np.divmod(times - times[0], step)
-    else:
-        # sums of a broken step are off by rounding, of the largest number
-        step = np.median(apart)
-        exact = (times - times[0]) / step
-        places = np.round(exact)
-        slack = 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
-        rest = np.abs(exact - places) > slack
-    wrong = np.flatnonzero(rest)
+    sizes, counts = np.unique(np.diff(times), return_counts=True)
+    step = sizes[np.argmax(counts)] if times.dtype.kind == "i" else np.median(np.diff(times))
+    exact = (times - times[0]) / step
+    places = np.round(exact)
+    # sums of a broken step are off by rounding, of the largest number
+    slack = 0 if times.dtype.kind == "i" else 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
+    wrong = np.flatnonzero(np.abs(exact - places) > slack)
     if len(wrong) or (np.diff(places) < 1).any():
         at = times[wrong[0]] if len(wrong) else times[0]
         raise InputError(
@@ -246,37 +215,13 @@ def _check_length(places: np.ndarray, times: np.ndarray, rows: pd.Index, name: s
 
 
 def _frequency(index: pd.DatetimeIndex) -> str | None:
-    """Infer the frequency of sorted timestamps, which may have gaps; None if they are irregular."""
+    """Infer the frequency of sorted timestamps, with gaps from the first stretches without; None if irregular."""
     # int64 ends at 292 years
     steps = np.diff(index.asi8.view(np.uint64))
     if (steps == steps[0]).all() and steps[0] < _DAY:
         return str(pd.tseries.frequencies.to_offset(pd.Timedelta(int(steps[0]), "ns")).freqstr)
-    return pd.infer_freq(index) or _calendar(index, steps) or _with_gaps(index, steps)
-
-
-def _calendar(index: pd.DatetimeIndex, steps: np.ndarray) -> str | None:
-    """Infer months, quarters or years with gaps: all at the first or the last of a month, at one time of day."""
-    if (index.normalize() != index - (index[0] - index[0].normalize())).any() or steps.min() < 28 * _DAY:
-        return None
-    ends = (index.is_month_end).all()
-    if not ends and not (index.day == 1).all():
-        return None
-    months = np.diff(index.year * 12 + index.month)
-    sizes, counts = np.unique(months, return_counts=True)
-    apart = int(sizes[np.argmax(counts)])
-    if (months % apart).any():
-        return None
-    letter, month = "E" if ends else "S", index[0].strftime("%b").upper()
-    rule = f"{apart // 12}Y{letter}-{month}" if apart % 12 == 0 else f"{apart}M{letter}"
-    # as pandas spells it without gaps, so that all series of a file agree
-    return str(pd.infer_freq(pd.date_range(index[0].floor("s"), periods=5, freq=rule, unit="s")))
-
-
-def _with_gaps(index: pd.DatetimeIndex, steps: np.ndarray) -> str | None:
-    """Infer the frequency of the commonest step, where two in a row have it, else of the first regular stretch."""
     sizes, counts = np.unique(steps, return_counts=True)
-    common = sizes[np.argmax(counts)]
-    pairs = np.flatnonzero((steps[:-1] == common) & (steps[1:] == common))
-    stretches = [index[first : first + 3] for first in pairs[:_SCAN_LIMIT]]
+    pairs = np.flatnonzero((steps[:-1] == steps[1:]) & (steps[1:] == sizes[np.argmax(counts)]))
+    stretches = [index, *(index[first : first + 3] for first in pairs[:_SCAN_LIMIT])]
     stretches += [index[first : first + 12] for first in range(min(len(index) - 11, _SCAN_LIMIT))]
     return next((str(freq) for stretch in stretches if (freq := pd.infer_freq(stretch))), None)

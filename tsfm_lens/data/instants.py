@@ -69,7 +69,9 @@ def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Ti
         InputError: a cell is missing, no time or beyond these years; or numbers may be dates and no format is given.
     """
     if time_format is not None and time_format not in _UNITS and "%" not in time_format:
-        raise InputError(f"time_format={time_format!r} is no format such as '%d.%m.%Y', and none of {', '.join(_UNITS)}")
+        raise InputError(
+            f"time_format={time_format!r} is no format such as '%d.%m.%Y', and none of {', '.join(_UNITS)}"
+        )
     missing = column.isna().to_numpy()
     column = _plain(column) if not missing.any() else column
     if column.dtype == object:
@@ -170,7 +172,11 @@ def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: s
             f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format={formats[0]!r}"
             f"{''.join(f' or {form!r}' for form in formats[1:])}, or leave the column out to read the values without dates"
         )
-    kind = "whole numbers of column {!r} are read as step numbers" if whole else "broken numbers of column {!r} as positions"
+    kind = (
+        "whole numbers of column {!r} are read as step numbers"
+        if whole
+        else "broken numbers of column {!r} as positions"
+    )
     return Times(numbers, note=f"the {kind.format(name)}, without a date")
 
 
@@ -213,7 +219,9 @@ def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str 
         )
     clock = stamps.to_numpy(dtype="datetime64[ns]")
     offsets = {text: _offset(zone[2]) for text, zone in zones.items() if zone}
-    return Times(clock, clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]") if offsets else None)
+    return Times(
+        clock, clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]") if offsets else None
+    )
 
 
 def _offset(text: str) -> np.timedelta64:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.instants import holds_dates, looks_like_dates
@@ -17,16 +16,10 @@ from tsfm_lens.errors import InputError, unknown_name
 def flat(
     frame: pd.DataFrame, id_column: str | None, time_column: str | None
 ) -> tuple[pd.DataFrame, str | None, str | None, list[str]]:
-    """Turn the levels of a frame's index into columns.
+    """Turn the levels of a frame's index into columns; also return those of ids and timestamps, and notes.
 
     If one of two levels holds timestamps or is named like them, the other holds the ids, as in AutoGluon's
     TimeSeriesDataFrame. An index of dates holds the timestamps, and an index that is named like an id the ids.
-
-    Returns:
-        The frame, its columns of ids and of timestamps where the index says so, and notes.
-
-    Raises:
-        InputError: the frame has no rows, its columns have levels or repeat, or an index's levels cannot be told.
     """
     if frame.columns.nlevels > 1:
         raise InputError(f"the frame's columns have {frame.columns.nlevels} levels, expected one name per column")
@@ -82,11 +75,7 @@ def _levels(index: Any, names: list[str], id_column: str | None, time_column: st
 
 
 def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None]) -> tuple[pd.DataFrame, list[str]]:
-    """Drop columns without a name that are empty or number the rows, as ``to_csv`` makes of an index.
-
-    Raises:
-        InputError: such a column has values.
-    """
+    """Drop columns without a name that are empty or number the rows, as ``to_csv`` makes of an index."""
     notes: list[str] = []
     for name in frame.columns:
         if name in keys or not re.fullmatch(r"(Unnamed: \d+)?", str(name)):
@@ -95,7 +84,9 @@ def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None])
         numeric = pd.api.types.is_numeric_dtype(column)
         if column.isna().all():
             frame = frame.drop(columns=name)
-        elif is_first and numeric and column.notna().all() and (column % 1 == 0).all() and column.is_monotonic_increasing:
+        elif (
+            is_first and numeric and column.notna().all() and (column % 1 == 0).all() and column.is_monotonic_increasing
+        ):
             frame = frame.drop(columns=name)
             notes.append("the first column has no name and numbers the rows; it is not read")
         elif numeric or not is_first:
@@ -106,12 +97,7 @@ def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None])
 def key_and_time(
     columns: Collection[Hashable], id_column: str | None, time_column: str | None
 ) -> tuple[Hashable | None, Hashable | None]:
-    """Return the columns of ids and timestamps: those that are asked for, or those with a standard name.
-
-    Raises:
-        UnknownNameError: no such column.
-        InputError: they are the same.
-    """
+    """Return the columns of ids and timestamps: those that are asked for, or those with a standard name."""
     for name in (id_column, time_column):
         if name is not None and name not in columns:
             raise unknown_name("column", name, map(str, columns))
@@ -144,12 +130,7 @@ def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
 def value_columns(
     columns: Collection[Hashable], requested: Sequence[str] | None, other_columns: Collection[Hashable | None]
 ) -> list[Hashable] | None:
-    """Return the columns of values that are asked for or have a standard name; None if their content must decide.
-
-    Raises:
-        UnknownNameError: no such column.
-        InputError: one holds the ids or timestamps or is a covariate, or none is named.
-    """
+    """Return the columns of values that are asked for or have a standard name; None if their content must decide."""
     free = [column for column in columns if column not in other_columns]
     if requested is None:
         target = find(free, TARGET_COLUMNS)
@@ -171,12 +152,7 @@ def covariate_roles(
     past: Sequence[str] | None,
     other_columns: Collection[Hashable | None],
 ) -> dict[Hashable, str]:
-    """Return the columns of covariates and the role of each, past ones first.
-
-    Raises:
-        UnknownNameError: no such column.
-        InputError: one is asked for twice, or holds ids or timestamps.
-    """
+    """Return the columns of covariates and the role of each, past ones first."""
     available = set(columns)
     roles: dict[Hashable, str] = {}
     for role, names in (("past", past), ("known", known)):

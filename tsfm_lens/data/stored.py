@@ -102,8 +102,10 @@ def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
         for name in [str(name) for name in row if str(name).endswith(_SHAPE)]:
             shape = row.pop(name)
             row[name.removesuffix(_SHAPE)] = row[name.removesuffix(_SHAPE)].reshape(shape)
-        yield {name: np.stack(cell) if isinstance(cell, np.ndarray) and cell.dtype == object else cell
-               for name, cell in row.items()}
+        yield {
+            name: np.stack(cell) if isinstance(cell, np.ndarray) and cell.dtype == object else cell
+            for name, cell in row.items()
+        }
 
 
 def _json_rows(file: Path) -> Iterator[Any]:

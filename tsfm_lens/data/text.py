@@ -120,7 +120,9 @@ class TextTable:
         texts = pc.utf8_trim_whitespace(self.columns[name])
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
         forms = {**_NUMBERS, "thousands": _THOUSANDS}
-        return cells, {sign: _mask(pc.fill_null(pc.match_substring_regex(cells, form), True)) for sign, form in forms.items()}
+        return cells, {
+            sign: _mask(pc.fill_null(pc.match_substring_regex(cells, form), True)) for sign, form in forms.items()
+        }
 
 
 def read_table(
@@ -181,7 +183,9 @@ def _decode(content: bytes, encoding: str | None) -> str:
     except UnicodeError as error:
         row = content[: getattr(error, "start", 0)].count(b"\n") + 1
         label, source = name.removesuffix("-sig").upper(), f" as encoding={encoding!r} asks for" if encoding else ""
-        raise InputError(f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252'") from error
+        raise InputError(
+            f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252'"
+        ) from error
     except (LookupError, ValueError) as error:
         raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
     if "\0" in text:
@@ -246,9 +250,13 @@ def _rows(text: str, sign: str) -> list[list[str]]:
 def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
     message = f"row {number} has {cells} cells and the first row {width}: {text[:80]!r}"
     if sign == "," and cells > width:
-        more = "delimiter=';' and decimal=','" if width == 1 else "decimal=',' and another delimiter, or quote the numbers"
+        more = (
+            "delimiter=';' and decimal=','" if width == 1 else "decimal=',' and another delimiter, or quote the numbers"
+        )
         return f"{message}. If the comma is the decimal sign, the file needs {more}"
-    return message if sign in text else f"{message}. If {_DELIMITERS.get(sign, repr(sign))} part nothing, give delimiter=…"
+    return (
+        message if sign in text else f"{message}. If {_DELIMITERS.get(sign, repr(sign))} part nothing, give delimiter=…"
+    )
 
 
 def _has_header(first: Sequence[str]) -> bool:
