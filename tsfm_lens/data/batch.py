@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -22,17 +23,8 @@ SEASONS = {"s": 3600, "min": 1440, "h": 24, "B": 5, "M": 12, "Q": 4}
 """Steps of a season, as gluonts assigns them to frequencies; 1 of all others."""
 _EPOCH = pd.Timestamp("2000-01-01")
 COLUMNS = (
-    "ids",
-    "starts",
-    "units",
-    "freqs",
-    "seasonalities",
-    "groups",
-    "variates",
-    "roles",
-    "futures",
-    "categories",
-    "static",
+    *("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates"),
+    *("roles", "futures", "categories", "static"),
 )
 
 
@@ -49,8 +41,7 @@ class SeriesBatch:
         seasonality: season length in steps shared by all series, 1 if there is none, or it is unknown or mixed.
         notes: remarks from reading, e.g. that gaps were filled with NaN.
         freqs, seasonalities: frequency and season length of each series; by default ``freq`` and ``seasonality``.
-        groups: the item that each series belongs to; series of one group are adjacent and share their time axis. By
-            default each series is a group of its own, with its id as name.
+        groups: the item of each series; series of one group are adjacent and share their time axis. By default the id.
         variates: name of each series within its group, "" if there is none.
         roles: "target" of series that are forecast. Covariates follow the targets of their group: first "past", seen
             up to the end of the context, then "known", whose future is known.
@@ -156,8 +147,8 @@ class SeriesBatch:
                 continue
             if len(future) < horizon:
                 raise InputError(
-                    f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is {horizon}; "
-                    "give its future up to there, shorten the horizon, or give it as a past covariate"
+                    f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is "
+                    f"{horizon}; give its future up to there, shorten the horizon, or give it as a past covariate"
                 )
             row[:] = future[:horizon]
         return values
@@ -176,12 +167,12 @@ class SeriesBatch:
             InputError: groups differ in it.
         """
         sizes = Counter(self.groups)
-        expected = sizes[self.groups[0]]
+        first, expected = next(iter(sizes.items()))
         others = [f"{group!r} ({size})" for group, size in sizes.items() if size != expected]
         if others:
             raise InputError(
-                f"groups differ in their number of variates: {self.groups[0]!r} has {expected}, unlike "
-                f"{', '.join(others[:3])}; expected equally many in all, so select groups that agree"
+                f"groups differ in their number of variates: {first!r} has {expected}, unlike {', '.join(others[:3])}; "
+                "expected equally many in all, so select groups that agree"
             )
         return expected
 
@@ -324,20 +315,16 @@ class SeriesBatch:
         if not batches:
             raise InputError("there is no batch to put together")
 
-        def join(name: str) -> tuple[Any, ...]:
-            return tuple(item for batch in batches for item in getattr(batch, name))
-
-        fields: dict[str, Any] = {name: join(name) for name in ("values", "notes", *COLUMNS)}
+        fields: dict[str, Any] = {
+            name: tuple(item for batch in batches for item in getattr(batch, name))
+            for name in ("values", "notes", *COLUMNS)
+        }
         return cls(**fields)
 
 
 @lru_cache(maxsize=64)
 def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
-    """Generate timestamps from a start.
-
-    Raises:
-        InputError: the frequency is unknown, or the timestamps go beyond those that pandas can hold.
-    """
+    """Generate timestamps from a start, within those that pandas can hold."""
     if freq is None:
         raise InputError("timestamps need a frequency: give freq=…")
     try:
@@ -356,13 +343,11 @@ def known_frequency(freq: Any) -> str:
     Raises:
         InputError: it is none, or its step is zero or negative.
     """
-    try:
-        with warnings.catch_warnings():
-            # pandas takes the letters one by one, and warns of an old one before it refuses the word
-            warnings.simplefilter("ignore", FutureWarning)
-            offset = pd.tseries.frequencies.to_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
-    except ValueError:
-        offset = None
+    offset = None
+    with warnings.catch_warnings(), suppress(ValueError):
+        # pandas takes the letters one by one, and warns of an old one before it refuses the word
+        warnings.simplefilter("ignore", FutureWarning)
+        offset = pd.tseries.frequencies.to_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
     if offset is None:
         raise InputError(f"freq={freq!r} is no pandas frequency; examples: 'h', 'D', 'W', 'MS', 'YS'")
     try:
@@ -375,11 +360,7 @@ def known_frequency(freq: Any) -> str:
 
 
 def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
-    """Refuse names that repeat.
-
-    Raises:
-        InputError: a name occurs more than once.
-    """
+    """Refuse names that occur more than once."""
     repeats = sorted(name for name, times in Counter(ids).items() if times > 1)
     if repeats:
         raise InputError(f"{what} must be unique; {', '.join(map(repr, repeats[:3]))} occurs more than once")
@@ -387,31 +368,19 @@ def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
 
 def season_of(freq: str | None) -> int:
     """Return the season length of a frequency: that of :data:`SEASONS` where its multiple divides it, else 1."""
-    try:
+    offset = None
+    with suppress(ValueError):
         offset = pd.tseries.frequencies.to_offset(freq)
-    except ValueError:
-        offset = None
     if offset is None:
         return 1
     base = str(offset.name).split("-")[0]
     # months and quarters end or begin
-    season, rest = divmod(
-        SEASONS.get(base if base in SEASONS else base.removesuffix("E").removesuffix("S"), 1), offset.n
-    )
+    season, rest = divmod(SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1)), offset.n)
     return 1 if rest else season
 
 
 def refuse_gaps(future: np.ndarray, name: str, place: Callable[[int], str] | None = None) -> None:
-    """Refuse a known future that has gaps.
-
-    Args:
-        future: (step,).
-        name: of the covariate.
-        place: returns the user's name of a step, such as its timestamp and row.
-
-    Raises:
-        InputError: names the first gap, steps counted from 1.
-    """
+    """Refuse a known future (step,) that has gaps; ``place`` returns the user's name of a step."""
     gaps = np.flatnonzero(~np.isfinite(future))
     if not len(gaps):
         return
@@ -436,24 +405,18 @@ def _read_only_future(future: object, name: str) -> np.ndarray | None:
 
 
 def _read_only(values: object, name: str) -> np.ndarray:
-    """Copy one series as a read-only float64 array.
-
-    Raises:
-        InputError: not numbers, not one-dimensional, empty, infinite, or nothing but NaN.
-    """
+    """Copy one series as a read-only float64 array."""
     array = to_floats(values, f"series {name!r}")
     if array.ndim != 1:
         raise InputError(f"series {name!r} has shape {array.shape}, expected one axis: time")
     if not len(array):
         raise InputError(f"series {name!r} is empty")
-    if np.isinf(array).any():
-        where = int(np.flatnonzero(np.isinf(array))[0])
-        raise InputError(f"series {name!r} is infinite at position {where}; use NaN for missing values")
     if np.isnan(array).all():
         raise InputError(f"series {name!r} is nothing but NaN ({len(array)} steps)")
-    size = float(np.nanmax(np.abs(array)))
-    if size > LARGEST:
-        where = int(np.nanargmax(np.abs(array)))
+    where = int(np.nanargmax(np.abs(array)))
+    if np.isinf(array[where]):
+        raise InputError(f"series {name!r} is infinite at position {where}; use NaN for missing values")
+    if abs(array[where]) > LARGEST:
         raise InputError(
             f"series {name!r} holds {array[where]:.3g} at position {where}; models compute in single precision, whose "
             f"squares overflow beyond {LARGEST:.0e}. Rescale the series."

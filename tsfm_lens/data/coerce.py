@@ -12,6 +12,7 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency
 from tsfm_lens.data.entries import from_entries, is_entry, start_time
+from tsfm_lens.data.files import read_series
 from tsfm_lens.data.floats import is_missing, to_floats
 from tsfm_lens.data.frames import from_frame
 from tsfm_lens.data.labels import in_units, texts
@@ -57,14 +58,9 @@ def as_series(
         start: timestamp of the first value (of all series), a date or text such as "2020-01-31 12:00".
         units: unit of all series but covariates, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
-        targets: columns of a frame to read; each becomes a series of its own.
-        variates: columns of a frame to read together, as the variates of each of its items.
-        id_column: column of a frame, or level of an index, whose values tell its series apart; by its name if None.
-        time_column: column of a frame, or level of an index, with its timestamps; by its name if None.
-        time_format: of timestamps in text or whole numbers, such as "%d.%m.%Y" or "s"; ISO 8601 if None.
+        targets, variates, id_column, time_column, time_format, known, past: columns of a frame or levels of its index;
+            see :func:`tsfm_lens.data.from_frame`.
         delimiter, decimal, encoding, header: how a file of text is written; see :func:`tsfm_lens.data.read_series`.
-        known: columns of covariates whose future is known; see :func:`tsfm_lens.data.frames.from_frame`.
-        past: columns of covariates that are seen up to the end of the context.
         future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends.
         min_length: shortest series to accept.
 
@@ -78,13 +74,12 @@ def as_series(
     names = () if ids is None else texts(ids, "ids")
     freq = None if freq is None else known_frequency(freq)
     lists = {"targets": targets, "variates": variates, "known": known, "past": past}
-    columns: dict[str, Any] = {name: None if each is None else texts(each, name) for name, each in lists.items()}
-    columns |= {"id_column": id_column, "time_column": time_column, "time_format": time_format}
-    columns |= {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header}
-    if future is not None:
-        data = _continued(data, future)
-    options = {name: value for name, value in columns.items() if value is not None}
-    batch = _rename(_coerce(data, names, freq, options), names)
+    options: dict[str, Any] = {name: texts(each, name) for name, each in lists.items() if each is not None}
+    others = {"id_column": id_column, "time_column": time_column, "time_format": time_format}
+    others |= {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header}
+    options |= {name: value for name, value in others.items() if value is not None}
+    data = to_pandas(data) if future is None else _continued(data, future)
+    batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
     if freq is not None:
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
@@ -101,11 +96,8 @@ def as_series(
     return batch
 
 
-def _coerce(data: Any, names: tuple[str, ...], freq: str | None, options: dict[str, Any]) -> SeriesBatch:
-    data = to_pandas(data)
+def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
     if isinstance(data, str | Path):
-        from tsfm_lens.data.files import read_series
-
         return read_series(data, freq=freq, **options)
     for option, value in options.items():
         if option in _TEXT_ONLY:
@@ -129,8 +121,8 @@ def _coerce(data: Any, names: tuple[str, ...], freq: str | None, options: dict[s
         return _items(tuple(data.values()), tuple(map(str, data)), freq)
     if isinstance(data, list | tuple):
         if data and all(np.isscalar(item) or is_missing(item) for item in data):
-            return SeriesBatch((to_floats(data, "the series"),), names)
-        return _items(data, names, freq)
+            return SeriesBatch((to_floats(data, "the series"),))
+        return _items(data, None, freq)
     if hasattr(data, "__array__") or hasattr(data, "detach"):
         array = to_floats(data, "the array")
         if array.ndim not in (1, 2, 3):
@@ -141,7 +133,7 @@ def _coerce(data: Any, names: tuple[str, ...], freq: str | None, options: dict[s
         rows = array[None] if array.ndim == 1 else array
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
-        return _items(tuple(rows), names, freq)
+        return _items(tuple(rows), None, freq)
     # as gluonts' datasets, which are no lists
     if isinstance(data, Iterable) and isinstance(data, Sized) and is_entry(next(iter(data), None)):
         return from_entries(list(data), freq)
@@ -163,14 +155,17 @@ def _continued(data: Any, future: Any) -> pd.DataFrame:
     return pd.concat([data, future]) if data.index.nlevels > 1 else pd.concat([data, future], ignore_index=True)
 
 
-def _items(items: Sequence[Any], names: tuple[str, ...], freq: str | None) -> SeriesBatch:
+def _items(items: Sequence[Any], names: tuple[str, ...] | None, freq: str | None) -> SeriesBatch:
     """Make one item per array, (time,) or (variate, time), or per Series with timestamps."""
     names = names or tuple(f"series-{index}" for index in range(len(items)))
-    if len(names) != len(items):
-        raise InputError(f"{len(items)} series came with {len(names)} ids")
     check_unique(names)
     items = [to_pandas(item) for item in items]
-    with_times = [item.rename(name) for name, item in zip(names, items, strict=True) if _has_times(item)]
+    dated = (pd.DatetimeIndex, pd.PeriodIndex)
+    with_times = [
+        item.rename(name)
+        for name, item in zip(names, items, strict=True)
+        if isinstance(item, pd.Series) and isinstance(item.index, dated)
+    ]
     if with_times:
         if len(with_times) < len(items):
             raise InputError("some series have timestamps and others are arrays; give all alike")
@@ -203,10 +198,6 @@ def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
     check_unique(names)
     groups = tuple(names[number] for number in batch.group_index)
     return replace(batch, ids=_ids(groups, batch.variates), groups=groups)
-
-
-def _has_times(item: Any) -> bool:
-    return isinstance(item, pd.Series) and isinstance(item.index, pd.DatetimeIndex | pd.PeriodIndex)
 
 
 def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesBatch:

@@ -61,9 +61,7 @@ def dysts_sets(
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
-        horizon: steps of each label.
-        windows: how many per series.
-        stride: steps from one label to the next; the horizon if None.
+        horizon, windows, stride: see :func:`tsfm_lens.data.holdout_sets`.
         points: steps of a trajectory.
         periods: of the system's dominant oscillation that these steps span.
         instances: trajectories per system. The first starts at the system's published initial condition, the others

@@ -29,41 +29,28 @@ _MOSTLY = 0.5  # numbers in a column, from which on all of it must be
 def read_series(
     path: str | Path,
     *,
-    freq: str | None = None,
     units: str | Sequence[str] = "",
-    targets: Sequence[str] | None = None,
-    variates: Sequence[str] | None = None,
-    id_column: str | None = None,
-    time_column: str | None = None,
-    time_format: str | None = None,
     delimiter: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
     header: bool | None = None,
-    known: Sequence[str] | None = None,
-    past: Sequence[str] | None = None,
+    **columns: Any,
 ) -> SeriesBatch:
-    """Read the series of a file, from the columns that :func:`tsfm_lens.data.frames.from_frame` reads.
+    """Read the series of a file, from the columns that :func:`tsfm_lens.data.from_frame` reads.
 
     Ids stay text. What can be read in two ways is refused, and the message names the option that decides; docs/data.md
     has the rules. Apostrophes that defuse formulas in our own CSV are removed.
 
     Args:
         path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
-        freq: pandas frequency alias; inferred from timestamps if None.
         units: unit of all series but covariates, or one per series.
-        targets: columns to read, each a series of its own.
-        variates: columns to read together, as the variates of one group.
-        id_column: whose values tell the series apart; found by its name if None.
-        time_column: of the timestamps; found by its name if None.
-        time_format: of the timestamps; see :func:`tsfm_lens.data.instants.times_of`.
         delimiter: sign between the cells of text; "tab" and "space" are names for those. The only one in the first
             line if None.
         decimal: "." or ","; a point if None.
         encoding: of text; UTF-8, or UTF-16 with a byte order mark, if None.
         header: whether the first line has names; needed where it has numbers or dates.
-        known: columns of covariates whose future is known; see :func:`tsfm_lens.data.frames.from_frame`.
-        past: columns of covariates that are seen up to the end of the context.
+        columns: options of ``from_frame``: ``freq``, ``targets``, ``variates``, ``id_column``, ``time_column``,
+            ``time_format``, ``known`` and ``past``.
 
     Raises:
         InputError: the file is missing, empty, unreadable or ambiguous; the message names row and column.
@@ -75,8 +62,6 @@ def read_series(
         [1.5, 2.5]
     """
     file = regular_file(path, READABLE)
-    columns: dict[str, Any] = {"targets": targets, "variates": variates, "known": known, "past": past}
-    columns |= {"id_column": id_column, "time_column": time_column}
     notes: tuple[str, ...] = ()
     try:
         if file.suffix.lower() in _PARQUET:
@@ -84,7 +69,7 @@ def read_series(
         else:
             table = read_table(file, delimiter=delimiter, decimal=decimal, encoding=encoding, header=header)
             frame, notes = _frame(table, **columns), table.notes
-        batch = from_frame(frame, freq=freq, time_format=time_format, **columns).noted(notes)
+        batch = from_frame(frame, **columns).noted(notes)
     except (InputError, UnknownNameError) as error:
         raise type(error)(f"{path}: {error}") from error
     except (OSError, MemoryError) as error:
@@ -111,13 +96,13 @@ def _parquet(file: Path) -> pd.DataFrame:
 
 def _frame(
     table: TextTable,
-    *,
-    targets: Sequence[str] | None,
-    variates: Sequence[str] | None,
-    id_column: str | None,
-    time_column: str | None,
-    known: Sequence[str] | None,
-    past: Sequence[str] | None,
+    targets: Sequence[str] | None = None,
+    variates: Sequence[str] | None = None,
+    id_column: str | None = None,
+    time_column: str | None = None,
+    known: Sequence[str] | None = None,
+    past: Sequence[str] | None = None,
+    **_others: Any,
 ) -> pd.DataFrame:
     """Convert columns of numbers; others stay text as written. Rows are numbered as in the file."""
     names = list(table.columns)
@@ -129,9 +114,9 @@ def _frame(
     numeric = []
     for name in names:
         numbers = None
-        if name in values or name in covariates or name.startswith("Unnamed: "):
+        if name not in (key, time) and (name in values or name in covariates or name.startswith("Unnamed: ")):
             # covariates may be text
-            numbers = table.numbers(name, 1.0 if name in covariates else _MOSTLY) if name not in (key, time) else None
+            numbers = table.numbers(name, 1.0 if name in covariates else _MOSTLY)
             numeric += [] if numbers is None else [name]
         elif name not in (key, time) and table.is_numeric(name):
             numbers = np.zeros(len(table.columns[name]))  # it is not read

@@ -117,11 +117,7 @@ def _plain_item(item: Any, what: str) -> Any:
 
 
 def _from_tensor(tensor: Any, what: str) -> np.ndarray:
-    """Convert a tensor.
-
-    Raises:
-        InputError: it is no dense tensor with values of its own.
-    """
+    """Convert a dense tensor with values of its own."""
     try:
         plain = tensor.detach().cpu()
         # numpy has not all of torch's floats

@@ -41,9 +41,9 @@ def from_frame(
     Columns: an id (``id``, ``item_id``, ``unique_id`` …; one series if there is none), a timestamp
     (``timestamp``, ``ds``, ``date`` …, or the only column of dates; optional), and the target (``target``, ``y``,
     ``value``). An index of ids and timestamps, as AutoGluon's TimeSeriesDataFrame has, counts as such columns. A frame
-    without any of these names is read as one series per numeric column. Ids become text. Timestamps with zones use the
-    grid of UTC, or of the local clock if steps are of a day or longer; if only the other grid is regular, they use that
-    one. Gaps in regular timestamps become NaN. The batch's notes record these choices and the columns that are not read.
+    without any of these names is read as one series per numeric column. Ids become text. Timestamps with zones use
+    the grid of UTC, or of the local clock if steps are of a day or longer; if only the other grid is regular, they use
+    that one. Gaps in regular timestamps become NaN. The batch's notes record these choices and what is not read.
 
     Covariates are columns of numbers or text. Each target gets its own group with copies of them; all variates of an
     item form one group. With known covariates the context ends at the last value of the targets. Later values of the
@@ -206,9 +206,9 @@ def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarr
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
     if examples:
         raise InputError(
-            f"rows differ in {', '.join(examples)}: if that is not read, different series run together. Name the column of "
-            "ids with id_column=…, that of dates with time_column=… and time_format=…, rename them (id, timestamp), or "
-            "leave them out"
+            f"rows differ in {', '.join(examples)}: if that is not read, different series run together. Name the column "
+            "of ids with id_column=…, that of dates with time_column=… and time_format=…, rename them (id, timestamp), "
+            "or leave them out"
         )
 
 

@@ -78,8 +78,8 @@ def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: 
             pair = in_order[back[0] : back[0] + 2]
             clock, utc = (" to ".join(map(_text, stamps[pair])) for stamps in (times.clock, times.instants))
             raise InputError(
-                f"series {group!r} goes from {clock} on the local clock (rows {rows[pair[0]]} and {rows[pair[1]]}), but "
-                f"from {utc} in UTC; one of the offsets is wrong"
+                f"series {group!r} goes from {clock} on the local clock (rows {rows[pair[0]]} and {rows[pair[1]]}), "
+                f"but from {utc} in UTC; one of the offsets is wrong"
             )
 
 
@@ -115,8 +115,8 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
     if len(same):
         first = same[0]
         raise InputError(
-            f"series {name!r} has two values at {_text(times[first])} (rows {rows[first]} and {rows[first + 1]}); if its "
-            "rows are of several series, name the column of their ids with id_column=…"
+            f"series {name!r} has two values at {_text(times[first])} (rows {rows[first]} and {rows[first + 1]}); if "
+            "its rows are of several series, name the column of their ids with id_column=…"
         )
     start, alias = None, freq
     if times.dtype.kind != "M":
@@ -203,8 +203,7 @@ def _check_length(places: np.ndarray, times: np.ndarray, rows: pd.Index, name: s
     if sparse:
         cure = (
             "The numbers of the time column may be years with weeks, months or quarters: write them as dates such as "
-            "2017-12-25, leave the column out to read the values one after the other, or give the steps that are missing "
-            "rows of their own"
+            "2017-12-25, leave the column out to read the values one after the other, or give missing steps their rows"
         )
     widest = int(np.argmax(np.diff(places)))
     before, after = (f"{_text(times[place])} (row {rows[place]})" for place in (widest, widest + 1))

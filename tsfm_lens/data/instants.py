@@ -30,13 +30,7 @@ _BEYOND = "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out 
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Column of times, or of step numbers.
-
-    Attributes:
-        clock: datetime64[ns] as a clock on the wall shows them; or step numbers, int64 or float64.
-        utc: datetime64[ns] in UTC, where the column says how far the clock is from it.
-        note: remark on numbers that are read as steps, "" for dates.
-    """
+    """Times in datetime64[ns], as a clock on the wall shows them and in UTC; or numbers of steps, with a note."""
 
     clock: np.ndarray
     utc: np.ndarray | None = None
@@ -56,8 +50,8 @@ class Times:
 def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Times:
     """Read a column of time.
 
-    Dates may have any type and unit, and lie in the whole years that nanoseconds hold, 1678 to 2261. Periods are read by
-    their beginnings. Without a format, text is ISO 8601 or a quarter such as 2020Q1, and numbers are steps.
+    Dates may have any type and unit, and lie in the whole years that nanoseconds hold, 1678 to 2261. Periods are read
+    by their beginnings. Without a format, text is ISO 8601 or a quarter such as 2020Q1, and numbers are steps.
 
     Args:
         column: dates, text or numbers.
@@ -169,8 +163,8 @@ def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: s
     formats = _date_formats(numbers) if whole else []
     if formats:
         raise InputError(
-            f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format={formats[0]!r}"
-            f"{''.join(f' or {form!r}' for form in formats[1:])}, or leave the column out to read the values without dates"
+            f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format="
+            f"{' or '.join(map(repr, formats))}, or leave the column out to read the values without dates"
         )
     kind = (
         "whole numbers of column {!r} are read as step numbers"

@@ -60,7 +60,7 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
         file: JSON lines (.json, .jsonl, either also with .gz), or .arrow, .feather or .parquet.
 
     Raises:
-        InputError: the file is damaged or of another kind, or has no entries with start and target of equally many axes.
+        InputError: the file is damaged or of another kind, or has no entries with start and target.
     """
     plain = file.name.lower().removesuffix(".gz")
     if not plain.endswith((".json", ".jsonl", ".arrow", ".feather", ".parquet")):

@@ -35,15 +35,7 @@ _DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,
 
 @dataclass(frozen=True, eq=False)
 class TextTable:
-    """Table of cells as they are written.
-
-    Attributes:
-        columns: text of each column, by name; "Unnamed: 3" where the header has none.
-        first_row: number of the first row of ``columns`` in the file, counted from 1.
-        delimiter: sign between the cells.
-        decimal: sign of decimals, None if it is not given and hence a point.
-        notes: remarks from reading.
-    """
+    """Cells as they are written: columns by name, "Unnamed: 3" where there is none; the first row's number in the file."""
 
     columns: dict[str, pa.Array]
     first_row: int
@@ -59,14 +51,10 @@ class TextTable:
         return np.asarray(pc.if_else(missing, None, column).to_numpy(zero_copy_only=False), dtype=object)
 
     def numbers(self, name: str, share: float) -> np.ndarray | None:
-        """Return a column as float64, NaN where missing; None if it is text.
-
-        Args:
-            name: of the column.
-            share: of its cells that look like numbers, from which on all must be numbers.
+        """Return a column as float64, NaN where missing; None if less than this share of its cells is like numbers.
 
         Raises:
-            InputError: a cell is no number, or has another decimal sign or separators of thousands.
+            InputError: a cell of another column is no number, or has another decimal sign or separators of thousands.
         """
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())
@@ -94,11 +82,7 @@ class TextTable:
         return bool((masks["."] | masks[","]).all())
 
     def check_points(self, names: Sequence[str]) -> None:
-        """Refuse points of which each may separate thousands, where no comma does so.
-
-        Raises:
-            InputError: the decimal sign is not given, and all cells of these columns with a point are such.
-        """
+        """Refuse points that may all separate thousands, where the decimal sign is not given and no comma parts cells."""
         if self.decimal is not None or self.delimiter == ",":
             return
         example = ""
@@ -133,12 +117,7 @@ def read_table(
     encoding: str | None = None,
     header: bool | None = None,
 ) -> TextTable:
-    """Read the cells of a delimited file, plain or gzipped.
-
-    Raises:
-        InputError: the file is empty or damaged, no text in this encoding, rows differ in length, or delimiter or
-            header are open; the message names the row, or the option that decides.
-    """
+    """Read the cells of a delimited file, plain or gzipped; refuse one that is damaged or where an option must decide."""
     if decimal not in (None, ".", ","):
         raise InputError(f"decimal={decimal!r} is no decimal sign; expected '.' or ','")
     text = _decode(_content(file), encoding)
@@ -204,11 +183,7 @@ def _sign_of(delimiter: str) -> str:
 
 
 def _only_sign(text: str, file: Path, decimal: str | None) -> str:
-    """Return the one delimiter in the first line; one that parts nothing where there is none.
-
-    Raises:
-        InputError: there are several, or blanks part the cells below.
-    """
+    """Return the one delimiter in the first line; one that parts nothing where there is none."""
     first, _, below = text.partition("\n")
     inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
     if len(inside) > 1:
@@ -222,11 +197,7 @@ def _only_sign(text: str, file: Path, decimal: str | None) -> str:
 
 
 def _rows(text: str, sign: str) -> list[list[str]]:
-    """Split text into rows of equally many cells.
-
-    Raises:
-        InputError: rows differ in length, or a quotation mark is out of place.
-    """
+    """Split text into rows of equally many cells."""
     if sign == " ":
         text = re.sub(r" +(?=\r?\n|\Z)", "", text)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign, strict=True, skipinitialspace=sign == " ")
@@ -260,11 +231,7 @@ def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
 
 
 def _has_header(first: Sequence[str]) -> bool:
-    """Return True for a line of words.
-
-    Raises:
-        InputError: it has numbers or dates, or nothing else, and no standard name beside them.
-    """
+    """Return True for a line of words; refuse numbers, dates and empty cells without a standard name beside them."""
     dates = [cell for cell in first if _DATE.fullmatch(cell)]
     values = [cell for cell in first if any(re.fullmatch(form, cell) for form in _NUMBERS.values())]
     if {cell.lower() for cell in first}.isdisjoint((*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS)):
