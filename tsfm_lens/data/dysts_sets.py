@@ -176,7 +176,7 @@ def _integrate(
 def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
     """Open the stored trajectories of each system, as iterators by name."""
     if path.is_dir():
-        folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.arrow")))
+        folders = sorted({file.parent for file in path.glob("*/*.arrow")})
         if not folders:
             raise InputError(f"{str(path)!r} has no folder with .arrow files in it, one per system")
         return {folder.name: _arrow_paths(folder) for folder in folders}
@@ -185,15 +185,11 @@ def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as handle:
             content = json.load(handle)
-        return {name: iter([_time_last(entry["values"])]) for name, entry in content.items()}
+        # (time,) or (time, coordinate)
+        arrays = {name: np.asarray(entry["values"], dtype=np.float64) for name, entry in content.items()}
+        return {name: iter([np.atleast_2d(array.T)]) for name, array in arrays.items()}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no file of dysts' trajectories, a .json.gz by system: {error!r}") from error
-
-
-def _time_last(values: Any) -> np.ndarray:
-    """Transpose (time,) or (time, coordinate) into (coordinate, time)."""
-    array = np.asarray(values, dtype=np.float64)
-    return array[None] if array.ndim == 1 else array.T
 
 
 def _arrow_paths(folder: Path) -> Iterator[np.ndarray]:

@@ -39,12 +39,7 @@ def to_floats(values: Any, what: str) -> np.ndarray:
 
 
 def plain_array(values: Any, what: str) -> np.ndarray:
-    """Convert any container into an array of real numbers, or of objects and text; masked values become NaN.
-
-    Raises:
-        InputError: it is ragged, a table whose columns or dimensions have names, or holds dates, durations, complex
-            numbers or records.
-    """
+    """Convert any container into an array of real numbers, or of objects and text; masked values become NaN."""
     if hasattr(values, "detach"):
         values = _from_tensor(values, what)
     values = to_pandas(values)
@@ -72,17 +67,10 @@ def plain_array(values: Any, what: str) -> np.ndarray:
 
 
 def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Read a covariate: numbers as they are, text as categories, numbered in alphabetical order.
-
-    Args:
-        values: (step,) numbers, or objects.
-        name: of the covariate.
+    """Read a covariate (step,): numbers as float64, text as numbers of its categories in alphabetical order.
 
     Returns:
-        float64, NaN where missing, and the names of the categories; None of numbers.
-
-    Raises:
-        InputError: a value is neither a number nor text, or both kinds stand side by side.
+        Values, NaN where missing, and the names of the categories, None of numbers, which stand beside no text.
     """
     cells = values.tolist() if values.dtype.kind in "OUS" else []
     texts = [cell for cell in cells if isinstance(cell, str)]

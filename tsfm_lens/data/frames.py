@@ -206,9 +206,9 @@ def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarr
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
     if examples:
         raise InputError(
-            f"rows differ in {', '.join(examples)}: if that is not read, different series run together. Name the column "
-            "of ids with id_column=…, that of dates with time_column=… and time_format=…, rename them (id, timestamp), "
-            "or leave them out"
+            f"rows differ in {', '.join(examples)}: if that is not read, different series run together. Name the "
+            "column of ids with id_column=…, that of dates with time_column=… and time_format=…, rename them (id, "
+            "timestamp), or leave them out"
         )
 
 

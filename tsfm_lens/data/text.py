@@ -35,7 +35,7 @@ _DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,
 
 @dataclass(frozen=True, eq=False)
 class TextTable:
-    """Cells as they are written: columns by name, "Unnamed: 3" where there is none; the first row's number in the file."""
+    """Cells as written: columns by name, "Unnamed: 3" where there is none, and the first row's number in the file."""
 
     columns: dict[str, pa.Array]
     first_row: int
@@ -82,7 +82,7 @@ class TextTable:
         return bool((masks["."] | masks[","]).all())
 
     def check_points(self, names: Sequence[str]) -> None:
-        """Refuse points that may all separate thousands, where the decimal sign is not given and no comma parts cells."""
+        """Refuse points that may all separate thousands: the decimal sign is not given, and no comma parts cells."""
         if self.decimal is not None or self.delimiter == ",":
             return
         example = ""
@@ -117,7 +117,7 @@ def read_table(
     encoding: str | None = None,
     header: bool | None = None,
 ) -> TextTable:
-    """Read the cells of a delimited file, plain or gzipped; refuse one that is damaged or where an option must decide."""
+    """Read the cells of a delimited file; refuse one that is damaged or where an option must decide."""
     if decimal not in (None, ".", ","):
         raise InputError(f"decimal={decimal!r} is no decimal sign; expected '.' or ','")
     text = _decode(_content(file), encoding)
