@@ -30,6 +30,7 @@ FORMATS = {
     "years": "%Y",
     "months": "%Y-%m",
 }
+UNITS = {"seconds": "s", "milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 EPOCHS = {"seconds": 10**9, "milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
 
 
@@ -155,21 +156,14 @@ def slow_read(case: Case, *, without: Collection[str] = ()) -> dict[str, dict[ob
 def fair_reading(case: Case) -> tuple[dict[str, dict[object, float | None]], set[str]]:
     """What may be read of a file, and the columns of a wide one that are text and have to be told of.
 
-    Numbers that are all written with the other decimal sign are whole numbers of that sign.
-
     Raises:
         Unreadable: nothing may; the file is to be refused.
     """
     text = _text_columns(case)
-    for decimal in (case.decimal, "." if case.decimal == "," else ","):
-        told = replace(case, decimal=decimal)
-        try:
-            found = slow_read(told, without=text)
-        except Unreadable:
-            continue
-        if found and not _sign_is_open(told, text):
-            return found, text
-    raise Unreadable("with neither sign, or it may part thousands")
+    found = slow_read(case, without=text)
+    if not found or _sign_is_open(case, text):
+        raise Unreadable("there are no numbers, or each point may part thousands")
+    return found, text
 
 
 def _values(case: Case) -> dict[str, list[str]]:
@@ -182,16 +176,16 @@ def _values(case: Case) -> dict[str, list[str]]:
 
 
 def _sign_is_open(case: Case, without: Collection[str]) -> bool:
-    """Whether each decimal sign stands where one of thousands may; a point does so only beside other delimiters."""
-    if case.decimal == "." and (case.delimiter == "," or (len(_rows(case)[0][1]) == 1 and case.layout == "values")):
+    """Whether each point stands where a sign of thousands may, which it does only beside other delimiters."""
+    if "decimal" in case.options or case.delimiter == "," or (len(_rows(case)[0][1]) == 1 and case.layout == "values"):
         return False
     values = [cell for name, cells in _values(case).items() if name not in without for cell in cells]
-    signed = [cell for cell in values if case.decimal in cell]
-    return bool(signed) and all(re.fullmatch(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}", cell) for cell in signed)
+    signed = [cell for cell in values if "." in cell]
+    return bool(signed) and all(re.fullmatch(r"[+-]?[1-9][0-9]{0,2}[.][0-9]{3}", cell) for cell in signed)
 
 
 def _text_columns(case: Case) -> set[str]:
-    """Columns of a wide table with more text than numbers of either sign."""
+    """Columns of a wide table with more text than numbers, of either sign."""
     return {
         name
         for name, cells in (_values(case).items() if case.layout != "long" else ())
@@ -273,7 +267,10 @@ def make(rng: random.Random) -> Case:
             header, rows = ["", *header], [[str(place), *row] for place, row in enumerate(rows)]
     if rng.random() < 0.2 and layout in ("long", "wide", "single"):
         rng.shuffle(rows)
-    return _file(rng, Case(b"", ".csv", layout, time, delimiter, decimal, "utf-8"), header, rows)
+    options = {"decimal": ","} if decimal == "," else {}
+    if time in (*FORMATS, *EPOCHS) and time not in ("iso", "iso T", "date", "months"):
+        options["time_format"] = FORMATS.get(time) or UNITS[time]
+    return _file(rng, Case(b"", ".csv", layout, time, delimiter, decimal, "utf-8", options=options), header, rows)
 
 
 def _file(rng: random.Random, case: Case, header: list[str], rows: list[list[str]]) -> Case:

@@ -21,8 +21,7 @@ from tsfm_lens.errors import LensError
 
 SLOW = runpy.run_path(str(Path(__file__).with_name("slow_reader.py")))
 # what may be read in two ways is refused, and these words say so
-OPEN = ("may be", "may part", "thousands", "neither parts", "decimal signs here", "has no name")
-
+OPEN = ("may be", "may part", "thousands", "has no name")
 
 PARTS = 10
 """Of the campaign, so that what is done shows while the rest runs."""
@@ -156,9 +155,7 @@ def test_the_check_sees_what_it_is_to_see(tmp_path: Path) -> None:
     ("rows", "delimiter", "expected"),
     [
         ("1.5;2\n3.25;4\n", ";", {"a": [1.5, 3.25], "b": [2.0, 4.0]}),
-        ("1,5;2\n3,25;4\n", ";", {"a": [1.5, 3.25], "b": [2.0, 4.0]}),
-        ("1,5;2\n3.25;4\n", ";", None),
-        ("1,500;2\n3,250;4\n", ";", None),
+        ("1,5;2\n3,25;4\n", ";", None),
         ("1.500;2\n3.250;4\n", ";", None),
         ("1.500,2\n3.250,4\n", ",", {"a": [1.5, 3.25], "b": [2.0, 4.0]}),
         ("1.5,x\n3.25,4\n5,6\n", ",", None),
@@ -178,5 +175,5 @@ def test_the_slow_reader_allows_what_can_be_read_in_one_way(rows: str, delimiter
 
 def test_a_column_that_no_note_tells_of_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not check(5814, tmp_path, Counter())
-    monkeypatch.setitem(globals(), "read_series", lambda path, read=read_series: replace(read(path), notes=()))
+    monkeypatch.setitem(globals(), "read_series", lambda path, read=read_series, **options: replace(read(path, **options), notes=()))
     assert "no note tells of ['Größe']" in check(5814, tmp_path, Counter())

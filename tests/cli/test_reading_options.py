@@ -49,8 +49,9 @@ def german(tmp_path: Path) -> Path:
 def test_every_command_that_reads_a_file_takes_the_options(command: tuple[str, ...], german: Path) -> None:
     help_text = re.sub(r"\x1b\[[0-9;]*m", "", run(command[0], "--help").output)
     flags = ("--id-column", "--time-column", "--target", "--variate", "--freq", "--unit", "--delimiter", "--decimal")
-    assert [flag for flag in (*flags, "--known", "--past", "--encoding", "--header") if flag not in help_text] == []
-    assert len(OPTIONS) == len(flags) + 4
+    flags += ("--known", "--past", "--encoding", "--header", "--time-format")
+    assert [flag for flag in flags if flag not in help_text] == []
+    assert len(OPTIONS) == len(flags)
     found = run(*command, "--data", str(german))
     assert (found.exit_code, "give its encoding, as in --encoding cp1252" in words(found)) == (1, True)
     found = run(*command, "--data", str(german), "--encoding", "cp1252", "--decimal", ",", "--freq", "0D")
@@ -62,18 +63,20 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_
     architectures()["chronos-bolt"].tiny().save_pretrained(folder)
     command = ("forecast", str(folder), "--data", str(german), "--encoding", "cp1252")
     assert "give --decimal . or --decimal ," in words(run(*command, "--target", "Verbrauch"))
-    found = run(*command, "--decimal", ",")
-    assert "Name the columns with --id-column Läden" in words(found) or "--id-column 'Läden'" in words(found)
-    found = run(*command, "--decimal", ",", "--id-column", "Läden", "--horizon", "2", "--csv")
+    command += ("--decimal", ",")
+    assert "ids with --id-column …, that of dates with --time-column … and --time-format …" in words(run(*command))
+    command += ("--id-column", "Läden", "--horizon", "2", "--time-column", "Tag")
+    assert "no date of ISO 8601; give --time-format …, as in '%d.%m.%Y'" in words(run(*command))
+    command += ("--time-format", "%d.%m.%Y")
+    found = run(*command, "--csv")
     assert found.exit_code == 0, found.output
-    assert "note: column 'Tag' is read as the timestamps" in words(found)
     rows = list(csv.DictReader(io.StringIO(found.stdout)))
     # an id that a spreadsheet would run is defused, and restored when read again
     assert [row["id"] for row in rows] == ["Nord", "Nord", "'=x", "'=x"]
     assert rows[0]["timestamp"] == "2021-01-31"
     (tmp_path / "again.csv").write_text(found.stdout)
     assert read_series(tmp_path / "again.csv", targets=["mean"]).ids == ("Nord", "=x")
-    found = run(*command, "--decimal", ",", "--id-column", "Läden", "--horizon", "2", "--unit", "kWh", "--json")
+    found = run(*command, "--unit", "kWh", "--json")
     assert json.loads(found.stdout)["coords"]["units"]["data"] == ["kWh", "kWh"]
     found = run(*command[:3], "bundled:co2", "--freq", "D")
     assert "--freq D says how to read a file, and there is none" in words(found)

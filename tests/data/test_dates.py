@@ -1,4 +1,4 @@
-"""Dates of every type, unit, zone and year: read as they are written, or refused; numbers that may be dates as well."""
+"""Dates of every type, unit, zone and year: read as they are written, or refused; numbers that may be dates."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ YEARS = (1600, 1678, 2024, 2261, 2900)
 UNITS: tuple[Literal["s", "ns"], ...] = ("s", "ns")
 ZONES = (None, UTC, "Asia/Tokyo", "America/New_York", timezone(timedelta(hours=5, minutes=30)))
 RANGE = "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out"
+DAYS = (pa.date32(), pa.date64())
 
 Given = Callable[[pd.DatetimeIndex, Path], Any]
 
@@ -117,20 +118,17 @@ def test_periods_and_days(year: int, tmp_path: Path) -> None:
                 as_series(data)
 
 
-DAYS = (pa.date32(), pa.date64())
-
-
 def test_text_beyond_the_range_is_still_a_column_of_dates() -> None:
-    with pytest.raises(InputError, match=r"column 'when' .*'2900-01-01' in row 0 is beyond the dates"):
+    with pytest.raises(InputError, match=r"column 'when': '2900-01-01' in row 0 is no date of ISO.* beyond the dates"):
         as_series(pd.DataFrame({"when": ["2900-01-01", "2900-01-02", "2900-01-03"], "y": [1.0, 2.0, 3.0]}))
 
 
 def test_zones_at_the_ends_of_the_range() -> None:
     ends = pd.DatetimeIndex(np.array(["2262-04-11T20", "2262-04-11T21", "2262-04-11T22"], "datetime64[ns]"))
-    with pytest.raises(InputError, match=r"2262-04-11T20.* in row 0 is beyond"):
+    with pytest.raises(InputError, match=r"2262-04-11 20.* in row 0 is beyond"):
         as_series(pd.DataFrame({"ds": ends.tz_localize("UTC").tz_convert("Asia/Tokyo"), "y": [1.0, 2.0, 3.0]}))
     with pytest.raises(InputError, match="in row 0 is beyond"):
-        as_series(pd.DataFrame({"ds": [10**10 - 3, 10**10 - 2, 10**10 - 1], "y": [1.0, 2.0, 3.0]}))
+        as_series(pd.DataFrame({"ds": [10**10 - 2, 10**10 - 1], "y": [1.0, 2.0]}), time_format="s")
 
 
 def test_a_missing_category_is_a_missing_time() -> None:
@@ -152,9 +150,9 @@ def test_series_longer_than_int64_nanoseconds(freq: str, length: int) -> None:
 
 def test_gaps_near_the_last_date() -> None:
     decades = pd.to_datetime(["2221-01-01", "2231-01-01", "2251-01-01", "2261-01-01"])
-    assert as_series(pd.DataFrame({"ds": decades, "y": [1.0, 2.0, 4.0, 5.0]})).lengths == (5,)
+    assert as_series(pd.DataFrame({"ds": decades, "y": [1.0, 2.0, 4.0, 5.0]}), freq="10YS").lengths == (5,)
     years = pd.to_datetime([f"{year}-01-01" for year in (2250, 2251, 2253, 2255, 2260, 2261)])
-    assert as_series(pd.DataFrame({"ds": years, "y": np.arange(6.0)})).lengths == (12,)
+    assert as_series(pd.DataFrame({"ds": years, "y": np.arange(6.0)}), freq="YS").lengths == (12,)
 
 
 @pytest.mark.parametrize("freq", ["YS", "QS", "MS", "W", "B", "D"])
@@ -197,55 +195,22 @@ def test_years_with_their_parts_are_no_step_numbers(numbers: np.ndarray, tmp_pat
     frame.to_csv(tmp_path / "a.csv", index=False)
     panel = pd.concat([frame.assign(id="a"), frame.assign(id="b")], ignore_index=True)
     for data in (frame, tmp_path / "a.csv", panel):
-        with pytest.raises(
-            InputError, match=r"are missing\. The numbers of the time column may be .*: write them as dates"
-        ):
+        with pytest.raises(InputError, match=r"The numbers of the time column may be |may be dates; give time_format="):
             as_series(data)
     assert as_series(frame.drop(columns="time")).lengths == (36,)
 
 
 def test_numbers_with_few_gaps_are_read() -> None:
-    for numbers, first in (
-        (rolled(2017, 100, 12), "2017-09-01"),
-        (1900 + np.arange(36), "1900-01-01"),
-        (np.arange(36), None),
+    for numbers, form, first in (
+        (rolled(2017, 100, 12), "%Y%m", "2017-09-01"),
+        (1900 + np.arange(36), "%Y", "1900-01-01"),
+        (np.arange(36), None, None),
     ):
         rest = np.delete(numbers, [4, 9, 20])
-        batch = as_series(pd.DataFrame({"time": rest, "y": np.ones(33)}))
+        batch = as_series(pd.DataFrame({"time": rest, "y": np.ones(33)}), time_format=form)
         assert (batch.lengths, int(np.isnan(batch.values[0]).sum())) == ((36,), 3)
         assert batch.starts[0] == (None if first is None else pd.Timestamp(first))
     days = [int(f"{day:%Y%m%d}") for day in pd.date_range("2017-12-25", periods=40)]
-    sparse = as_series(pd.DataFrame({"time": [*days[:5], *days[30:]], "y": np.ones(15)}))
+    frame = pd.DataFrame({"time": [*days[:5], *days[30:]], "y": np.ones(15)})
+    sparse = as_series(frame, time_format="%Y%m%d")
     assert (sparse.freq, sparse.lengths) == ("D", (40,))
-
-
-# --- delimiters and encodings ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        *({"delimiter": sign} for sign in ("§", "\0", "；", "\u2028")),
-        *({"encoding": name} for name in ("utf-8\0", "\0")),
-    ],
-    ids=str,
-)
-def test_signs_and_encodings_that_are_none(option: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("id,y\na,1\na,2\n")
-    with pytest.raises(InputError, match=r"is no single sign|is unknown"):
-        read_series(tmp_path / "a.csv", **option)
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
-@pytest.mark.parametrize(
-    ("cell", "expected"),
-    [
-        *(('"New  York"', "New  York"), ('"a\tb"', "a\tb"), ('"say ""no""  "', 'say "no"  '), ('5"', '5"')),
-        *(("a\xa0b", "a\xa0b"), ("a\u2028b", "a\u2028b"), ("a\x0bb", "a\x0bb")),
-    ],
-)
-def test_blanks_part_cells_and_change_none(cell: str, expected: str, name: str, tmp_path: Path) -> None:
-    rows = f"  id   y \r\n{cell} 1\r\n {cell}\t2  \r\n"
-    (tmp_path / name).write_bytes(rows.encode())
-    batch = read_series(tmp_path / name, delimiter=None if name == "a.txt" else "space")
-    assert (batch.ids, batch.values[0].tolist()) == ((expected,), [1.0, 2.0])

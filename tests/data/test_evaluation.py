@@ -27,8 +27,8 @@ from tsfm_lens.data import (
     gluonts_set,
     holdout_sets,
 )
+from tsfm_lens.data.evaluation import rolling_windows
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
-from tsfm_lens.data.windowing import rolling_windows
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
 

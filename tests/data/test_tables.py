@@ -239,7 +239,8 @@ def test_whole_numbers_beside_missing_ones_are_numbers(tmp_path: Path) -> None:
 
 def test_decimals_are_times_too() -> None:
     years = pa.array([Decimal(year) for year in (2000, 2001, 2002)], pa.decimal128(38, 0))
-    assert as_series(pa.table({"year": years, "target": [1.0, 2.0, 3.0]})).starts == (pd.Timestamp("2000-01-01"),)
+    batch = as_series(pa.table({"year": years, "target": [1.0, 2.0, 3.0]}), time_format="%Y")
+    assert batch.starts == (pd.Timestamp("2000-01-01"),)
 
 
 HOURS = np.array([1, 2, 3], dtype="timedelta64[h]")

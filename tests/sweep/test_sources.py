@@ -112,14 +112,12 @@ def test_text_that_tells_series_apart_is_never_left_out(shops: tuple[Path, np.nd
     path, values = shops
     with pytest.raises(InputError, match=r"odd\.csv: rows differ in 'Shop name' \(text such as 'Nord'\)") as e:
         sets(file(path))
-    assert "Name the columns with id_column='Shop name'" in str(e.value)
+    assert "Name the column of ids with id_column=…" in str(e.value)
+    when = {"time_column": "When?", "time_format": "%d %b %Y"}
     # naming the dates alone leaves four values a day
-    with pytest.raises(InputError, match="Name the columns with id_column='Shop name', rename"):
-        sets(file(path, time_column="When?"))
-    # the one column of dates is found
-    (found,) = sets(file(path, id_column="Shop name", targets=["Sales (€)"]))
-    assert "column 'When?' is read as the timestamps" in found.notes
-    (found,) = sets(file(path, id_column="Shop name", time_column="When?", seasonality=7))
+    with pytest.raises(InputError, match="rows differ in 'Shop name' .*Name the column of ids with id_column=…"):
+        sets(file(path, **when))
+    (found,) = sets(file(path, id_column="Shop name", seasonality=7, **when))
     assert (found.freq, found.seasonality, found.notes) == ("D", 7, ())
     assert [window.item for window in found.windows] == ["Nord", "Süd", "May", "West"]
     np.testing.assert_array_equal([window.label[0] for window in found.windows], values[:, -4:])
@@ -305,7 +303,7 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "none": "holds no file",
         "data.csv": "gluonts reads no data.csv: expected .json",
         "empty.json": "empty.json (holds no entry|is no dataset)",
-        "text.json": "text.json is no dataset of gluonts: Could not read json line 0",
+        "text.json": "text.json is no dataset of gluonts: line 1 is no JSON",
         "list.json": "list.json holds",
         "cut.arrow": "cut.arrow is no dataset",
         "bare.json": "bare.json holds entries with target, expected 'start' and 'target'",

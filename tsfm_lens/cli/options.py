@@ -15,6 +15,12 @@ OPTIONS: dict[str, Any] = {
     "time_column": Annotated[
         str | None, typer.Option("--time-column", metavar="NAME", rich_help_panel=PANEL, help="Column of timestamps.")
     ],
+    "time_format": Annotated[
+        str | None,
+        typer.Option(
+            "--time-format", metavar="FORMAT", rich_help_panel=PANEL, help="Such as %d.%m.%Y, or s since 1970; else ISO."
+        ),
+    ],
     "targets": Annotated[
         list[str] | None,
         typer.Option(

@@ -22,6 +22,7 @@ class Reading:
 
     id_column: str | None = None
     time_column: str | None = None
+    time_format: str | None = None
     targets: list[str] | None = None
     variates: list[str] | None = None
     known: list[str] | None = None

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.covariates import check_roles, checked_future, known_future, later
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
 LARGEST = 1e18
+ROLES = ("target", "past", "known")
+"""Roles in the order of the series of a group; libraries stack them in this order."""
+SEASONS = {"s": 3600, "min": 1440, "h": 24, "B": 5, "M": 12, "Q": 4}
+"""Steps of a season, as gluonts assigns them to frequencies; 1 of all others."""
 _EPOCH = pd.Timestamp("2000-01-01")
 COLUMNS = (
-    "ids",
-    "starts",
-    "units",
-    "freqs",
-    "seasonalities",
-    "groups",
-    "variates",
-    "roles",
-    "futures",
-    "categories",
-    "static",
+    *("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates"),
+    *("roles", "futures", "categories", "static"),
 )
 
 
@@ -46,8 +41,7 @@ class SeriesBatch:
         seasonality: season length in steps shared by all series, 1 if there is none, or it is unknown or mixed.
         notes: remarks from reading, e.g. that gaps were filled with NaN.
         freqs, seasonalities: frequency and season length of each series; by default ``freq`` and ``seasonality``.
-        groups: the item that each series belongs to; series of one group are adjacent and share their time axis. By
-            default each series is a group of its own, with its id as name.
+        groups: the item of each series; series of one group are adjacent and share their time axis. By default the id.
         variates: name of each series within its group, "" if there is none.
         roles: "target" of series that are forecast. Covariates follow the targets of their group: first "past", seen
             up to the end of the context, then "known", whose future is known.
@@ -81,31 +75,28 @@ class SeriesBatch:
         if not len(self.values):
             raise InputError("there is no series: expected at least one")
         count = len(self.values)
-        fill = object.__setattr__
-        fill(self, "ids", tuple(map(str, self.ids)) or tuple(f"series-{i}" for i in range(count)))
-        fill(self, "starts", tuple(self.starts) or (None,) * count)
-        fill(self, "units", tuple(map(str, self.units)) or ("",) * count)
-        fill(self, "freqs", tuple(self.freqs) or (self.freq,) * count)
+        fill = partial(object.__setattr__, self)
+        fill("ids", tuple(map(str, self.ids)) or tuple(f"series-{i}" for i in range(count)))
+        fill("freqs", tuple(self.freqs) or (self.freq,) * count)
         for freq in set(self.freqs) - {None}:
             known_frequency(freq)
         seasons = tuple(self.seasonality or season_of(freq) for freq in self.freqs)
-        fill(self, "seasonalities", tuple(self.seasonalities) or seasons)
-        fill(self, "groups", tuple(map(str, self.groups)) or self.ids)
-        fill(self, "variates", tuple(map(str, self.variates)) or ("",) * count)
-        fill(self, "roles", tuple(self.roles) or ("target",) * count)
-        fill(self, "futures", tuple(self.futures) or (None,) * count)
-        fill(self, "categories", tuple(self.categories) or (None,) * count)
-        fill(self, "static", tuple(self.static) or ({},) * count)
+        fill("seasonalities", tuple(self.seasonalities) or seasons)
+        fill("groups", tuple(map(str, self.groups)) or self.ids)
+        defaults = {"starts": None, "units": "", "variates": "", "roles": "target", "futures": None}
+        for name, default in {**defaults, "categories": None, "static": {}}.items():
+            column = tuple(getattr(self, name)) or (default,) * count
+            fill(name, tuple(map(str, column)) if default == "" else column)
         for name in COLUMNS:
             if len(getattr(self, name)) != count:
                 raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
         check_unique(self.ids)
-        fill(self, "values", tuple(_read_only(v, name) for v, name in zip(self.values, self.ids, strict=True)))
-        fill(self, "freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
-        fill(self, "seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
+        fill("values", tuple(map(_read_only, self.values, self.ids)))
+        fill("freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
+        fill("seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
         self._check_groups()
-        fill(self, "futures", tuple(checked_future(*each) for each in zip(self.futures, self.ids, strict=True)))
-        check_roles(self)
+        fill("futures", tuple(map(_read_only_future, self.futures, self.ids)))
+        self._check_roles()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -150,7 +141,17 @@ class SeriesBatch:
         Raises:
             InputError: a known covariate ends before the horizon.
         """
-        return known_future(self, horizon)
+        values = np.full((len(self), horizon), np.nan)
+        for row, name, future in zip(values, self.ids, self.futures, strict=True):
+            if future is None:
+                continue
+            if len(future) < horizon:
+                raise InputError(
+                    f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is "
+                    f"{horizon}; give its future up to there, shorten the horizon, or give it as a past covariate"
+                )
+            row[:] = future[:horizon]
+        return values
 
     @property
     def group_index(self) -> np.ndarray:
@@ -166,12 +167,12 @@ class SeriesBatch:
             InputError: groups differ in it.
         """
         sizes = Counter(self.groups)
-        expected = sizes[self.groups[0]]
+        first, expected = next(iter(sizes.items()))
         others = [f"{group!r} ({size})" for group, size in sizes.items() if size != expected]
         if others:
             raise InputError(
-                f"groups differ in their number of variates: {self.groups[0]!r} has {expected}, unlike "
-                f"{', '.join(others[:3])}; expected equally many in all, so select groups that agree"
+                f"groups differ in their number of variates: {first!r} has {expected}, unlike {', '.join(others[:3])}; "
+                "expected equally many in all, so select groups that agree"
             )
         return expected
 
@@ -199,6 +200,25 @@ class SeriesBatch:
                         "variates of one group share their time axis: pad with NaN what was not observed"
                     )
 
+    def _check_roles(self) -> None:
+        last: dict[str, int] = {}
+        for name, group, role, future in zip(self.ids, self.groups, self.roles, self.futures, strict=True):
+            if role not in ROLES:
+                raise unknown_name("role", role, ROLES)
+            if (role == "known") != (future is not None):
+                raise InputError(
+                    f"series {name!r} is a {role} {'series' if role == 'target' else 'covariate'} and has "
+                    f"{'no' if future is None else 'a'} known future; known covariates have one, and they alone"
+                )
+            place = ROLES.index(role)
+            if group not in last and place:
+                raise InputError(f"group {group!r} begins with covariate {name!r}; expected its target first")
+            if place < last.get(group, 0):
+                raise InputError(
+                    f"{role} series {name!r} of group {group!r} stands after a {ROLES[last[group]]} covariate"
+                )
+            last[group] = place
+
     def noted(self, notes: Sequence[str]) -> SeriesBatch:
         """Return the batch with further notes in front of its own."""
         return replace(self, notes=(*notes, *self.notes)) if notes else self
@@ -225,10 +245,11 @@ class SeriesBatch:
                     "Give a longer series or a horizon from 1 to its length minus 1."
                 )
         future = np.stack([series[-horizon:] for series in self.values])
-        futures = tuple(later(old, new) for old, new in zip(self.futures, future, strict=True))
-        return replace(self, futures=futures)._cut(
-            [0] * len(self), [length - horizon for length in self.lengths]
-        ), future
+        futures = tuple(
+            None if old is None else np.concatenate([new, old]) for old, new in zip(self.futures, future, strict=True)
+        )
+        context = replace(self, futures=futures)._cut([0] * len(self), [length - horizon for length in self.lengths])
+        return context, future
 
     def _cut(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
         values = tuple(series[a:b] for series, a, b in zip(self.values, first, stop, strict=True))
@@ -294,20 +315,16 @@ class SeriesBatch:
         if not batches:
             raise InputError("there is no batch to put together")
 
-        def join(name: str) -> tuple[Any, ...]:
-            return tuple(item for batch in batches for item in getattr(batch, name))
-
-        fields: dict[str, Any] = {name: join(name) for name in ("values", "notes", *COLUMNS)}
+        fields: dict[str, Any] = {
+            name: tuple(item for batch in batches for item in getattr(batch, name))
+            for name in ("values", "notes", *COLUMNS)
+        }
         return cls(**fields)
 
 
 @lru_cache(maxsize=64)
 def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
-    """Generate timestamps from a start.
-
-    Raises:
-        InputError: the frequency is unknown, or the timestamps go beyond those that pandas can hold.
-    """
+    """Generate timestamps from a start, within those that pandas can hold."""
     if freq is None:
         raise InputError("timestamps need a frequency: give freq=…")
     try:
@@ -326,13 +343,11 @@ def known_frequency(freq: Any) -> str:
     Raises:
         InputError: it is none, or its step is zero or negative.
     """
-    try:
-        with warnings.catch_warnings():
-            # pandas takes the letters one by one, and warns of an old one before it refuses the word
-            warnings.simplefilter("ignore", FutureWarning)
-            offset = pd.tseries.frequencies.to_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
-    except ValueError:
-        offset = None
+    offset = None
+    with warnings.catch_warnings(), suppress(ValueError):
+        # pandas takes the letters one by one, and warns of an old one before it refuses the word
+        warnings.simplefilter("ignore", FutureWarning)
+        offset = pd.tseries.frequencies.to_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
     if offset is None:
         raise InputError(f"freq={freq!r} is no pandas frequency; examples: 'h', 'D', 'W', 'MS', 'YS'")
     try:
@@ -345,47 +360,63 @@ def known_frequency(freq: Any) -> str:
 
 
 def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
-    """Refuse names that repeat.
-
-    Raises:
-        InputError: a name occurs more than once.
-    """
+    """Refuse names that occur more than once."""
     repeats = sorted(name for name, times in Counter(ids).items() if times > 1)
     if repeats:
         raise InputError(f"{what} must be unique; {', '.join(map(repr, repeats[:3]))} occurs more than once")
 
 
 def season_of(freq: str | None) -> int:
-    """Return the season length that gluonts assigns to a frequency, 1 if it is unknown."""
-    if freq is None:
+    """Return the season length of a frequency: that of :data:`SEASONS` where its multiple divides it, else 1."""
+    offset = None
+    with suppress(ValueError):
+        offset = pd.tseries.frequencies.to_offset(freq)
+    if offset is None:
         return 1
-    from gluonts.time_feature import get_seasonality
+    base = str(offset.name).split("-")[0]
+    # months and quarters end or begin
+    season, rest = divmod(SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1)), offset.n)
+    return 1 if rest else season
 
-    try:
-        return int(get_seasonality(freq))
-    except (ValueError, KeyError):
-        return 1
+
+def refuse_gaps(future: np.ndarray, name: str, place: Callable[[int], str] | None = None) -> None:
+    """Refuse a known future (step,) that has gaps; ``place`` returns the user's name of a step."""
+    gaps = np.flatnonzero(~np.isfinite(future))
+    if not len(gaps):
+        return
+    first = int(gaps[0])
+    where = "" if place is None else f"{place(first)}, "
+    raise InputError(
+        f"the future of known covariate {name!r} has no number at {where}step {first + 1} of {len(future)} after the "
+        "context; fill the gap, or give it as a past covariate"
+    )
+
+
+def _read_only_future(future: object, name: str) -> np.ndarray | None:
+    """Copy a covariate's known future as a read-only array; it is a row of finite numbers."""
+    if future is None:
+        return None
+    values = to_floats(future, f"the future of {name!r}")
+    if values.ndim != 1:
+        raise InputError(f"the future of {name!r} has shape {values.shape}, expected one axis: time")
+    refuse_gaps(values, name)
+    values.flags.writeable = False
+    return values
 
 
 def _read_only(values: object, name: str) -> np.ndarray:
-    """Copy one series as a read-only float64 array.
-
-    Raises:
-        InputError: not numbers, not one-dimensional, empty, infinite, or nothing but NaN.
-    """
+    """Copy one series as a read-only float64 array."""
     array = to_floats(values, f"series {name!r}")
     if array.ndim != 1:
         raise InputError(f"series {name!r} has shape {array.shape}, expected one axis: time")
     if not len(array):
         raise InputError(f"series {name!r} is empty")
-    if np.isinf(array).any():
-        where = int(np.flatnonzero(np.isinf(array))[0])
-        raise InputError(f"series {name!r} is infinite at position {where}; use NaN for missing values")
     if np.isnan(array).all():
         raise InputError(f"series {name!r} is nothing but NaN ({len(array)} steps)")
-    size = float(np.nanmax(np.abs(array)))
-    if size > LARGEST:
-        where = int(np.nanargmax(np.abs(array)))
+    where = int(np.nanargmax(np.abs(array)))
+    if np.isinf(array[where]):
+        raise InputError(f"series {name!r} is infinite at position {where}; use NaN for missing values")
+    if abs(array[where]) > LARGEST:
         raise InputError(
             f"series {name!r} holds {array[where]:.3g} at position {where}; models compute in single precision, whose "
             f"squares overflow beyond {LARGEST:.0e}. Rescale the series."

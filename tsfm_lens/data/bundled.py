@@ -13,6 +13,8 @@ import pandas as pd
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.errors import unknown_name
 
+_FOLDER = files("tsfm_lens.data") / "bundled_series"
+
 
 @dataclass(frozen=True)
 class BundledSeries:
@@ -45,7 +47,7 @@ class BundledSeries:
 
 @cache
 def _index() -> dict[str, BundledSeries]:
-    text = (files("tsfm_lens.data") / "bundled_series" / "index.json").read_text(encoding="utf-8")
+    text = (_FOLDER / "index.json").read_text(encoding="utf-8")
     return {entry["name"]: BundledSeries(**entry) for entry in json.loads(text)}
 
 
@@ -84,13 +86,10 @@ def bundled(*names: str) -> SeriesBatch:
         >>> data.bundled("co2", "nile").ids
         ('co2', 'nile')
     """
-    batches = [_read(bundled_info(name)) for name in names or bundled_names()]
+    batches = []
+    for info in map(bundled_info, names or bundled_names()):
+        with (_FOLDER / f"{info.name}.csv").open(encoding="utf-8") as handle:
+            values = pd.read_csv(handle)["value"].to_numpy(dtype=np.float64)
+        start, units = (pd.Timestamp(info.start),), (info.unit,)
+        batches.append(SeriesBatch((values,), (info.name,), info.freq, start, units, info.seasonality))
     return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
-
-
-def _read(info: BundledSeries) -> SeriesBatch:
-    file = files("tsfm_lens.data") / "bundled_series" / f"{info.name}.csv"
-    with file.open(encoding="utf-8") as handle:
-        values = pd.read_csv(handle)["value"].to_numpy(dtype=np.float64)
-    start = pd.Timestamp(info.start)
-    return SeriesBatch((values,), (info.name,), info.freq, (start,), (info.unit,), info.seasonality)

@@ -40,15 +40,12 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
         InputError: the file cannot be read, is no YAML, or holds no fields.
     """
     try:
-        if not file.exists():
-            raise missing_file(file, (".yaml", ".yml", ".json"))
-        if not file.is_file():
-            raise InputError(f"{what} {str(file)!r} cannot be read: it is no file")
-        text = file.read_text(encoding="utf-8")
-    except InputError:
-        raise
+        missing = not file.exists()
+        text = "" if missing else file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InputError(f"{what} {str(file)!r} cannot be read: {error}") from error
+    if missing:
+        raise missing_file(file, (".yaml", ".yml", ".json"))
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -66,30 +63,21 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
 
 
 def complaints(error: ValidationError, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:
-    """Describe the errors, field by field.
-
-    Args:
-        error: of pydantic.
-        what: the kind of file, as in "a sweep".
-        fields_at: returns the fields at a path in the file.
-    """
+    """Describe pydantic's errors of a kind of file, such as "a sweep", field by field of those at a path in it."""
     details = error.errors()
-    places = [detail["loc"] for detail in details]
-
-    def follows(detail: Any) -> bool:
-        """Return True if a whole is wrong only because a part of it is."""
-        place = detail["loc"]
-        return any(len(other) > len(place) and other[: len(place)] == place for other in places)
-
-    return "; ".join(_complaint(detail, what, fields_at) for detail in details if not follows(detail))
+    # a whole may be wrong only because a part of it is
+    wholes = {detail["loc"][:stop] for detail in details for stop in range(len(detail["loc"]))}
+    return "; ".join(_complaint(detail, what, fields_at) for detail in details if detail["loc"] not in wholes)
 
 
 def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:
     place = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         fields = list(fields_at(error["loc"][:-1]))
-        field = _nearest(str(error["loc"][-1]), fields)
-        hint = f"; the nearest is {field!r}" if field else ""
+        name = str(error["loc"][-1])
+        initials = [field for field in fields if name == "".join(word[:1] for word in field.split("_"))]
+        near = [*initials, *get_close_matches(name, fields, n=1)]
+        hint = f"; the nearest is {near[0]!r}" if near else ""
         return f"{place} is no field of {what}{hint} (there are {', '.join(fields)})"
     if error["type"] == "union_tag_invalid":
         name, tag, tags = (error["ctx"][key] for key in ("discriminator", "tag", "expected_tags"))
@@ -104,12 +92,6 @@ def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Seq
     value = error.get("input")
     suffix = f" (got {value!r})" if isinstance(value, str | int | float) else ""
     return f"{place}: {message}{suffix}" if place else message
-
-
-def _nearest(name: str, fields: Sequence[str]) -> str | None:
-    """Find the nearest field by spelling, or the one whose initials a name is; None if there is none."""
-    initials = [field for field in fields if name == "".join(word[:1] for word in field.split("_"))]
-    return next(iter((*initials, *get_close_matches(name, fields, n=1))), None)
 
 
 # pydantic speaks of Python, and the file is YAML

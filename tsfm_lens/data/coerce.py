@@ -12,13 +12,15 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency
 from tsfm_lens.data.entries import from_entries, is_entry, start_time
+from tsfm_lens.data.files import read_series
 from tsfm_lens.data.floats import is_missing, to_floats
 from tsfm_lens.data.frames import from_frame
 from tsfm_lens.data.labels import in_units, texts
 from tsfm_lens.data.tables import to_pandas
 from tsfm_lens.errors import InputError
 
-TEXT_ONLY = ("delimiter", "decimal", "encoding", "header")
+_TEXT_ONLY = ("delimiter", "decimal", "encoding", "header")
+_LEVELS = ("id_column", "time_column", "time_format")
 
 
 def as_series(
@@ -33,6 +35,7 @@ def as_series(
     variates: Sequence[str] | None = None,
     id_column: str | None = None,
     time_column: str | None = None,
+    time_format: str | None = None,
     delimiter: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
@@ -55,14 +58,9 @@ def as_series(
         start: timestamp of the first value (of all series), a date or text such as "2020-01-31 12:00".
         units: unit of all series but covariates, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
-        targets: columns of a frame to read; each becomes a series of its own.
-        variates: columns of a frame to read together, as the variates of each of its items.
-        id_column: column of a frame, or level of an index, whose values tell its series apart; by its name if None.
-        time_column: column of a frame, or level of an index, with its timestamps; by its name if None.
-        delimiter, decimal, encoding, header: how a file of text is written, where that is not to be found by rule;
-            see :func:`tsfm_lens.data.read_series`.
-        known: columns of covariates whose future is known; see :func:`tsfm_lens.data.frames.from_frame`.
-        past: columns of covariates that are seen up to the end of the context.
+        targets, variates, id_column, time_column, time_format, known, past: columns of a frame or levels of its index;
+            see :func:`tsfm_lens.data.from_frame`.
+        delimiter, decimal, encoding, header: how a file of text is written; see :func:`tsfm_lens.data.read_series`.
         future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends.
         min_length: shortest series to accept.
 
@@ -75,21 +73,13 @@ def as_series(
     """
     names = () if ids is None else texts(ids, "ids")
     freq = None if freq is None else known_frequency(freq)
-    columns: dict[str, Any] = {
-        "targets": None if targets is None else texts(targets, "targets"),
-        "variates": None if variates is None else texts(variates, "variates"),
-        "id_column": id_column,
-        "time_column": time_column,
-        "delimiter": delimiter,
-        "decimal": decimal,
-        "encoding": encoding,
-        "header": header,
-        "known": None if known is None else texts(known, "known"),
-        "past": None if past is None else texts(past, "past"),
-    }
-    if future is not None:
-        data = continued(data, future)
-    batch = _rename(_coerce(data, names, freq, columns), names)
+    lists = {"targets": targets, "variates": variates, "known": known, "past": past}
+    options: dict[str, Any] = {name: texts(each, name) for name, each in lists.items() if each is not None}
+    others = {"id_column": id_column, "time_column": time_column, "time_format": time_format}
+    others |= {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header}
+    options |= {name: value for name, value in others.items() if value is not None}
+    data = to_pandas(data) if future is None else _continued(data, future)
+    batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
     if freq is not None:
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
@@ -106,31 +96,23 @@ def as_series(
     return batch
 
 
-def _coerce(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[str, Any]) -> SeriesBatch:
-    data = to_pandas(data)
-    extra = next((option for option, value in columns.items() if value is not None and option != "targets"), None)
-    if extra in TEXT_ONLY and not isinstance(data, str | Path):
-        raise InputError(f"{extra}={columns[extra]!r} is about a file of text, but the data is {type(data).__name__}")
-    levels = {option: columns[option] for option in ("id_column", "time_column")}
-    if (
-        extra
-        and not isinstance(data, str | Path | pd.DataFrame)
-        and not (isinstance(data, pd.Series) and extra in levels)
-    ):
-        raise InputError(
-            f"{extra}={columns[extra]!r} names columns of a frame or file, but the data is {type(data).__name__}"
-        )
+def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
+    if isinstance(data, str | Path):
+        return read_series(data, freq=freq, **options)
+    for option, value in options.items():
+        if option in _TEXT_ONLY:
+            raise InputError(f"{option}={value!r} is about a file of text, but the data is {type(data).__name__}")
+        is_level = isinstance(data, pd.Series) and option in _LEVELS
+        if not isinstance(data, pd.DataFrame) and not is_level and option != "targets":
+            raise InputError(
+                f"{option}={value!r} names columns of a frame or file, but the data is {type(data).__name__}"
+            )
     if isinstance(data, SeriesBatch):
         return data
-    if isinstance(data, str | Path):
-        from tsfm_lens.data.files import read_series
-
-        return read_series(data, freq=freq, **columns)
     if isinstance(data, pd.DataFrame):
-        frame_options = {option: value for option, value in columns.items() if option not in TEXT_ONLY}
-        return from_frame(data, freq=freq, **frame_options)
+        return from_frame(data, freq=freq, **options)
     if isinstance(data, pd.Series):
-        return _from_pandas(data, freq, **levels)
+        return _from_pandas(data, freq, **{name: options[name] for name in _LEVELS if name in options})
     if is_entry(data):
         return from_entries([data], freq)
     if isinstance(data, list | tuple) and data and all(map(is_entry, data)):
@@ -139,8 +121,8 @@ def _coerce(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[s
         return _items(tuple(data.values()), tuple(map(str, data)), freq)
     if isinstance(data, list | tuple):
         if data and all(np.isscalar(item) or is_missing(item) for item in data):
-            return SeriesBatch((to_floats(data, "the series"),), names)
-        return _items(data, names, freq)
+            return SeriesBatch((to_floats(data, "the series"),))
+        return _items(data, None, freq)
     if hasattr(data, "__array__") or hasattr(data, "detach"):
         array = to_floats(data, "the array")
         if array.ndim not in (1, 2, 3):
@@ -151,7 +133,7 @@ def _coerce(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[s
         rows = array[None] if array.ndim == 1 else array
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
-        return _items(tuple(rows), names, freq)
+        return _items(tuple(rows), None, freq)
     # as gluonts' datasets, which are no lists
     if isinstance(data, Iterable) and isinstance(data, Sized) and is_entry(next(iter(data), None)):
         return from_entries(list(data), freq)
@@ -164,12 +146,8 @@ def _coerce(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[s
     )
 
 
-def continued(data: Any, future: Any) -> pd.DataFrame:
-    """Append to a frame the frame that goes on where it ends.
-
-    Raises:
-        InputError: one of them is no frame.
-    """
+def _continued(data: Any, future: Any) -> pd.DataFrame:
+    """Append to a frame the frame that goes on where it ends."""
     data, future = to_pandas(data), to_pandas(future)
     for frame, name in ((data, "the data"), (future, "future")):
         if not isinstance(frame, pd.DataFrame):
@@ -177,18 +155,17 @@ def continued(data: Any, future: Any) -> pd.DataFrame:
     return pd.concat([data, future]) if data.index.nlevels > 1 else pd.concat([data, future], ignore_index=True)
 
 
-def _items(items: Sequence[Any], names: tuple[str, ...], freq: str | None) -> SeriesBatch:
-    """Make one item per array, (time,) or (variate, time), or per Series with timestamps.
-
-    Raises:
-        InputError: an item has other axes or no variate, only some have timestamps, or the names do not fit the items.
-    """
+def _items(items: Sequence[Any], names: tuple[str, ...] | None, freq: str | None) -> SeriesBatch:
+    """Make one item per array, (time,) or (variate, time), or per Series with timestamps."""
     names = names or tuple(f"series-{index}" for index in range(len(items)))
-    if len(names) != len(items):
-        raise InputError(f"{len(items)} series came with {len(names)} ids")
     check_unique(names)
     items = [to_pandas(item) for item in items]
-    with_times = [item.rename(name) for name, item in zip(names, items, strict=True) if _has_times(item)]
+    dated = (pd.DatetimeIndex, pd.PeriodIndex)
+    with_times = [
+        item.rename(name)
+        for name, item in zip(names, items, strict=True)
+        if isinstance(item, pd.Series) and isinstance(item.index, dated)
+    ]
     if with_times:
         if len(with_times) < len(items):
             raise InputError("some series have timestamps and others are arrays; give all alike")
@@ -212,11 +189,7 @@ def _ids(groups: Sequence[str], variates: Sequence[str]) -> tuple[str, ...]:
 
 
 def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
-    """Give the items of a batch these names; leave its own if there are none.
-
-    Raises:
-        InputError: the names repeat or are not as many as the items.
-    """
+    """Give the items of a batch these names; leave its own if there are none."""
     items = tuple(dict.fromkeys(batch.groups))
     if not names or names in (items, batch.ids):
         return batch
@@ -225,10 +198,6 @@ def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
     check_unique(names)
     groups = tuple(names[number] for number in batch.group_index)
     return replace(batch, ids=_ids(groups, batch.variates), groups=groups)
-
-
-def _has_times(item: Any) -> bool:
-    return isinstance(item, pd.Series) and isinstance(item.index, pd.DatetimeIndex | pd.PeriodIndex)
 
 
 def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesBatch:

@@ -6,7 +6,7 @@ and standard deviation of the series, because models normalise each series by it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.coerce import as_series
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, MissingExtraError
 
 
 def remove_motif(
@@ -36,10 +36,9 @@ def remove_motif(
         >>> data.remove_motif([0.0, 1.0, 9.0, 3.0, 4.0], 2, 3).values[0].tolist()
         [0.0, 1.0, 2.0, 3.0, 4.0]
     """
-    _steps("start", start)
-    _steps("stop", stop)
-    if every is not None:
-        _steps("every", every, least=1)
+    for what, steps in (("start", start), ("stop", stop)):
+        _steps(what, steps)
+    _steps("every", 1 if every is None else every, least=1)
 
     def remove(values: np.ndarray, name: str) -> np.ndarray:
         length = len(values)
@@ -137,24 +136,25 @@ def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.n
         raise InputError(f"series {name!r} has {len(values)} steps, a season of {period} needs {2 * period} or more")
     if not np.isfinite(values).all():
         raise InputError(f"series {name!r} has missing values; fill them before its season is taken apart")
-    from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
-
+    try:
+        from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
+    except ImportError as error:
+        raise MissingExtraError(f"seasons need statsmodels ({error}). Install it: pip install statsmodels") from error
     return np.asarray(STL(values, period=period, robust=True).fit().seasonal)
 
 
 def _seasonal(
     series: Any, change: Callable[[np.ndarray, str, int], np.ndarray], period: int | None, keep_scale: bool
 ) -> SeriesBatch:
+    _steps("period", 2 if period is None else period, least=2)
     batch = as_series(series)
-    if period is not None:
-        _steps("period", period, least=2)
-    periods = dict(zip(batch.ids, [period or season for season in batch.seasonalities], strict=True))
+    periods = {name: period or season for name, season in zip(batch.ids, batch.seasonalities, strict=True)}
     return _corrupt(batch, lambda values, name: change(values, name, periods[name]), keep_scale)
 
 
 def _corrupt(series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_scale: bool) -> SeriesBatch:
     batch = as_series(series)
-    arrays: Sequence[np.ndarray] = [change(v, name) for v, name in zip(batch.values, batch.ids, strict=True)]
+    arrays = [change(values, name) for values, name in zip(batch.values, batch.ids, strict=True)]
     if keep_scale:
         arrays = [_rescale(new, old, name) for new, old, name in zip(arrays, batch.values, batch.ids, strict=True)]
     return replace(batch, values=tuple(arrays))

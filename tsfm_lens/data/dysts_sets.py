@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows
 from tsfm_lens.data.paths import local_path
-from tsfm_lens.data.windowing import rolling_windows
+from tsfm_lens.data.stored import arrow_rows
 from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
@@ -61,9 +61,7 @@ def dysts_sets(
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
-        horizon: steps of each label.
-        windows: how many per series.
-        stride: steps from one label to the next; the horizon if None.
+        horizon, windows, stride: see :func:`tsfm_lens.data.holdout_sets`.
         points: steps of a trajectory.
         periods: of the system's dominant oscillation that these steps span.
         instances: trajectories per system. The first starts at the system's published initial condition, the others
@@ -91,78 +89,60 @@ def dysts_sets(
         1
     """
     if path is not None:
-        trajectories = _stored_trajectories(local_path(path))
+        stored = _stored_trajectories(local_path(path))
         source = f"trajectories of {Path(path).name}"
-        names = _matching(systems, tuple(trajectories))
-        paths_of_systems = ((name, list(trajectories[name])) for name in names)
+        paths = {name: stored[name] for name in _matching(systems, tuple(stored))}
     else:
-        _check(points, periods, instances, integrator)
-        names = _matching(systems, dysts_systems())
+        if integrator not in TOLERANCES:
+            raise unknown_name("integrator", integrator, TOLERANCES)
+        for name, number, least in (("points", points, 2), ("instances", instances, 1)):
+            if number < least:
+                raise InputError(f"{name} is {number}, expected {least} or more")
+        if not periods > 0:
+            raise InputError(f"periods is {periods}, expected more than 0")
         source = f"dysts, {integrator}, {points} steps in {periods:g} periods"
-        paths_of_systems = ((name, _trajectories(name, points, periods, instances, seed, integrator)) for name in names)
-    return [_set(name, paths, horizon, windows, stride, multivariate, source) for name, paths in paths_of_systems]
+        paths = {
+            name: _trajectories(name, points, periods, instances, seed, integrator)
+            for name in _matching(systems, dysts_systems())
+        }
+    sets = []
+    for system, trajectories in paths.items():
+        all_windows: list[Window] = []
+        for number, values in enumerate(trajectories):
+            if not np.isfinite(values).all():
+                raise InputError(f"trajectory {number} of {system!r} is not finite")
+            items = [(f"ic{number}.{row}", values[row : row + 1]) for row in range(len(values))]
+            for item, rows in [(f"ic{number}", values)] if multivariate else items:
+                all_windows += rolling_windows(item, rows, horizon, windows, stride)
+        sets.append(EvaluationSet(f"dysts/{system}", tuple(all_windows), horizon, domain="chaos", source=source))
+    return sets
 
 
-def _check(points: int, periods: float, instances: int, integrator: str) -> None:
-    if integrator not in TOLERANCES:
-        raise unknown_name("integrator", integrator, TOLERANCES)
-    for name, number, least in (("points", points, 2), ("instances", instances, 1)):
-        if number < least:
-            raise InputError(f"{name} is {number}, expected {least} or more")
-    if not periods > 0:
-        raise InputError(f"periods is {periods}, expected more than 0")
-
-
-def _matching(patterns: str | Sequence[str], systems: tuple[str, ...]) -> tuple[str, ...]:
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    matches = set()
-    for pattern in patterns:
+def _matching(patterns: str | Sequence[str], systems: tuple[str, ...]) -> list[str]:
+    matches: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         names = [name for name in systems if fnmatchcase(name, pattern)]
         if not names:
-            raise unknown_name(
-                "dysts system", pattern, systems, hint="dysts_systems() lists all; no delay equations, no maps."
-            )
+            hint = "dysts_systems() lists all; no delay equations, no maps."
+            raise unknown_name("dysts system", pattern, systems, hint=hint)
         matches.update(names)
-    return tuple(name for name in systems if name in matches)
-
-
-def _set(
-    system: str,
-    paths: list[np.ndarray],
-    horizon: int,
-    windows: int,
-    stride: int | None,
-    multivariate: bool,
-    source: str,
-) -> EvaluationSet:
-    all_windows: list[Window] = []
-    for number, values in enumerate(paths):
-        if not np.isfinite(values).all():
-            raise InputError(f"trajectory {number} of {system!r} is not finite")
-        items = {f"ic{number}": values} if multivariate else _coordinates(number, values)
-        for item, rows in items.items():
-            all_windows += rolling_windows(item, rows, horizon, windows, stride)
-    return EvaluationSet(f"dysts/{system}", tuple(all_windows), horizon, domain="chaos", source=source)
-
-
-def _coordinates(number: int, values: np.ndarray) -> dict[str, np.ndarray]:
-    return {f"ic{number}.{row}": values[row : row + 1] for row in range(len(values))}
+    return [name for name in systems if name in matches]
 
 
 def _trajectories(
     system: str, points: int, periods: float, instances: int, seed: int, integrator: str
-) -> list[np.ndarray]:
+) -> Iterator[np.ndarray]:
     """Integrate one trajectory (coordinate, time) per instance."""
     flow = getattr(_dysts("dysts.flows"), system)()
-    starts = [None]
+    yield _integrate(flow, None, points, periods, integrator)
     if instances > 1:
         path = _integrate(flow, None, REFERENCE_POINTS, REFERENCE_PERIODS, integrator, raw=True)[:, TRANSIENT:]
-        # the name keeps the draws of one system apart from those of others
-        rng = np.random.default_rng([seed, zlib.crc32(system.encode())])
         if instances - 1 > path.shape[1]:
             raise InputError(f"instances is {instances}, expected at most {path.shape[1] + 1}")
-        starts += list(path.T[rng.choice(path.shape[1], size=instances - 1, replace=False)])
-    return [_integrate(flow, start, points, periods, integrator) for start in starts]
+        # the name keeps the draws of one system apart from those of others
+        rng = np.random.default_rng([seed, zlib.crc32(system.encode())])
+        for start in path.T[rng.choice(path.shape[1], size=instances - 1, replace=False)]:
+            yield _integrate(flow, start, points, periods, integrator)
 
 
 def _integrate(
@@ -196,7 +176,7 @@ def _integrate(
 def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
     """Open the stored trajectories of each system, as iterators by name."""
     if path.is_dir():
-        folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.arrow")))
+        folders = sorted({file.parent for file in path.glob("*/*.arrow")})
         if not folders:
             raise InputError(f"{str(path)!r} has no folder with .arrow files in it, one per system")
         return {folder.name: _arrow_paths(folder) for folder in folders}
@@ -205,28 +185,20 @@ def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as handle:
             content = json.load(handle)
-        return {name: iter([_time_last(entry["values"])]) for name, entry in content.items()}
+        # (time,) or (time, coordinate)
+        arrays = {name: np.asarray(entry["values"], dtype=np.float64) for name, entry in content.items()}
+        return {name: iter([np.atleast_2d(array.T)]) for name, array in arrays.items()}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no file of dysts' trajectories, a .json.gz by system: {error!r}") from error
 
 
-def _time_last(values: Any) -> np.ndarray:
-    """Transpose a stored (time,) or (time, coordinate) into (coordinate, time)."""
-    array = np.asarray(values, dtype=np.float64)
-    return array[None] if array.ndim == 1 else array.T
-
-
 def _arrow_paths(folder: Path) -> Iterator[np.ndarray]:
-    from gluonts.dataset.arrow import File
-
     # 2_… before 10_…
     for file in sorted(folder.glob("*.arrow"), key=lambda file: (len(file.name), file.name)):
         try:
-            rows = list(File.infer(file))
-        except (OSError, ValueError) as error:
+            yield from (np.atleast_2d(np.asarray(row["target"], dtype=np.float64)) for row in arrow_rows(file))
+        except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{file} is no gluonts arrow file: {error}") from error
-        for row in rows:
-            yield np.atleast_2d(np.asarray(row["target"], dtype=np.float64))
 
 
 def _dysts(module: str) -> ModuleType:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.errors import InputError
-
-if TYPE_CHECKING:
-    from tsfm_lens.data.batch import SeriesBatch
-
-_MOST_NAMES = 3  # series
 
 
 def missing_at_end(values: np.ndarray) -> int:
@@ -22,15 +16,11 @@ def missing_at_end(values: np.ndarray) -> int:
 
 def noted_ends(batch: SeriesBatch) -> SeriesBatch:
     """Return the batch with a note where targets end with missing values."""
-    ends = {name: missing_at_end(row) for name, row in zip(batch.ids, batch.values, strict=True)}
-    short = {
-        name: steps for (name, steps), forecast in zip(ends.items(), batch.is_target, strict=True) if steps and forecast
-    }
-    if not short:
-        return batch
-    listing = _listing([f"{name!r} with {steps}" for name, steps in short.items()])
+    ends = {name: missing_at_end(batch.values[row]) for row, name in enumerate(batch.ids) if batch.is_target[row]}
+    words = [f"{name!r} with {steps}" for name, steps in ends.items() if steps]
     cure = "drop these rows, or name covariates that go on with known=[…]"
-    return batch.noted([f"missing values at the end, after which forecasts begin: {listing}; {cure}"])
+    note = f"missing values at the end, after which forecasts begin: {_listing(words)}; {cure}"
+    return batch.noted([note] if words else [])
 
 
 def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
@@ -47,15 +37,13 @@ def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]
     if len(unknown) < batch.is_target.sum():
         listing = _listing([repr(batch.ids[row]) for row in unknown])
         return context.noted([f"the truth of {span} is missing of {listing}"]), truth
-    first = int(unknown[0])
-    steps = missing_at_end(batch.values[first])
+    steps = missing_at_end(batch.values[unknown[0]])
     raise InputError(
-        f"series {batch.ids[first]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of "
+        f"series {batch.ids[unknown[0]]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of "
         f"{span} is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
         "(holdout=False)"
     )
 
 
-def _listing(words: list[str]) -> str:
-    more = f", … ({len(words)} series)" if len(words) > _MOST_NAMES else ""
-    return ", ".join(words[:_MOST_NAMES]) + more
+def _listing(words: list[str], most: int = 3) -> str:
+    return ", ".join(words[:most]) + (f", … ({len(words)} series)" if len(words) > most else "")

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, check_unique
-from tsfm_lens.data.covariates import numbers_or_categories
-from tsfm_lens.data.floats import plain_array, to_floats
+from tsfm_lens.data.floats import numbers_or_categories, plain_array, to_floats
 from tsfm_lens.data.frequencies import stamp_frequency
 from tsfm_lens.data.instants import times_of
 from tsfm_lens.data.labels import label
@@ -22,6 +21,8 @@ FIELDS = (
     *("feat_dynamic_real", "past_feat_dynamic_real", "feat_static_real", "feat_static_cat"),
 )
 """Of gluonts's data entries and of Chronos-2's inputs."""
+Covariates = dict[str, tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]]
+"""Past, future or None, and categories or None of each covariate, by name."""
 
 
 def is_entry(data: Any) -> bool:
@@ -34,104 +35,93 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> Seri
 
     ``feat_dynamic_real`` (feature, time and horizon) and the names in ``future_covariates`` are known covariates,
     ``past_feat_dynamic_real`` (feature, time) and the other ``past_covariates`` past ones; features without names are
-    called by their field and number. Text is categories.
+    called by their field and number. Text is categories. Without ``freq``, the frequency is that of the periods that
+    all entries start with.
 
     Raises:
         UnknownNameError: an entry has another field.
         InputError: a covariate and its target differ in length, or a future has no past.
     """
-    rows: dict[str, list[Any]] = {
-        name: []
-        for name in ("values", "ids", "groups", "variates", "roles", "futures", "categories", "static", "starts")
-    }
+    rows: list[dict[str, Any]] = []
     for number, entry in enumerate(entries):
         for field in entry:
             if field not in FIELDS:
                 raise unknown_name("field of an entry", field, FIELDS)
         item = entry.get("item_id")
-        group = f"series-{number}" if item is None else label(item, f"item_id of entry {number}")
-        for row in _rows_of(entry, group):
-            for name, value in row.items():
-                rows[name].append(value)
-    columns: dict[str, Any] = {name: tuple(column) for name, column in rows.items()}
-    return SeriesBatch(**columns, freq=freq or _freq_of(entries))
-
-
-def _freq_of(entries: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the frequency of the periods that all entries start with, None where there is no single one."""
+        rows += _rows_of(entry, f"series-{number}" if item is None else label(item, f"item_id of entry {number}"))
     starts = [entry.get("start") for entry in entries]
     freqs = {start.freqstr if isinstance(start, pd.Period) else None for start in starts}
-    freq = freqs.pop() if len(freqs) == 1 else None
-    return None if freq is None else stamp_frequency(freq)
+    if freq is None and len(freqs) == 1 and None not in freqs:
+        freq = stamp_frequency(freqs.pop())
+    columns: dict[str, Any] = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else ("values",))}
+    return SeriesBatch(**columns, freq=freq)
 
 
 def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
+    """Return the series of an entry as fields of a batch: targets, past covariates, known ones."""
     targets = np.atleast_2d(to_floats(entry["target"], f"the target of {group!r}"))
     if targets.ndim != 2:
         raise InputError(f"the target of {group!r} has shape {targets.shape}, expected (time,) or (variate, time)")
-    steps = targets.shape[1]
-    covariates = _covariates(entry, group, steps)
-    single = len(targets) == 1
+    covariates = _features(entry, group, targets.shape[1]) | _named(entry, group, targets.shape[1])
+    single = ("target" if covariates else "",)
+    names = single if len(targets) == 1 else tuple(map(str, range(len(targets))))
+    members = [(name, "target", values, None, None) for name, values in zip(names, targets, strict=True)]
+    for role in ("past", "known"):
+        members += [
+            (name, role, *each) for name, each in covariates.items() if (each[1] is not None) == (role == "known")
+        ]
     start = entry.get("start")
     common = {
         "groups": group,
         "static": {name: entry[name] for name in ("feat_static_real", "feat_static_cat") if name in entry},
         "starts": None if start is None else start_time(start, f" of {group!r}"),
     }
-    rows: list[dict[str, Any]] = []
-    for place, values in enumerate(targets):
-        variate = "target" if single and covariates else "" if single else str(place)
-        row = {"values": values, "variates": variate, "roles": "target", "futures": None, "categories": None}
-        rows.append(common | row)
-    for role in ("past", "known"):
-        for name, (values, future, categories) in covariates.items():
-            if (future is not None) == (role == "known"):
-                row = {"values": values, "variates": name, "roles": role, "futures": future, "categories": categories}
-                rows.append(common | row)
+    fields = ("variates", "roles", "values", "futures", "categories")
+    rows = [dict(zip(fields, member, strict=True)) | common for member in members]
     return [row | {"ids": f"{group}/{row['variates']}" if row["variates"] else group} for row in rows]
 
 
-def _covariates(
-    entry: Mapping[str, Any], group: str, steps: int
-) -> dict[str, tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]]:
-    """Return past, future or None, and categories or None of each covariate, by name."""
-    covariates: dict[str, tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]] = {}
+def _features(entry: Mapping[str, Any], group: str, steps: int) -> Covariates:
+    """Return gluonts's covariates, which have no names."""
+    covariates: Covariates = {}
     for field in ("past_feat_dynamic_real", "feat_dynamic_real"):
         if entry.get(field) is None:
             continue
         rows = np.atleast_2d(to_floats(entry[field], f"{field} of {group!r}"))
         if rows.ndim != 2:
             raise InputError(f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)")
+        known = field == "feat_dynamic_real"
+        if rows.shape[1] < steps or (not known and rows.shape[1] > steps):
+            raise InputError(f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}")
         for place, values in enumerate(rows):
-            ahead = values[steps:] if field == "feat_dynamic_real" else None
-            if len(values) < steps or (ahead is None and len(values) > steps):
-                raise InputError(f"{field} of {group!r} has {len(values)} steps and its target {steps}")
-            covariates[f"{field}/{place}"] = (values[:steps], ahead, None)
+            covariates[f"{field}/{place}"] = (values[:steps], values[steps:] if known else None, None)
+    return covariates
+
+
+def _named(entry: Mapping[str, Any], group: str, steps: int) -> Covariates:
+    """Return Chronos-2's covariates."""
     pasts, futures = (_by_name(entry, field, group) for field in ("past_covariates", "future_covariates"))
     for name in futures:
         if name not in pasts:
             raise InputError(f"covariate {name!r} of {group!r} has a future and no past_covariates")
+    covariates: Covariates = {}
     for name, values in pasts.items():
         what = f"covariate {name!r} of {group!r}"
         past = plain_array(values, what)
         if past.ndim != 1 or len(past) != steps:
             raise InputError(f"{what} has shape {past.shape} and its target {steps} steps")
-        ahead = plain_array([] if futures.get(name) is None else futures[name], f"the future of {what}")
-        if ahead.ndim != 1:
-            raise InputError(f"the future of {what} has shape {ahead.shape}, expected one axis: time")
+        future = plain_array([] if futures.get(name) is None else futures[name], f"the future of {what}")
+        if future.ndim != 1:
+            raise InputError(f"the future of {what} has shape {future.shape}, expected one axis: time")
         # categories are numbered over both, and numbers beside text stay what they are
-        both = np.concatenate([past.astype(object), ahead.astype(object)])
+        both = np.concatenate([past.astype(object), future.astype(object)])
         numbers, categories = numbers_or_categories(both, name)
         covariates[name] = (numbers[:steps], numbers[steps:] if name in futures else None, categories)
     return covariates
 
 
 def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]:
-    """Return the covariates of one field of an entry by their names as text.
-
-    Raises:
-        InputError: the field is no mapping, or two names read alike.
-    """
+    """Return the covariates of one field of an entry by their names as text, which are to differ."""
     covariates = entry.get(field)
     if covariates is None:
         return {}
@@ -146,19 +136,19 @@ def start_time(value: Any, owner: str = "") -> pd.Timestamp:
     """Read the time of a first value, as a clock on the wall shows it.
 
     Args:
-        value: text, or a date, timestamp or period of Python, numpy or pandas.
+        value: ISO 8601 text, or a date, timestamp or period of Python, numpy or pandas.
         owner: of the value, for messages, as in " of 'a'".
 
     Raises:
-        InputError: it is a number, missing, beyond the dates that nanoseconds hold, or may be two dates.
+        InputError: it is a number, missing, or beyond the dates that nanoseconds hold.
     """
     try:
         if not isinstance(value, str | date | np.datetime64 | pd.Period):
             raise InputError(f"expected a date, not {type(value).__name__}")
         if value is pd.NaT or value != value:
             raise InputError("leave it out where it is unknown")
-        stamp = value.to_timestamp() if isinstance(value, pd.Period) else value
-        times = times_of(pd.Series([stamp], dtype=object), "start")
+        year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
+        times = times_of(pd.Series([f"{value}-01" if year else value], dtype=object), "start")
         if times.steps:
             raise InputError("it counts steps")
     except (ValueError, OverflowError) as error:

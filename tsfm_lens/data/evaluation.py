@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -201,31 +201,18 @@ class EvaluationSet:
         if context_length is not None and context_length < 1:
             raise InputError(f"context_length is {context_length}, expected at least 1 step")
         windows = self._pick(indices)
-        values: list[np.ndarray] = []
         notes: list[str] = []
-        starts: list[pd.Timestamp | None] = []
+        rows: list[dict[str, Any]] = []
         for window in windows:
             skip = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
-            starts += [self._stamp(window, skip)] * window.n_variates
-            for name, row in zip(window.row_ids, window.context, strict=True):
-                series, note = _usable(row, skip, name)
-                values.append(series)
+            start = self._stamp(window, skip)
+            for number, (name, context) in enumerate(zip(window.row_ids, window.context, strict=True)):
+                values, note = _usable(context, skip, name)
                 notes += note
-        several = [window.n_variates > 1 for window in windows]
-        batch = SeriesBatch(
-            tuple(values),
-            tuple(name for window in windows for name in window.row_ids),
-            self.freq,
-            tuple(starts),
-            seasonality=self.seasonality,
-            notes=tuple(notes),
-            groups=tuple(window.id for window in windows for _ in range(window.n_variates)),
-            variates=tuple(
-                str(v) if many else ""
-                for window, many in zip(windows, several, strict=True)
-                for v in range(window.n_variates)
-            ),
-        )
+                variate = str(number) if window.n_variates > 1 else ""
+                rows.append({"values": values, "ids": name, "starts": start, "groups": window.id, "variates": variate})
+        columns: dict[str, Any] = {field: tuple(row[field] for row in rows) for field in rows[0]}
+        batch = SeriesBatch(**columns, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes))
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
@@ -242,10 +229,9 @@ class EvaluationSet:
             Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
         """
         numbers = [self._position(index) for index in indices]
-        for number in numbers:
-            if number not in self._scales:
-                rows = self.windows[number].context
-                self._scales[number] = [seasonal_error(row, self.seasonality) for row in rows]
+        for number in set(numbers) - set(self._scales):
+            rows = self.windows[number].context
+            self._scales[number] = [seasonal_error(row, self.seasonality) for row in rows]
         return np.array([scale for number in numbers for scale in self._scales[number]])
 
     def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:
@@ -273,7 +259,7 @@ class EvaluationSet:
         normal = np.array([NormalDist().inv_cdf(level) for level in levels])
         seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
         rows = []
-        for context in self._contexts(indices):
+        for context in (row for window in self._pick(indices) for row in window.context):
             mean, deviation = last_season(filled(context), self.seasonality, self.horizon)
             rows.append(mean + normal[:, None] * deviation * np.sqrt(seasons))
         return np.stack(rows)
@@ -286,12 +272,10 @@ class EvaluationSet:
         Args:
             indices: numbers of windows; all if None.
         """
-        numbers = range(len(self)) if indices is None else sorted({self._position(index) for index in indices})
+        numbers = range(len(self)) if indices is None else {self._position(index) for index in indices}
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
-        hasher = hashlib.sha256(header.encode())
-        for digest in sorted(self.windows[index].digest for index in numbers):
-            hasher.update(digest)
-        return hasher.hexdigest()
+        digests = sorted(self.windows[index].digest for index in numbers)
+        return hashlib.sha256(b"".join([header.encode(), *digests])).hexdigest()
 
     @cached_property
     def _scales(self) -> dict[int, list[float]]:
@@ -325,11 +309,8 @@ class EvaluationSet:
     def _pick(self, indices: Sequence[int]) -> list[Window]:
         windows = [self.windows[self._position(index)] for index in indices]
         if not windows:
-            raise InputError(f"no window of {self.name!r} was asked for: expected at least one index")
+            raise InputError(f"no window of {self.name!r} is named: expected at least one index")
         return windows
-
-    def _contexts(self, indices: Sequence[int]) -> list[np.ndarray]:
-        return [row for window in self._pick(indices) for row in window.context]
 
     def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
         """Compute the timestamp of the context's first step after ``skip``; None where unknown or past pandas' era."""
@@ -353,3 +334,48 @@ def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str
     context[-1] = finite[-1] if len(finite) else 0.0
     what = "the last value before them" if len(finite) else "0, as the series has no value"
     return context, [f"{name}: the {len(context)} steps of context are all missing; the last was given {what}"]
+
+
+def rolling_windows(
+    item: str,
+    values: np.ndarray,
+    horizon: int,
+    windows: int = 1,
+    stride: int | None = None,
+    start: pd.Timestamp | None = None,
+) -> Iterator[Window]:
+    """Cut the last windows of one item, in time order; each context is the whole history before its label.
+
+    Args:
+        item: its id.
+        values: (variate, time); the windows are views of it.
+        horizon: steps of each label.
+        windows: how many.
+        stride: steps from one label to the next; the horizon if None, so that labels do not overlap.
+        start: timestamp of the first step.
+
+    Raises:
+        InputError: the first window would have no context, or a number is not positive.
+
+    Source:
+        Rolling evaluation of GIFT-Eval (Aksu et al. 2024); ``gluonts.dataset.split``.
+    """
+    stride = horizon if stride is None else stride
+    for name, number in (("horizon", horizon), ("windows", windows), ("stride", stride)):
+        if number < 1:
+            raise InputError(f"{name} is {number}, expected 1 or more")
+    length = values.shape[-1]
+    least = steps_needed(horizon, windows, stride)
+    if length < least:
+        raise InputError(
+            f"series {item!r} has {length} steps: {windows} windows of horizon {horizon}, {stride} steps apart, need "
+            f"at least {least}"
+        )
+    for index in range(windows):
+        cut = length - horizon - stride * (windows - 1 - index)
+        yield Window(item, index, values[:, :cut], values[:, cut : cut + horizon], start)
+
+
+def steps_needed(horizon: int, windows: int, stride: int) -> int:
+    """Return the length of the shortest series that these windows fit, with one step of context for the first."""
+    return horizon + stride * (windows - 1) + 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,12 @@ import pandas as pd
 from tsfm_lens.data.batch import SeriesBatch, season_of
 from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
-from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.paths import local_path
-from tsfm_lens.data.windowing import rolling_windows
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.data.stored import gluonts_rows
+from tsfm_lens.errors import InputError
 
 
 def holdout_sets(
@@ -53,32 +51,14 @@ def holdout_sets(
         >>> [each.name for each in data.holdout_sets(["co2", "nile"], horizon=12)]
         ['bundled/co2', 'bundled/nile']
     """
-    names = _bundled_among(series)
-    if names:
-        return [_bundled_set(bundled_name, horizon, windows, stride) for bundled_name in names]
-    batch = as_series(series, **reading)
-    path = isinstance(series, str | Path)
-    name = name or (Path(series).name.split(".")[0] if path else "series")
-    source = f"file {Path(series).name}" if path else "series of the caller"
-    return _sets(batch, name, horizon, windows, stride, source)
-
-
-def _bundled_among(series: Any) -> tuple[str, ...]:
-    """Return the names if they are those of bundled series."""
-    if isinstance(series, str):
-        return (series,) if series in bundled_names() else ()
-    if isinstance(series, list | tuple) and series and all(isinstance(item, str) for item in series):
-        for item in series:
-            if item not in bundled_names():
-                raise unknown_name("bundled series", item, bundled_names(), hint="`tsfm-lens data` lists them all.")
-        return tuple(series)
-    return ()
-
-
-def _bundled_set(name: str, horizon: int, windows: int, stride: int | None) -> EvaluationSet:
-    info = bundled_info(name)
-    (bundled_set,) = _sets(bundled(name), f"bundled/{name}", horizon, windows, stride, info.source, info.field)
-    return bundled_set
+    cut = horizon, windows, stride
+    names = [series] if isinstance(series, str) and series in bundled_names() else series
+    if isinstance(names, list | tuple) and names and all(isinstance(item, str) for item in names):
+        infos = [bundled_info(item) for item in names]
+        return [_sets(bundled(i.name), f"bundled/{i.name}", *cut, i.source, i.field)[0] for i in infos]
+    file = Path(series).name if isinstance(series, str | Path) else None
+    label, source = (file.split(".")[0], f"file {file}") if file else ("series", "series of the caller")
+    return _sets(as_series(series, **reading), name or label, *cut, source)
 
 
 def _sets(
@@ -92,25 +72,15 @@ def _sets(
     for group, members in rows.items():
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
-        kind = (batch.freqs[first], batch.seasonalities[first])
-        windows_of_kind.setdefault(kind, []).extend(
-            rolling_windows(group, values, horizon, windows, stride, batch.starts[first])
-        )
-    labels = _labels(name, list(windows_of_kind))
-    return [
-        EvaluationSet(label, tuple(all_windows), horizon, freq, season, domain, source, batch.notes)
-        for label, ((freq, season), all_windows) in zip(labels, windows_of_kind.items(), strict=True)
-    ]
-
-
-def _labels(name: str, kinds: list[tuple[str | None, int]]) -> list[str]:
-    """Name each set: by the frequency where there are several, and by the season where that is not enough."""
-    if len(kinds) == 1:
-        return [name]
-    freqs = [freq for freq, _ in kinds]
-    return [
-        f"{name}/{freq or 'unknown'}" + (f"/season-{season}" if freqs.count(freq) > 1 else "") for freq, season in kinds
-    ]
+        cut = rolling_windows(group, values, horizon, windows, stride, batch.starts[first])
+        windows_of_kind.setdefault((batch.freqs[first], batch.seasonalities[first]), []).extend(cut)
+    freqs = [freq for freq, _ in windows_of_kind]
+    sets = []
+    for (freq, season), all_windows in windows_of_kind.items():
+        label = name if len(freqs) == 1 else f"{name}/{freq or 'unknown'}"
+        label += f"/season-{season}" if freqs.count(freq) > 1 else ""
+        sets.append(EvaluationSet(label, tuple(all_windows), horizon, freq, season, domain, source, batch.notes))
+    return sets
 
 
 def gluonts_set(
@@ -123,22 +93,18 @@ def gluonts_set(
     freq: str | None = None,
     seasonality: int | None = None,
     domain: str = "",
+    source: str = "gluonts dataset of the caller",
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of a gluonts dataset.
+    """Cut rolling windows at the end of a gluonts dataset, as one set.
 
     Args:
         dataset: entries with "target" (time,) or (variate, time), "start" and perhaps "item_id": a ListDataset,
             FileDataset, PandasDataset or a list of dicts.
-        horizon: steps of each label.
-        windows: how many per entry.
-        stride: steps from one label to the next; the horizon if None.
-        name: of the set.
+        horizon, windows, stride, name: see :func:`holdout_sets`.
         freq: frequency, in any pandas spelling; that of the first entry's period if None.
         seasonality: season length in steps; gluonts' own for the frequency if None.
         domain: field that the series come from.
-
-    Returns:
-        One set.
+        source: where they come from, in words.
 
     Raises:
         InputError: an entry has no target or too few steps, an id occurs twice, or there is no entry.
@@ -163,8 +129,7 @@ def gluonts_set(
         stamp = start_of(start, freq) if start is not None and freq else None
         all_windows += rolling_windows(item, values, horizon, windows, stride, stamp)
     stamps = stamp_frequency(freq) if freq else None
-    season = seasonality or season_of(stamps)
-    return [EvaluationSet(name, tuple(all_windows), horizon, stamps, season, domain, "gluonts dataset of the caller")]
+    return [EvaluationSet(name, tuple(all_windows), horizon, stamps, seasonality or season_of(stamps), domain, source)]
 
 
 def gluonts_file(
@@ -183,16 +148,8 @@ def gluonts_file(
     Args:
         path: a file of JSON lines (.json, .jsonl, either also with .gz), an .arrow, .feather or .parquet file, or a
             folder of such files, which are read in the order of their names.
-        horizon: steps of each label.
-        windows: how many per entry.
-        stride: steps from one label to the next; the horizon if None.
+        horizon, windows, stride, freq, seasonality, domain: see :func:`gluonts_set`.
         name: of the set; the file's or folder's name if None.
-        freq: frequency of all entries, in any pandas spelling.
-        seasonality: season length in steps; gluonts' own for the frequency if None.
-        domain: field that the series come from.
-
-    Returns:
-        One set.
 
     Raises:
         InputError: nothing is there that gluonts reads, a file is damaged, the frequency is none, or the entries are
@@ -200,21 +157,17 @@ def gluonts_file(
     """
     place = local_path(path)
     parse_frequency(freq)
-    entries = [entry for file in _gluonts_files(place) for entry in _gluonts_entries(file, freq)]
-    name = name or place.name.split(".")[0]
+    entries = [entry for file in _gluonts_files(place) for entry in gluonts_rows(file)]
+    options: dict[str, Any] = {"freq": freq, "seasonality": seasonality, "domain": domain}
+    name, source = name or place.name.split(".")[0], f"gluonts dataset {place.name}"
     try:
-        sets = gluonts_set(entries, horizon, windows, stride, name, freq=freq, seasonality=seasonality, domain=domain)
+        return gluonts_set(entries, horizon, windows, stride, name, source=source, **options)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    return [replace(dataset, source=f"gluonts dataset {place.name}") for dataset in sets]
 
 
 def _gluonts_files(place: Path) -> list[Path]:
-    """List the files of a dataset, in the order of their names.
-
-    Raises:
-        InputError: there is none, or the folder is no dataset itself.
-    """
+    """List the files of a dataset, in the order of their names."""
     if place.is_file():
         return [place]
     if not place.is_dir():
@@ -228,27 +181,3 @@ def _gluonts_files(place: Path) -> list[Path]:
     if not files:
         raise InputError(f"{str(place)!r} holds no file")
     return files
-
-
-def _gluonts_entries(file: Path, freq: str) -> Iterator[Mapping[str, Any]]:
-    with warnings.catch_warnings():
-        # it asks for a faster reader of JSON
-        warnings.filterwarnings("ignore", "Using `json`-module", UserWarning)
-        from gluonts.dataset.common import FileDataset, infer_file_type
-        from gluonts.exceptions import GluonTSDataError
-    try:
-        entries = infer_file_type(file)
-        if entries is None:
-            raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
-        first = next(iter(entries), None)
-        if first is None or "target" not in first or "start" not in first:
-            holds = "no entry" if first is None else f"entries with {', '.join(map(str, first))}"
-            raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
-        univariate = np.ndim(next(iter(first["target"]), 0)) == 0
-        # as timestamps, starts need no frequency of periods, whose spelling changed between pandas' versions
-        yield from FileDataset(file, freq, one_dim_target=univariate, use_timestamp=True)
-    except InputError:
-        raise
-    except (GluonTSDataError, LookupError, ValueError, TypeError, OSError, EOFError) as error:
-        # a line of JSON may be long
-        raise InputError(f"{file} is no dataset of gluonts: {str(error)[:200]}") from error

@@ -39,12 +39,7 @@ def to_floats(values: Any, what: str) -> np.ndarray:
 
 
 def plain_array(values: Any, what: str) -> np.ndarray:
-    """Convert any container into an array of real numbers, or of objects and text; masked values become NaN.
-
-    Raises:
-        InputError: it is ragged, a table whose columns or dimensions have names, or holds dates, durations, complex
-            numbers or records.
-    """
+    """Convert any container into an array of real numbers, or of objects and text; masked values become NaN."""
     if hasattr(values, "detach"):
         values = _from_tensor(values, what)
     values = to_pandas(values)
@@ -71,6 +66,29 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     return array
 
 
+def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Read a covariate (step,): numbers as float64, text as numbers of its categories in alphabetical order.
+
+    Returns:
+        Values, NaN where missing, and the names of the categories, None of numbers, which stand beside no text.
+    """
+    cells = values.tolist() if values.dtype.kind in "OUS" else []
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    if not texts:
+        return to_floats(values, f"covariate {name!r}"), None
+    odd = next((cell for cell in cells if not isinstance(cell, str) and not is_missing(cell)), None)
+    if odd is not None:
+        raise InputError(
+            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
+            "which is categories"
+        )
+    missing = np.array([is_missing(value) for value in values])
+    names, numbers = np.unique(values[~missing].astype(str), return_inverse=True)
+    out = np.full(len(values), np.nan)
+    out[~missing] = numbers
+    return out, tuple(map(str, names))
+
+
 def is_missing(item: object) -> bool:
     """Return True for a missing value of a container of objects, False for a value that is no number."""
     return item is None or item is pd.NA or item is np.ma.masked or (isinstance(item, float) and item != item)
@@ -87,11 +105,7 @@ def _plain_item(item: Any, what: str) -> Any:
 
 
 def _from_tensor(tensor: Any, what: str) -> np.ndarray:
-    """Convert a tensor.
-
-    Raises:
-        InputError: it is no dense tensor with values of its own.
-    """
+    """Convert a dense tensor with values of its own."""
     try:
         plain = tensor.detach().cpu()
         # numpy has not all of torch's floats

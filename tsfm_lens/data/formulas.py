@@ -1,9 +1,7 @@
 """CSV without formulas: text that a spreadsheet would run is written so that it stays text.
 
-A cell that begins with ``=``, ``+``, ``-``, ``@``, a tab or a line break is a formula to a spreadsheet unless it is a
-number. As OWASP's guidance on CSV injection has it, an apostrophe is put before it, also where it follows a separator
-inside a cell, since programs differ in what they take for one. Text that already has apostrophes there gets one more,
-so that :func:`restored` gives back exactly what was written.
+A cell that begins with ``=``, ``+``, ``-``, ``@``, a tab or a line break, or has them behind a separator, gets an
+apostrophe before it unless it is a number; text with apostrophes there gets one more.
 
 Source:
     https://owasp.org/www-community/attacks/CSV_Injection
@@ -22,7 +20,6 @@ _RISKY = re.compile(rf"{_BEFORE}('*)(?={_TRIGGER})")
 _DEFUSED = re.compile(rf"{_BEFORE}'('*)(?={_TRIGGER})")
 _RAW = re.compile(rf"{_BEFORE}(?={_TRIGGER})")
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-COMMA_NUMBER = NUMBER.replace(r"\.", ",")
 _NUMBER = re.compile(NUMBER)
 
 
@@ -34,11 +31,7 @@ def defused(text: str) -> str:
 
 
 def restored(texts: Sequence[str]) -> list[str]:
-    """Undo :func:`defused` for the texts of one column or header.
-
-    A column in which some text would run as a formula was not written by us, and stays as it is, so that no two
-    different texts become one.
-    """
+    """Undo :func:`defused` for one column or header; one in which some text would run is not ours and stays."""
     if not any("'" in text for text in texts):
         return list(texts)
     if any(_RAW.search(text) and not _NUMBER.fullmatch(text) for text in texts):

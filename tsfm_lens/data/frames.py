@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, known_frequency
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.batch import SeriesBatch, known_frequency, refuse_gaps
+from tsfm_lens.data.floats import numbers_or_categories, plain_array, to_floats
 from tsfm_lens.data.formulas import NUMBER
-from tsfm_lens.data.frame_covariates import chosen_covariates, columns_of_covariates, with_covariates
-from tsfm_lens.data.grid import Grid, grid_of
-from tsfm_lens.data.headers import TARGET_COLUMNS, kind_of
-from tsfm_lens.data.instants import Times, looks_like_dates, times_of
+from tsfm_lens.data.grid import Grid, grids_of
+from tsfm_lens.data.instants import Times, times_of
 from tsfm_lens.data.labels import id_texts
-from tsfm_lens.data.layout import dated_column, flat, key_and_time, value_columns
+from tsfm_lens.data.layout import covariate_roles, dated_column, flat, key_and_time, value_columns
 from tsfm_lens.data.tables import without_arrow
+from tsfm_lens.data.text import TARGET_COLUMNS
 from tsfm_lens.errors import InputError
 
-_NUMBER = re.compile(NUMBER)
-_LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the wall
+_TRUTHS = {"true": 1.0, "false": 0.0}
 
 
 def from_frame(
@@ -34,6 +32,7 @@ def from_frame(
     variates: Sequence[str] | None = None,
     id_column: str | None = None,
     time_column: str | None = None,
+    time_format: str | None = None,
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
 ) -> SeriesBatch:
@@ -42,10 +41,9 @@ def from_frame(
     Columns: an id (``id``, ``item_id``, ``unique_id`` …; one series if there is none), a timestamp
     (``timestamp``, ``ds``, ``date`` …, or the only column of dates; optional), and the target (``target``, ``y``,
     ``value``). An index of ids and timestamps, as AutoGluon's TimeSeriesDataFrame has, counts as such columns. A frame
-    without any of these names is read as one series per numeric column. Ids become text. Timestamps are read by
-    :func:`tsfm_lens.data.instants.times_of`. Timestamps with zones use the grid of UTC, or of the local clock if steps
-    are of a day or longer; if only the other grid is regular, they use that one. Gaps in regular timestamps become NaN.
-    The batch's notes record these choices and the columns that are not read.
+    without any of these names is read as one series per numeric column. Ids become text. Timestamps with zones use
+    the grid of UTC, or of the local clock if steps are of a day or longer; if only the other grid is regular, they use
+    that one. Gaps in regular timestamps become NaN. The batch's notes record these choices and what is not read.
 
     Covariates are columns of numbers or text. Each target gets its own group with copies of them; all variates of an
     item form one group. With known covariates the context ends at the last value of the targets. Later values of the
@@ -59,6 +57,7 @@ def from_frame(
             ``id/column``.
         id_column: whose values tell the series apart; found by its name if None.
         time_column: of the timestamps; found by its name if None.
+        time_format: of the timestamps; see :func:`tsfm_lens.data.instants.times_of`.
         known: columns of covariates whose future is known.
         past: columns of covariates that are seen up to the end of the context.
 
@@ -79,132 +78,80 @@ def from_frame(
     key, time = key_and_time(frame.columns, id_column, time_column)
     if targets is not None and variates is not None:
         raise InputError("give targets=… for columns that are series of their own or variates=…, not both")
-    multivariate = variates is not None
     if time is None:
         time = dated_column(frame, {key, *chain.from_iterable(filter(None, (targets, variates, known, past)))})
         notes += [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
-    roles = chosen_covariates(frame.columns, known, past, {time, key})
-    columns = _values(frame, variates if multivariate else targets, {time, key, *roles})
-    times = None if time is None else times_of(_digits(frame[time]), str(time))
+    roles = covariate_roles(frame.columns, known, past, {time, key})
+    columns = _values(frame, targets if variates is None else variates, {time, key, *roles})
+    times = None if time is None else times_of(frame[time], str(time), time_format)
     ids = None if key is None else id_texts(frame[key], str(key))
-    in_use = {key, time, *columns, *roles}
-    unread = [column for column in frame.columns if column not in in_use]
+    unread = [column for column in frame.columns if column not in {key, time, *columns, *roles}]
     _check_unread(frame, unread, ids, times)
     # a caller who names columns has chosen them
     notes += _note_unread(frame, unread) if targets is None and variates is None else []
-    groups = [("series-0" if multivariate or roles else "", np.arange(len(frame)))] if ids is None else _groups(ids)
+    grouped = variates is not None or bool(roles)
+    groups = [("series-0" if grouped else "", np.arange(len(frame)))] if ids is None else _groups(ids)
     grids: list[Grid] | None = None
     if times is not None:
-        groups_by_name = [(group or str(columns[0]), rows) for group, rows in groups]
-        grids, more = _on_grids(times, groups_by_name, frame.index, freq)
+        grids, more = grids_of(times, [(group or str(columns[0]), rows) for group, rows in groups], frame.index, freq)
         notes += more
     numbers = _all_numbers(frame, columns)
-    if roles:
-        targets_of = [tuple(columns)] if multivariate else [(column,) for column in columns]
-        covariates = columns_of_covariates(frame, roles, _numbers)
-        return with_covariates(groups, grids, targets_of, numbers, covariates, notes, frame.index)
-    values: list[np.ndarray] = []
-    names: list[str] = []
+    covariates = {name: (role, *_covariate(frame[name], str(name))) for name, role in roles.items()}
+    items = [tuple(columns)] if variates is not None else [(column,) for column in columns]
+    fields: dict[str, list[Any]] = {
+        name: [] for name in ("values", "ids", "groups", "variates", "roles", "futures", "categories", "starts")
+    }
     for place, (group, rows) in enumerate(groups):
-        for column in columns:
-            names.append(f"{group}/{column}" if multivariate else _name(group, column, len(columns)))
-            series = numbers[column][rows]
-            values.append(series if grids is None else grids[place].filled(series))
-    return SeriesBatch(
-        tuple(values),
-        tuple(names),
-        freq if grids is None else grids[0].freq,
-        () if grids is None else tuple(grid.start for grid in grids for _ in columns),
-        notes=tuple(notes),
-        groups=tuple(group for group, _ in groups for _ in columns) if multivariate else (),
-        variates=tuple(map(str, columns)) * len(groups) if multivariate else (),
-    )
+        grid = None if grids is None else grids[place]
+        for item in items:
+            name = group if len(items) == 1 and (grouped or group) else "/".join(filter(None, (group, str(item[0]))))
+            for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates, frame.index):
+                row |= {} if grouped else {"ids": name, "variates": ""}
+                for field, value in (row | {"groups": name, "starts": None if grid is None else grid.start}).items():
+                    fields[field].append(value)
+    whole: dict[str, Any] = {name: tuple(column) for name, column in fields.items()}
+    return SeriesBatch(**whole, freq=freq if grids is None else grids[0].freq, notes=tuple(notes))
 
 
-def _on_grids(
-    times: Times, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
-) -> tuple[list[Grid], list[str]]:
-    """Return the grid of each series, all of one frequency, and notes on how time was read.
+def _item_rows(
+    name: str,
+    rows: np.ndarray,
+    grid: Grid | None,
+    targets: Sequence[tuple[Hashable, np.ndarray]],
+    covariates: Mapping[Hashable, tuple[str, np.ndarray, tuple[str, ...] | None]],
+    labels: pd.Index,
+) -> list[dict[str, Any]]:
+    """Return the series of one item as fields of a batch: its targets, then its covariates."""
+    members = [(column, "target", values, None) for column, values in targets]
+    members += [(column, *covariate) for column, covariate in covariates.items()]
+    series = [values[rows] if grid is None else grid.filled(values[rows]) for _, _, values, _ in members]
+    end = len(series[0])
+    if any(role == "known" for _, role, _, _ in members):
+        present = np.flatnonzero(np.isfinite(series[: len(targets)]).any(axis=0))
+        if not len(present):
+            raise InputError(f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r} has no value")
+        end = int(present[-1]) + 1
 
-    Raises:
-        InputError: a series has no regular grid, or their frequencies differ.
-    """
-    notes = [times.note] if times.note else []
-    clocks = {"the local clock": times.clock}
-    if times.utc is not None:
-        steps = np.diff(np.sort(times.utc[groups[0][1]]))
-        local = len(steps) > 0 and int(np.median(steps)) >= _LOCAL
-        clocks = {"UTC": times.utc, **clocks}
-        clocks = dict(sorted(clocks.items(), key=lambda item: (item[0] == "UTC") == local))
-    first_error: InputError | None = None
-    for clock, stamps in clocks.items():
-        try:
-            grids = _all_grids(stamps, groups, rows, freq, times.doubtful)
-        except InputError as error:
-            first_error = first_error or error
-            continue
-        if times.utc is not None and clock != "UTC":
-            _check_order(times, groups, grids, rows)
-        if times.utc is not None and (times.utc != times.clock).any():
-            notes.append(f"timestamps have offsets from UTC; the series stand on the grid of {clock}")
-        for (group, _), grid in zip(groups, grids, strict=True):
-            if grid.missing:
-                notes.append(f"{group}: {grid.missing} missing timestamps were filled with NaN")
-        return grids, notes
-    assert first_error is not None
-    raise first_error
+    def step_label(step: int) -> str:
+        if grid is None:
+            return f"row {labels[rows[end + step]]}"
+        at = np.flatnonzero(grid.places == end + step)
+        row = f"row {labels[rows[grid.order[at[0]]]]}" if len(at) else "no row has it"
+        if grid.start is None or grid.freq is None:
+            return row
+        return f"{pd.date_range(grid.start, periods=end + step + 1, freq=grid.freq)[-1]} ({row})"
 
-
-def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: Sequence[Grid], rows: pd.Index) -> None:
-    """Refuse steps on a local clock that are regular there and do not go forward in UTC.
-
-    Raises:
-        InputError: an offset is wrong.
-    """
-    assert times.utc is not None
-    for (group, rows_of_group), grid in zip(groups, grids, strict=True):
-        in_order = rows_of_group[grid.order]
-        back = np.flatnonzero(np.diff(times.utc[in_order]) <= np.timedelta64(0))
-        if len(back):
-            pair = in_order[back[0] : back[0] + 2]
-            clock, utc = ([str(pd.Timestamp(time)) for time in stamps[pair]] for stamps in (times.clock, times.utc))
-            raise InputError(
-                f"series {group!r} goes from {clock[0]} to {clock[1]} on the local clock (rows {rows[pair[0]]} and "
-                f"{rows[pair[1]]}), but from {utc[0]} to {utc[1]} in UTC; one of the offsets is wrong"
-            )
-
-
-def _all_grids(
-    stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None, doubtful: bool
-) -> list[Grid]:
-    # the series of a panel mostly share their times
-    cache: dict[bytes, Grid] = {}
-
-    def grid(group: str, rows_of_group: np.ndarray, step: str | None) -> Grid:
-        times = stamps[rows_of_group]
-        entry = cache.get(times.tobytes())
-        if entry is None or (step is not None and entry.freq != step):
-            entry = cache[times.tobytes()] = grid_of(times, rows[rows_of_group], group, step, doubtful)
-        return entry
-
-    grids = [grid(group, rows_of_group, freq) for group, rows_of_group in groups]
-    freqs = sorted({each.freq for each in grids if each.freq is not None})
-    if len(freqs) > 1:
-        raise InputError(
-            f"the series have different frequencies ({', '.join(freqs)}); read them in batches of one frequency each"
-        )
-    if freqs and freq is None:
-        # of fewer than three timestamps nothing can be inferred; they are to fit the others' grid
-        grids = [
-            each if each.freq is not None else grid(group, rows_of_group, freqs[0])
-            for each, (group, rows_of_group) in zip(grids, groups, strict=True)
-        ]
-    return grids
-
-
-def _digits(column: pd.Series) -> pd.Series:
-    """Return the column that times are read from, with decimals as text."""
-    return column.map(str, na_action="ignore") if isinstance(column.dtype, pd.ArrowDtype) else column
+    out = []
+    for (column, role, _, categories), values in zip(members, series, strict=True):
+        future = None
+        if role == "known":
+            finite = np.flatnonzero(np.isfinite(values[end:]))
+            # a gap before the missing values at the end stays, to be refused
+            future = values[end:][: finite[-1] + 1 if len(finite) else 0]
+            refuse_gaps(future, f"{name}/{column}", step_label)
+        row = {"values": values[:end], "ids": f"{name}/{column}", "variates": str(column)}
+        out.append(row | {"roles": role, "futures": future, "categories": categories})
+    return out
 
 
 def _all_numbers(frame: pd.DataFrame, columns: Sequence[Hashable]) -> dict[Hashable, np.ndarray]:
@@ -217,58 +164,64 @@ def _all_numbers(frame: pd.DataFrame, columns: Sequence[Hashable]) -> dict[Hasha
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
     """Convert the column into the nearest float64; text that reads as a number counts as one."""
-    if isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype) or column.dtype == object:
-        cells = column.to_numpy(dtype=object, copy=True)
-        texts = {place: cell for place, cell in enumerate(cells) if isinstance(cell, str)}
-        odd = next((place for place, text in texts.items() if not _NUMBER.fullmatch(text.strip())), None)
-        if odd is not None:
-            raise InputError(f"column {name!r} holds {texts[odd]!r} in row {column.index[odd]}, which is not a number")
-        cells[list(texts)] = list(map(float, texts.values()))
-        return to_floats(cells, f"column {name!r}")
-    return to_floats(column.to_numpy(), f"column {name!r}")
+    if not isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype) and column.dtype != object:
+        return to_floats(column.to_numpy(), f"column {name!r}")
+    cells = column.to_numpy(dtype=object, copy=True)
+    for place, cell in enumerate(cells):
+        if isinstance(cell, str):
+            if not re.fullmatch(NUMBER, cell.strip()):
+                raise InputError(f"column {name!r} holds {cell!r} in row {column.index[place]}, which is not a number")
+            cells[place] = float(cell)
+    return to_floats(cells, f"column {name!r}")
+
+
+def _covariate(column: pd.Series, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Read numbers as they are, truth values as 0 and 1, text and categories by their numbers."""
+    kind = column.dtype
+    if pd.api.types.is_numeric_dtype(kind):
+        return _numbers(column, name), None
+    of_numbers = False
+    if isinstance(kind, pd.CategoricalDtype):
+        of_numbers = pd.api.types.is_numeric_dtype(kind.categories.dtype)
+        names = np.append(id_texts(kind.categories.to_series(), name), [None])
+        column = pd.Series(names[column.cat.codes], column.index, dtype=object)
+    cells = plain_array(column, f"covariate {name!r}")
+    texts = [cell for cell in cells.tolist() if isinstance(cell, str)]
+    if not of_numbers and all(re.fullmatch(NUMBER, text.strip()) for text in texts):
+        return _numbers(column, name), None
+    if all(text.lower() in _TRUTHS for text in texts):
+        cells = np.array([_TRUTHS[cell.lower()] if isinstance(cell, str) else cell for cell in cells], dtype=object)
+    return numbers_or_categories(cells, name)
 
 
 def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarray | None, times: Times | None) -> None:
-    """Refuse to merge series that differ in a column of text.
-
-    Ids and timestamps that never repeat are enough; other text is then a label of the rows.
-
-    Raises:
-        InputError: rows of one series differ in text that is not read.
-    """
+    """Refuse to merge series that differ in a column of text; unless ids and timestamps never repeat."""
     groups = np.zeros(len(frame)) if ids is None else ids
     if times is not None and not pd.DataFrame({"id": groups, "time": times.instants}).duplicated().any():
         return
-    texts = {
-        column: frame[column].astype(str).where(frame[column].notna())
-        for column in unread
-        if not pd.api.types.is_numeric_dtype(frame[column])
-    }
-    conflicts = {column: text for column, text in texts.items() if text.groupby(groups).nunique().max() > 1}
-    if not conflicts:
-        return
-    descriptions: list[str] = []
-    options: dict[str, str] = {}
-    for column, text in conflicts.items():
-        dates = looks_like_dates(text)
-        descriptions.append(f"{str(column)!r} ({'dates' if dates else 'text'} such as {text.dropna().iloc[0]!r})")
-        options.setdefault("time_column" if dates else "id_column", str(column))
-    raise InputError(
-        f"rows differ in {', '.join(descriptions)}: if that is not read, different series run together. Name the "
-        f"columns with {', '.join(f'{option}={name!r}' for option, name in options.items())}, rename them (id, "
-        "timestamp), or leave them out"
-    )
+    examples = []
+    for column in unread:
+        text = frame[column].astype(str).where(frame[column].notna())
+        if not pd.api.types.is_numeric_dtype(frame[column]) and text.groupby(groups).nunique().max() > 1:
+            examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
+    if examples:
+        raise InputError(
+            f"rows differ in {', '.join(examples)}: if that is not read, different series run together. Name the "
+            "column of ids with id_column=…, that of dates with time_column=… and time_format=…, rename them (id, "
+            "timestamp), or leave them out"
+        )
 
 
 def _note_unread(frame: pd.DataFrame, unread: Sequence[Hashable]) -> list[str]:
     if not unread:
         return []
-    descriptions = []
+    examples = []
     for column in unread:
-        # what keeps a column from being one of numbers; it may be a damaged cell
-        text = next((cell for cell in frame[column] if isinstance(cell, str) and kind_of(cell) == "text"), None)
-        descriptions.append(f"{str(column)!r}" + ("" if text is None else f" (text such as {text[:60]!r})"))
-    note = f"not read: {'columns' if len(unread) > 1 else 'column'} {', '.join(descriptions)}"
+        # a damaged cell may keep a column from being one of numbers
+        odd = (cell for cell in frame[column] if isinstance(cell, str) and not re.fullmatch(NUMBER, cell.strip()))
+        text = next(odd, None)
+        examples.append(f"{str(column)!r}" + ("" if text is None else f" (text such as {text[:60]!r})"))
+    note = f"not read: {'columns' if len(unread) > 1 else 'column'} {', '.join(examples)}"
     if any(pd.api.types.is_numeric_dtype(frame[column]) for column in unread):
         note += "; targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
     return [note]
@@ -278,13 +231,10 @@ def _values(frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashab
     columns = value_columns(frame.columns, names, others)
     if columns is not None:
         return columns
-    free: list[Hashable] = [column for column in frame.columns if column not in others]
-    kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
-    numeric = [column for column in free if pd.api.types.is_numeric_dtype(kinds[column])]
-    if numeric:
-        return numeric
-    if len(free) == 1:
-        return free  # its first value that is no number will be named
+    free = {column: kind for column, kind in zip(frame.columns, frame.dtypes, strict=True) if column not in others}
+    numeric = [column for column, kind in free.items() if pd.api.types.is_numeric_dtype(kind)]
+    if numeric or len(free) == 1:
+        return numeric or list(free)  # of a single one the first value that is no number will be named
     raise InputError(
         f"no column holds the values: expected one of {', '.join(TARGET_COLUMNS)}, or numeric columns; "
         f"found {', '.join(map(str, frame.columns))}"
@@ -296,9 +246,3 @@ def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
     codes, names = pd.factorize(ids)
     rows = np.argsort(codes, kind="stable")
     return list(zip(map(str, names), np.split(rows, np.cumsum(np.bincount(codes))[:-1]), strict=True))
-
-
-def _name(group: str, column: Hashable, n_columns: int) -> str:
-    if not group:
-        return str(column)
-    return f"{group}/{column}" if n_columns > 1 else group

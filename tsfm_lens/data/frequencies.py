@@ -16,22 +16,23 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError
 
-BASES = {
-    **dict.fromkeys(("A", "Y", "YE", "YS", "AS", "BYS", "BYE"), "A"),
-    **dict.fromkeys(("Q", "QE", "QS", "BQS", "BQE"), "Q"),
-    **dict.fromkeys(("M", "ME", "MS", "BMS", "BME"), "M"),
-    **dict.fromkeys(("W",), "W"),
-    **dict.fromkeys(("D",), "D"),
-    **dict.fromkeys(("B",), "B"),
-    **dict.fromkeys(("H", "h"), "H"),
-    **dict.fromkeys(("T", "min"), "T"),
-    **dict.fromkeys(("S", "s"), "S"),
+_SPELLINGS = {
+    "A": "A Y YE YS AS BYS BYE",
+    "Q": "Q QE QS BQS BQE",
+    "M": "M ME MS BMS BME",
+    "H": "H h",
+    "T": "T min",
+    "S": "S s",
 }
+_LETTERS = {word: letter for letter, words in _SPELLINGS.items() for word in words.split()} | dict(
+    zip("WDB", "WDB", strict=True)
+)
 """Every spelling -> one letter, as GIFT-Eval and gluonts use it."""
-PERIODS = {"A": "Y", "H": "h", "T": "min", "S": "s"}
-STAMPS = {"A": "YS", "Q": "QS", "M": "MS", "H": "h", "T": "min", "S": "s"}
-MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
-DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
+_PERIODS = {"A": "Y", "H": "h", "T": "min", "S": "s"}
+_STAMPS = {"A": "YS", "Q": "QS", "M": "MS", "H": "h", "T": "min", "S": "s"}
+_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
+_ANCHORS = {"A": _MONTHS, "Q": _MONTHS, "W": _DAYS}
 
 
 @lru_cache
@@ -42,30 +43,22 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
         InputError: it is none that benchmarks use.
     """
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
-    if parts is None or parts[2] not in BASES or parts[1] == "0" or not _is_anchor(BASES[parts[2]], parts[3]):
+    letter = _LETTERS.get(parts[2]) if parts else None
+    if parts is None or letter is None or parts[1] == "0" or (parts[3] and parts[3] not in _ANCHORS.get(letter, ())):
         raise InputError(
             f"{freq!r} is no frequency of a benchmark; examples: '10S', '15T', 'H', 'D', 'W-SUN', 'M', 'Q-DEC', 'A-DEC'"
         )
-    letter, anchor = BASES[parts[2]], parts[3] or ""
+    anchor = parts[3] or ""
     if letter in "AQ":
         # spelled by their beginnings, these name the month after the last
-        begins = parts[2].endswith("S")
-        anchor = _shift(MONTHS, anchor or "JAN", -1) if begins else anchor or "DEC"
-    elif letter == "W":
-        anchor = anchor or "SUN"
-    return int(parts[1] or 1), letter, anchor
-
-
-def _is_anchor(letter: str, anchor: str | None) -> bool:
-    return anchor is None or (letter in "AQ" and anchor in MONTHS) or (letter == "W" and anchor in DAYS)
+        anchor = _shift(_MONTHS, anchor or "JAN", -1) if parts[2].endswith("S") else anchor or "DEC"
+    return int(parts[1] or 1), letter, anchor or ("SUN" if letter == "W" else "")
 
 
 def stamp_frequency(freq: str) -> str:
     """Return the pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" -> "W-MON", "Q-DEC" -> "QS-JAN"."""
     multiple, letter, anchor = parse_frequency(freq)
-    alias = STAMPS.get(letter, letter)
-    if anchor:
-        alias += f"-{_shift(DAYS if letter == 'W' else MONTHS, anchor, 1)}"
+    alias = _STAMPS.get(letter, letter) + (f"-{_shift(_ANCHORS[letter], anchor, 1)}" if anchor else "")
     return f"{multiple if multiple > 1 else ''}{alias}"
 
 
@@ -92,7 +85,7 @@ def start_of(start: Any, freq: str) -> pd.Timestamp | None:
 def _start_of(start: Any, freq: str) -> pd.Timestamp | None:
     _, letter, anchor = parse_frequency(freq)
     # pandas gives up periods of business days
-    unit = "D" if letter == "B" else PERIODS.get(letter, letter) + (f"-{anchor}" if anchor else "")
+    unit = "D" if letter == "B" else _PERIODS.get(letter, letter) + (f"-{anchor}" if anchor else "")
     try:
         if isinstance(start, pd.Period):
             return start.start_time

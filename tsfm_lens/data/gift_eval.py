@@ -10,6 +10,7 @@ import csv
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,12 +21,11 @@ from typing import Literal
 
 import pandas as pd
 
-from tsfm_lens.data.arrow_folder import StoredSeries, read_folder
 from tsfm_lens.data.batch import season_of
-from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows, steps_needed
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.paths import local_path
-from tsfm_lens.data.windowing import rolling_windows, steps_needed
+from tsfm_lens.data.stored import StoredSeries, read_folder
 from tsfm_lens.errors import InputError, unknown_name
 
 VARIABLE = "GIFT_EVAL"
@@ -63,10 +63,9 @@ class GiftEvalConfig:
 
 
 def source_of(dataset: str) -> str:
-    """Return the collection that a dataset is taken from.
+    """Return the collection that a dataset is taken from: "ett1" of "ett1/H/short", and of its other terms.
 
-    That is "ett1" of "ett1/H/short", of its other terms and of its other frequencies, which all hold the same
-    observations. A dataset that is not named so is its own source.
+    A dataset that is not named so is its own source.
     """
     parts = dataset.split("/")
     return parts[0] if len(parts) > 1 and parts[-1] in TERMS else dataset
@@ -95,8 +94,7 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
 
 @cache
 def _table() -> tuple[dict[str, str], ...]:
-    file = files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv"
-    with file.open(encoding="utf-8") as handle:
+    with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(encoding="utf-8") as handle:
         return tuple(csv.DictReader(handle))
 
 
@@ -158,20 +156,25 @@ def gift_eval(
     root = _root(path)
     absent = [config for config in selection if not (root / config.folder).is_dir()]
     if absent:
-        _report_absent(root, absent, len(selection), missing)
-    folders: dict[str, list[StoredSeries]] = {}
-    sets = []
+        folders = ", ".join(dict.fromkeys(config.folder for config in absent))
+        message = f"{str(root)!r} lacks {len(absent)} of {len(selection)} configurations: no folder {folders}"
+        if missing == "error" or len(absent) == len(selection):
+            raise InputError(f'{message}. missing="skip" leaves out those that are not there.')
+        warnings.warn(message, stacklevel=2)
+    sets, folder, rows = [], "", []
     for config in selection:
         if config in absent:
             continue
-        if config.folder not in folders:
+        if config.folder != folder:
             # terms of one dataset follow one another
-            folders = {config.folder: read_folder(root / config.folder)}
-        rows = folders[config.folder]
-        _check_rows(rows, config, root)
+            folder, rows = config.folder, read_folder(root / config.folder)
         # the stored frequency may be anchored
-        freq, source = rows[0].freq or config.freq, f"GIFT-Eval, {config.folder}"
-        sets.append(_set(rows, config.key, config.folder, freq, config.horizon, config.domain, source))
+        freq, variates = rows[0].freq or config.freq, len(rows[0].values)
+        if parse_frequency(freq)[:2] != parse_frequency(config.freq)[:2]:
+            raise InputError(f"{root / folder} has frequency {freq!r}, expected {config.freq!r} for {config.key}")
+        if variates != config.variates:
+            raise InputError(f"{root / folder} has {variates} variates, expected {config.variates} for {config.key}")
+        sets.append(_set(rows, config.key, folder, freq, config.horizon, config.domain, f"GIFT-Eval, {folder}"))
     return sets
 
 
@@ -181,9 +184,8 @@ def select_configs(patterns: str | Sequence[str]) -> tuple[GiftEvalConfig, ...]:
     Raises:
         UnknownNameError: a pattern fits none.
     """
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    keys = set()
-    for pattern in patterns:
+    keys: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = [c.key for c in gift_eval_configs() if any(fnmatchcase(c.key, p) for p in (pattern, f"{pattern}/*"))]
         if not matches:
             hint = "gift_eval_configs() lists all 97."
@@ -201,7 +203,7 @@ def gift_eval_folder(
     freq: str | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Read the test windows of any dataset that is stored like GIFT-Eval's, by the benchmark's rules.
+    """Read the test windows of any dataset that is stored like GIFT-Eval's, by the benchmark's rules, as one set.
 
     Args:
         path: folder with state.json.
@@ -210,9 +212,6 @@ def gift_eval_folder(
         horizon: steps of each label; the benchmark's for the frequency and term if None.
         freq: in any spelling; the stored one if None.
         domain: field of the data.
-
-    Returns:
-        One set.
 
     Raises:
         InputError: the folder is missing or damaged, or frequency or horizon are unknown.
@@ -244,27 +243,10 @@ def _root(path: str | Path | None) -> Path:
     return root
 
 
-def _report_absent(root: Path, absent: list[GiftEvalConfig], total: int, missing: str) -> None:
-    folders = list(dict.fromkeys(config.folder for config in absent))
-    message = f"{str(root)!r} lacks {len(absent)} of {total} configurations: no folder {', '.join(folders)}"
-    if missing == "error" or len(absent) == total:
-        raise InputError(f'{message}. missing="skip" leaves out those that are not there.')
-    warnings.warn(message, stacklevel=3)
-
-
-def _check_rows(rows: list[StoredSeries], config: GiftEvalConfig, root: Path) -> None:
-    """Refuse a folder that is another dataset than the configuration's."""
-    freq, variates = rows[0].freq or config.freq, len(rows[0].values)
-    if parse_frequency(freq)[:2] != parse_frequency(config.freq)[:2]:
-        raise InputError(f"{root / config.folder} has frequency {freq!r}, expected {config.freq!r} for {config.key}")
-    if variates != config.variates:
-        raise InputError(f"{root / config.folder} has {variates} variates, expected {config.variates} for {config.key}")
-
-
 def _set(
     rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: int, domain: str, source: str
 ) -> EvaluationSet:
-    """Cut the windows of all rows."""
+    """Cut the windows of all rows; a second item "a" is named "a#2"."""
     freqs = {row.freq for row in rows if row.freq}
     # weeks may begin on different days
     if len({parse_frequency(frequency)[:2] for frequency in freqs}) > 1:
@@ -273,7 +255,10 @@ def _set(
     least = steps_needed(horizon, windows, horizon)
     all_windows: list[Window] = []
     notes: list[str] = []
-    for row, item in zip(rows, _distinct([row.item for row in rows]), strict=True):
+    times: Counter[str] = Counter()
+    for row in rows:
+        times[row.item] += 1
+        item = row.item if times[row.item] == 1 else f"{row.item}#{times[row.item]}"
         if row.values.shape[1] < least:
             notes.append(f"{item}: left out, its {row.values.shape[1]} steps are too few for {windows} windows")
             continue
@@ -285,23 +270,7 @@ def _set(
 
 
 def window_count(folder: str, shortest: int, horizon: int) -> int:
-    """Return the test windows per series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's.
-
-    Args:
-        folder: name of the dataset.
-        shortest: steps of its shortest series.
-        horizon: steps of each label.
-    """
+    """Return the test windows per series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's."""
     if "m4" in folder:
         return 1
     return min(max(1, math.ceil(TEST_SHARE * shortest / horizon)), MOST_WINDOWS)
-
-
-def _distinct(items: list[str]) -> list[str]:
-    """Add a number to names that repeat: a second "a" becomes "a#2"."""
-    times: dict[str, int] = {}
-    distinct = []
-    for item in items:
-        times[item] = times.get(item, 0) + 1
-        distinct.append(item if times[item] == 1 else f"{item}#{times[item]}")
-    return distinct

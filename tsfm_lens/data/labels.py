@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def texts(values: Any, what: str) -> tuple[str, ...]:
-    """Convert names to text; a text is one name, not its letters.
-
-    Raises:
-        InputError: they are no names.
-    """
+    """Convert names to text; a text is one name, not its letters."""
     if isinstance(values, str):
         return (values,)
     if not isinstance(values, Iterable):
@@ -30,11 +26,7 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
 
 
 def label(value: Any, what: str) -> str:
-    """Convert one id or name to text: whole numbers and decimals to their digits, others as Python writes them.
-
-    Raises:
-        InputError: it is a container or bytes, whose text would be that of Python's code.
-    """
+    """Convert one id or name to text: decimals to their digits, others as Python writes them, but no containers."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Decimal):
@@ -51,12 +43,7 @@ def label(value: Any, what: str) -> str:
 
 
 def id_texts(column: pd.Series, name: str) -> np.ndarray:
-    """Convert the ids, or names of categories, of a column to text; see :func:`label`.
-
-    Raises:
-        InputError: an id is missing, a container or bytes; or equal ids read differently (1 and 1.0), or different ids
-            alike (1 and "1").
-    """
+    """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0 or "1", which read alike."""
     missing = column.isna().to_numpy()
     if missing.any():
         raise InputError(f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -30,19 +29,15 @@ def local_path(path: str | Path) -> Path:
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
     """Build the error for a file that does not exist: it names readable files of the folder, the nearest first."""
-    candidates = (
-        sorted(item.name for item in file.parent.glob("*") if item.suffix in readable) if file.parent.is_dir() else []
-    )
-    near = get_close_matches(file.name, candidates, n=_MOST_FILES)
-    names = [*near, *(name for name in candidates if name not in near)][:_MOST_FILES]
-    hint = f" That folder has: {', '.join(names)}{', …' if len(candidates) > _MOST_FILES else ''}." if names else ""
+    names = sorted(item.name for item in file.parent.glob("*") if item.suffix in readable)
+    near = get_close_matches(file.name, names, n=_MOST_FILES)
+    nearest = [*near, *(name for name in names if name not in near)][:_MOST_FILES]
+    hint = f" That folder has: {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}." if names else ""
     return InputError(f"there is no file {str(file)!r}.{hint}")
 
 
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
-    """Return an existing plain file with one of these endings.
-
-    Pipes and devices are refused: they may never end, and cannot be read twice.
+    """Return an existing plain file with one of these endings; pipes and devices may never end.
 
     Raises:
         InputError: it is not there, no plain file, or has another ending; the message has files that are near.
@@ -50,9 +45,8 @@ def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
     file = local_path(path)
     if not file.exists():
         raise missing_file(file, readable)
-    kind = file.stat().st_mode
-    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+    if not file.is_file() and not file.is_dir():
         raise InputError(f"{str(path)!r} is a pipe or a device, expected a plain file; save its content to one first")
-    if stat.S_ISDIR(kind) or not file.name.lower().endswith(readable):
+    if file.is_dir() or not file.name.lower().endswith(readable):
         raise InputError(f"cannot read {str(path)!r}: expected a file that ends in {', '.join(readable)}")
     return file

@@ -8,13 +8,13 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 
+_LABELS = ("series", "group", "variate")
+
 
 def by_variate(dataset: xr.Dataset) -> xr.Dataset:
-    """Split dim ``series`` of a dataset into ``series``, one entry per group, and ``variate``.
+    """Split dim ``series`` of a dataset into ``series``, one entry per group, and ``variate``, in order of appearance.
 
-    Groups and variates keep the order in which they first occur. Coordinates of ``series`` other than its ids,
-    ``group`` and ``variate`` stay, as (series, variate). Where a group lacks a variate, floats and integers are
-    NaN, times NaT and text "". Variables without dim ``series`` are as they were.
+    Where a group lacks a variate, floats and integers are NaN, times NaT and text "".
 
     Args:
         dataset: with coordinates ``group`` and ``variate`` on dim ``series``; it is not changed.
@@ -43,15 +43,9 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
         rows[place] = position
     variables = {name: _split_series(array.variable, rows) for name, array in dataset.data_vars.items()}
-    coords = {
-        name: _split_series(array.variable, rows)
-        for name, array in dataset.coords.items()
-        if "series" in array.dims and name not in ("series", "group", "variate")
-    }
-    labels = {
-        "series": ("series", groups, dataset["series"].attrs),
-        "variate": ("variate", variates, dataset["variate"].attrs),
-    }
+    coords = {name: array.variable for name, array in dataset.coords.items() if "series" in array.dims}
+    coords = {name: _split_series(each, rows) for name, each in coords.items() if name not in _LABELS}
+    labels = {name: (name, each, dataset[name].attrs) for name, each in (("series", groups), ("variate", variates))}
     # these coordinates bring their indexes along
     others = dataset.drop_dims("series").coords
     return xr.Dataset(variables, coords=others, attrs=dataset.attrs).assign_coords({**labels, **coords})

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.data.batch import COLUMNS
-from tsfm_lens.data.covariates import ROLES
+from tsfm_lens.data.batch import COLUMNS, ROLES
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.segments import Segment, refuse_overlap
 from tsfm_lens.models.lens import Lens

@@ -72,7 +72,7 @@ class File(_Cut):
         id_column, time_column: columns of ids and timestamps; found by their names if None.
         targets: columns that are series of their own.
         variates: columns that are the variates of one item, in place of targets.
-        delimiter, decimal, encoding, header: how text is written, where that is not to be found by rule.
+        time_format, delimiter, decimal, encoding, header: how text is written; see ``tsfm_lens.data.read_series``.
         freq: pandas frequency alias; from the timestamps if None.
         start: timestamp of every series' first value, where the file has none.
         seasonality: season length in steps; from the frequency if None.
@@ -83,6 +83,7 @@ class File(_Cut):
     name: str = ""
     id_column: str | None = None
     time_column: str | None = None
+    time_format: str | None = None
     targets: Texts | None = None
     variates: Texts | None = None
     delimiter: str | None = None

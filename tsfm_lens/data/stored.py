@@ -1,8 +1,10 @@
-"""Reader of folders that Hugging Face's ``Dataset.save_to_disk`` wrote, with pyarrow alone."""
+"""Datasets on disk, as Hugging Face's ``Dataset.save_to_disk`` and gluonts write them."""
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tsfm_lens.data.labels import label
 from tsfm_lens.errors import InputError
 
-END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_SHAPE = "._np_shape"  # of the column with the shapes of another column's arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +39,7 @@ class StoredSeries:
 
 
 def read_folder(folder: Path) -> list[StoredSeries]:
-    """Read all rows of a stored dataset, in order; values stay in the mapped files until they are used.
+    """Read all rows of a dataset of ``save_to_disk``; values stay in the mapped files until they are used.
 
     Raises:
         InputError: the folder is no stored dataset, a file is missing or ends early, or a row has no target.
@@ -47,6 +51,70 @@ def read_folder(folder: Path) -> list[StoredSeries]:
     if not rows:
         raise InputError(f"{folder} has no series")
     return rows
+
+
+def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a file of gluonts, with targets in single precision as its FileDataset has them.
+
+    Args:
+        file: JSON lines (.json, .jsonl, either also with .gz), or .arrow, .feather or .parquet.
+
+    Raises:
+        InputError: the file is damaged or of another kind, or has no entries with start and target.
+    """
+    plain = file.name.lower().removesuffix(".gz")
+    if not plain.endswith((".json", ".jsonl", ".arrow", ".feather", ".parquet")):
+        raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
+    axes: set[int] = set()
+    try:
+        for entry in _json_rows(file) if plain.endswith((".json", ".jsonl")) else arrow_rows(file):
+            if not isinstance(entry, dict) or "target" not in entry or "start" not in entry:
+                holds = f"entries with {', '.join(map(str, entry))}" if isinstance(entry, dict) else repr(entry)[:80]
+                raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
+            target = np.asarray(entry["target"], dtype=np.float32)
+            axes.add(target.ndim)
+            if not axes <= {1, 2} or len(axes) > 1:
+                raise ValueError(f"targets with {' and '.join(map(str, sorted(axes)))} axes")
+            yield entry | {"target": target}
+    except InputError:
+        raise
+    except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
+        # a line of JSON may be long
+        raise InputError(f"{file} is no dataset of gluonts: {str(error)[:200]}") from error
+    if not axes:
+        raise InputError(f"{file} holds no entry, expected 'start' and 'target'")
+
+
+def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an Arrow or Parquet file; arrays that gluonts stored flat get back their shapes.
+
+    Raises:
+        OSError, ValueError: the file is damaged or none of these.
+    """
+    with pa.memory_map(str(file)) as source:
+        start = source.read(6)
+        if start.startswith(b"PAR1"):
+            table = pq.read_table(file)
+        else:
+            source.seek(0)
+            table = (pa.ipc.open_file if start == b"ARROW1" else pa.ipc.open_stream)(source).read_all()
+    for row in table.to_pandas().to_dict("records"):
+        for name in [str(name) for name in row if str(name).endswith(_SHAPE)]:
+            shape = row.pop(name)
+            row[name.removesuffix(_SHAPE)] = row[name.removesuffix(_SHAPE)].reshape(shape)
+        yield {
+            name: np.stack(cell) if isinstance(cell, np.ndarray) and cell.dtype == object else cell
+            for name, cell in row.items()
+        }
+
+
+def _json_rows(file: Path) -> Iterator[Any]:
+    with (gzip.open if file.name.lower().endswith(".gz") else open)(file, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number + 1} is no JSON: {error}") from error
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -75,13 +143,12 @@ def _batches(file: Path) -> list[pa.RecordBatch]:
     try:
         with pa.memory_map(str(file)) as source:
             batches = list(pa.ipc.open_stream(source))
-            size = source.size()
-            source.seek(max(0, size - len(END_OF_STREAM)))
+            source.seek(max(0, source.size() - len(_END_OF_STREAM)))
             end = source.read()
     except (pa.ArrowInvalid, OSError, EOFError) as error:
         raise InputError(f"{file} is no whole Arrow stream: {error}. Copy it again.") from error
     # a stream that was cut between two batches reads without any error
-    if end != END_OF_STREAM:
+    if end != _END_OF_STREAM:
         raise InputError(f"{file} ends early, after {sum(map(len, batches))} rows. Copy it again.")
     return batches
 
@@ -90,10 +157,9 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
     names = batch.schema.names
     if "target" not in names:
         raise InputError(f"{file} has no column 'target'; it has {', '.join(names)}")
-    count = len(batch)
 
     def column(name: str) -> list[Any]:
-        return batch.column(name).to_pylist() if name in names else [None] * count
+        return batch.column(name).to_pylist() if name in names else [None] * len(batch)
 
     items = enumerate(column("item_id"), before)
     ids = [str(row) if item is None else label(item, f"{file}: item_id of row {row}") for row, item in items]

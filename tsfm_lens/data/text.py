@@ -1,0 +1,252 @@
+"""Delimited text as columns of text cells, and the numbers among them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tsfm_lens.data.formulas import NUMBER, restored
+from tsfm_lens.errors import InputError
+
+ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
+TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
+TARGET_COLUMNS = ("target", "y", "value", "values")
+MISSING = (
+    *("", "NA", "N/A", "n/a", "NaN", "nan", "-nan", "-NaN", "null", "NULL", "None", "<NA>", "#N/A", "#NA"),
+    *("#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+)
+"""Cells that stand for a missing value."""
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_NUMBERS = {".": rf"^(?:{NUMBER}|[+-]?(?:[iI]nf|INF|[iI]nfinity))$", ",": "^" + NUMBER.replace(r"\.", ",") + "$"}
+_THOUSANDS = r"^[+-]?\d{1,3}(?:[., '’\x{a0}\x{202f}]\d{3})+(?:[.,]\d+)?$"
+_THREE_DECIMALS = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"  # or thousands
+_DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T ].*)?|\d{4}-?Q[1-4]")
+
+
+@dataclass(frozen=True, eq=False)
+class TextTable:
+    """Cells as written: columns by name, "Unnamed: 3" where there is none, and the first row's number in the file."""
+
+    columns: dict[str, pa.Array]
+    first_row: int
+    delimiter: str
+    decimal: str | None
+    notes: tuple[str, ...]
+
+    def text(self, name: str, is_id: bool = False) -> np.ndarray:
+        """Return the cells of a column, None where missing; of ids only an empty one is."""
+        column = self.columns[name]
+        missing = pc.equal(column, "") if is_id else pc.is_in(pc.utf8_trim_whitespace(column), pa.array(MISSING))
+        column = pa.array(restored(column.to_pylist()), pa.string())
+        return np.asarray(pc.if_else(missing, None, column).to_numpy(zero_copy_only=False), dtype=object)
+
+    def numbers(self, name: str, share: float) -> np.ndarray | None:
+        """Return a column as float64, NaN where missing; None if less than this share of its cells is like numbers.
+
+        Raises:
+            InputError: a cell of another column is no number, or has another decimal sign or separators of thousands.
+        """
+        cells, masks = self._matches(name)
+        valid = _mask(cells.is_valid())
+        sign = self.decimal or "."
+        wrong = np.flatnonzero(valid & ~masks[sign])
+        if not len(wrong):
+            plain = pc.replace_substring_regex(pc.replace_substring(cells, ",", "."), r"^\+", "")
+            try:
+                return np.asarray(pc.cast(plain, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+            except pa.ArrowInvalid:
+                return np.array([np.nan if cell is None else float(cell) for cell in plain.to_pylist()])
+        if (masks["."] | masks[","] | masks["thousands"])[valid].mean() < share:
+            return None
+        row = int(wrong[0])
+        where, other = f"column {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row}", ".,".strip(sign)
+        if masks["thousands"][row] and not masks[other][row]:
+            raise InputError(f"{where}: thousands separators are not read; write numbers without, as in 1234.5")
+        if masks[other][row]:
+            raise InputError(f"{where}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all")
+        raise InputError(f"{where}, which is not a number")
+
+    def is_numeric(self, name: str) -> bool:
+        """Return True if all cells are numbers, of either decimal sign."""
+        _, masks = self._matches(name)
+        return bool((masks["."] | masks[","]).all())
+
+    def check_points(self, names: Sequence[str]) -> None:
+        """Refuse points that may all separate thousands: the decimal sign is not given, and no comma parts cells."""
+        if self.decimal is not None or self.delimiter == ",":
+            return
+        example = ""
+        for name in names:
+            cells = self.columns[name]
+            points = pc.utf8_trim_whitespace(cells.filter(pc.match_substring(cells, ".")))
+            if not pc.all(pc.match_substring_regex(points, _THREE_DECIMALS), min_count=0).as_py():
+                return
+            if len(points) and not example:
+                example = f"column {name!r} holds {points[0].as_py()!r}"
+        if example:
+            raise InputError(
+                f"{example}: that may be a decimal sign or a thousands separator, and no other cell tells which; "
+                "give decimal='.' or decimal=','"
+            )
+
+    def _matches(self, name: str) -> tuple[pa.Array, dict[str, np.ndarray]]:
+        """Return the cells, null where missing, and masks of those that are numbers, True where missing."""
+        texts = pc.utf8_trim_whitespace(self.columns[name])
+        cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
+        forms = {**_NUMBERS, "thousands": _THOUSANDS}
+        return cells, {
+            sign: _mask(pc.fill_null(pc.match_substring_regex(cells, form), True)) for sign, form in forms.items()
+        }
+
+
+def read_table(
+    file: Path,
+    *,
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+) -> TextTable:
+    """Read the cells of a delimited file; refuse one that is damaged or where an option must decide."""
+    if decimal not in (None, ".", ","):
+        raise InputError(f"decimal={decimal!r} is no decimal sign; expected '.' or ','")
+    text = _decode(_content(file), encoding)
+    declaration = re.match(r"sep=(.)\r?\n", text)
+    if declaration:
+        delimiter, text = delimiter or declaration[1], text[declaration.end() :]
+    sign = _sign_of(delimiter) if delimiter is not None else _only_sign(text, file, decimal)
+    rows = _rows(text, sign)
+    names = [cell.strip() for cell in rows[0]]
+    if _has_header(names) if header is None else header:
+        names = [name or f"Unnamed: {place}" for place, name in enumerate(restored(names))]
+        first_row, body = 2, rows[1:]
+    else:
+        names, first_row, body = [f"column-{place}" for place in range(len(names))], 1, rows
+    if len(set(names)) < len(names):
+        raise InputError(f"two columns are named {next(name for name in names if names.count(name) > 1)!r}")
+    stop = len(body)
+    while stop and not any(cell.strip() for cell in body[stop - 1]):
+        stop -= 1
+    if not stop:
+        raise InputError(f"there are no rows below the header ({', '.join(names[:8])})")
+    columns = dict(zip(names, map(pa.array, zip(*body[:stop], strict=True)), strict=True))
+    empty = len(body) - stop if len(names) > 1 else 0
+    notes = (f"{empty} rows at the end hold nothing and were left out",) if empty else ()
+    return TextTable(columns, first_row, sign, decimal, notes)
+
+
+def _content(file: Path) -> bytes:
+    if not file.name.lower().endswith(".gz"):
+        return file.read_bytes()
+    try:
+        return gzip.decompress(file.read_bytes())
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"its compressed content is damaged or cut short ({error}); copy it again") from error
+
+
+def _decode(content: bytes, encoding: str | None) -> str:
+    """Decode by the encoding that is given, by a byte order mark, or as UTF-8."""
+    name = encoding or ("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    try:
+        text = content.decode(name)
+    except UnicodeError as error:
+        row = content[: getattr(error, "start", 0)].count(b"\n") + 1
+        label, source = name.removesuffix("-sig").upper(), f" as encoding={encoding!r} asks for" if encoding else ""
+        raise InputError(
+            f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252'"
+        ) from error
+    except (LookupError, ValueError) as error:
+        raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
+    if "\0" in text:
+        raise InputError(f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is no text file")
+    text = text.removeprefix("\ufeff").lstrip("\r\n")
+    if not text.strip():
+        raise InputError("the file is empty")
+    return text
+
+
+def _sign_of(delimiter: str) -> str:
+    sign = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}.get(delimiter, delimiter)
+    if len(sign) != 1 or sign in "\"\r\n'.+-\0" or sign.isalnum() or not sign.isascii():
+        raise InputError(f"delimiter={delimiter!r} is no single sign; expected ',', ';', '|', 'tab' or 'space'")
+    return sign
+
+
+def _only_sign(text: str, file: Path, decimal: str | None) -> str:
+    """Return the one delimiter in the first line; one that parts nothing where there is none."""
+    first, _, below = text.partition("\n")
+    inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
+    if len(inside) > 1:
+        listing = " and ".join(_DELIMITERS[sign] for sign in inside)
+        raise InputError(f"the first line has {listing}, which may part columns; give delimiter=',', ';', '|' or 'tab'")
+    if inside:
+        return inside[0]
+    if re.match(r"[^\s\"]+ +[^\s\"]", below) and " " in first.strip():
+        raise InputError("blanks may part the columns; give delimiter='space', or delimiter=',' for one column")
+    return "\t" if decimal == "," or ".tsv" in file.name.lower() else ","
+
+
+def _rows(text: str, sign: str) -> list[list[str]]:
+    """Split text into rows of equally many cells."""
+    if sign == " ":
+        text = re.sub(r" +(?=\r?\n|\Z)", "", text)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign, strict=True, skipinitialspace=sign == " ")
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise InputError(f"line {reader.line_num} has a quotation mark or line break out of place: {error}") from error
+    width, quoted = len(rows[0]), '"' in text
+    # an empty line of a single column is a missing value
+    rows = [row or [""] for row in rows if row or width == 1]
+    for number, row in enumerate(rows, 1):
+        if len(row) != width:
+            raise InputError(_uneven(sign.join(row), number, len(row), width, sign))
+        if quoted and any(sign in cell and ("\n" in cell or "\r" in cell) for cell in row):
+            raise InputError(
+                f"a cell of row {number} goes over several lines; a quotation mark is missing or one too many"
+            )
+    return rows
+
+
+def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
+    message = f"row {number} has {cells} cells and the first row {width}: {text[:80]!r}"
+    if sign == "," and cells > width:
+        more = (
+            "delimiter=';' and decimal=','" if width == 1 else "decimal=',' and another delimiter, or quote the numbers"
+        )
+        return f"{message}. If the comma is the decimal sign, the file needs {more}"
+    return (
+        message if sign in text else f"{message}. If {_DELIMITERS.get(sign, repr(sign))} part nothing, give delimiter=…"
+    )
+
+
+def _has_header(first: Sequence[str]) -> bool:
+    """Return True for a line of words; refuse numbers, dates and empty cells without a standard name beside them."""
+    dates = [cell for cell in first if _DATE.fullmatch(cell)]
+    values = [cell for cell in first if any(re.fullmatch(form, cell) for form in _NUMBERS.values())]
+    if {cell.lower() for cell in first}.isdisjoint((*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS)):
+        if dates or values or all(cell in MISSING for cell in first):
+            raise InputError(
+                f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values; give header=True or "
+                "header=False"
+            )
+    elif len(dates) > 1:
+        raise InputError(
+            f"the columns are named by dates ({', '.join(dates[:3])} …): expected one row per time step; transpose the "
+            "table"
+        )
+    return True
+
+
+def _mask(array: pa.Array) -> np.ndarray:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=bool)
