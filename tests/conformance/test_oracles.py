@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.hooks import edit, reference, tap
+from tsfm_lens.hooks import attention_capture, edit, reference
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Writer
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.extras import status
@@ -243,8 +243,8 @@ def test_a_forgotten_hook_is_noticed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_wrong_softmax_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = tap.softmax_rows
-    monkeypatch.setattr(tap, "softmax_rows", lambda scores: right(scores) ** 1.01)
+    right = attention_capture.softmax_rows
+    monkeypatch.setattr(attention_capture, "softmax_rows", lambda scores: right(scores) ** 1.01)
     case = fresh(name)
     assert not oracles.reading_changes_nothing(case).passed
     assert not oracles_attention.patterns(case).passed

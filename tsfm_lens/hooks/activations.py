@@ -12,25 +12,10 @@ from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
 from tsfm_lens.hooks.decomposing import Decomposed
+from tsfm_lens.hooks.hook_table import HookTable
 from tsfm_lens.hooks.names import Point, nearest, select
-from tsfm_lens.hooks.point_table import PointTable
-from tsfm_lens.hooks.shorthand import Key, full_name
 from tsfm_lens.hooks.spans import TokenSpans
-
-# members of TransformerLens's cache that this one lacks -> the replacement
-_INSTEAD = {
-    "apply_slice_to_batch_dim": "take rows of one activation, or run some of the series: run.select(ids)",
-    "cache_dict": "the activations are a mapping by name themselves",
-    "compute_head_results": "stack_head_results() computes what was not recorded",
-    "get_neuron_results": "get_full_resid_decomposition() has the neurons",
-    "has_embed": "hook_embed is there if it was recorded: 'hook_embed' in acts",
-    "logit_attrs": "probes.attribute(run) splits the forecast, in data units, among all components; parts of a stream "
-    "are read out by lens.readout(parts, encoded, like=stream)",
-    "logit_lens": "probes.logit_lens(run) reads every layer out; one stream: lens.readout(stream, encoded)",
-    "model": "the model is the lens that was run",
-    "stack_neuron_results": "get_full_resid_decomposition() has the neurons",
-    "toggle_autodiff": "recorded activations are detached; torch.inference_mode() switches gradients off",
-}
+from tsfm_lens.hooks.tl_names import CACHE, Key, full_name
 
 
 @dataclass(frozen=True)
@@ -80,7 +65,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
     spans_at: Callable[[str, int, int, int, int], TokenSpans] | None = None
     attrs: dict[str, object] = field(default_factory=dict)
     recorded: dict[str, list[Call]] = field(default_factory=dict)
-    source: PointTable | None = field(default=None, repr=False)
+    source: HookTable | None = field(default=None, repr=False)
     has_batch_dim: bool = True
     reduced: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -102,7 +87,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return list(self.recorded)
 
     def __getattr__(self, name: str) -> Any:
-        instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+        instead = f": {CACHE[name]}" if name in CACHE else ""
         raise AttributeError(f"activations have no {name!r}{instead}")
 
     def __getitem__(self, name: Key) -> Tensor:

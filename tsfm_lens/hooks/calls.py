@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.native import get_input, get_output
 from tsfm_lens.hooks.replay import map_tensors
-from tsfm_lens.hooks.slots import TorchHook, hooked
+from tsfm_lens.hooks.torch_hooks import TorchHook, hooked
 
 
 class NativeCall(NamedTuple):

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
-from tsfm_lens.hooks.point_table import PointTable
+from tsfm_lens.hooks.hook_table import HookTable
+from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.sums import refuse_other_stream
 from tsfm_lens.hooks.wiring import Mlp
-from tsfm_lens.hooks.writes import RESIDUAL_NAMES, Before
+from tsfm_lens.hooks.writes import Before
 
 if TYPE_CHECKING:
-    from tsfm_lens.hooks.shorthand import Key
+    from tsfm_lens.hooks.tl_names import Key
 
 Labelled = Tensor | tuple[Tensor, list[str]]
 """(component, batch, pos, d_model), with a leading axis "step" after it in rollouts; with its labels if asked for."""
@@ -30,7 +31,7 @@ class Decomposed(ABC):
     stream, what is written early is given as it arrives.
     """
 
-    source: PointTable | None
+    source: HookTable | None
 
     @abstractmethod
     def __getitem__(self, name: Key) -> Tensor:

@@ -11,10 +11,12 @@ from transformer_lens.hook_points import HookPoint
 from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, components, select_components
+from tsfm_lens.hooks.context import Hook
+from tsfm_lens.hooks.dispatch import HookScope
 from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, PatchFrom, Rows, Steer, Zero
 from tsfm_lens.hooks.names import PATTERN, Point, select
-from tsfm_lens.hooks.registry import HookRegistry, RunState
-from tsfm_lens.hooks.scope import Hook, holding
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.state import RunState
 from tsfm_lens.hooks.wiring import Attention, Stack
 
 T = TypeVar("T")
@@ -30,9 +32,9 @@ def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[st
     target = intervention.target
     # a table never changes, and of interventions only these two have spots of their own
     cache_key = (target, isinstance(intervention, EditPattern), isinstance(intervention, Steer))
-    if cache_key not in registry.spots:
-        registry.spots[cache_key] = _resolve(registry, intervention)
-    return registry.spots[cache_key]
+    if cache_key not in registry.targets:
+        registry.targets[cache_key] = _resolve(registry, intervention)
+    return registry.targets[cache_key]
 
 
 def _resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
@@ -88,7 +90,7 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], valu
     hooks: list[Hook] = [
         (name, _Edit(registry, registry.points[name], tuple(those)), "fwd") for name, those in acts.items()
     ]
-    return holding(registry, hooks, value)
+    return Block(HookScope(registry, value, hooks))
 
 
 def acts_by_row(intervention: Intervention, point: Point) -> bool:

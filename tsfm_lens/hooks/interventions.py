@@ -20,7 +20,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.reference import drawn_rows, position_means, rows_in_place, source_rows
-from tsfm_lens.hooks.registry import RunState
+from tsfm_lens.hooks.state import RunState
 
 Target = str | Component
 Rows = int | slice | Sequence[int] | Sequence[bool] | Tensor | None

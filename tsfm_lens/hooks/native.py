@@ -114,13 +114,14 @@ def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) 
 
 def fold_leading(tensor: Tensor, layout: str) -> Tensor:
     """Fold axes in front of those of the layout (quantile paths of a rollout) into its first axis."""
-    extra = tensor.ndim - _axes_of(layout)
+    extra = tensor.ndim - len(axes_of(layout))
     return tensor.flatten(0, extra) if extra > 0 else tensor
 
 
 @cache
-def _axes_of(layout: str) -> int:
-    return len(re.findall(r"\([^)]*\)|\S+", layout))
+def axes_of(layout: str) -> list[str]:
+    """Split a layout into its axes, a bracket as one."""
+    return re.findall(r"\([^)]*\)|\S+", layout)
 
 
 @cache

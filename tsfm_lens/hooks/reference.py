@@ -8,7 +8,7 @@ from torch import Tensor
 from tsfm_lens.errors import HookError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.registry import RunState
+from tsfm_lens.hooks.state import RunState
 
 
 def position_means(reference: Activations, point: Point) -> tuple[Tensor, Tensor]:

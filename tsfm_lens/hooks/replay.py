@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.native import get_output, put_output
 from tsfm_lens.hooks.repeated import Repeated
-from tsfm_lens.hooks.slots import TorchHook, hooked
 from tsfm_lens.hooks.state import ONE_RUN
+from tsfm_lens.hooks.torch_hooks import TorchHook, hooked
 
 # numbers that are copied in less time than it takes to do without
 _FEW = 2**16

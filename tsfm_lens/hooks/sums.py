@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, LensError, UnknownNameError, WiringError
-from tsfm_lens.hooks.point_table import PointTable
+from tsfm_lens.hooks.hook_table import HookTable
+from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.stream import Recorded
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Stack, Wiring
-from tsfm_lens.hooks.writes import RESIDUAL_NAMES, Before
+from tsfm_lens.hooks.writes import Before
 
 # half precision may not make a deviation of any size pass for rounding
 _MOST = 0.1
@@ -117,7 +118,7 @@ def no_sum(
 
 
 @torch.no_grad()
-def refuse_other_stream(place: Before, source: PointTable) -> None:
+def refuse_other_stream(place: Before, source: HookTable) -> None:
     """Refuse a place whose stream is not the sum of the writes before it; nothing where one was not recorded.
 
     Raises:

@@ -10,13 +10,12 @@ from torch import Tensor
 from transformer_lens.utilities import Slice
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.hook_table import HookTable
+from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.native import rms_scale, without_gain
-from tsfm_lens.hooks.point_table import PointTable
 from tsfm_lens.hooks.stream import Place, Recorded, carry_factors
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
-
-RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
 
 
 class Before:
@@ -38,7 +37,7 @@ class Before:
     def __init__(
         self,
         acts: Recorded,
-        source: PointTable,
+        source: HookTable,
         stack: str | None,
         layer: int | None,
         mlp_input: bool = False,

@@ -25,7 +25,7 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.stream import carry_factors
 from tsfm_lens.hooks.sums import branch_sums
 from tsfm_lens.hooks.wiring import Attention, Stack
-from tsfm_lens.hooks.writes import RESIDUAL_NAMES
+from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.tolerance import rounding
