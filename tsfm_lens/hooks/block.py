@@ -26,6 +26,7 @@ class Scope(Protocol[T_co]):
 
     def check(self) -> None:
         """Raise for a silent failure; called after the end of a block without an error."""
+        return
 
 
 class _Exit(partial[None]):

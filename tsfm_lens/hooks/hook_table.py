@@ -49,7 +49,7 @@ class HookTable:
         self.points: dict[str, Point] = hook_points(wiring)
         self.rank = {name: float(place) for place, name in enumerate(self.points)}
         self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
-        self.inside_attention = {
+        self.inside_attention: dict[tuple[str, str], Point] = {
             (point.site.module, point.how): point for point in self.points.values() if point.how != "site"
         }
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
