@@ -23,7 +23,7 @@ from tsfm_lens import compress
 from tsfm_lens.compress import LowRank
 from tsfm_lens.compress.stored import folded
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
-from tsfm_lens.hooks.calls import recorded_calls
+from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import read_checkpoint
 from tsfm_lens.models.memory import LiveBytes

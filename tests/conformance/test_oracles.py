@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
+from tiny_lenses import tiny
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.hooks import edit, reference, tap
+from tsfm_lens.hooks import attention_capture, edit, interventions
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Writer
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.extras import status
@@ -24,14 +25,6 @@ from tsfm_lens.testing import ORACLES, Case, example_case, oracles, oracles_atte
 ARCHITECTURES = sorted(architectures())
 # two stacks, cross-attention, plain sums: the wirings that most of what follows spoils
 CHRONOS = ["chronos", "chronos-bolt"]
-
-
-def tiny(name: str) -> Any:
-    """A tiny native model; skips where its library is not installed."""
-    entry = architectures()[name]
-    if entry.extra and not status()[entry.extra].importable:
-        pytest.skip(f"the extra {entry.extra} is not installed")
-    return entry.tiny()
 
 
 @cache
@@ -243,8 +236,8 @@ def test_a_forgotten_hook_is_noticed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_wrong_softmax_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = tap.softmax_rows
-    monkeypatch.setattr(tap, "softmax_rows", lambda scores: right(scores) ** 1.01)
+    right = attention_capture.softmax_rows
+    monkeypatch.setattr(attention_capture, "softmax_rows", lambda scores: right(scores) ** 1.01)
     case = fresh(name)
     assert not oracles.reading_changes_nothing(case).passed
     assert not oracles_attention.patterns(case).passed
@@ -252,7 +245,7 @@ def test_a_wrong_softmax_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_wrong_patch_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = reference.rows_in_place
+    right = interventions.rows_in_place
     wrong = lambda *args: right(*args).flip(0)  # noqa: E731
     monkeypatch.setattr("tsfm_lens.hooks.interventions.rows_in_place", wrong)
     assert not oracles.patching(fresh(name)).passed

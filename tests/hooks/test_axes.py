@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.hooks import by_row
-from tsfm_lens.hooks.axes import axes_after
+from tsfm_lens.hooks.recorder import axes_after
 
 AXES = ("batch", "pos", "head", "d")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,21 +13,15 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
+from tiny_lenses import fresh
 from tsfm_lens.errors import HookError, InputError, UnknownNameError, WiringError
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.recorder import record
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.extras import status
 from tsfm_lens.testing import assert_close, example_case, native_traces
 
 ARCHITECTURES = sorted(architectures())
 EACH = pytest.mark.parametrize("name", ARCHITECTURES)
-
-
-def fresh(name: str) -> Lens:
-    """A tiny lens of its own; skips where its library is not installed."""
-    entry = architectures()[name]
-    if entry.extra and not status()[entry.extra].importable:
-        pytest.skip(f"the extra {entry.extra} is not installed")
-    return load(entry.tiny(), check=False)
 
 
 def last_attention(lens: Lens) -> tuple[nn.Module, str, str, str]:
@@ -283,9 +278,6 @@ def test_whatever_a_hook_writes_reaches_the_model(patch_lens: Lens, write: str, 
 
 
 def test_a_reading_hook_before_one_that_writes_keeps_what_it_saw(patch_lens: Lens) -> None:
-    from tsfm_lens.hooks.activations import Activations
-    from tsfm_lens.hooks.recorder import record
-
     encoded = example_case(patch_lens, n_series=1).encoded
     point = "decoder_blocks.0.mlp.hook_out"
     acts = Activations(patch_lens.registry.points)
@@ -364,8 +356,6 @@ def test_factors_are_read_when_they_are_used() -> None:
 
 
 def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
-    import copy
-
     for name in ARCHITECTURES:
         lens = fresh(name)
         case = example_case(lens, n_series=1)

@@ -253,7 +253,10 @@ def interrupted_everywhere(work: Work, files: set[str], *, every_turn: bool = Fa
 
 ENTERING = [hooks, ablate, gradients, pattern, observed]
 # code that runs while the model does
-RUNNING = [(work, {str(PACKAGE / "hooks" / name) for name in ("tap.py", "slots.py")}) for work in (cache, caught)]
+RUNNING = [
+    (work, {str(PACKAGE / "hooks" / name) for name in ("attention_capture.py", "torch_hooks.py")})
+    for work in (cache, caught)
+]
 # what is the model's or the process's
 SHARED = [
     (

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tiny_lenses import lens_of
 from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.errors import HookError
 from tsfm_lens.hooks import Component, Resample
-from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.extras import status
+from tsfm_lens.models import Lens, architectures
 from tsfm_lens.testing import example_case, rounding
 
 NAMES = sorted(architectures())
 FIXED = ("chronos-2", "moirai-1.1", "toto-2")
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    entry = architectures()[name]
-    if entry.extra and not status()[entry.extra].importable:
-        pytest.skip(f"the extra {entry.extra} is not installed")
-    return load(entry.tiny(), check=False)
 
 
 def draws(lens: Lens, count: int = 3) -> dict[str, Any]:

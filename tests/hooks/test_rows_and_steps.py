@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
 
+from tiny_lenses import fresh, lens_of
 from tsfm_lens.ablation import Variant, run_variants
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern, Intervention, PatchFrom, Steer, Zero
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import assert_close
 
 STEPS = np.arange(32)
 ONE, TWO = np.sin(STEPS / 2.0), 3 + np.cos(STEPS / 3.0)
 JOINT = ("chronos-2", "timesfm-3", "toto-1", "toto-2", "moirai-1.1", "moirai-2")
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def pairs() -> object:
@@ -92,7 +86,7 @@ def test_rows_of_the_head_are_the_series(name: str) -> None:
 
 
 def test_a_native_call_inside_a_context_has_rows_of_its_own() -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = fresh("chronos-bolt")
     lens.forecast([ONE, TWO], 4)
     four = [torch.tensor(values) for values in (ONE, TWO, ONE + 1, TWO + 1)]
     plain = lens.native.predict(four, prediction_length=4)
@@ -102,7 +96,7 @@ def test_a_native_call_inside_a_context_has_rows_of_its_own() -> None:
 
 
 def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
-    lens = load(architectures()["toto-2"].tiny(), check=False)
+    lens = fresh("toto-2")
     point = "blocks.0.hook_resid_post"
     with pytest.raises(InputError, match="derivatives"), lens.hooks(bwd_hooks=[(point, lambda grad, hook: None)]):
         pass
@@ -113,7 +107,7 @@ def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
 
 
 def test_blocks_of_toto_2_know_their_steps_and_spans() -> None:
-    lens = load(architectures()["toto-2"].tiny(), check=False)
+    lens = fresh("toto-2")
     point = "blocks.0.hook_resid_post"
     whole = lens.forecast([ONE], 48)
     lens.adapter.decode_block_size = 16  # type: ignore[attr-defined]
@@ -138,7 +132,7 @@ def test_blocks_of_toto_2_know_their_steps_and_spans() -> None:
 def test_spans_of_timesfm_end_where_the_forecast_starts_however_much_is_padded() -> None:
     import timesfm
 
-    lens = load(architectures()["timesfm-2.5"].tiny(), check=False)
+    lens = fresh("timesfm-2.5")
     settings = timesfm.ForecastConfig(max_context=256, max_horizon=48, force_flip_invariance=False)
     lens.native.compile(settings)
     point = "blocks.0.hook_resid_post"
@@ -156,7 +150,7 @@ def test_spans_of_t5_go_on_beyond_64_tokens() -> None:
 
 
 def test_a_model_without_outer_quantiles_forecasts_its_own() -> None:
-    lens = load(architectures()["toto-2"].tiny(), check=False)
+    lens = fresh("toto-2")
     adapter = lens.adapter
     adapter.levels = (0.5,)  # type: ignore[attr-defined]
     adapter.run = lambda inputs: torch.zeros(1, 1, 8)  # type: ignore[method-assign]
@@ -166,7 +160,7 @@ def test_a_model_without_outer_quantiles_forecasts_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["toto-1", "toto-2", "timesfm-3", "timesfm-2.5", "moirai-1.1", "moirai-2"])
 def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> None:
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = fresh(name)
     with pytest.raises(InputError, match="float32"):
         lens.to(torch.bfloat16)
     assert next(lens.parameters()).dtype == torch.float32

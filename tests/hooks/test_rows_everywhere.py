@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tiny_lenses import lens_of
 from tsfm_lens.hooks import EditPattern, Zero
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, architectures
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
@@ -24,15 +25,19 @@ def three_series(lens: Lens) -> list[np.ndarray]:
 REPRODUCIBLE = [name for name in NAMES if architectures()[name].readout != "distribution"]
 
 
+def beyond_one_pass(lens: Lens, count: int) -> tuple[int, dict[str, int]]:
+    """A horizon past the first pass, where a rollout goes there, and as many sample paths where there are any."""
+    adapter, rolls = lens.adapter, lens.adapter.rollout in ("cache", "refeed")
+    horizon = adapter.prediction_length + 3 if rolls else min(6, adapter.prediction_length)
+    return horizon, {"num_samples": count} if adapter.readout != "quantile" else {}
+
+
 @pytest.mark.parametrize("name", REPRODUCIBLE)
 @pytest.mark.parametrize("what", ["head", "layer", "pattern"])
 def test_only_the_chosen_series_changes(name: str, what: str) -> None:
-    lens = load(architectures()[name].tiny(), check=False)
-    adapter, stack = lens.adapter, lens.wiring.output_stack
-    series = three_series(lens)
-    beyond = adapter.rollout in ("cache", "refeed")
-    horizon = adapter.prediction_length + 3 if beyond else min(6, adapter.prediction_length)
-    draws = {"num_samples": 3} if adapter.readout != "quantile" else {}
+    lens = lens_of(name)
+    stack, series = lens.wiring.output_stack, three_series(lens)
+    horizon, draws = beyond_one_pass(lens, 3)
     last = stack.n_layers - 1
     kind = stack.attention_kinds()[0]
     at = ".".join(part for part in (stack.name, str(last), kind) if part)
@@ -49,16 +54,12 @@ def test_only_the_chosen_series_changes(name: str, what: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rows_of_a_series_are_found_in_every_pass(name: str) -> None:
-    lens = load(architectures()[name].tiny(), check=False)
-    adapter, stack = lens.adapter, lens.wiring.output_stack
-    horizon = (
-        adapter.prediction_length + 3 if adapter.rollout in ("cache", "refeed") else min(6, adapter.prediction_length)
-    )
-    draws = {"num_samples": 5} if adapter.readout != "quantile" else {}
-    point = f"{stack.prefix}.0.mlp.hook_out"
+    lens = lens_of(name)
+    horizon, draws = beyond_one_pass(lens, 5)
+    point = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
     with lens.edit(Zero(point, rows=[1])):
         _, acts = lens.run_with_cache(three_series(lens), names_filter=point, rollout=True, horizon=horizon, **draws)
-    assert len(acts.calls(point)) >= (2 if adapter.rollout != "single" else 1)
+    assert len(acts.calls(point)) >= (2 if lens.adapter.rollout != "single" else 1)
     for call in acts.calls(point):
         rows = np.arange(len(call.value))
         # Toto's rows are sample paths of all series; the others' are series, each with its own paths

@@ -66,14 +66,6 @@ def test_writing_in_place_reaches_the_forecast_but_not_the_stored_activation(
     assert_close(acts[POST], 0.5 * clean[POST], depth=100)
 
 
-def test_a_wrong_shape_is_named(token_lens: Lens, token_case: Case) -> None:
-    with pytest.raises(ValueError, match=r"the hook on decoder_blocks.0.hook_resid_post returned shape"):
-        token_lens.run_with_hooks(token_case.encoded, [(POST, lambda value, hook: value[:, :1])])
-    with pytest.raises(ValueError, match=r"the hook on decoder_blocks.0.hook_resid_post returned a int, expected \("):
-        token_lens.run_with_hooks(token_case.encoded, [(POST, lambda value, hook: 3)])
-    assert native_traces(token_lens) == 0
-
-
 def test_predicates_globs_and_unknown_names(token_lens: Lens, token_case: Case) -> None:
     names: list = []
     keep = lambda value, hook: names.append(hook.name)  # noqa: E731
@@ -109,18 +101,6 @@ def test_the_native_pipeline_sees_hooks_inside_the_context(token_lens: Lens, tok
         hooked = native()
     assert not torch.equal(plain, hooked)
     assert torch.equal(native(), plain)
-
-
-def test_head_results_can_be_edited(token_lens: Lens, token_case: Case) -> None:
-    def drop(value: torch.Tensor, hook: HookPoint) -> torch.Tensor:
-        value[:, :, 1] = 0.0
-        return value
-
-    with torch.no_grad():
-        by_result = token_lens.run_with_hooks(token_case.encoded, [("decoder_blocks.0.self_attn.hook_result", drop)])
-        with token_lens.ablate("decoder.0.self_attn.1"):
-            by_z = token_lens.forward(token_case.encoded)
-    assert_close(by_result, by_z, depth=1000)
 
 
 def test_gradients_are_the_derivative(token_lens: Lens, token_case: Case) -> None:

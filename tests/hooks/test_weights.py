@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tiny_lenses import lens_of
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import Activations
 from tsfm_lens.hooks.wiring import Attention, Stack
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, architectures
 from tsfm_lens.models.extras import status
 from tsfm_lens.testing import assert_close, example_case
 
@@ -23,11 +24,7 @@ NAMES = sorted(architectures())
 
 @cache
 def recorded(name: str) -> tuple[Lens, Activations]:
-    extra = architectures()[name].extra
-    if extra and not status()[extra].importable:
-        pytest.skip(f"the extra {extra} is not installed")
-    lens = load(architectures()[name].tiny(), check=False)
-    return lens, example_case(lens).captured[1]
+    return lens_of(name), example_case(lens_of(name)).captured[1]
 
 
 def branches(lens: Lens) -> Iterator[tuple[Stack, int, Any, str, str]]:

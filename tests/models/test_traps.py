@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tsfm_lens.errors import CheckpointError, LensError, WiringError
-from tsfm_lens.hooks.stream import carry_factors
+from tsfm_lens.hooks.residual import carry_factors
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close, example_case, native_traces
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.hooks.calls import seen_inputs
+from tsfm_lens.hooks.replay import seen_inputs
 from tsfm_lens.models.run import Run
 
 __all__ = ["second_moments"]

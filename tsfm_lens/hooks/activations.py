@@ -12,25 +12,10 @@ from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
 from tsfm_lens.hooks.decomposing import Decomposed
+from tsfm_lens.hooks.hook_table import HookTable
 from tsfm_lens.hooks.names import Point, nearest, select
-from tsfm_lens.hooks.point_table import PointTable
-from tsfm_lens.hooks.shorthand import Key, full_name
 from tsfm_lens.hooks.spans import TokenSpans
-
-# members of TransformerLens's cache that this one lacks -> the replacement
-_INSTEAD = {
-    "apply_slice_to_batch_dim": "take rows of one activation, or run some of the series: run.select(ids)",
-    "cache_dict": "the activations are a mapping by name themselves",
-    "compute_head_results": "stack_head_results() computes what was not recorded",
-    "get_neuron_results": "get_full_resid_decomposition() has the neurons",
-    "has_embed": "hook_embed is there if it was recorded: 'hook_embed' in acts",
-    "logit_attrs": "probes.attribute(run) splits the forecast, in data units, among all components; parts of a stream "
-    "are read out by lens.readout(parts, encoded, like=stream)",
-    "logit_lens": "probes.logit_lens(run) reads every layer out; one stream: lens.readout(stream, encoded)",
-    "model": "the model is the lens that was run",
-    "stack_neuron_results": "get_full_resid_decomposition() has the neurons",
-    "toggle_autodiff": "recorded activations are detached; torch.inference_mode() switches gradients off",
-}
+from tsfm_lens.hooks.tl_names import CACHE, Key, full_name
 
 
 @dataclass(frozen=True)
@@ -80,7 +65,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
     spans_at: Callable[[str, int, int, int, int], TokenSpans] | None = None
     attrs: dict[str, object] = field(default_factory=dict)
     recorded: dict[str, list[Call]] = field(default_factory=dict)
-    source: PointTable | None = field(default=None, repr=False)
+    source: HookTable | None = field(default=None, repr=False)
     has_batch_dim: bool = True
     reduced: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -102,23 +87,17 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return list(self.recorded)
 
     def __getattr__(self, name: str) -> Any:
-        instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+        instead = f": {CACHE[name]}" if name in CACHE else ""
         raise AttributeError(f"activations have no {name!r}{instead}")
 
     def __getitem__(self, name: Key) -> Tensor:
         exact = self._name(name)
-        value = self._whole(exact)
+        values = [call.value for call in self.recorded[exact]]
+        if len({tuple(value.shape) for value in values}) > 1:
+            values = _pad_keys(exact, self._point(exact), values)
+        value = torch.stack(values) if self.rollout or len(values) > 1 else values[0]
         batch = self._batch_axis(exact)
         return value if self.has_batch_dim or batch is None else value.squeeze(batch)
-
-    def _whole(self, name: str) -> Tensor:
-        calls = self.recorded[name]
-        if not self.rollout and len(calls) == 1:
-            return calls[0].value
-        values = [call.value for call in calls]
-        if len({tuple(value.shape) for value in values}) > 1:
-            values = _pad_keys(name, self._point(name), values)
-        return torch.stack(values)
 
     def _name(self, key: Key) -> str:
         """Return the recorded name that a key refers to.
@@ -128,17 +107,16 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         """
         if isinstance(key, str) and key in self.recorded:
             return key
-        gradient = isinstance(key, str) and key.endswith("_grad")
+        suffix = "_grad" if isinstance(key, str) and key.endswith("_grad") else ""
         plain = key.removesuffix("_grad") if isinstance(key, str) else key
-        plain_name = plain if isinstance(plain, str) and plain in self.points else full_name(self.points, plain)
-        name = None if plain_name is None else f"{plain_name}_grad" if gradient else plain_name
-        if name is None or name not in self.recorded:
-            hint = "Was it in the names filter?"
-            if (name or "").endswith("hook_result"):
-                hint = "Without a names filter hook_result is left out; names_filter='**.hook_result' records it."
-            requested = key if name is None else name
-            raise unknown_name("recorded activation", requested, nearest(self.recorded, requested), hint=hint)
-        return name
+        name = plain if isinstance(plain, str) and plain in self.points else full_name(self.points, plain)
+        requested = key if name is None else name + suffix
+        if isinstance(requested, str) and requested in self.recorded:
+            return requested
+        hint = "Was it in the names filter?"
+        if (name or "").endswith("hook_result"):
+            hint = "Without a names filter hook_result is left out; names_filter='**.hook_result' records it."
+        raise unknown_name("recorded activation", requested, nearest(self.recorded, requested), hint=hint)
 
     @property
     def nbytes(self) -> int:
@@ -169,10 +147,8 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         Raises:
             InputError: there are several rows.
         """
-        rows = set()
-        for name, (first, *_) in self.recorded.items():
-            if self._batch_axis(name) is not None:
-                rows.add(first.value.shape[self._call_axes(name).index("batch")])
+        names = [name for name in self.recorded if self._batch_axis(name) is not None]
+        rows = {self.recorded[name][0].value.shape[self._call_axes(name).index("batch")] for name in names}
         if rows - {1}:
             raise InputError(
                 f"the activations have {max(rows)} rows, expected 1 to leave the axis out; run one series alone, with "
@@ -187,14 +163,12 @@ class Activations(Decomposed, Mapping[str, Tensor]):
     def axes(self, name: Key) -> tuple[str, ...]:
         """Return the names of the axes of ``acts[name]``; "axis_0", … where a reducer made new ones."""
         exact = self._name(name)
-        names = self._axes(exact)
-        batch = self._batch_axis(exact)
-        return names if self.has_batch_dim or batch is None else (*names[:batch], *names[batch + 1 :])
+        axes, batch = self._axes(exact), self._batch_axis(exact)
+        return axes if self.has_batch_dim or batch is None else (*axes[:batch], *axes[batch + 1 :])
 
     def _axes(self, name: str) -> tuple[str, ...]:
-        return (
-            ("step", *self._call_axes(name)) if self.rollout or len(self.recorded[name]) > 1 else self._call_axes(name)
-        )
+        axes = self._call_axes(name)
+        return ("step", *axes) if self.rollout or len(self.recorded[name]) > 1 else axes
 
     def _call_axes(self, name: str) -> tuple[str, ...]:
         """Return the axes of one recorded pass."""
@@ -220,13 +194,12 @@ class Activations(Decomposed, Mapping[str, Tensor]):
             array = array.assign_coords(step=[call.step for call in self.recorded[name]])
         between_series = self._point(name).over == "variate" and "query" in axes
         if "batch" in axes and self.ids and not between_series:
-            rows = array.sizes["batch"] // len(self.ids)
-            places = [(series, row) for series in self.ids for row in range(rows)]
+            samples = range(array.sizes["batch"] // len(self.ids))
+            rows = [(series, sample) for series in self.ids for sample in samples]
             if self.sample_major:
-                places = [(series, row) for row in range(rows) for series in self.ids]
-            array = array.assign_coords(
-                series=("batch", [series for series, _ in places]), sample=("batch", [row for _, row in places])
-            )
+                rows = [(series, sample) for sample in samples for series in self.ids]
+            series, sample = zip(*rows, strict=True)
+            array = array.assign_coords(series=("batch", list(series)), sample=("batch", list(sample)))
         for axis in ("pos", "query", "key"):
             array = self._label_tokens(array, name, axis)
         array.attrs = {"hook": name, **{key: str(value) for key, value in self.attrs.items()}}
@@ -251,11 +224,8 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         crosses = axis == "key" and point.kind == "cross_attn"
         stack = next(iter(self.spans), "encoder") if crosses else point.stack
         length = entry.value.shape[axes.index(axis)]
-        if not self.rollout:
-            spans = self.spans.get(stack)
-        elif self.spans_at is None:
-            spans = None
-        else:
+        spans = None if self.rollout else self.spans.get(stack)
+        if self.rollout and self.spans_at is not None:
             # keys reach back to the first position in the cache
             offset = 0 if axis == "key" else entry.offset
             first = self.recorded[name][0].value.shape[axes.index(row_axis)]
@@ -263,11 +233,9 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return spans if spans is not None and len(spans) == length else None
 
     def _label_tokens(self, array: xr.DataArray, name: str, axis: str) -> xr.DataArray:
-        if axis not in array.dims:
-            return array
         passes = [self.token_spans(name, call, axis) for call in range(len(self.calls(name)))]
         labels = [spans for spans in passes if spans is not None and len(spans) == array.sizes[axis]]
-        if len(labels) < len(passes):
+        if axis not in array.dims or len(labels) < len(passes):
             return array
         by_step = "step" in array.dims
         for part in ("start", "stop", "special"):

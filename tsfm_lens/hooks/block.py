@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Scope(Protocol[T_co]):
     """State that a block begins and ends."""
 
-    is_open: bool
+    is_open: bool = False
 
     def open(self) -> T_co:
         """Begin; :attr:`is_open` is set before anything else is done."""
@@ -26,6 +26,7 @@ class Scope(Protocol[T_co]):
 
     def check(self) -> None:
         """Raise for a silent failure; called after the end of a block without an error."""
+        return
 
 
 class _Exit(partial[None]):
@@ -97,11 +98,11 @@ class Block(Generic[T_co]):
         __enter__, __exit__ = _Way(partial, _enter), _Way(_Exit, _leave)
 
 
-class _Several(Generic[T]):
+class _Several(Scope[T]):
     """Scopes that begin one after the other and end in reverse, as one."""
 
-    def __init__(self, scopes: Sequence[Scope[Any]], value: T) -> None:
-        self.is_open, self._scopes, self._value = False, scopes, value
+    def __init__(self, value: T, scopes: list[Scope[Any]]) -> None:
+        self._value, self._scopes = value, scopes
 
     def open(self) -> T:
         self.is_open = True
@@ -121,4 +122,4 @@ class _Several(Generic[T]):
 
 def together(value: T, *blocks: Block[Any]) -> Block[T]:
     """Enter several blocks as one, in this order; the block gives ``value``."""
-    return Block(_Several([block._scope for block in blocks], value))
+    return Block(_Several(value, [block._scope for block in blocks]))

@@ -91,22 +91,17 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
         >>> len(hooks.select_components(lens.wiring, "decoder.*.cross_attn.*"))
         12
     """
-    by_name = _by_name(wiring)
+    # kept with the wiring, which never changes
+    by_name: dict[str, Component] | None = wiring.__dict__.get("_components_by_name")
+    if by_name is None:
+        by_name = {str(component): component for component in components(wiring)}
+        wiring.__dict__["_components_by_name"] = by_name
     if len(patterns) == 1 and str(patterns[0]) in by_name:
         return [by_name[str(patterns[0])]]
     names: set[str] = set()
     for pattern in patterns:
         names.update(select(by_name, str(pattern), what="component", hint="`lens.components()` lists them all."))
     return [component for name, component in by_name.items() if name in names]
-
-
-def _by_name(wiring: Wiring) -> dict[str, Component]:
-    """Return every component by its printed form; kept with the table, which never changes."""
-    by_name: dict[str, Component] | None = wiring.__dict__.get("_components_by_name")
-    if by_name is None:
-        by_name = {str(component): component for component in components(wiring)}
-        wiring.__dict__["_components_by_name"] = by_name
-    return by_name
 
 
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
@@ -120,13 +115,10 @@ def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
         >>> str(hooks.writers(lens.wiring)[-1])
         'decoder.2.mlp'
     """
-    name = wiring.output_stack.name if stack is None else stack
-    row = wiring.stack(name)
-    selected = []
-    for component in components(wiring):
-        if component.stack != name or component.kind is None:
-            continue
-        is_attention = isinstance(row.writer(component.kind, component.layer), Attention)
-        if (component.head is not None) == is_attention:
-            selected.append(component)
-    return selected
+    column = wiring.output_stack if stack is None else wiring.stack(stack)
+    return [
+        Component(column.name, layer, writer.kind, head)
+        for layer in range(column.n_layers)
+        for writer in column.rows(layer)
+        for head in (range(column.n_heads) if isinstance(writer, Attention) else (None,))
+    ]

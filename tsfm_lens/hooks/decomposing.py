@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
-from tsfm_lens.hooks.point_table import PointTable
-from tsfm_lens.hooks.sums import refuse_other_stream
+from tsfm_lens.hooks.hook_table import HookTable
+from tsfm_lens.hooks.residual import Before
+from tsfm_lens.hooks.tl_names import Key
 from tsfm_lens.hooks.wiring import Mlp
-from tsfm_lens.hooks.writes import RESIDUAL_NAMES, Before
-
-if TYPE_CHECKING:
-    from tsfm_lens.hooks.shorthand import Key
 
 Labelled = Tensor | tuple[Tensor, list[str]]
 """(component, batch, pos, d_model), with a leading axis "step" after it in rollouts; with its labels if asked for."""
@@ -28,9 +25,14 @@ class Decomposed(ABC):
     and a decoder: the one that is read out as the forecast, unless another is named. Where an attention is not the only
     one of its block, its kind is in the label ("0_cross_attn_out", "L0.cross_attn.H3"). Where blocks rescale their
     stream, what is written early is given as it arrives.
+
+    Arguments that methods share: ``layer`` from 0 to the number of layers, the end of the stack if None or -1;
+    ``mlp_input``, up to what the MLP of that layer reads; ``pos_slice``, an index, (start, stop) or list of positions;
+    ``apply_ln``, divided by the scale of the norm that reads there; ``return_labels``, also the labels. All raise
+    InputError where there is no such layer or it has no MLP, and UnknownNameError for what was not recorded.
     """
 
-    source: PointTable | None
+    source: HookTable | None
 
     @abstractmethod
     def __getitem__(self, name: Key) -> Tensor:
@@ -54,18 +56,10 @@ class Decomposed(ABC):
         """Stack the residual stream at every layer up to the input of one.
 
         Args:
-            layer: from 0 to the number of layers; the end of the stack if None or -1.
+            layer, mlp_input, pos_slice, return_labels, stack: see the class; labels are "0_pre", …, "final_post".
             incl_mid: also the stream after each branch of a block but its last.
             apply_ln: as the norm of that layer shows it, with the scale of that layer's stream; at the end of the stack
                 each through the last norm, as the head reads it (the logit lens).
-            pos_slice: an index, (start, stop), or list of positions.
-            mlp_input: up to what the MLP of that layer reads.
-            return_labels: also "0_pre", "0_mid", …, "final_post".
-            stack: see the class.
-
-        Raises:
-            InputError: no such layer, or that layer has no MLP.
-            UnknownNameError: the stream was not recorded.
 
         Example:
             >>> _, cache = lens.run_with_cache(run.encoded)
@@ -74,22 +68,12 @@ class Decomposed(ABC):
             (['0_pre', '1_pre', '2_pre', 'final_post'], (4, 1, 12, 96))
         """
         place = self._before(stack, layer, mlp_input, pos_slice)
-        labels, streams = [], []
-        for index in range(place.layer + 1):
-            if index == place.stack.n_layers:
-                labels.append("final_post")
-                streams.append(place.cut(f"{place.stack.prefix}.{index - 1}.hook_resid_post"))
-                continue
-            rows = len(place.stack.rows(index))
-            count = place.branches + 1 if index == place.layer else rows if incl_mid else 1
-            for name in RESIDUAL_NAMES[:count]:
-                labels.append(f"{index}_{name.removeprefix('hook_resid_')}")
-                streams.append(place.cut(f"{place.stack.prefix}.{index}.{name}"))
-        parts = torch.stack(streams)
+        names = place.streams(incl_mid=incl_mid)
+        parts = torch.stack([place.cut(name) for name in names.values()])
         if apply_ln:
             # at the end each has a scale of its own, as in TransformerLens
             parts = place.normed(parts) if place.at_the_end else place.scaled(parts)
-        return (parts, labels) if return_labels else parts
+        return (parts, list(names)) if return_labels else parts
 
     def decompose_resid(
         self,
@@ -106,15 +90,12 @@ class Decomposed(ABC):
         """Stack the write of each branch to the stream that a layer reads; the sum of all of them is that stream.
 
         Args:
-            layer, mlp_input, pos_slice, stack: see :meth:`accumulated_resid`.
+            layer, mlp_input, apply_ln, pos_slice, stack: see the class.
             mode: "all", "mlp" or "attn".
-            apply_ln: divide by the scale of the norm that reads there.
             incl_embeds: also the stream's first value.
             return_labels: also "embed", "0_attn_out", "0_mlp_out", ….
 
         Raises:
-            InputError: no such layer or mode.
-            UnknownNameError: a write was not recorded.
             WiringError: all of them do not sum to the recorded stream, as under a hook that edits the stream itself.
 
         Example:
@@ -133,9 +114,7 @@ class Decomposed(ABC):
             if mode == "all" or (mode == "mlp") == isinstance(row, Mlp):
                 labels.append(f"{index}_{row.kind}_out")
                 writes.append(place.branch(index, row))
-        parts = torch.stack(writes)
-        if not incl_embeds:
-            labels, parts = labels[1:], parts[1:]
+        labels, parts = labels[not incl_embeds :], torch.stack(writes)[not incl_embeds :]
         parts = place.scaled(parts) if apply_ln else parts
         return (parts, labels) if return_labels else parts
 
@@ -152,14 +131,9 @@ class Decomposed(ABC):
         """Stack each head's write to the stream before a layer, from ``hook_result`` or else from ``hook_z`` and W_O.
 
         Args:
-            layer, pos_slice, stack: see :meth:`accumulated_resid`.
+            layer, pos_slice, apply_ln, stack: see the class.
             return_labels: also "L0H0", "L0H1", ….
             incl_remainder: also the rest of the stream: its first value, the MLPs and the biases.
-            apply_ln: divide by the scale of the norm that reads there.
-
-        Raises:
-            InputError: no such layer.
-            UnknownNameError: neither results nor ``hook_z`` were recorded.
 
         Example:
             >>> _, cache = lens.run_with_cache(run.encoded)
@@ -190,16 +164,13 @@ class Decomposed(ABC):
         """Stack the writes of heads, neurons, embedding and biases to the stream that a layer reads; they sum to it.
 
         Args:
-            layer, mlp_input, pos_slice, stack: see :meth:`accumulated_resid`.
+            layer, mlp_input, apply_ln, pos_slice, stack: see the class.
             expand_neurons: every neuron by itself; else every MLP.
-            apply_ln: divide by the scale of the norm that reads there.
             return_labels: also "L0H0", …, "L0N0", … or "0_mlp_out", …, "embed", "bias".
             project_output_onto: (d_model,) or (d_model, any) to multiply every write with; spares the memory of all
                 neurons' writes at once.
 
         Raises:
-            InputError: no such layer.
-            UnknownNameError: a write was not recorded.
             WiringError: the writes do not sum to the recorded stream, as under a hook that edits the stream itself.
 
         Example:
@@ -225,8 +196,8 @@ class Decomposed(ABC):
                 labels += many if expand_neurons else [f"{index}_{row.kind}_out"]
                 parts.append(project(of))
         parts += [project(place.embed()[None]), project(place.bias(of_mlps=expand_neurons)[None])]
-        stack_of_parts, labels = torch.cat(parts), [*labels, "embed", "bias"]
-        return (stack_of_parts, labels) if return_labels else stack_of_parts
+        writes, labels = torch.cat(parts), [*labels, "embed", "bias"]
+        return (writes, labels) if return_labels else writes
 
     def apply_ln_to_stack(
         self,
@@ -245,7 +216,7 @@ class Decomposed(ABC):
 
         Args:
             residual_stack: (component, …, d_model).
-            layer, mlp_input, pos_slice, stack: see :meth:`accumulated_resid`.
+            layer, mlp_input, pos_slice, stack: see the class.
             recompute_ln: at the end of the stack, each part through the last norm itself.
 
         Returns:
@@ -266,9 +237,7 @@ class Decomposed(ABC):
             raise InputError(
                 f"the stack has shape {tuple(residual_stack.shape)}, expected a last axis of {place.stack.d_model}"
             )
-        if recompute_ln and place.at_the_end:
-            return place.normed(residual_stack)
-        return place.scaled(residual_stack)
+        return place.normed(residual_stack) if recompute_ln and place.at_the_end else place.scaled(residual_stack)
 
     def stack_activation(
         self,
@@ -282,12 +251,8 @@ class Decomposed(ABC):
 
         Args:
             activation_name: in short, such as "pattern" or "resid_post".
-            layer, stack: see :meth:`accumulated_resid`.
+            layer, stack: see the class.
             sublayer_type: the kind of attention, where a block has several.
-
-        Raises:
-            InputError: no such layer.
-            UnknownNameError: it was not recorded, or could be several.
 
         Example:
             >>> _, cache = lens.run_with_cache(run.encoded)
@@ -308,5 +273,5 @@ class Decomposed(ABC):
             )
         place = Before(self, self.source, stack, layer, mlp_input, pos_slice)
         if whole:
-            refuse_other_stream(place, self.source)
+            place.refuse_other_stream()
         return place

@@ -11,11 +11,13 @@ from transformer_lens.hook_points import HookPoint
 from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, components, select_components
+from tsfm_lens.hooks.context import Hook
+from tsfm_lens.hooks.dispatch import HookScope
 from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, PatchFrom, Rows, Steer, Zero
 from tsfm_lens.hooks.names import PATTERN, Point, select
-from tsfm_lens.hooks.registry import HookRegistry, RunState
-from tsfm_lens.hooks.scope import Hook, holding
-from tsfm_lens.hooks.wiring import Attention, Stack
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.state import RunState
+from tsfm_lens.hooks.wiring import Attention
 
 T = TypeVar("T")
 
@@ -28,45 +30,39 @@ def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[st
         HookError: the intervention cannot act on such a target.
     """
     target = intervention.target
-    # a table never changes, and of interventions only these two have spots of their own
+    # a table never changes, and of interventions only these two have targets of their own
     cache_key = (target, isinstance(intervention, EditPattern), isinstance(intervention, Steer))
-    if cache_key not in registry.spots:
-        registry.spots[cache_key] = _resolve(registry, intervention)
-    return registry.spots[cache_key]
+    if cache_key not in registry.targets:
+        if isinstance(target, str) and "hook_" in target:
+            registry.targets[cache_key] = [(name, None) for name in select(registry.points, target)]
+        else:
+            parts = _components(registry, target)
+            registry.targets[cache_key] = [each for part in parts for each in _points(registry, part, intervention)]
+    return registry.targets[cache_key]
 
 
-def _resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
-    target = intervention.target
-    if isinstance(target, str) and "hook_" in target:
-        return [(name, None) for name in select(registry.points, target)]
+def _components(registry: HookRegistry, target: str | Component) -> list[Component]:
     try:
-        targets = select_components(registry.wiring, target)
+        return select_components(registry.wiring, target)
     except UnknownNameError as error:
         names = [str(component) for component in components(registry.wiring)]
         hint = "A target is a component (decoder.3.cross_attn.5) or a hook point."
         raise unknown_name("component", target, names, hint=hint) from error
-    spots: list[tuple[str, int | None]] = []
-    for component in targets:
-        spots += _spots(registry.wiring.stack(component.stack), component, intervention)
-    return spots
 
 
-def _spots(stack: Stack, component: Component, intervention: Intervention) -> list[tuple[str, int | None]]:
-    block = f"{stack.prefix}.{component.layer}"
-    if component.kind is None:
-        if isinstance(intervention, EditPattern):
-            raise HookError(f"EditPattern needs an attention branch or head, {component} is a whole layer")
-        if isinstance(intervention, Steer):
-            return [(f"{block}.hook_resid_post", None)]
-        return [(f"{block}.{writer.kind}.hook_out", None) for writer in stack.rows(component.layer)]
-    at = f"{block}.{component.kind}"
+def _points(registry: HookRegistry, part: Component, intervention: Intervention) -> list[tuple[str, int | None]]:
+    stack = registry.wiring.stack(part.stack)
+    block, at = f"{stack.prefix}.{part.layer}", f"{stack.prefix}.{part.layer}.{part.kind}"
     if isinstance(intervention, EditPattern):
-        if not isinstance(stack.writer(component.kind, component.layer), Attention):
-            raise HookError(f"EditPattern needs an attention branch or head, {component} is an MLP")
-        return [(f"{at}.hook_pattern", component.head)]
-    if component.head is None or isinstance(intervention, Steer):
-        return [(f"{at}.hook_out", None)]
-    return [(f"{at}.hook_z", component.head)]
+        if part.kind is None or not isinstance(stack.writer(part.kind, part.layer), Attention):
+            other = "a whole layer" if part.kind is None else "an MLP"
+            raise HookError(f"EditPattern needs an attention branch or head, {part} is {other}")
+        return [(f"{at}.hook_pattern", part.head)]
+    if isinstance(intervention, Steer):
+        return [(f"{block}.hook_resid_post" if part.kind is None else f"{at}.hook_out", None)]
+    if part.kind is None:
+        return [(f"{block}.{writer.kind}.hook_out", None) for writer in stack.rows(part.layer)]
+    return [(f"{at}.hook_out", None) if part.head is None else (f"{at}.hook_z", part.head)]
 
 
 def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], value: T) -> Block[T]:
@@ -85,10 +81,8 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], valu
             change = intervention.change(registry.points[name])
             acts.setdefault(name, []).append(_Act(intervention, head, change))
     # TransformerLens keeps them in the order in which they are set
-    hooks: list[Hook] = [
-        (name, _Edit(registry, registry.points[name], tuple(those)), "fwd") for name, those in acts.items()
-    ]
-    return holding(registry, hooks, value)
+    hooks: list[Hook] = [(name, _Edit(registry, registry.points[name], own), "fwd") for name, own in acts.items()]
+    return Block(HookScope(registry, value, hooks))
 
 
 def acts_by_row(intervention: Intervention, point: Point) -> bool:
@@ -125,7 +119,7 @@ class _Edit:
         by_row, by_place: see :func:`acts_by_row` and :func:`acts_by_place`.
     """
 
-    def __init__(self, registry: HookRegistry, point: Point, acts: tuple[_Act, ...]) -> None:
+    def __init__(self, registry: HookRegistry, point: Point, acts: list[_Act]) -> None:
         self._registry, self._point, self._acts = registry, point, acts
         self.by_row = all(acts_by_row(act.intervention, point) for act in acts)
         self.by_place = all(acts_by_place(act.intervention, point) for act in acts)
@@ -134,7 +128,7 @@ class _Edit:
         """Return the edited activation; the argument may be another hook's own, and is not written to."""
         mine = False
         for act in self._acts:
-            here, part, new = _change(self._registry, self._point, act, value)
+            here, part, new = self._change(act, value)
             region = _region(part, self._point, act, self._registry.state)
             if new is part and region is None and (not here or isinstance(here[-1], slice)):
                 continue
@@ -144,39 +138,36 @@ class _Edit:
             # a graph keeps what it has seen
             if not mine or torch.is_grad_enabled():
                 value, mine = value.clone(), True
-            _write(value, here, region, new)
+            if region is None:
+                value[here] = new.to(value.dtype)
+                continue
+            # a view, unless rows lie apart
+            part = value[here] if here else value
+            part[region] = new[region].to(value.dtype)
+            if here and not isinstance(here[-1], slice):
+                value[here] = part
         return value
 
-
-def _write(value: Tensor, here: Index, region: Index | None, new: Tensor) -> None:
-    """Write a region of some rows into an activation."""
-    if region is None:
-        value[here] = new.to(value.dtype)
-        return
-    # a view, unless rows lie apart
-    part = value[here] if here else value
-    part[region] = new[region].to(value.dtype)
-    if here and not isinstance(here[-1], slice):
-        value[here] = part
-
-
-def _change(registry: HookRegistry, point: Point, act: _Act, value: Tensor) -> tuple[Index, Tensor, Tensor]:
-    """Return the rows where an intervention acts, () being all, their values, and the new values."""
-    state, intervention = registry.state, act.intervention
-    axis = point.row_axis
-    rows = _row_index(intervention.rows, value.shape[axis], registry, point)
-    here = () if rows is None else (*[slice(None)] * axis, _stretch(rows.to(value.device)))
-    part = value[here] if here else value
-    if rows is not None and axis != 0 and state.block_rows is not None:
-        new = _edit_own_keys(part, rows, act.change, state)
-    else:
-        new = act.change(part, state)
-    if new.shape != part.shape:
-        raise HookError(
-            f"{point.name}: {type(intervention).__name__} gave shape {tuple(new.shape)}, "
-            f"expected {tuple(part.shape)} ({' '.join(point.axes)})"
-        )
-    return here, part, new
+    def _change(self, act: _Act, value: Tensor) -> tuple[Index, Tensor, Tensor]:
+        """Return the rows where an intervention acts, () being all, their values, and the new values."""
+        state, point, axis = self._registry.state, self._point, self._point.row_axis
+        rows = _row_index(act.intervention.rows, value.shape[axis], self._registry, point)
+        here = () if rows is None else (*[slice(None)] * axis, _stretch(rows.to(value.device)))
+        part = value[here] if here else value
+        if rows is not None and axis != 0 and state.block_rows is not None:
+            # several variants run as rows of one batch: of the attention between series, that of one variant only
+            first = int(rows[0]) // state.block_rows * state.block_rows
+            own = slice(first, first + state.block_rows)
+            new = part.clone()
+            new[..., own] = act.change(part[..., own], state)
+        else:
+            new = act.change(part, state)
+        if new.shape != part.shape:
+            raise HookError(
+                f"{point.name}: {type(act.intervention).__name__} gave shape {tuple(new.shape)}, "
+                f"expected {tuple(part.shape)} ({' '.join(point.axes)})"
+            )
+        return here, part, new
 
 
 def _stretch(index: Tensor) -> slice | Tensor:
@@ -238,17 +229,13 @@ def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | N
         axis = point.axes.index("pos") if "pos" in point.axes else point.axes.index("query")
         offset = state.offset.get(point.stack, 0)
         stop = offset + part.shape[axis]
-        if isinstance(positions, slice | torch.Tensor) and not _is_integers(positions):
+        if isinstance(positions, slice) or (isinstance(positions, Tensor) and positions.dtype == torch.bool):
             index = as_index(positions, stop, f"{point.name}: positions", clip=True)
         else:
             entries = torch.as_tensor(positions).reshape(-1)
             index = torch.where(entries < 0, entries + stop, entries)
         region[axis] = _stretch((index[(index >= offset) & (index < stop)] - offset).to(part.device))
     return tuple(region)
-
-
-def _is_integers(positions: object) -> bool:
-    return isinstance(positions, Tensor) and positions.dtype != torch.bool
 
 
 def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:

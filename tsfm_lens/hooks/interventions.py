@@ -19,8 +19,7 @@ from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.reference import drawn_rows, position_means, rows_in_place, source_rows
-from tsfm_lens.hooks.registry import RunState
+from tsfm_lens.hooks.state import RunState
 
 Target = str | Component
 Rows = int | slice | Sequence[int] | Sequence[bool] | Tensor | None
@@ -81,7 +80,7 @@ class Mean:
 
     def change(self, point: Point) -> Change:
         """Return a function that gives the mean, broadcast over rows."""
-        means, counts = position_means(self.reference, point)
+        means, counts = _position_means(self.reference, point)
         if self.per == "pooled":
             weights = counts / counts.sum()
             pooled = torch.tensordot(weights.to(means), means, dims=1)
@@ -119,8 +118,8 @@ class Resample:
         """Return a function that gives rows of the reference set."""
 
         def resample(value: Tensor, state: RunState) -> Tensor:
-            source = source_rows(self.reference, point, value, state)
-            index = drawn_rows(self.reference, len(source), len(value), state, self.rows, self.seed)
+            source = _source_rows(self.reference, point, value, state)
+            index = _drawn_rows(self.reference, len(source), len(value), state, self.rows, self.seed)
             return source[index.to(source.device)].to(value)
 
         return resample
@@ -231,3 +230,78 @@ class EditPattern:
     def change(self, point: Point) -> Change:
         """Return the user's function, applied to a copy."""
         return lambda value, _state: self.edit(value.clone())
+
+
+def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tensor]:
+    """Compute means (pos, …) over all rows of a reference run, and counts (pos,) of the rows that entered each."""
+    if len(point.axes) < 2 or point.axes[1] != "pos":
+        raise HookError(f"{point.name} has axes {' '.join(point.axes)}; a mean needs batch pos …")
+    calls = reference.calls(point.name)
+    length = max(call.offset + call.value.shape[1] for call in calls)
+    first = calls[0].value
+    total = torch.zeros(length, *first.shape[2:], dtype=torch.float64, device=first.device)
+    counts = torch.zeros(length, dtype=torch.float64, device=first.device)
+    for call in calls:
+        at = slice(call.offset, call.offset + call.value.shape[1])
+        total[at] += call.value.sum(dim=0)
+        counts[at] += len(call.value)
+    means = total / counts.clamp(min=1).reshape(-1, *[1] * (total.ndim - 1))
+    return means.to(first.dtype), counts
+
+
+def _source_rows(source: Activations, point: Point, value: Tensor, state: RunState) -> Tensor:
+    """Return the stored activation (source rows, …) for the current step and token positions of a run."""
+    offset = state.offset.get(point.stack, 0)
+    calls = source.calls(point.name)
+    for call in calls:
+        if call.step == state.step and call.offset == offset and call.value.shape[1:] == value.shape[1:]:
+            return call.value
+    if not source.rollout and len(calls) == 1 and point.axes[1] == "pos":
+        whole = calls[0].value
+        part = whole[:, offset : offset + value.shape[1]]
+        if part.shape[1:] == value.shape[1:]:
+            return part
+    raise HookError(
+        f"{point.name}: the source run has no activation of shape (…, {', '.join(map(str, value.shape[1:]))}) at "
+        f"step {state.step}, position {offset}; it has {len(calls)} of shape {tuple(calls[0].value.shape)}. "
+        "Both runs need the same context length and horizon: record the source at the horizon of this run "
+        "(lens.ablate has the argument horizon for its reference)."
+    )
+
+
+def rows_in_place(source: Activations, point: Point, value: Tensor, state: RunState) -> Tensor:
+    """Return the rows of another run for the current step and positions; of a whole batch, those of the part that runs.
+
+    Raises:
+        HookError: the source run has no activation of this step and these positions.
+        UnknownNameError: the source does not hold this hook point.
+    """
+    rows = _source_rows(source, point, value, state)
+    if state.whole is None or len(rows) == 1:
+        return rows
+    if len(rows) < state.whole and state.whole % len(rows) == 0:
+        copies = state.whole // len(rows)
+        rows = rows.repeat(copies, *[1] * (rows.ndim - 1)) if state.sample_major else rows.repeat_interleave(copies, 0)
+    return rows if len(rows) % state.whole else state.own(rows)
+
+
+def _drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunState, rows: Rows, seed: int) -> Tensor:
+    """Draw the rows (n_rows,) below ``n_source`` of a reference run that replace rows of this one, one series each."""
+    series = state.n_series or n_rows
+    index = torch.arange(series)
+    if rows is not None:
+        index = index[rows if isinstance(rows, slice) else torch.as_tensor(rows)].reshape(-1)
+    # rows of several variants side by side draw what each would draw alone
+    place = index % (state.block_rows or series)
+    n_reference = len(reference.ids) or n_source
+    if n_rows % len(place) or n_source % n_reference:
+        # rows that are no series: the tokens of a pattern between variates
+        place, n_reference = torch.arange(n_rows), n_source
+    generator = torch.Generator().manual_seed(seed)
+    # drawn in the order of the series, so that a choice of rows draws as all rows do
+    draws = torch.randint(n_reference, (max(n_rows, state.block_rows or series),), generator=generator)[place]
+    paths, rows_of_source = n_rows // len(place), n_source // n_reference
+    path = torch.arange(paths) % rows_of_source
+    if state.sample_major:
+        return (path[:, None] * n_reference + draws[None]).reshape(-1)
+    return (draws[:, None] * rows_of_source + path[None]).reshape(-1)

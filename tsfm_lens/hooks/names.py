@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from tsfm_lens.errors import UnknownNameError, unknown_name
-from tsfm_lens.hooks.shorthand import Key, full_name
+from tsfm_lens.hooks.tl_names import Key, full_name
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
 
 RESIDUAL = ("batch", "pos", "d_model")
@@ -20,7 +20,7 @@ PATTERN = ("batch", "head", "query", "key")
 HIDDEN = ("batch", "pos", "d_mlp")
 
 _GLOB = re.compile(r"[*?[]")
-_RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
+RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
 
 
 @dataclass(frozen=True)
@@ -55,62 +55,49 @@ class Point:
 
 def hook_points(wiring: Wiring) -> dict[str, Point]:
     """Return all hook points of a model by name, in order of execution within each stack."""
-    points: list[Point] = []
-    for stack in wiring.stacks:
-        points += _stack_points(stack)
-    points.append(Point("unembed.hook_out", _readout_axes(wiring), "site", wiring.unembed, wiring.output_stack.name))
+    points = [point for stack in wiring.stacks for point in _stack_points(stack)]
+    axes = wiring.unembed.layout.replace("series variate", "batch").split()
+    # batch, position where the readout has one, then the table's own axes in their order there
+    axes.sort(key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2))
+    points.append(Point("unembed.hook_out", tuple(axes), "site", wiring.unembed, wiring.output_stack.name))
     return {point.name: point for point in points}
 
 
-def _readout_axes(wiring: Wiring) -> tuple[str, ...]:
-    """Return batch, position where the readout has one, then the table's own axes in their order there."""
-    axes = wiring.unembed.layout.replace("series variate", "batch").split()
-    return tuple(sorted(axes, key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2)))
-
-
-def _stack_points(stack: Stack) -> list[Point]:
+def _stack_points(stack: Stack) -> Iterator[Point]:
     dot = f"{stack.name}." if stack.name else ""
-    first = stack.rows(0)[0]
-    embed, write = first.reads.within(stack.block(0)), f"{stack.prefix}.0.{first.kind}.hook_out"
-    points = [Point(f"{dot}hook_embed", RESIDUAL, "site", embed, stack.name, aside=write if first.aside else "")]
+    first, last = stack.rows(0)[0], stack.rows(stack.n_layers - 1)[0]
+    aside = f"{stack.prefix}.0.{first.kind}.hook_out" if first.aside else ""
+    yield Point(f"{dot}hook_embed", RESIDUAL, "site", first.reads.within(stack.block(0)), stack.name, aside=aside)
     for layer in range(stack.n_layers):
-        block = stack.block(layer)
-        prefix = f"{stack.prefix}.{layer}"
-        for index, writer in enumerate(stack.rows(layer)):
-            reads = writer.reads.within(block)
-            at = f"{prefix}.{writer.kind}"
+        block, prefix, sublayers = stack.block(layer), f"{stack.prefix}.{layer}", stack.rows(layer)
+        for name, writer in zip(RESIDUAL_NAMES, sublayers, strict=False):
+            at, here = f"{prefix}.{writer.kind}", (stack.name, layer, writer.kind)
             aside = f"{at}.hook_out" if writer.aside else ""
-            name = f"{prefix}.{_RESIDUAL_NAMES[index]}"
-            points.append(Point(name, RESIDUAL, "site", reads, stack.name, layer, aside=aside))
-            here = (stack.name, layer, writer.kind)
+            yield Point(f"{prefix}.{name}", RESIDUAL, "site", writer.reads.within(block), *here[:2], aside=aside)
             if isinstance(writer, Attention):
-                points += _attention_points(writer, block, at, here)
+                yield from _attention_points(writer, block, at, here)
             else:
-                points.append(Point(f"{at}.hook_pre", HIDDEN, "site", writer.pre.within(block), *here))
-                points.append(Point(f"{at}.hook_post", HIDDEN, "site", writer.post.within(block), *here))
-            points.append(Point(f"{at}.hook_out", RESIDUAL, "site", writer.write.within(block), *here))
-        post = Site(block, "out", 0, stack.rows(layer)[0].reads.layout)
-        points.append(Point(f"{prefix}.hook_resid_post", RESIDUAL, "site", post, stack.name, layer))
+                yield Point(f"{at}.hook_pre", HIDDEN, "site", writer.pre.within(block), *here)
+                yield Point(f"{at}.hook_post", HIDDEN, "site", writer.post.within(block), *here)
+            yield Point(f"{at}.hook_out", RESIDUAL, "site", writer.write.within(block), *here)
+        post = Site(block, layout=sublayers[0].reads.layout)
+        yield Point(f"{prefix}.hook_resid_post", RESIDUAL, "site", post, stack.name, layer)
     if stack.ln_final:
-        layout = stack.final_layout or stack.rows(stack.n_layers - 1)[0].reads.layout
-        last = Site(stack.ln_final, layout=layout)
-        points.append(Point(f"{dot}ln_final.hook_normalized", RESIDUAL, "site", last, stack.name))
-    return points
+        norm = Site(stack.ln_final, layout=stack.final_layout or last.reads.layout)
+        yield Point(f"{dot}ln_final.hook_normalized", RESIDUAL, "site", norm, stack.name)
 
 
-def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, int, str]) -> list[Point]:
+def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, int, str]) -> Iterator[Point]:
     heads = Site(f"{block}.{writer.module}", layout=writer.qkv_layout)
     rows = Site(f"{block}.{writer.module}", layout=writer.pattern_layout)
     z = heads if writer.z_inside else Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
-    return [
-        Point(f"{at}.hook_q", HEADS, "q", heads, *here, writer.over),
-        Point(f"{at}.hook_k", HEADS, "k", heads, *here, writer.over, heads=writer.n_kv_heads),
-        Point(f"{at}.hook_v", HEADS, "v", heads, *here, writer.over, heads=writer.n_kv_heads),
-        Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, writer.over, writer.row_axis),
-        Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, writer.over, writer.row_axis),
-        Point(f"{at}.hook_z", HEADS, "z" if writer.z_inside else "site", z, *here),
-        Point(f"{at}.hook_result", RESULT, "result", z, *here),
-    ]
+    yield Point(f"{at}.hook_q", HEADS, "q", heads, *here, writer.over)
+    yield Point(f"{at}.hook_k", HEADS, "k", heads, *here, writer.over, heads=writer.n_kv_heads)
+    yield Point(f"{at}.hook_v", HEADS, "v", heads, *here, writer.over, heads=writer.n_kv_heads)
+    yield Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, writer.over, writer.row_axis)
+    yield Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, writer.over, writer.row_axis)
+    yield Point(f"{at}.hook_z", HEADS, "z" if writer.z_inside else "site", z, *here)
+    yield Point(f"{at}.hook_result", RESULT, "result", z, *here)
 
 
 def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = "") -> list[str]:
@@ -122,36 +109,29 @@ def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint
         UnknownNameError: nothing matches; the message has the nearest names, or what has to be written.
     """
     available = list(names)
-    if isinstance(pattern, tuple):
-        return [named(available, pattern, what=what, hint=hint)]
-    if pattern in available:
-        return [pattern]
-    matches = [name for name in available if _matches(name.split("."), pattern.split("."))]
-    if matches:
-        return matches
-    if not _GLOB.search(pattern):
-        return [named(available, pattern, what=what, hint=hint)]
-    across = ".".join("**" if part == "*" else part for part in pattern.split("."))
-    count = sum(_matches(name.split("."), across.split(".")) for name in available) if across != pattern else 0
-    if count:
-        raise UnknownNameError(
-            f"no {what} {pattern!r}: a * stands for one part of a name, between two dots. {across!r} stands for any "
-            f"number of parts and matches {count}."
-        )
-    raise unknown_name(what, pattern, available, hint=hint)
-
-
-def named(names: Iterable[str], key: Key, *, what: str = "hook point", hint: str = "") -> str:
-    """Return the one name that a key means, by itself or as TransformerLens writes it; errors as in :func:`select`."""
-    available = list(names)
-    name = key if isinstance(key, str) and key in available else full_name(available, key)
+    if isinstance(pattern, str):
+        if pattern in available:
+            return [pattern]
+        matches = [name for name in available if _matches(name.split("."), pattern.split("."))]
+        if matches:
+            return matches
+        if _GLOB.search(pattern):
+            across = ".".join("**" if part == "*" else part for part in pattern.split("."))
+            count = sum(_matches(name.split("."), across.split(".")) for name in available)
+            if not count:
+                raise unknown_name(what, pattern, available, hint=hint)
+            raise UnknownNameError(
+                f"no {what} {pattern!r}: a * stands for one part of a name, between two dots. {across!r} stands for "
+                f"any number of parts and matches {count}."
+            )
+    name = full_name(available, pattern)
     if name is None:
-        near = nearest(available, key)
-        if isinstance(key, str) and "." not in key and len(near) < len(available):
+        near = nearest(available, pattern)
+        if isinstance(pattern, str) and "." not in pattern and len(near) < len(available):
             glob = f"**.{near[0].rsplit('.', 1)[-1]}"
             hint = f"{glob!r} stands for all {len(near)} of its kind. {hint}".strip()
-        raise unknown_name(what, key, near, hint=hint)
-    return name
+        raise unknown_name(what, pattern, near, hint=hint)
+    return [name]
 
 
 def nearest(names: Iterable[str], key: Key) -> list[str]:
@@ -174,8 +154,3 @@ def _matches(parts: list[str], globs: list[str]) -> bool:
     if globs[0] == "**":
         return any(_matches(parts[start:], globs[1:]) for start in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
-
-
-def describe(points: Mapping[str, Point]) -> list[tuple[str, str]]:
-    """List rows of (name, axes)."""
-    return [(name, " ".join(point.axes)) for name, point in points.items()]

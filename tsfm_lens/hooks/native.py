@@ -93,7 +93,7 @@ Sizes = Mapping[str, int]
 def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
     """Return a native tensor in the axes of the vocabulary; a view wherever torch can make one."""
     if _is_vocabulary(layout, axes):
-        return tensor.reshape(_unit_free(tensor, layout)) if " 1 " in layout else tensor
+        return tensor.squeeze(layout.split().index("1")) if " 1 " in layout else tensor
     side = _vocabulary_side(layout, axes)
     try:
         return rearrange(tensor, f"{layout} -> {side}", **_bracket_sizes(layout, sizes))
@@ -114,23 +114,20 @@ def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) 
 
 def fold_leading(tensor: Tensor, layout: str) -> Tensor:
     """Fold axes in front of those of the layout (quantile paths of a rollout) into its first axis."""
-    extra = tensor.ndim - _axes_of(layout)
+    extra = tensor.ndim - len(axes_of(layout))
     return tensor.flatten(0, extra) if extra > 0 else tensor
 
 
 @cache
-def _axes_of(layout: str) -> int:
-    return len(re.findall(r"\([^)]*\)|\S+", layout))
+def axes_of(layout: str) -> list[str]:
+    """Split a layout into its axes, a bracket as one."""
+    return re.findall(r"\([^)]*\)|\S+", layout)
 
 
 @cache
 def _is_vocabulary(layout: str, axes: tuple[str, ...]) -> bool:
     """Return whether a native tensor has the axes of the vocabulary already, apart from axes of length 1."""
     return layout.split() == list(axes) or axes[-2:] == ("query", "key")
-
-
-def _unit_free(tensor: Tensor, layout: str) -> list[int]:
-    return [size for size, axis in zip(tensor.shape, layout.split(), strict=True) if axis != "1"]
 
 
 def _vocabulary_side(layout: str, axes: tuple[str, ...]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any, TypeVar
 
 import torch
@@ -13,17 +14,18 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import Slice
 
 from tsfm_lens.hooks.activations import Activations, Call
-from tsfm_lens.hooks.axes import axes_after
 from tsfm_lens.hooks.block import Block
+from tsfm_lens.hooks.context import Hook
+from tsfm_lens.hooks.dispatch import HookScope, dispatcher_of
+from tsfm_lens.hooks.hook_table import HookTable
 from tsfm_lens.hooks.names import Point, select
-from tsfm_lens.hooks.registry import HookRegistry
-from tsfm_lens.hooks.scope import Hook, holding
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
 Reducer = Callable[[Tensor], Tensor]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def resolve_filter(names: Iterable[str], names_filter: NamesFilter) -> list[str]:
+def resolve_filter(names: Collection[str], names_filter: NamesFilter) -> list[str]:
     """Return the hook-point names that a filter selects.
 
     Args:
@@ -33,17 +35,14 @@ def resolve_filter(names: Iterable[str], names_filter: NamesFilter) -> list[str]
     Raises:
         UnknownNameError: a name or glob selects nothing.
     """
-    available = list(names)
     if names_filter is None:
-        return available
+        return list(names)
     if callable(names_filter):
-        return [name for name in available if names_filter(name)]
-    patterns = [names_filter] if isinstance(names_filter, str) else list(names_filter)
-    selection = {name for pattern in patterns for name in select(available, pattern)}
-    return [name for name in available if name in selection]
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+        return list(filter(names_filter, names))
+    selection: set[str] = set()
+    for pattern in [names_filter] if isinstance(names_filter, str) else names_filter:
+        selection.update(select(names, pattern))
+    return list(filter(selection.__contains__, names))
 
 
 def last_query(tensor: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ by_row(last_query)
 
 
 def record(
-    registry: HookRegistry,
+    table: HookTable,
     names: Iterable[str],
     into: Activations,
     *,
@@ -88,7 +87,7 @@ def record(
     """Record the values of the named hook points while the block runs, in this thread and task.
 
     Args:
-        registry: the model's hook points.
+        table: the model's hook points.
         names: exact names.
         into: the mapping to fill.
         device: where to keep the tensors ("cpu" frees the accelerator's memory).
@@ -102,10 +101,10 @@ def record(
     """
     selection = list(names)
     reducers = reducers_of(selection, reduce)
-    state = registry.state
+    state = dispatcher_of(table).state
 
     def keep(value: Tensor, hook: HookPoint, *, name: str, suffix: str = "") -> None:
-        point = registry.points[name]
+        point = table.points[name]
         tensor = reducers[name](value.detach()) if name in reducers else value.detach()
         if name in reducers and name not in into.reduced:
             into.reduced[name] = axes_after(point.axes, value, tensor, reducers[name])
@@ -120,13 +119,13 @@ def record(
 
     hooks: list[Hook] = []
     for name in selection:
-        apart = name not in reducers or getattr(reducers[name], "by_row", False)
         hook = partial(keep, name=name)
-        hook.reads_only, hook.by_row = True, apart  # type: ignore[attr-defined]
+        hook.reads_only = True  # type: ignore[attr-defined]
+        hook.by_row = name not in reducers or getattr(reducers[name], "by_row", False)  # type: ignore[attr-defined]
         hooks.append((name, hook, "fwd"))
         if gradients:
             hooks.append((name, partial(keep, name=name, suffix="_grad"), "bwd"))
-    return holding(registry, hooks, into)
+    return Block(HookScope(table, into, hooks))
 
 
 @dataclass(frozen=True)
@@ -161,3 +160,54 @@ def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | Posi
     if not isinstance(reduce, Mapping):
         return dict.fromkeys(names, reduce)
     return {name: function for glob, function in reduce.items() for name in select(names, glob)}
+
+
+def axes_after(axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Reducer) -> tuple[str, ...]:
+    """Return the names of the axes of a reduced activation; "axis_0", … for those that are ambiguous.
+
+    Axes keep their order, so their lengths identify most of them. Where lengths are equal, strides identify a view of
+    the activation. A reducer marked ``by_row`` may be called again: the axes that grow with its argument identify it.
+
+    Args:
+        axes: of the activation.
+        value: the activation.
+        result: the reduced activation.
+        reducer: the function.
+    """
+    if result.ndim == value.ndim == len(axes):
+        return axes
+    unknown = tuple(f"axis_{index}" for index in range(result.ndim))
+    if result.ndim > value.ndim or value.ndim != len(axes):
+        return unknown
+    ways = list(combinations(range(value.ndim), result.ndim))
+    matches = [way for way in ways if tuple(value.shape[axis] for axis in way) == tuple(result.shape)]
+    if result.untyped_storage()._cdata == value.untyped_storage()._cdata:
+        views = [way for way in matches if tuple(value.stride(axis) for axis in way) == result.stride()]
+        matches = views or matches
+    if len(matches) != 1 and getattr(reducer, "by_row", False):
+        growth = _growth_by_axis(value.shape, reducer)
+        matches = [way for way in ways if growth is not None and _follows(way, growth)] or matches
+    if not matches:
+        return unknown
+    candidates = [{way[index] for way in matches} for index in range(result.ndim)]
+    return tuple(axes[min(which)] if len(which) == 1 else name for which, name in zip(candidates, unknown, strict=True))
+
+
+def _growth_by_axis(shape: torch.Size, reducer: Reducer) -> list[set[int]] | None:
+    """Find the axes of a reducer's result that grow with each of its argument's; None if that is not possible."""
+    try:
+        before = reducer(torch.empty(shape, device="meta")).shape
+        growth = []
+        for axis in range(len(shape)):
+            longer = [size + (index == axis) for index, size in enumerate(shape)]
+            after = reducer(torch.empty(longer, device="meta")).shape
+            growth.append({index for index, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]})
+    except (RuntimeError, NotImplementedError, ValueError):
+        # an operation without sizes on torch's meta device
+        return None
+    return growth
+
+
+def _follows(way: tuple[int, ...], growth: list[set[int]]) -> bool:
+    """Return whether no axis of the result grows with another axis of the argument than this way has it."""
+    return all(each <= {way.index(axis)} if axis in way else not each for axis, each in enumerate(growth))

@@ -6,25 +6,21 @@ those that the hook points in use need, and they are taken away when its block e
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
-from weakref import WeakSet
 
 from torch import nn
 
 from tsfm_lens.hooks.block import Block
-from tsfm_lens.hooks.point_table import PointTable
-from tsfm_lens.hooks.scope import HookScope, Observer
-from tsfm_lens.hooks.session import Session
+from tsfm_lens.hooks.dispatch import HookDispatcher, HookScope, Observer, dispatcher_of
+from tsfm_lens.hooks.hook_table import HookTable
 from tsfm_lens.hooks.state import RunState
-from tsfm_lens.hooks.wiring import Wiring
 
-__all__ = ["HookRegistry", "RunState", "hang"]
+__all__ = ["HookRegistry", "Namespace", "attach_point"]
 
 
-class HookRegistry(PointTable):
+class HookRegistry(HookTable):
     """Hook points of one native model, and the hooks of threads on it.
 
     Args:
@@ -35,33 +31,23 @@ class HookRegistry(PointTable):
         WiringError: a path of the wiring does not exist in the model, or a size is not the model's.
     """
 
-    def __init__(self, model: nn.Module, wiring: Wiring) -> None:
-        super().__init__(model, wiring)
-        self._local = threading.local()
-        self._sessions: WeakSet[Session] = WeakSet()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
 
     @property
-    def session(self) -> Session:
+    def session(self) -> HookDispatcher:
         """Hooks of the running thread on the model."""
-        try:
-            session: Session = self._local.session
-        except AttributeError:
-            session = self._local.session = Session(self, lambda session: self.session is session)
-            self._sessions.add(session)
-        return session
+        return dispatcher_of(self)
 
     @property
     def busy(self) -> bool:
         """True if any thread has hooks on the model."""
-        return any(scope.is_open for session in list(self._sessions) for scope in session.scopes)
+        return any(scope.is_open for dispatcher in list(self.dispatchers) for scope in dispatcher.scopes)
 
     @property
     def state(self) -> RunState:
         """State of this thread's run."""
-        return self.session.state
+        return dispatcher_of(self).state
 
     def observed(self, note: Observer) -> Block[None]:
         """Pass the activations of connected hook points to ``note`` alone; other hooks do not act meanwhile."""
@@ -76,11 +62,11 @@ class HookRegistry(PointTable):
             WiringError: compiled or replaced modules would pass a hook by.
             HookError: on leaving, the model ran, but one of the hook points was never passed.
         """
-        return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
+        return Block(HookScope(self, None)) if dispatcher_of(self).unconnected() else nullcontext()
 
 
-class Place(nn.Module):
-    """Part of the tree that hook points hang in; the native model holds the weights."""
+class Namespace(nn.Module):
+    """Part of the tree of hook points; the native model holds the weights."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -92,13 +78,11 @@ class Place(nn.Module):
         )
 
 
-def hang(root: nn.Module, name: str, point: nn.Module) -> None:
-    """Hang a hook point into a tree of plain modules so that its dotted name is its path, and layers can be counted."""
+def attach_point(root: nn.Module, name: str, point: nn.Module) -> None:
+    """Register a hook point in a tree of plain modules so that its dotted name is its path, and layers are counted."""
     parts = name.split(".")
     for part, inside in pairwise(parts):
         if part not in root._modules:
-            root.add_module(part, nn.ModuleList() if inside.isdigit() else Place())
-        child = root._modules[part]
-        assert child is not None
-        root = child
+            root.add_module(part, nn.ModuleList() if inside.isdigit() else Namespace())
+        root = root.get_submodule(part)
     root.add_module(parts[-1], point)

@@ -1,9 +1,4 @@
-"""Rows that are the same for every variant, stored once and handed on as if they had been copied.
-
-A native model that runs variants side by side receives their common tensors: encoder states, keys, values. It would
-copy them for every variant, and again in later steps. A :class:`Repeated` has the shape of those copies and stores the
-rows once. A few functions keep it so; every other one receives the copies.
-"""
+"""Rows that variants share, stored once and handed on as if they had been copied; a few functions keep it so."""
 
 from __future__ import annotations
 
@@ -26,43 +21,37 @@ class Repeated(Tensor):
         single: the rows, along the first axis.
         blocks: copies of all of them, one after the other.
         each: copies of each row, side by side.
+
+    Attributes:
+        single: rows stored once; None after a write into the copies, which may differ since.
+        times: copies of all rows, and of each.
     """
 
-    _single: Tensor | None
+    single: Tensor | None
+    times: tuple[int, int]
     _whole: Tensor | None
-    _times: tuple[int, int]
 
     @staticmethod
     def __new__(cls, single: Tensor, blocks: int, each: int = 1) -> Repeated:
         """Create the shape of the copies, without them."""
         shape = (blocks * len(single) * each, *single.shape[1:])
         tensor: Repeated = Tensor._make_wrapper_subclass(cls, shape, dtype=single.dtype, device=single.device)
-        tensor._single, tensor._whole, tensor._times = single, None, (blocks, each)
+        tensor.single, tensor._whole, tensor.times = single, None, (blocks, each)
         return tensor
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         """Leave all to ``__new__``."""
 
     def __repr__(self, **_kwargs: Any) -> str:  # type: ignore[override]
-        return f"Repeated(shape={tuple(self.shape)}, times={self._times})"
-
-    @property
-    def times(self) -> tuple[int, int]:
-        """Copies of all rows, and of each."""
-        return self._times
-
-    @property
-    def single(self) -> Tensor | None:
-        """Rows stored once; None after a write into the copies, which may differ since."""
-        return self._single
+        return f"Repeated(shape={tuple(self.shape)}, times={self.times})"
 
     def whole(self) -> Tensor:
         """Return the copies, made once."""
         if self._whole is None:
-            assert self._single is not None
-            rows, rest = len(self._single), self._single.shape[1:]
-            blocks, each = self._times
-            view = self._single.reshape(1, rows, 1, *rest).expand(blocks, rows, each, *rest)
+            assert self.single is not None
+            rows, rest = len(self.single), self.single.shape[1:]
+            blocks, each = self.times
+            view = self.single.reshape(1, rows, 1, *rest).expand(blocks, rows, each, *rest)
             self._whole = view.reshape(len(self), *rest)
             if blocks * each == 1:
                 # a write into copies must not reach the stored rows
@@ -73,9 +62,9 @@ class Repeated(Tensor):
         """Return whether another tensor repeats as many rows as often."""
         return (
             isinstance(other, Repeated)
-            and self._single is not None
-            and other._single is not None
-            and (self._times, len(self._single)) == (other._times, len(other._single))
+            and self.single is not None
+            and other.single is not None
+            and (self.times, len(self.single)) == (other.times, len(other.single))
         )
 
     @classmethod
@@ -113,7 +102,7 @@ def _release(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     for value in (*(args[:1] if in_place else ()), kwargs.get("out")):
         if isinstance(value, Repeated):
             value.whole()
-            value._single = None
+            value.single = None
     return kwargs
 
 

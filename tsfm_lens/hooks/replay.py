@@ -1,9 +1,8 @@
-"""Replay: modules hand back stored outputs instead of computing them again.
+"""Native calls, recorded as they are, and modules that hand back stored outputs instead of computing them again.
 
-All modules before the first changed component give the same outputs in every variant. These are recorded
-once, call by call; while :func:`replayed` is open, those modules return them in the same order, repeated
-for as many variants as run side by side. Only the instance attribute ``forward`` is
-shadowed, and it is restored however the block ends.
+All modules before the first changed component give the same outputs in every variant. These are recorded once, call by
+call; while :func:`replayed` is open, those modules return them in the same order, repeated for as many variants as run
+side by side. Only the instance attribute ``forward`` is shadowed, and it is restored however the block ends.
 """
 
 from __future__ import annotations
@@ -11,23 +10,92 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.hooks.block import Block
-from tsfm_lens.hooks.native import get_output, put_output
+from tsfm_lens.hooks.block import Block, Scope
+from tsfm_lens.hooks.native import get_input, get_output, put_output
 from tsfm_lens.hooks.repeated import Repeated
-from tsfm_lens.hooks.slots import TorchHook, hooked
 from tsfm_lens.hooks.state import ONE_RUN
+from tsfm_lens.hooks.torch_hooks import Side, TorchHook, hooked
 
 # numbers that are copied in less time than it takes to do without
 _FEW = 2**16
 
 
+T = TypeVar("T")
+
+
 class OtherCalls(Exception):
     """Error of a pass that calls a module more or less often than the recorded one, so that nothing can be replayed."""
+
+
+class NativeCall(NamedTuple):
+    """One call of a native module, its tensors detached.
+
+    Attributes:
+        args, kwargs: its arguments.
+        output: its return value.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+    def given(self, arg: int | str = 0) -> Tensor:
+        """Return one tensor among the arguments; WiringError if there is none."""
+        return get_input(self.args, self.kwargs, arg)
+
+    def gave(self, arg: int | str = 0) -> Tensor:
+        """Return one tensor of the output; WiringError if there is none."""
+        return get_output(self.output, arg)
+
+
+def _listening(model: nn.Module, paths: Iterable[str], side: Side, note: Callable[..., None], value: T) -> Block[T]:
+    """Call ``note(path, module, args, kwargs[, output])`` at every call of modules while the block runs."""
+    return hooked([TorchHook(model.get_submodule(path), side, partial(note, path)) for path in paths], value)
+
+
+def recorded_calls(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[NativeCall]]]:
+    """Keep every call of each module, by dotted path below the model, while the block runs."""
+    calls: dict[str, list[NativeCall]] = {path: [] for path in paths}
+
+    def keep(path: str, _module: nn.Module, *call: Any) -> None:
+        calls[path].append(NativeCall(*(map_tensors(part, Tensor.detach) for part in call)))
+
+    return _listening(model, calls, "out", keep, calls)
+
+
+def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Any]]]:
+    """Record the full output of each call of each module, detached, while the block runs."""
+    outputs: dict[str, list[Any]] = {}
+
+    def keep(path: str, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        outputs.setdefault(path, []).append(map_tensors(output, Tensor.detach))
+
+    return _listening(model, paths, "out", keep, outputs)
+
+
+def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, Tensor]]:
+    """Record the first input of each module, detached, while the block runs; the last call counts."""
+    inputs: dict[str, Tensor] = {}
+
+    def keep(path: str, _module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+        inputs[path] = args[0].detach()
+
+    return _listening(model, paths, "in", keep, inputs)
+
+
+def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Block[None]:
+    """Pass path and first input, detached, of each module to ``look`` at every call while the block runs."""
+
+    def show(path: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        look(path, get_input(args, kwargs, 0).detach())
+
+    return _listening(model, paths, "in", show, None)
 
 
 def called_once(model: nn.Module, path: str) -> Block[None]:
@@ -44,24 +112,6 @@ def called_once(model: nn.Module, path: str) -> Block[None]:
 
     count = TorchHook(model.get_submodule(path), "in", lambda *_call: calls.append(None))
     return hooked([count], None, check)
-
-
-def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Any]]]:
-    """Record the full output of each call of each module, detached, while the block runs.
-
-    Args:
-        model: the native module.
-        paths: dotted paths below it.
-    """
-    outputs: dict[str, list[Any]] = {}
-
-    def keep(path: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-            outputs.setdefault(path, []).append(map_tensors(output, Tensor.detach))
-
-        return hook
-
-    return hooked((TorchHook(model.get_submodule(path), "out", keep(path)) for path in paths), outputs)
 
 
 def only(outputs: Mapping[str, Sequence[Any]], path: str) -> Any:
@@ -98,11 +148,28 @@ def replayed(
     Raises:
         OtherCalls: when the block ends, or at the call too many: a module was not called as often as was recorded.
     """
-    queues = {path: iter(calls) for path, calls in outputs.items()}
-    forwards = {path: _hand_back(path, queues[path], rows, copies) for path in outputs}
-    for path, (last, entered, output) in (partial or {}).items():
-        queues[path] = iter([(entered, output)])
-        forwards[path] = _resume(path, last, queues[path], rows, copies)
+    queues: dict[str, Iterator[Any]] = {path: iter(calls) for path, calls in outputs.items()}
+    resumed = partial or {}
+    queues |= {path: iter([(entered, output)]) for path, (_last, entered, output) in resumed.items()}
+
+    def repeated(value: Any) -> Any:
+        return map_tensors(value, lambda tensor: repeat_rows(tensor, rows, copies))
+
+    def stored(path: str) -> Any:
+        for value in queues[path]:
+            return value
+        raise OtherCalls(f"{path} was called more often than in the plain pass")
+
+    def hand_back(path: str) -> Callable[..., Any]:
+        return lambda *_args, **_kwargs: repeated(stored(path))
+
+    def resume(path: str) -> Callable[..., Any]:
+        def forward(*_args: Any, **_kwargs: Any) -> Any:
+            entered, output = stored(path)
+            new, rest = resumed[path][0](repeated(entered)), repeated(output)
+            return put_output(rest, 0, new.reshape(get_output(rest, 0).shape))
+
+        return forward
 
     def check() -> None:
         for path, calls in queues.items():
@@ -111,19 +178,20 @@ def replayed(
             if not inside and next(calls, None) is not None:
                 raise OtherCalls(f"{path} was called less often than in the plain pass")
 
-    pairs = [(model.get_submodule(path), lambda _forward, new=forward: new) for path, forward in forwards.items()]
-    return shadowed(pairs, check, turn=True)
+    forwards = {path: (resume if path in resumed else hand_back)(path) for path in queues}
+    shadows = [(model.get_submodule(path), lambda _forward, new=new: new) for path, new in forwards.items()]
+    return shadowed(shadows, check, turn=True)
 
 
 Shadow = tuple[nn.Module, Callable[[Callable[..., Any]], Callable[..., Any]]]
 """(module, makes its new forward from the one that it has)."""
 
 
-class _Shadows:
-    """Forwards of modules that are shadowed in one thread, as the scope of a block."""
+class _Shadows(Scope[None]):
+    """Forwards of modules that are shadowed in one thread."""
 
     def __init__(self, shadows: Iterable[Shadow], check: Callable[[], None], turn: bool) -> None:
-        self.is_open, self.check = False, check
+        self.check = check  # type: ignore[method-assign]
         self._shadows, self._turn = tuple(shadows), turn
         self._set: list[tuple[nn.Module, Any, Any]] = []
 
@@ -132,7 +200,7 @@ class _Shadows:
         if self._turn:
             ONE_RUN.take(self)
         for module, make in self._shadows:
-            new = in_this_thread(module.forward, make(module.forward))
+            new = _in_this_thread(module.forward, make(module.forward))
             # noted before it is set, so that it is taken off whenever an interrupt comes
             self._set.append((module, module.__dict__.get("forward"), new))
             module.__dict__["forward"] = new
@@ -160,7 +228,7 @@ def shadowed(shadows: Iterable[Shadow], check: Callable[[], None] = lambda: None
     return Block(_Shadows(shadows, check, turn))
 
 
-def in_this_thread(forward: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
+def _in_this_thread(forward: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward that calls ``new`` in the calling thread and ``forward`` in every other."""
     mine = threading.get_ident()
 
@@ -168,35 +236,6 @@ def in_this_thread(forward: Callable[..., Any], new: Callable[..., Any]) -> Call
         return (new if threading.get_ident() == mine else forward)(*args, **kwargs)
 
     return choose
-
-
-def _hand_back(path: str, calls: Iterator[Any], rows: int, copies: int) -> Callable[..., Any]:
-    """Return a forward that gives the next stored output, repeated without copies of it."""
-
-    def forward(*_args: Any, **_kwargs: Any) -> Any:
-        return map_tensors(_next(path, calls), lambda tensor: repeat_rows(tensor, rows, copies))
-
-    return forward
-
-
-def _resume(
-    path: str, last: nn.Module, calls: Iterator[tuple[Tensor, Any]], rows: int, copies: int
-) -> Callable[..., Any]:
-    """Return a forward that runs the module's last layer on its stored input; the rest of its output is as stored."""
-
-    def forward(*_args: Any, **_kwargs: Any) -> Any:
-        layer_input, output = _next(path, calls)
-        new = last(repeat_rows(layer_input, rows, copies))
-        rest = map_tensors(output, lambda tensor: repeat_rows(tensor, rows, copies))
-        return put_output(rest, 0, new.reshape(get_output(rest, 0).shape))
-
-    return forward
-
-
-def _next(path: str, calls: Iterator[Any]) -> Any:
-    for output in calls:
-        return output
-    raise OtherCalls(f"{path} was called more often than in the plain pass")
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
@@ -219,16 +258,3 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         return dataclasses.replace(value, **{key: map_tensors(item, function) for key, item in parts.items()})
     return value
-
-
-def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, Tensor]]:
-    """Record the first input of each module, detached, while the block runs; the last call counts."""
-    inputs: dict[str, Tensor] = {}
-
-    def keep(path: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
-            inputs[path] = args[0].detach()
-
-        return hook
-
-    return hooked((TorchHook(model.get_submodule(path), "in", keep(path)) for path in paths), inputs)

@@ -6,10 +6,11 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from tsfm_lens.hooks.block import Block
+from tsfm_lens.hooks.block import Block, Scope
 
 
 class Turns:
@@ -76,7 +77,7 @@ class RunState:
         self, rows: int, place: tuple[int, int | None] = (0, None), block_rows: int | None = None
     ) -> Block[None]:
         """Count steps and rows of one run of the lens's own while the block runs."""
-        return Block(_Run(self, rows, place, block_rows))
+        return Block(_Run(self, rows, block_rows, place))
 
     def own(self, rows: Tensor) -> Tensor:
         """Return the rows of the part that runs, of a tensor with the rows of the whole batch."""
@@ -88,20 +89,17 @@ class RunState:
         return rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
 
 
-class _Run:
-    """One run of the lens's own, as the scope of a block."""
+class _Run(Scope[None]):
+    """One run of the lens's own."""
 
-    def __init__(self, state: RunState, rows: int, place: tuple[int, int | None], block_rows: int | None) -> None:
-        self.is_open, self._state, self._rows, self._place, self._block_rows = False, state, rows, place, block_rows
+    def __init__(self, state: RunState, *start: Any) -> None:
+        self._state, self._start = state, start
 
     def open(self) -> None:
         self.is_open = True
-        self._state.restart(self._rows, self._block_rows, self._place)
+        self._state.restart(*self._start)
 
     def close(self) -> None:
         if self.is_open:
             self._state.restart()
             self.is_open = False
-
-    def check(self) -> None:
-        return

@@ -8,18 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.registry import HookRegistry
-from tsfm_lens.hooks.scope import holding
+from tsfm_lens.hooks.dispatch import HookScope
+from tsfm_lens.hooks.hook_table import HookTable
 from tsfm_lens.hooks.wiring import Wiring
 
 
 class _Arrival(Exception):
     """Arrival of the stream at the layer; it leaves the native model as an error does."""
-
-    def __init__(self, stream: Tensor) -> None:
-        super().__init__()
-        self.stream = stream
 
 
 def stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
@@ -33,18 +30,18 @@ def stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
         UnknownNameError: no such layer.
         InputError: the name is not that of a whole layer.
     """
-    stack, index = wiring.output_stack, layer
-    if not isinstance(layer, int):
+    if isinstance(layer, int):
+        stack, index = wiring.output_stack, layer
+    else:
         place = Component.parse(str(layer))
         if place.kind is not None:
             raise InputError(
                 f"stop_at_layer {str(layer)!r} is a {place.level}; expected a layer, such as {place.layer}"
             )
-        names = [column.name for column in wiring.stacks]
+        names = [each.name for each in wiring.stacks]
         if place.stack not in names:
             raise unknown_name("stack", place.stack, names)
         stack, index = wiring.stack(place.stack), place.layer
-    assert isinstance(index, int)
     position = index + stack.n_layers if index < 0 else index
     if position == stack.n_layers:
         return f"{stack.prefix}.{position - 1}.hook_resid_post"
@@ -53,17 +50,17 @@ def stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
     return f"{stack.prefix}.{position}.hook_resid_pre"
 
 
-def passed_before(registry: HookRegistry, point: str) -> list[str]:
+def passed_before(table: HookTable, point: str) -> list[str]:
     """Return every hook point that a forward has passed when it reaches one, that one included."""
-    names = list(registry.points)
+    names = list(table.points)
     return names[: names.index(point) + 1]
 
 
-def stream_into(registry: HookRegistry, layer: int | str | Component, run: Callable[[], Any]) -> Tensor:
+def stream_into(table: HookTable, layer: int | str | Component, run: Callable[[], Any]) -> Tensor:
     """Run a forward up to a layer and return its input stream, (row, pos, d_model), edits of other hooks included.
 
     Args:
-        registry: the model's hook points.
+        table: the model's hook points.
         layer: see :func:`stopping_point`.
         run: the forward.
     """
@@ -72,9 +69,10 @@ def stream_into(registry: HookRegistry, layer: int | str | Component, run: Calla
         raise _Arrival(value)
 
     stop.reads_only = True  # type: ignore[attr-defined]
-    with holding(registry, [(stopping_point(registry.wiring, layer), stop, "fwd")], None):
+    with Block(HookScope(table, None, [(stopping_point(table.wiring, layer), stop, "fwd")])):
         try:
             run()
         except _Arrival as arrival:
-            return arrival.stream
-    raise AssertionError("the forward never came to the layer, which holding() refuses")
+            stream: Tensor = arrival.args[0]
+            return stream
+    raise AssertionError("the forward never came to the layer, which its block refuses")

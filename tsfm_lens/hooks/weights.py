@@ -7,14 +7,16 @@ that a layer puts on its weights. Matrices follow TransformerLens: they act from
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from einops import rearrange
 from torch import Tensor, nn
 from transformer_lens import FactoredMatrix
 
 from tsfm_lens.errors import InputError, WiringError, unknown_name
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Wiring, Writer
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Wiring
+
+W = TypeVar("W", Attention, Mlp)
 
 
 @dataclass(frozen=True)
@@ -106,61 +108,43 @@ class Weights:
         Raises:
             UnknownNameError: no such layer, stack or attention.
         """
-        column = self._stack(stack)
-        row = self._row(column, layer, kind, Attention)
-        assert isinstance(row, Attention)
+        column, row = self._find(Attention, layer, kind, stack)
         q, k, v = (self.projection(layer, row.kind, letter, column.name, every_head=True) for letter in ("q", "k", "v"))
         if fold_norm:
-            norm = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else None
+            norm = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else (None, None)
             other = self._norm(self._wiring.stack(row.keys_from).ln_final) if row.keys_from else norm
             q, k, v = _fold(q, norm), _fold(k, other), _fold(v, other)
         out = head_output_weights(self._model, column, layer, row.kind)
-        bias, scale = self.b_O(layer, row.kind, column.name), self._scale(column, layer, row)
+        bias, scale = self.b_O(layer, row.kind, column.name), self.scale(layer, row.kind, column.name)
         return HeadWeights(q[0], k[0], v[0], out, q[1], k[1], v[1], bias, scale)
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
         """Return the bias of an attention's output projection, (d_model,); zero where it has none."""
-        column = self._stack(stack)
-        row = self._row(column, layer, kind, Attention)
-        assert isinstance(row, Attention)
+        column, row = self._find(Attention, layer, kind, stack)
         _, bias = parameters(self._model, f"{column.block(layer)}.{row.o.module}", row.o)
         return _times_gain(bias, row.o.gain)
 
     def scale(self, layer: int, kind: str, stack: str | None = None) -> float:
         """Return the factor with which a block adds a branch's output to the stream; 1 but in Toto 2."""
         column = self._stack(stack)
-        return self._scale(column, layer, column.writer(kind, layer))
-
-    def _scale(self, column: Stack, layer: int, row: Writer) -> float:
-        return 1.0 if row.mix is None else row.mix(self._model.get_submodule(column.block(layer)))[0]
+        mix = column.writer(kind, layer).mix
+        return 1.0 if mix is None else mix(self._model.get_submodule(column.block(layer)))[0]
 
     def mlp(self, layer: int, kind: str = "mlp", stack: str | None = None, *, fold_norm: bool = False) -> MlpWeights:
         """Return the weights of one MLP; arguments and errors as in :meth:`heads`."""
-        column = self._stack(stack)
-        row = self._row(column, layer, kind, Mlp)
-        assert isinstance(row, Mlp)
-        norm = self._norm(f"{column.block(layer)}.{row.norm}") if fold_norm and row.norm else None
-        up = _fold(self._input(column, layer, row.i), norm)
-        gate = None if row.gate is None else _fold(self._input(column, layer, row.gate), norm)
-        out, bias = parameters(self._model, f"{column.block(layer)}.{row.o}")
-        return MlpWeights(
-            up[0],
-            None if gate is None else gate[0],
-            _times_gain(out, row.o_gain).T,
-            up[1],
-            None if gate is None else gate[1],
-            _times_gain(bias, row.o_gain),
-            self._scale(column, layer, row),
-        )
+        column, row = self._find(Mlp, layer, kind, stack)
+        block = column.block(layer)
+        norm = self._norm(f"{block}.{row.norm}") if fold_norm and row.norm else (None, None)
+        up = _fold(self._input(block, row.i), norm)
+        gate = (None, None) if row.gate is None else _fold(self._input(block, row.gate), norm)
+        out, bias = (_times_gain(part, row.o_gain) for part in parameters(self._model, f"{block}.{row.o}"))
+        return MlpWeights(up[0], gate[0], out.T, up[1], gate[1], bias, self.scale(layer, row.kind, column.name))
 
     @property
     def W_E(self) -> Tensor:
         """Embedding matrix (d_in, d_model), where the embedding is one matrix; else see :meth:`embedding`."""
-        module = self._model.get_submodule(self._wiring.embed)
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2:
-            raise self._no_single_matrix("embedding", self._wiring.embed)
-        return weight if isinstance(module, nn.Embedding) else weight.T
+        weight = self._single_matrix("embedding", self._wiring.embed)
+        return weight if isinstance(self._model.get_submodule(self._wiring.embed), nn.Embedding) else weight.T
 
     @property
     def W_U(self) -> Tensor:
@@ -169,10 +153,7 @@ class Weights:
         Factors between the last norm and the matrix are not part of it: T5 and Chronos multiply the stream by
         d_model**-0.5.
         """
-        weight = getattr(self._model.get_submodule(self._wiring.unembed.module), "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2:
-            raise self._no_single_matrix("unembedding", self._wiring.unembed.module)
-        return weight.T
+        return self._single_matrix("unembedding", self._wiring.unembed.module).T
 
     def embedding(self) -> dict[str, Tensor]:
         """Return every parameter of the embedding module, by name."""
@@ -182,28 +163,30 @@ class Weights:
         """Return every parameter of the head, by name."""
         return dict(self._model.get_submodule(self._wiring.unembed.module).named_parameters())
 
-    def _no_single_matrix(self, what: str, path: str) -> InputError:
-        parts = ", ".join(name for name, _ in self._model.get_submodule(path).named_parameters())
-        return InputError(
-            f"the {what} of {self._wiring.architecture!r} is not one matrix but {path!r} with {parts}; "
-            f"lens.weights.{what}() gives them all"
+    def _single_matrix(self, what: str, path: str) -> Tensor:
+        module = self._model.get_submodule(path)
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 2:
+            return weight
+        raise InputError(
+            f"the {what} of {self._wiring.architecture!r} is not one matrix but {path!r} with "
+            f"{', '.join(name for name, _ in module.named_parameters())}; lens.weights.{what}() gives them all"
         )
 
     def _stack(self, name: str | None) -> Stack:
-        if name is None:
-            return self._wiring.output_stack
-        try:
-            return self._wiring.stack(name)
-        except KeyError as error:
-            raise unknown_name("stack", name, [stack.name for stack in self._wiring.stacks]) from error
+        names = [stack.name for stack in self._wiring.stacks]
+        if name not in (None, *names):
+            raise unknown_name("stack", name, names)
+        return self._wiring.output_stack if name is None else self._wiring.stack(name)
 
-    def _row(self, column: Stack, layer: int, kind: str | None, sort: type) -> Attention | Mlp:
+    def _find(self, sort: type[W], layer: int, kind: str | None, stack: str | None) -> tuple[Stack, W]:
+        column = self._stack(stack)
         if not isinstance(layer, int) or not 0 <= layer < column.n_layers:
             raise unknown_name("layer", str(layer), [str(index) for index in range(column.n_layers)])
         rows = [row for row in column.rows(layer) if isinstance(row, sort)]
         for row in rows:
             if kind is None or row.kind == kind:
-                return row
+                return column, row
         raise unknown_name("branch", str(kind), [row.kind for row in rows])
 
     def projection(
@@ -216,28 +199,31 @@ class Weights:
             letter: "q", "k" or "v".
             every_head: repeat keys and values that several query heads share.
         """
-        column = self._stack(stack)
-        row = self._row(column, layer, kind, Attention)
-        assert isinstance(row, Attention)
-        part = {"q": row.q, "k": row.k, "v": row.v}[letter]
+        column, row = self._find(Attention, layer, kind, stack)
+        part: Projection = getattr(row, letter)
         n_heads = row.heads_of(letter, column.n_heads)
-        weight, bias = parameters(self._model, f"{column.block(layer)}.{part.module}", part)
-        sizes = {"head": n_heads, **({"part": part.parts} if part.parts > 1 else {})}
-        axes = "part head" if part.parts > 1 else "head"
-        weight = rearrange(weight, f"{part.layout} d_model -> {axes} d_model d_head", **sizes)
-        bias = rearrange(bias, f"{part.layout} -> {axes} d_head", **sizes)
-        if part.parts > 1:
-            weight, bias = weight[part.part], bias[part.part]
+        weight, bias = self._part(column.block(layer), part, "head d_model d_head", "head d_head", head=n_heads)
         if every_head and n_heads != column.n_heads:
             weight, bias = (x.repeat_interleave(column.n_heads // n_heads, dim=0) for x in (weight, bias))
-        return _times_gain(weight, part.gain), _times_gain(bias, part.gain)
+        return weight, bias
 
-    def _input(self, column: Stack, layer: int, part: Projection) -> tuple[Tensor, Tensor]:
-        weight, bias = parameters(self._model, f"{column.block(layer)}.{part.module}", part)
+    def _input(self, block: str, part: Projection) -> tuple[Tensor, Tensor]:
+        weight, bias = self._part(block, part, "d_mlp d_model", "d_mlp")
+        return weight.T, bias
+
+    def _part(self, block: str, part: Projection, *axes: str, **sizes: int) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of one part of a projection, each in the axes that are asked for."""
+        weight, bias = parameters(self._model, f"{block}.{part.module}", part)
         if part.parts > 1:
-            weight = rearrange(weight, f"{part.layout} d_model -> part d_mlp d_model", part=part.parts)[part.part]
-            bias = rearrange(bias, f"{part.layout} -> part d_mlp", part=part.parts)[part.part]
-        return _times_gain(weight, part.gain).T, _times_gain(bias, part.gain)
+            sizes["part"] = part.parts
+            axes = tuple(f"part {side}" for side in axes)
+        # an MLP's single part is in order
+        if sizes:
+            weight = rearrange(weight, f"{part.layout} d_model -> {axes[0]}", **sizes)
+            bias = rearrange(bias, f"{part.layout} -> {axes[1]}", **sizes)
+        if part.parts > 1:
+            weight, bias = weight[part.part], bias[part.part]
+        return _times_gain(weight, part.gain), _times_gain(bias, part.gain)
 
     def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
         norm = self._model.get_submodule(path)
@@ -245,11 +231,8 @@ class Weights:
         return (getattr(norm, "scale", None) if gain is None else gain), getattr(norm, "bias", None)
 
 
-def _fold(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | None] | None) -> tuple[Tensor, Tensor]:
-    weight, bias = matrix
-    if norm is None:
-        return matrix
-    gain, shift = norm
+def _fold(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor, Tensor]:
+    (weight, bias), (gain, shift) = matrix, norm
     if shift is not None:
         bias = bias + shift @ weight
     return (weight if gain is None else weight * gain[:, None]), bias

@@ -14,7 +14,6 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
-from tsfm_lens.hooks.names import describe
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
@@ -101,7 +100,7 @@ class LensBase:
 
     def hook_table(self) -> list[tuple[str, str]]:
         """List every hook point with the names of its axes."""
-        return describe(self.registry.points)
+        return [(name, " ".join(point.axes)) for name, point in self.registry.points.items()]
 
     def components(self, *patterns: str | Component) -> list[Component]:
         """Return components by name or glob; all of them if no pattern is given.

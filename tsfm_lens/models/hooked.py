@@ -13,10 +13,12 @@ from transformer_lens import HookedRootModule
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
+from tsfm_lens.hooks.context import resolve_hooks
+from tsfm_lens.hooks.dispatch import HookScope
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.recorder import NamesFilter, Positions, Reducer
 from tsfm_lens.hooks.registry import HookRegistry
-from tsfm_lens.hooks.scope import holding, resolved
+from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS
 from tsfm_lens.models.config import Config, config_of
 from tsfm_lens.models.recording import recorded_run, refuse_gradients, refuse_run
 
@@ -26,46 +28,6 @@ if TYPE_CHECKING:
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
 """(name, glob, predicate on names, or (short name, layer, …); function of an activation and ``hook=``)."""
 
-# members of TransformerLens's models that a lens lacks -> the replacement
-_INSTEAD = {
-    "OV": "lens.weights.heads(layer).W_OV",
-    "QK": "lens.weights.heads(layer).W_QK",
-    "accumulated_bias": "cache.get_full_resid_decomposition(return_labels=True) has the biases, labelled 'bias'",
-    "all_composition_scores": "transformer_lens.utilities.composition_scores(left, right) takes two circuits of "
-    "lens.weights.heads(layer); what one head reads of another, by cause: probes.path_patching",
-    "all_head_labels": "[str(head) for head in lens.components('**.*attn.*')]",
-    "center_writing_weights": "the native model stays as it is, nothing is centred",
-    "embed": "hook_embed is the stream's first value; lens.weights.W_E is the matrix of token models",
-    "fold_layer_norm": "the native model stays as it is; lens.weights.heads(layer, fold_norm=True) has it folded",
-    "generate": "lens.forecast(series, horizon)",
-    "loss_fn": "sweeps and lens.run(series, horizon, holdout=True) score forecasts against the truth",
-    "process_weights_": "nothing is folded into the native model; see lens.weights",
-    "set_use_attn_result": "hook_result is computed whenever it is asked for",
-    "set_use_hook_mlp_in": "edit hook_resid_mid, which the MLP reads through its norm",
-    "set_use_split_qkv_input": "edit hook_q, hook_k and hook_v; routes by input are probes.path_patching",
-    "to_single_token": "series are numbers; token models: lens.native has the tokenizer",
-    "to_str_tokens": "lens.encode(series).token_table() says what each token covers",
-    "to_string": "series are numbers; lens.encode(series).token_table() says what each token covers",
-    "to_tokens": "lens.encode(series).inputs is what enters the model",
-    "tokenizer": "lens.native has the tokenizer of a model that has one",
-    "tokens_to_residual_directions": "lens.weights.W_U[:, token], of models whose head is one matrix",
-    **{f"W_{letter}": f"lens.weights.heads(layer).W_{letter}" for letter in "QKVO"},
-    **{f"b_{letter}": f"lens.weights.heads(layer).b_{letter}" for letter in "QKVO"},
-    **{name: f"lens.weights.mlp(layer).{name}" for name in ("W_in", "W_gate", "W_out", "b_in", "b_gate", "b_out")},
-    **{name: f"lens.weights.{name}" for name in ("W_E", "W_U")},
-    **dict.fromkeys(("W_pos", "pos_embed"), "what a model adds for positions is part of hook_embed"),
-}
-# of their arguments
-_INSTEAD_OF_ARGUMENTS = {
-    "attention_mask": "missing values are NaN in the series",
-    "decoder_input": "give tokens=… or future=…, (series, step), for a token model's decoder to read",
-    "padding_side": "the model's own pipeline pads",
-    "past_kv_cache": "rollout=True runs the library's own rollout, with its cache",
-    "prepend_bos": "the model's own pipeline adds its special tokens",
-    "return_cache_object": "activations are an object, and a mapping by name",
-    "return_type": "the output is returned; a loss is a function of the output: loss=… with incl_bwd=True",
-    "start_at_layer": "put a stream in place by a hook on hook_resid_pre of that layer",
-}
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
 _OF_A_FORECAST = ("batch_size", "horizon", "memory", "num_samples", "quantiles", "seed")
 
@@ -79,7 +41,7 @@ class Hooked(HookedRootModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            instead = _INSTEAD.get(name) or _in_stacks(self, name)
+            instead = LENS.get(name) or _in_stacks(self, name)
             if not instead:
                 raise
         raise AttributeError(f"a lens has no {name!r}: {instead}")
@@ -114,7 +76,8 @@ class Hooked(HookedRootModule):
             HookError: on leaving, the model ran and a hook point was never passed, or no gradient came to any backward
                 hook.
         """
-        forward, backward = resolved(self.registry, fwd_hooks, "fwd"), resolved(self.registry, bwd_hooks, "bwd")
+        points = self.registry.points
+        forward, backward = resolve_hooks(points, fwd_hooks, "fwd"), resolve_hooks(points, bwd_hooks, "bwd")
         if backward:
             refuse_gradients(self.wiring)
         hooks = [*forward, *backward]
@@ -122,7 +85,7 @@ class Hooked(HookedRootModule):
             for name, hook, direction in hooks:
                 self.registry.hooked[name].add_hook(hook, dir=direction)
             hooks = []
-        return holding(self.registry, hooks, self, self.clear_contexts if clear_contexts else None)
+        return Block(HookScope(self.registry, self, hooks, after=self.clear_contexts if clear_contexts else None))
 
     def clear_contexts(self) -> None:
         """Clear contexts as TransformerLens's ``clear_contexts``; may be broken off and called again."""
@@ -222,4 +185,4 @@ def _refuse_unknown(arguments: Mapping[str, Any], rollout: bool) -> None:
         near = get_close_matches(name, allowed, n=1, cutoff=0.4)
         nearest = f"did you mean {near[0]}?" if near else f"it takes {', '.join(allowed)}"
         what = "forecast" if rollout else "forward"
-        raise InputError(f"a {what} takes no {name!r}; {_INSTEAD_OF_ARGUMENTS.get(name, nearest)}")
+        raise InputError(f"a {what} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")

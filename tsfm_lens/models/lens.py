@@ -16,7 +16,7 @@ from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.edit import edited
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom, Rows
-from tsfm_lens.hooks.registry import HookRegistry, hang
+from tsfm_lens.hooks.registry import HookRegistry, attach_point
 from tsfm_lens.hooks.stopping import stream_into
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.adapter import covered, refuse_dtype
@@ -58,7 +58,7 @@ class Lens(LensBase, Hooked):
         self.revision = revision
         self.__dict__["registry"] = HookRegistry(adapter.model, adapter.wiring)
         for name, point in self.registry.hooked.items():
-            hang(self, name, point)
+            attach_point(self, name, point)
         self.setup()
         self.adapter.model.eval()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tsfm_lens.hooks import sums
+from tsfm_lens.hooks import residual
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
@@ -47,7 +47,7 @@ def own_rounding(run: Run) -> np.ndarray:
 
 def relative_rounding(lens: Lens) -> float:
     """Estimate the rounding error of a number that a forward ends in, relative to the size of its terms."""
-    return sums.relative_rounding(lens.adapter.model, lens.wiring)
+    return residual.relative_rounding(lens.adapter.model, lens.wiring)
 
 
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:

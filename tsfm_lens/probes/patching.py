@@ -17,7 +17,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.registry import RunState
+from tsfm_lens.hooks.state import RunState
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups

@@ -15,10 +15,9 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
+from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows, rows_in_place
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.reference import rows_in_place
-from tsfm_lens.hooks.registry import RunState
+from tsfm_lens.hooks.state import RunState
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.hooks.stream import Place, carry_factors
-from tsfm_lens.hooks.sums import excess, first_deviation, no_sum
-from tsfm_lens.hooks.writes import RESIDUAL_NAMES
+from tsfm_lens.hooks.names import RESIDUAL_NAMES
+from tsfm_lens.hooks.residual import Place, carry_factors, excess, first_deviation, no_sum
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import own_rounding, relative_rounding
 from tsfm_lens.models.run import Run

@@ -11,9 +11,9 @@ from einops import rearrange
 from torch import Tensor
 
 from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.hooks.calls import recorded_calls
 from tsfm_lens.hooks.names import HEADS, PATTERN, RESIDUAL
 from tsfm_lens.hooks.native import to_native, to_vocabulary
+from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Attention, Projection, Stack
 from tsfm_lens.models.lens import Lens

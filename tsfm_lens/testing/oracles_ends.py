@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from tsfm_lens.ablation.draws import BlockDraws
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import WiringError
-from tsfm_lens.hooks.calls import NativeCall, recorded_calls
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.hooks.replay import recorded_outputs, replayed
+from tsfm_lens.hooks.replay import NativeCall, recorded_calls, recorded_outputs, replayed
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, OracleResult, _masks, _worst, by_themselves, relative
 
@@ -180,20 +179,13 @@ def _steps(case: Case) -> dict[str, float]:
         return {f"steps_per_readout={total}, one pass gives {n_steps}": float(abs(total - n_steps))}
     if not isinstance(steps, int) or steps < 1:
         return {f"steps_per_readout={steps!r} is a number of steps": math.inf}
-    deviations = {}
+    raw, deviations = "unembed.hook_out", {}
+    batch = case.batch if lens.adapter.joint_rollout else as_series(list(case.batch.values))
     for horizon, expected in ((steps, 1), (steps + 1, 2)):
-        n_calls = _readouts(case, horizon)
-        what = f"steps_per_readout={steps}, and {horizon} steps take {n_calls} readouts"
-        deviations[what] = float(abs(n_calls - expected))
+        _, acts = lens.run_with_cache(batch, names_filter=raw, rollout=True, horizon=horizon, **_draws(lens))
+        what = f"steps_per_readout={steps}, and {horizon} steps take {len(acts.calls(raw))} readouts"
+        deviations[what] = float(abs(len(acts.calls(raw)) - expected))
     return deviations
-
-
-def _readouts(case: Case, horizon: int) -> int:
-    batch = case.batch if case.lens.adapter.joint_rollout else as_series(list(case.batch.values))
-    _, steps = case.lens.run_with_cache(
-        batch, names_filter="unembed.hook_out", rollout=True, horizon=horizon, **_draws(case.lens)
-    )
-    return len(steps.calls("unembed.hook_out"))
 
 
 def _draws(lens: Lens) -> dict[str, Any]:

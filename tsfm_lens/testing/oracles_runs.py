@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.data import SeriesBatch, as_series
@@ -238,14 +238,10 @@ def native_traces(lens: Lens) -> int:
         0
     """
     count = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in lens.hook_points())
-    for module in lens.adapter.model.modules():
-        count += _torch_hooks(module) + ("forward" in module.__dict__)
-    return count
-
-
-def _torch_hooks(module: nn.Module) -> int:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return sum(len(getattr(module, kind) or ()) for kind in kinds)
+    for module in lens.adapter.model.modules():
+        count += sum(len(getattr(module, kind) or ()) for kind in kinds) + ("forward" in module.__dict__)
+    return count
 
 
 def _last_write(stack: Stack) -> str:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.hooks.calls import NativeCall, recorded_calls
 from tsfm_lens.hooks.names import RESIDUAL
 from tsfm_lens.hooks.native import fold_leading, to_vocabulary
+from tsfm_lens.hooks.replay import NativeCall, recorded_calls
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Writer
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import STREAMS, TWO_BLOCKS, Case, OracleResult, _worst, relative

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsfm_lens.hooks.scoring import scored_by
+from tsfm_lens.hooks.attention_capture import scored_by
 
 __all__ = ["Reach", "block_depth", "reaching_attention", "reaching_scores"]
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from torch import nn
 
 from tsfm_lens.errors import HookError
-from tsfm_lens.hooks.block import Block
+from tsfm_lens.hooks.block import Block, Scope
 
 Side = Literal["in", "out", "end"]
 T = TypeVar("T")
-Place = tuple[str, Side]
+ModuleSide = tuple[str, Side]
 """Path of a module, and the side of it."""
-Connection = tuple[Place, str, float, Callable[..., Any]]
-"""(place, its key there, rank, function): see :class:`Act`."""
 
 
 class TorchHook:
@@ -49,7 +47,7 @@ class TorchHook:
         """Put the hook on its module, if it is not."""
         module = self._module
         table = module._forward_pre_hooks if self._side == "in" else module._forward_hooks
-        if any(hook is self for hook in tuple(table.values())):
+        if self in tuple(table.values()):
             return
         if self._side == "in":
             module.register_forward_pre_hook(self, with_kwargs=True)
@@ -71,11 +69,11 @@ class TorchHook:
                 table.pop(key, None)
 
 
-class _Hooks(Generic[T]):
-    """Several torch hooks, as the scope of a block."""
+class _Hooks(Scope[T]):
+    """Several torch hooks."""
 
     def __init__(self, hooks: Iterable[TorchHook], value: T, check: Callable[[], None]) -> None:
-        self.is_open, self._hooks, self._value, self.check = False, tuple(hooks), value, check
+        self._hooks, self._value, self.check = tuple(hooks), value, check  # type: ignore[method-assign]
 
     def open(self) -> T:
         self.is_open = True
@@ -109,37 +107,35 @@ class Act:
     names: set[str] = field(default_factory=set)
 
 
-Selector = Callable[[tuple[Act, ...]], Sequence[Act]]
-"""Function that selects the acts that apply to the current call."""
-
-
-class Slot(TorchHook):
-    """Torch hook of one session at one side of a module, for all acts there.
+class OrderedHooks(TorchHook):
+    """Torch hook of one thread at one side of a module, for all acts there, in order of rank.
 
     Torch calls hooks in the order in which they were set. Several hook points may stand at one module, and are set by
     whatever blocks come first; here they act by rank instead.
+
+    Args:
+        module: the native module.
+        side: of it.
+        select: selects the acts that apply to the current call.
 
     Attributes:
         acts: in order of rank.
     """
 
-    def __init__(self, select: Selector, module: nn.Module, side: Side) -> None:
-        super().__init__(module, side, self._enter if side == "in" else self._leave)
+    def __init__(self, module: nn.Module, side: Side, select: Callable[[tuple[Act, ...]], Sequence[Act]]) -> None:
+        super().__init__(module, side, self._run)
         self._select = select
         self.acts: tuple[Act, ...] = ()
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_new = False
+    def _run(self, module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
+        replacement = None
         for act in self._select(self.acts):
-            new = act.call(module, args, kwargs)
-            if new is not None:
-                (args, kwargs), is_new = new, True
-        return (args, kwargs) if is_new else None
-
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        is_new = False
-        for act in self._select(self.acts):
-            new = act.call(module, args, kwargs, output)
-            if new is not None:
-                output, is_new = new, True
-        return output if is_new else None
+            new = act.call(module, args, kwargs, *output)
+            if new is None:
+                continue
+            replacement = new
+            if output:
+                output = (new,)
+            else:
+                args, kwargs = new
+        return replacement

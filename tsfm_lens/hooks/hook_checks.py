@@ -32,29 +32,22 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
     Raises:
         WiringError: the module, or one that it is part of, is compiled or was replaced.
     """
+    _refuse_compiled("", model)
     by_path: dict[str, nn.Module | None] = {"": model}
-    uncompiled: set[str] = set()
     for path, module in modules:
-        here, at = by_path[""], ""
+        at = ""
         for part in path.split("."):
-            assert here is not None
-            if at not in uncompiled:
-                _refuse_compiled(at, here)
-                uncompiled.add(at)
-            at = f"{at}.{part}" if at else part
+            parent, at = by_path[at], f"{at}.{part}" if at else part
             if at not in by_path:
-                by_path[at] = here._modules.get(part)
-            here = by_path[at]
-            if here is None:
-                break
-        if here is None or here is not module:
+                here = by_path[at] = None if parent is None else parent._modules.get(part)
+                if here is not None and at != path:
+                    _refuse_compiled(at, here)
+        if by_path[path] is not module:
             raise WiringError(
                 f"module {path!r} was taken out of the model or replaced after the lens was made, so a hook on it "
                 "would do nothing. Make a new lens of the changed model: load(model)."
             )
-        if path not in uncompiled:
-            _refuse_compiled(path, here)
-            uncompiled.add(path)
+        _refuse_compiled(path, module)
 
 
 def _refuse_compiled(path: str, module: nn.Module) -> None:

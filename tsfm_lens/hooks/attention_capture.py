@@ -1,8 +1,7 @@
-"""Attention tap: one interceptor of scaled dot-product attention for every architecture.
+"""Attention capture: one interceptor of scaled dot-product attention for every architecture.
 
-Fused kernels never form the attention pattern. While a hook on q, k, v, scores or pattern is set, the
-tap takes the calls made by the attention modules concerned, computes the softmax explicitly where a
-hook needs it, and lets all other calls run fused.
+Fused kernels never form the attention pattern. While a hook on q, k, v, scores or pattern is set, the calls of the
+attention modules concerned are taken, with an explicit softmax where a hook needs it; all other calls run fused.
 """
 
 from __future__ import annotations
@@ -11,13 +10,20 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import FrameType, FunctionType
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+    handle_torch_function,
+    has_torch_function,
+)
 
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.native import explicit_attention, softmax_rows
@@ -29,7 +35,7 @@ What: "q", "k", "v", "scores", "pattern", "z", or "result", which is z after all
 """
 
 
-class AttentionTap:
+class AttentionCapture:
     """Attention of one model, as one thread's hooks see it.
 
     Args:
@@ -43,14 +49,19 @@ class AttentionTap:
     def __init__(self, fire: Fire, in_use: Callable[[str, str], bool]) -> None:
         self.fire, self.in_use = fire, in_use
         self.paths: Mapping[nn.Module, str] = {}
-        self._callers: set[str] = set()
+        # paths of the modules that made their attention call
+        self.callers: set[str] = set()
+        self._is_set = False
 
     def look_at(self, paths: Mapping[nn.Module, str]) -> None:
-        """Take the attention calls of these modules and of no others."""
-        self.paths = paths
+        """Take the attention calls of these modules and of no others; may be broken off, and called again."""
+        if not paths and not self._is_set:
+            return
+        self._is_set, self.paths = True, paths
         interceptor = _interceptor()
-        interceptor.taps = [tap for tap in interceptor.taps if tap is not self] + ([self] if paths else [])
+        interceptor.captures = [each for each in interceptor.captures if each is not self] + ([self] if paths else [])
         interceptor.settle()
+        self._is_set = bool(paths)
 
     def brackets(self, path: str, module: nn.Module) -> Iterator[str]:
         """Yield paths of the modules inside which the interceptor must be on, for the attention of one to be seen."""
@@ -63,7 +74,7 @@ class AttentionTap:
     def enter(self, module: nn.Module, _args: Any, _kwargs: Any) -> None:
         """Turn the interceptor on before a module runs."""
         if module in self.paths:
-            self._callers.discard(self.paths[module])
+            self.callers.discard(self.paths[module])
         _interceptor().enter(module)
 
     def leave(self, module: nn.Module, *_call: Any) -> None:
@@ -74,31 +85,26 @@ class AttentionTap:
         """Make a hook that raises WiringError where a module has run without its attention call."""
 
         def check(module: nn.Module, *_call: Any) -> None:
-            if path not in self._callers:
+            if path not in self.callers:
                 raise WiringError(
                     f"{path} ({type(module).__name__}) computed attention without torch's "
                     "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its "
-                    "'sdpa' attention, without xformers or "
-                    "another fused replacement."
+                    "'sdpa' attention, without xformers or another fused replacement."
                 )
 
         return check
 
-    def saw(self, path: str) -> None:
-        """Note that a module made its attention call."""
-        self._callers.add(path)
-
 
 class _Interceptor(TorchFunctionMode):
-    """Interceptor of one thread's attention calls, for every tap that looks at the calling module.
+    """Interceptor of one thread's attention calls, for every capture that looks at the calling module.
 
-    One for all taps, since an explicit softmax leaves no call for a second interceptor to see. It is on inside modules
-    alone, since a mode that is on looks at every call of torch.
+    One for all captures, since an explicit softmax leaves no call for a second interceptor to see. It is on inside
+    modules alone, since a mode that is on looks at every call of torch.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.taps: list[AttentionTap] = []
+        self.captures: list[AttentionCapture] = []
         # the modules inside which it is on; those of a run that was broken off stay until the next look
         self._inside: list[nn.Module] = []
 
@@ -139,35 +145,35 @@ class _Interceptor(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func``, or attention with hooks when the call comes from a module that a tap looks at."""
+        """Run ``func``, or attention with hooks when the call comes from a module that is looked at."""
         kwargs = kwargs or {}
         scores_of = getattr(func, "scores_of", None)
         if scores_of is None and func not in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             return func(*args, **kwargs)
-        places = self._places(sys._getframe(1))
-        if not places:
+        modules = self._looked_at(sys._getframe(1))
+        if not modules:
             return func(*args, **kwargs)
-        for tap, path in places:
-            tap.saw(path)
+        for capture, path in modules:
+            capture.callers.add(path)
         # torch has this mode off until the call returns, so what a hook runs turns it on anew
         inside, self._inside = self._inside, []
         try:
             if scores_of is not None:
                 query, key, value, *rest = args
                 own = (lambda q, k: scores_of(q, k, *rest)), (lambda q, k, v: func(q, k, v, *rest))
-                return _with_hooks(places, query, key, value, *own)
+                return _with_hooks(modules, query, key, value, *own)
             if func is F.multi_head_attention_forward:
-                return _multi_head(places, args, kwargs)
-            return _attend(places, *args, **kwargs)
+                return _multi_head(modules, args, kwargs)
+            return _attend(modules, *args, **kwargs)
         finally:
             self._inside = inside
 
-    def _places(self, frame: FrameType | None) -> list[tuple[AttentionTap, str]]:
-        """Return the taps that look at the innermost running module that any looks at, with its path."""
+    def _looked_at(self, frame: FrameType | None) -> list[tuple[AttentionCapture, str]]:
+        """Return the captures that look at the innermost running module that any looks at, with its path."""
         for module in _running_modules(frame):
-            places = [(tap, tap.paths[module]) for tap in self.taps if module in tap.paths]
-            if places:
-                return places
+            modules = [(capture, capture.paths[module]) for capture in self.captures if module in capture.paths]
+            if modules:
+                return modules
         return []
 
 
@@ -190,8 +196,8 @@ def _interceptor() -> _Interceptor:
     return interceptor
 
 
-def _multi_head(places: Sequence[tuple[AttentionTap, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run torch's own multi-head attention with the taps in the place of the attention call inside it.
+def _multi_head(modules: Sequence[tuple[AttentionCapture, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run torch's own multi-head attention with the captures in the place of the attention call inside it.
 
     No torch function mode sees that call: the mode is off while it handles the function around it.
 
@@ -203,21 +209,21 @@ def _multi_head(places: Sequence[tuple[AttentionTap, str]], args: tuple[Any, ...
     call.apply_defaults()
     if call.arguments["need_weights"]:
         raise WiringError(
-            f"{places[0][1]} (MultiheadAttention) was called with need_weights=True, under which torch computes "
+            f"{modules[0][1]} (MultiheadAttention) was called with need_weights=True, under which torch computes "
             "attention without scaled_dot_product_attention, so that its inside cannot be seen. Call it with "
             "need_weights=False, as nn.TransformerEncoderLayer does; `hook_pattern` has the weights."
         )
     names = {
         **vars(F),
         "has_torch_function": lambda _tensors: False,
-        "scaled_dot_product_attention": partial(_attend, places),
+        "scaled_dot_product_attention": partial(_attend, modules),
     }
     function = FunctionType(native.__code__, names, native.__name__, native.__defaults__, native.__closure__)
     return function(*call.args, **call.kwargs)
 
 
 def _attend(
-    places: Sequence[tuple[AttentionTap, str]],
+    modules: Sequence[tuple[AttentionCapture, str]],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -235,11 +241,11 @@ def _attend(
     def scores(query: Tensor, key: Tensor) -> Tensor:
         return explicit_attention(query, key, attn_mask, is_causal, scale)
 
-    return _with_hooks(places, query, key, value, scores, fused, dropout_p, enable_gqa)
+    return _with_hooks(modules, query, key, value, scores, fused, dropout_p, enable_gqa)
 
 
 def _with_hooks(
-    places: Sequence[tuple[AttentionTap, str]],
+    modules: Sequence[tuple[AttentionCapture, str]],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -251,12 +257,12 @@ def _with_hooks(
     """Compute attention with hooks: fused where no hook looks at scores or pattern, else from the scores on."""
 
     def fire(how: str, tensor: Tensor) -> Tensor:
-        for tap, path in places:
-            tensor = tap.fire(path, how, tensor)
+        for capture, path in modules:
+            tensor = capture.fire(path, how, tensor)
         return tensor
 
     query, key, value = fire("q", query), fire("k", key), fire("v", value)
-    if not any(tap.in_use(path, how) for tap, path in places for how in ("scores", "pattern")):
+    if not any(capture.in_use(path, how) for capture, path in modules for how in ("scores", "pattern")):
         return fire("result", fire("z", fused(query, key, value)))
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
@@ -266,3 +272,32 @@ def _with_hooks(
     if dropout_p > 0.0:
         pattern = F.dropout(pattern, dropout_p)
     return fire("result", fire("z", pattern @ value))
+
+
+def scored_by(scores: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Declare the scores of a function that computes attention without forming its pattern.
+
+    A model that calls such a function, once in an attention module, is hooked as one that calls torch's own. Its inputs
+    are q, k and v; where a hook needs scores or the pattern, ``scores`` forms them.
+
+    Args:
+        scores: (query, key, …the arguments after value) -> (…, query, key), before the softmax, with -inf where a key
+            may not be seen.
+
+    Returns:
+        A decorator of ``fused(query, key, value, …)``, which returns softmax(scores) · value.
+    """
+
+    def declare(fused: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(fused)
+        def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> Tensor:
+            tensors = (query, key, value)
+            if has_torch_function(tensors):
+                out: Tensor = handle_torch_function(attend, tensors, *tensors, *args)
+                return out
+            return fused(query, key, value, *args)
+
+        attend.scores_of = scores  # type: ignore[attr-defined]
+        return attend
+
+    return declare

@@ -1,0 +1,191 @@
+"""TransformerLens's names of hook points and members: short names, tuples, its own spellings, and replacements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from transformer_lens.utilities import get_act_name
+
+from tsfm_lens.errors import UnknownNameError
+
+Key = str | tuple[str | int | None, ...]
+"""A hook point's name, or (short name, layer, …) with its stack and kind of attention where several have one."""
+
+_NORMS = "Of norms only ln_final.hook_normalized has a hook point; acts.apply_ln_to_stack(stack, layer) applies any."
+_READS = "A branch reads the stream, hook_resid_pre or hook_resid_mid, through its norm; edit it there."
+_HEADS, _MLP = "lens.weights.heads(layer)", "lens.weights.mlp(layer)"
+_FULL = "get_full_resid_decomposition(return_labels=True)"
+
+# hook points that have no counterpart -> the replacement
+_POINTS = {
+    "mid": "The MLPs here have no norm inside: hook_post is what enters the output matrix.",
+    "pos_embed": "What a model adds for positions is part of hook_embed, the stream's first value.",
+    "pre_linear": f"The second half of a gated layer has no hook point; {_MLP}.W_gate makes it.",
+    "tokens": "Tokens are in lens.encode(series).inputs.",
+    **dict.fromkeys(("normalized", "scale"), _NORMS),
+    **dict.fromkeys(("attn_in", "k_input", "mlp_in", "q_input", "v_input"), _READS),
+}
+CACHE = {
+    "apply_slice_to_batch_dim": "take rows of one activation, or run some of the series: run.select(ids)",
+    "cache_dict": "the activations are a mapping by name themselves",
+    "compute_head_results": "stack_head_results() computes what was not recorded",
+    "has_embed": "hook_embed is there if it was recorded: 'hook_embed' in acts",
+    "logit_attrs": "probes.attribute(run) splits the forecast among all components",
+    "logit_lens": "probes.logit_lens(run) reads every layer out; one stream: lens.readout(stream, encoded)",
+    "model": "the model is the lens that was run",
+    "toggle_autodiff": "recorded activations are detached; torch.inference_mode() switches gradients off",
+    **dict.fromkeys(("get_neuron_results", "stack_neuron_results"), f"{_FULL} has the neurons"),
+}
+"""Members of TransformerLens's cache that activations lack -> the replacement."""
+LENS = {
+    **{name: f"{_HEADS}.W_{name}" for name in ("OV", "QK")},
+    **{name: f"{_HEADS}.{name}" for letter in "QKVO" for name in (f"W_{letter}", f"b_{letter}")},
+    **{name: f"{_MLP}.{name}" for name in ("W_in", "W_gate", "W_out", "b_in", "b_gate", "b_out")},
+    **{name: f"lens.weights.{name}" for name in ("W_E", "W_U")},
+    **dict.fromkeys(("W_pos", "pos_embed"), "what a model adds for positions is part of hook_embed"),
+    **dict.fromkeys(("to_str_tokens", "to_string"), "lens.encode(series).token_table() says what each token covers"),
+    **dict.fromkeys(("center_writing_weights", "process_weights_"), "the native model stays as it is"),
+    "accumulated_bias": f"cache.{_FULL} has the biases, labelled 'bias'",
+    "all_composition_scores": "transformer_lens.utilities.composition_scores(left, right) takes two circuits of "
+    f"{_HEADS}; what one head reads of another, by cause: probes.path_patching",
+    "all_head_labels": "[str(head) for head in lens.components('**.*attn.*')]",
+    "embed": "hook_embed is the stream's first value; lens.weights.W_E is the matrix of token models",
+    "fold_layer_norm": "the native model stays as it is; lens.weights.heads(layer, fold_norm=True) has it folded",
+    "generate": "lens.forecast(series, horizon)",
+    "loss_fn": "sweeps and lens.run(series, horizon, holdout=True) score forecasts against the truth",
+    "set_use_attn_result": "hook_result is computed whenever it is asked for",
+    "set_use_hook_mlp_in": "edit hook_resid_mid, which the MLP reads through its norm",
+    "set_use_split_qkv_input": "edit hook_q, hook_k and hook_v; routes by input are probes.path_patching",
+    "to_single_token": "series are numbers; token models: lens.native has the tokenizer",
+    "to_tokens": "lens.encode(series).inputs is what enters the model",
+    "tokenizer": "lens.native has the tokenizer of a model that has one",
+    "tokens_to_residual_directions": "lens.weights.W_U[:, token], of models whose head is one matrix",
+}
+"""Members of TransformerLens's models that a lens lacks -> the replacement."""
+ARGUMENTS = {
+    "attention_mask": "missing values are NaN in the series",
+    "decoder_input": "give tokens=… or future=…, (series, step), for a token model's decoder to read",
+    "padding_side": "the model's own pipeline pads",
+    "past_kv_cache": "rollout=True runs the library's own rollout, with its cache",
+    "prepend_bos": "the model's own pipeline adds its special tokens",
+    "return_cache_object": "activations are an object, and a mapping by name",
+    "return_type": "the output is returned; a loss is a function of the output: loss=… with incl_bwd=True",
+    "start_at_layer": "put a stream in place by a hook on hook_resid_pre of that layer",
+}
+"""Arguments of TransformerLens's forward that a lens lacks -> the replacement."""
+
+# beyond the aliases of get_act_name
+_SAME = {"in": "resid_pre", "rot_k": "k", "rot_q": "q"}
+_DOTTED = re.compile(r"(?:(?:(\w+)_)?blocks\.(\d+)\.)?(?:([\w.]+)\.)?hook_(\w+)")
+_LETTERS = re.compile(r"([a-z_]+?)_?(\d+)([a-z]\w*)?")
+
+
+class _Parts(NamedTuple):
+    """Parts of a name: ``decoder_blocks.3.cross_attn.hook_z`` is ("z", 3, "decoder", "cross_attn").
+
+    A layer of None is outside the blocks; in a key, a stack or kind of None is left open.
+    """
+
+    short: str
+    layer: int | None = None
+    stack: str | None = None
+    kind: str | None = None
+
+
+def full_name(names: Iterable[str], key: Key) -> str | None:
+    """Return the one hook point that a key of TransformerLens's means; None if it means none.
+
+    Args:
+        names: every hook point of the model.
+        key: a name, a short name ("pattern3"), or (short name, layer, …), where layers below 0 count from the stack's
+            end and further entries name a stack, a kind of branch, or both.
+
+    Raises:
+        UnknownNameError: the key could mean several hook points, or something that has no hook point here.
+    """
+    points = {name: parts for name in names if (parts := _split(name)) is not None}
+    query = _parse(key, {str(parts.stack) for parts in points.values()} - {""})
+    if query is None:
+        return None
+    depth: dict[str | None, int] = {}
+    for parts in points.values():
+        depth[parts.stack] = max(depth.get(parts.stack, 0), (parts.layer or 0) + 1)
+    matches = [name for name, parts in points.items() if _matches(parts, query, depth[parts.stack])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UnknownNameError(_ambiguous(key, matches, points))
+    if query.short in _POINTS:
+        raise UnknownNameError(f"no hook point {key!r}. {_POINTS[query.short]}")
+    return None
+
+
+def _split(name: str) -> _Parts | None:
+    match = _DOTTED.fullmatch(name)
+    if match is None:
+        return None
+    stack, layer, kind, short = match.groups(default="")
+    if layer:
+        return _Parts(short, int(layer), stack, kind)
+    # "decoder.ln_final.hook_normalized", "encoder.hook_embed", "ln_final.hook_normalized"
+    first, _, rest = kind.partition(".")
+    return _Parts(short, None, first, rest) if first in ("encoder", "decoder") else _Parts(short, None, "", kind)
+
+
+def _parse(key: Key, stacks: set[str]) -> _Parts | None:
+    """Return the parts of a key in the names here; None if it has not the form of one."""
+    if isinstance(key, str):
+        if "." in key or key.startswith("hook_"):
+            parts = _split(key)
+            return parts and _translate(parts._replace(stack=parts.stack or None, kind=parts.kind or None))
+        match = _LETTERS.fullmatch(key)
+        if match is None:
+            return _translate(_Parts(key)) if re.fullmatch(r"[a-z_]+", key) else None
+        key, stacks = (match[1], int(match[2]), match[3]), set()
+    if not key or not isinstance(key[0], str):
+        return None
+    layer = next((entry for entry in key[1:2] if not isinstance(entry, str)), None)
+    words = [word for word in key[1:] if isinstance(word, str)]
+    stack = next((word for word in words if word in stacks), None)
+    kind = next((word for word in words if word != stack), None)
+    if kind is not None:
+        # "blocks.0.attn.hook_in" for "a"
+        kind = get_act_name("in", 0, kind).removeprefix("blocks.0.").removesuffix("hook_in").rstrip(".")
+    return _translate(_Parts(key[0].removeprefix("hook_"), layer, stack, kind or None))
+
+
+def _translate(query: _Parts) -> _Parts:
+    """Translate TransformerLens's short names into ours; "mlp_out" is the output of "mlp"."""
+    short, layer, stack, kind = query
+    if kind is not None and kind.endswith("ln_final") and short == "out":
+        # TransformerLens's T5 has "decoder_ln_final"
+        match = re.fullmatch(r"(encoder|decoder)_ln_final", kind)
+        return _Parts("normalized", None, match[1] if match else stack, "ln_final")
+    short = get_act_name(short).rpartition("hook_")[2]
+    short = _SAME.get(short, short)
+    if short == "unembed":
+        return _Parts("out", None, stack, "unembed")
+    if kind is None and short == "out" and layer is not None:
+        return _Parts("resid_post", layer, stack)
+    if kind is None and short.endswith("_out"):
+        return _Parts("out", layer, stack, short.removesuffix("_out"))
+    return _Parts(short, layer, stack, kind)
+
+
+def _matches(point: _Parts, query: _Parts, depth: int) -> bool:
+    layer = query.layer + depth if query.layer is not None and query.layer < 0 else query.layer
+    if (point.short, point.layer) != (query.short, layer) or query.stack not in (None, point.stack):
+        return False
+    # "attn" is any attention of a block
+    return query.kind in (None, point.kind) or (query.kind == "attn" and str(point.kind).endswith("_attn"))
+
+
+def _ambiguous(key: Key, matches: list[str], points: dict[str, _Parts]) -> str:
+    first = points[matches[-1]]
+    short, layer = (key[0], first.layer) if isinstance(key, tuple) else (first.short, first.layer)
+    words = [short, *([] if layer is None else [layer])]
+    words += [first.stack] if len({points[name].stack for name in matches}) > 1 else []
+    words += [first.kind] if len({points[name].kind for name in matches}) > 1 else []
+    return f"{key!r} could be {', '.join(matches)}. Say which by its name, or as acts{words!r}."
