@@ -19,7 +19,7 @@ from tsfm_lens.sweep.plan.stages import ModelPlan
 from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, Opened, open_model, run_naive
 from tsfm_lens.sweep.run.engines import run_groups
 from tsfm_lens.sweep.run.grid import Cell, ModelCells
-from tsfm_lens.sweep.run.ledger import Ledger, Progress
+from tsfm_lens.sweep.run.progress import Progress, SweepProgress
 from tsfm_lens.sweep.run.saved_plans import save_plan
 from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, cores
 from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
@@ -199,7 +199,7 @@ def run_sweep(
         workers: of the engine; one per device or core if None.
         address: of a Ray cluster.
         shared_store: Ray workers see the store's folder and write themselves.
-        progress: see :data:`Progress`.
+        progress: see :data:`.progress.Progress`.
 
     Returns:
         The outcome; a cancelled run and groups that failed raise no exception, so that finished cells are reported.
@@ -223,7 +223,7 @@ def run_sweep(
     before = store.done()
     n_workers = workers or (1 if engine == "single" else len(config.devices) or cores())
     options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}
-    runner = _Runner(sweep, store, options, Ledger(progress, n_workers), outcome)
+    runner = _Runner(sweep, store, options, SweepProgress(progress, n_workers), outcome)
     try:
         runner.run()
     except KeyboardInterrupt:
@@ -243,7 +243,7 @@ class _Runner:
     sweep: Sweep
     store: Store
     options: dict[str, Any]
-    ledger: Ledger
+    progress: SweepProgress
     outcome: Outcome
 
     def run(self) -> None:
@@ -288,16 +288,16 @@ class _Runner:
             self._expect(title, max(0, later), [])
             pending = {key for task in tasks for key in task.cells}
             fresh = {cell.key for cell in cells} - earlier
-            self.ledger.begin(f"{title}: {stage.title}", len(fresh - pending), tasks)
+            self.progress.begin(f"{title}: {stage.title}", len(fresh - pending), tasks)
             self._groups(tasks)
             earlier |= fresh
-        self.ledger.settle(title)
+        self.progress.settle(title)
         self.sweep.results += plan.results
 
     def _expect(self, title: str, variants: int, tasks: Sequence[GroupTask]) -> None:
         cells_of_model = self.sweep.models[title]
         cells = variants * len(cells_of_model.places) + sum(len(task.cells) for task in tasks)
-        self.ledger.expect(title, cells, variants * cells_of_model.cost + sum(task.cost for task in tasks))
+        self.progress.expect(title, cells, variants * cells_of_model.cost + sum(task.cost for task in tasks))
 
     def _groups(self, tasks: Sequence[GroupTask]) -> None:
         lenses = Opened(self.sweep.lenses if self.options["engine"] == "single" else {})
@@ -306,7 +306,7 @@ class _Runner:
         def on_done(group: GroupDone) -> None:
             if group.how == "failed":
                 self.outcome.failed.append(f"{group.task}: {group.error}")
-            self.ledger.done(group)
+            self.progress.done(group)
 
         run_groups(tasks, CellWorker, lenses, self.store, devices=devices, on_done=on_done, **self.options)
 
