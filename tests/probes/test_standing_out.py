@@ -27,9 +27,9 @@ from tsfm_lens.probes import (
     seasonality_bias,
     stream_shares,
 )
-from tsfm_lens.stats import mean_interval, ratio_units
 from tsfm_lens.probes.induction import frequent_tokens
 from tsfm_lens.probes.seasonality import amplitude_at
+from tsfm_lens.stats import mean_interval, ratio_units
 from tsfm_lens.testing import assert_close
 
 PARTS = ("estimate", "low", "high", "stands_out", "leads")

@@ -14,7 +14,7 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError, StoreError, unknown_name
 from tsfm_lens.sweep.plan.config import SweepConfig
-from tsfm_lens.sweep.plan.spec import Entry, plan_frame
+from tsfm_lens.sweep.plan.spec import PlanEntry, plan_frame
 from tsfm_lens.sweep.run.grid import Cell
 from tsfm_lens.sweep.store.folder import Store
 
@@ -44,7 +44,7 @@ def plan_name(config: SweepConfig) -> str:
 
 
 def save_plan(
-    store: Store, config: SweepConfig, about: Mapping[str, Any], entries: Sequence[Entry], cells: Sequence[Cell]
+    store: Store, config: SweepConfig, about: Mapping[str, Any], entries: Sequence[PlanEntry], cells: Sequence[Cell]
 ) -> None:
     """Write a plan, unless the store holds one of this configuration that has all its cells and more.
 

@@ -14,7 +14,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.sources import evaluation_sets, repeats
-from tsfm_lens.sweep.plan.spec import Entry, VariantSpec
+from tsfm_lens.sweep.plan.spec import PlanEntry, VariantSpec
 from tsfm_lens.sweep.plan.stages import ModelPlan
 from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, Opened, open_model, run_naive
 from tsfm_lens.sweep.run.engines import run_groups
@@ -96,7 +96,7 @@ class Sweep:
                     "variants.scale_recipes: true to take the same shares of heads at the same depths"
                 )
         self.folder = Path(folder)
-        self.entries: list[Entry] = []
+        self.entries: list[PlanEntry] = []
         self.cells: dict[str, Cell] = {}
         self.results: list[dict[str, Any]] = []
 
@@ -310,7 +310,7 @@ class _Runner:
 
         run_groups(tasks, CellWorker, lenses, self.store, devices=devices, on_done=on_done, **self.options)
 
-    def _rows(self, cells_of_model: ModelCells, entries: Sequence[Entry], looks: int | None) -> pd.DataFrame:
+    def _rows(self, cells_of_model: ModelCells, entries: Sequence[PlanEntry], looks: int | None) -> pd.DataFrame:
         """Return the rows of some variants, for what a plan decides on.
 
         Raises:
