@@ -185,36 +185,27 @@ def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) 
             no row, or was not announced.
     """
     table = pa.Table.from_pandas(rows, preserve_index=False) if isinstance(rows, pd.DataFrame) else rows
-    names = set(table.column_names)
-    if missing := [name for name in (*KEY_COLUMNS, *(values or ())) if name not in names]:
-        raise InputError(f"rows of a sweep have no column {', '.join(missing)}; there is {', '.join(sorted(names))}")
-    numbers = list(values) if values is not None else [name for name in table.column_names if name not in KEY_COLUMNS]
-    if extra := names - set(KEY_COLUMNS) - set(numbers):
-        raise InputError(f"rows of a sweep have the unknown column {', '.join(sorted(extra))}")
-    schema = schema_of([*KEY_COLUMNS, *numbers])
-    return _in_order(pa.table({field.name: _column(table, field.name, field.type) for field in schema}), cells)
+    names = table.column_names
+    schema = schema_of(
+        [*KEY_COLUMNS, *(values if values is not None else [name for name in names if name not in KEY_COLUMNS])]
+    )
+    if wrong := sorted(set(schema.names) ^ set(names)):
+        raise InputError(f"rows of a sweep have the columns {', '.join(sorted(names))}; missing or unknown: {wrong}")
+    try:
+        table = table.select(schema.names).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"a column of a sweep's rows is of a wrong type: {error}") from None
+    if any(table.column(name).null_count for name in KEY_COLUMNS):
+        raise InputError("a key column of a sweep's rows has missing values")
+    columns = {name: table.column(name) for name in KEY_COLUMNS}
+    columns |= {name: pc.fill_null(table.column(name), float("nan")) for name in schema.names[len(KEY_COLUMNS) :]}
+    return _in_order(pa.table(columns), cells)
 
 
 def schema_of(names: Iterable[str]) -> pa.Schema:
     """Return the columns of a store with their types."""
     types = dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(COUNT_COLUMNS, pa.int32())
     return pa.schema([(name, types.get(name, pa.float64())) for name in names])
-
-
-def _column(table: pa.Table, name: str, kind: Any) -> Any:
-    column = table.column(name)
-    number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-    if number == pa.types.is_string(kind):
-        raise InputError(f"column {name!r} of a sweep's rows is {column.type}, not {kind}")
-    try:
-        column = column.cast(kind)
-    except pa.ArrowInvalid as error:
-        raise InputError(f"column {name!r} of a sweep's rows is not {kind}: {error}") from None
-    if not column.null_count:
-        return column
-    if name in KEY_COLUMNS:
-        raise InputError(f"column {name!r} of a sweep's rows has {column.null_count} missing values")
-    return pc.fill_null(column, float("nan"))
 
 
 def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
