@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, run_groups
-from tsfm_lens.sweep.run.ray_cluster import connect
+from tsfm_lens.sweep.run.ray_engine import connect
 from tsfm_lens.sweep.statistics.changes import changes
 from tsfm_lens.sweep.statistics.pooling import per_series
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS

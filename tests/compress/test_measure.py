@@ -17,6 +17,7 @@ from tsfm_lens.cli import app
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.sweep.plan.recipes import read_recipe, to_entries
+from tsfm_lens.sweep.plan.variants import VariantPlanner
 from tsfm_lens.testing import assert_close, example_case
 
 SERIES = "bundled:co2,sunspots,elnino"
@@ -176,7 +177,7 @@ def test_the_command_takes_out_what_a_recipe_lists(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
     lens, again = load("bolt-nano"), load(out)
-    entry = to_entries(read_recipe("bolt-60"), lens, "bolt-nano", scale=True)[0]
+    entry = to_entries(read_recipe("bolt-60"), VariantPlanner(lens, "bolt-nano"), scale=True)[0]
     gone = [*entry.spec.components, "encoder.0.mlp"]
     series = [np.sin(np.arange(100) / 3)]
     with lens.ablate(*gone):

@@ -20,7 +20,7 @@ from tsfm_lens.probes import sharp_heads as sharpest
 from tsfm_lens.probes.head_choice import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.plan.orders import rankings
-from tsfm_lens.sweep.plan.parts import heads_at, kinds_of
+from tsfm_lens.sweep.plan.variants import heads_in, kinds_of
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
@@ -176,10 +176,10 @@ def test_heads_by_stable_rank_are_those_of_a_sweep(name: str) -> None:
     stack = lens.wiring.output_stack
     layer = stack.layers_with(attention_over_time(stack))[1][-1]
     ranking = rankings(lens, ["stable_rank:low"])["stable_rank:low"][layer]
-    kinds = kinds_of(stack, layer, None, paired=True)
+    kinds = kinds_of(stack, layer)
     for kept in range(stack.n_heads):
         found = heads_by_stable_rank(lens, {layer: kept})
-        assert set(found) == set(heads_at(stack, layer, ranking[: stack.n_heads - kept], kinds))
+        assert set(found) == set(heads_in(stack, layer, ranking[: stack.n_heads - kept], kinds))
 
 
 def test_heads_at_1pp_counts_pairs() -> None:

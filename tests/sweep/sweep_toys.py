@@ -139,10 +139,10 @@ def run_until_interrupted(path: Path, groups: int, common: dict[str, Any], engin
         note(Path(common["notes"]), "ended", "finished")
 
 
-def hold_claim(path: Path, key: str, notes: Path) -> None:
-    """Claim a group, say so, and sleep."""
-    with Store(path).claim(key) as ours:
-        note(notes, "claim", str(ours))
+def hold_lock(path: Path, key: str, notes: Path) -> None:
+    """Lock a group, say so, and sleep."""
+    with Store(path).lock(key) as ours:
+        note(notes, "lock", str(ours))
         time.sleep(3600)
 
 

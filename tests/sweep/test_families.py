@@ -12,8 +12,7 @@ from simulated_studies import STEPS, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.stats import holm
-from tsfm_lens.sweep.statistics.by_dataset import dataset_changes, resilience
-from tsfm_lens.sweep.statistics.changes import changes, difference
+from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, resilience
 from tsfm_lens.sweep.statistics.pooling import per_series
 
 # how near an end of an interval comes to Student's t over four seeds

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -15,9 +16,12 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.component import components, select_components
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes.recipes import ablated_share
+from tsfm_lens.sweep.plan import recipes
 from tsfm_lens.sweep.plan.orders import rankings
-from tsfm_lens.sweep.plan.recipes import heads_of, parse_recipe, read_recipe, recipe_names, to_entries
+from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, parse_recipe, read_recipe, recipe_names
 from tsfm_lens.sweep.plan.released import released_lists
+from tsfm_lens.sweep.plan.spec import PlanEntry
+from tsfm_lens.sweep.plan.variants import VariantPlanner
 from tsfm_lens.testing import last_digit
 
 PUBLISHED = {"timesfm-2.5": (20, 16), "toto-1": (12, 12), "chronos-bolt": (12, 12), "moirai-1.1": (12, 12)}
@@ -35,6 +39,10 @@ def published(name: str) -> Lens:
         return select_components(wiring, *patterns) if patterns else list(components(wiring))
 
     return SimpleNamespace(wiring=wiring, model_id=name, components=chosen)  # type: ignore[return-value]
+
+
+def to_entries(recipe: Recipe, lens: Lens, **options: Any) -> list[PlanEntry]:
+    return recipes.to_entries(recipe, VariantPlanner(lens, "m"), **options)
 
 
 def any_order(name: str) -> dict[int, list[int]]:
@@ -57,10 +65,12 @@ def any_order(name: str) -> dict[int, list[int]]:
     ],
 )
 def test_published_recipes_take_what_the_paper_says(
-    recipe: str, architecture: str, heads: int, of: int, percent: float, mlps: int
+    monkeypatch: pytest.MonkeyPatch, recipe: str, architecture: str, heads: int, of: int, percent: float, mlps: int
 ) -> None:
     lens = published(architecture)
-    (entry,) = to_entries(read_recipe(recipe), lens, "m", ranked=any_order(architecture))
+    # without weights, any order
+    monkeypatch.setattr(recipes, "rankings", lambda _, orders: {orders[0]: any_order(architecture)})
+    (entry,) = to_entries(read_recipe(recipe), lens)
     assert (entry.tags["ablated"], entry.tags["of"], entry.tags["mlps"]) == (heads, of, mlps)
     assert 100 * heads / of == pytest.approx(percent, abs=last_digit(1))
     # counted once more in the components themselves; an index of Bolt is a head of each of two kinds
@@ -94,7 +104,7 @@ def test_what_the_paper_leaves_open_is_not_made_up(name: str) -> None:
     assert name in recipe_names()
     assert [recipe.heads, recipe.kept_heads, recipe.layers_at, recipe.mlps] == [{}, {}, (), ()]
     with pytest.raises(InputError, match="does not say which"):
-        to_entries(recipe, published(recipe.architecture), "m")
+        to_entries(recipe, published(recipe.architecture))
 
 
 def test_every_packaged_recipe_has_its_name_and_source() -> None:
@@ -110,7 +120,7 @@ def test_files_of_both_kinds_say_the_same(tmp_path: Path) -> None:
     content = {"heads": {1: [2, 0]}, "kept_heads": {0: 1}, "mlps": [2], "order": "stable_rank:high"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
     (tmp_path / "mine.json").write_text(json.dumps(content))
-    first, second = (to_entries(read_recipe(tmp_path / f"mine.{kind}"), lens, "m") for kind in ("yaml", "json"))
+    first, second = (to_entries(read_recipe(tmp_path / f"mine.{kind}"), lens) for kind in ("yaml", "json"))
     assert first == second
     going = rankings(lens, ["stable_rank:high"])["stable_rank:high"][0][:3]
     expected = {f"decoder.1.{kind}_attn.{head}" for kind in ("self", "cross") for head in (0, 2)}
@@ -118,7 +128,7 @@ def test_files_of_both_kinds_say_the_same(tmp_path: Path) -> None:
     assert set(first[0].spec.components) == expected | {"decoder.2.mlp"}
     assert first[0].tags["recipe"] == "mine"
     # the same counts at random, with the same MLP
-    drawn = to_entries(read_recipe(tmp_path / "mine.yaml"), lens, "m", random_seeds=[0, 1])[1:]
+    drawn = to_entries(read_recipe(tmp_path / "mine.yaml"), lens, random_seeds=[0, 1])[1:]
     assert [(entry.family, entry.tags["ablated"], entry.tags["seed"]) for entry in drawn] == [
         ("random", 5, 0),
         ("random", 5, 1),
@@ -140,7 +150,7 @@ def test_other_sizes_are_scaled_only_when_asked() -> None:
     lens = load("bolt-nano")
     recipe = read_recipe("timesfm-51")
     with pytest.raises(InputError, match=r"20 layers of 16 heads.*scale: true"):
-        to_entries(recipe, lens, "m")
+        to_entries(recipe, lens)
     heads, mlps = heads_of(recipe, lens, scale=True)
     assert heads_of(parse_recipe({**recipe.model_dump(), "scale": True}), lens) == (heads, mlps)
     # the middles of 3 layers lie in layers 3, 10 and 16 of 20, where 7, 0 and 13 of 16 heads are kept: of 4 heads 2, 0
@@ -178,7 +188,7 @@ def test_recipes_that_do_not_fit_the_model(tmp_path: Path) -> None:
         ({"kept_heads": {0: 1}, "order": "output_norm:low"}, "measured on data"),
     ):
         with pytest.raises((InputError, UnknownNameError), match=words):
-            to_entries(parse_recipe({"name": "x", **content}), lens, "m")
+            to_entries(parse_recipe({"name": "x", **content}), lens)
     with pytest.raises(UnknownNameError, match="timesfm-28"):
         read_recipe("timesfm-29")
     (tmp_path / "list.yaml").write_text("[1, 2]")

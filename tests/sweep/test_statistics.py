@@ -8,8 +8,7 @@ import pytest
 from simulated_studies import row, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.sweep.statistics.by_dataset import dataset_changes, resilience
-from tsfm_lens.sweep.statistics.changes import changes
+from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, resilience
 from tsfm_lens.sweep.statistics.pooling import METRICS, dataset_metrics, geometric_mean, normalised, per_series, pooled
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
 from tsfm_lens.testing import assert_close

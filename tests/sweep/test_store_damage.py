@@ -34,9 +34,9 @@ def flip_a_bit(path: Path) -> None:
 
 def lie_about_cells(path: Path) -> None:
     content = path.read_bytes()
-    # the rows are compressed, so this is the list of cells; both keys have the same length
-    assert content.count(CELLS[1].encode()) == 1
-    path.write_bytes(content.replace(CELLS[1].encode(), CELLS[5].encode()))
+    # the rows are compressed, so the last is the list of cells; both keys have the same length
+    place = content.rindex(CELLS[1].encode())
+    path.write_bytes(content[:place] + CELLS[5].encode() + content[place + len(CELLS[5]) :])
 
 
 def put_a_foreign_table(path: Path) -> None:
@@ -73,29 +73,38 @@ def bits_of(content: bytes, footer: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("kind", ["cells", "plan", "about"])
-def test_no_bit_of_a_file_changes_unnoticed(store: Store, kind: str) -> None:
-    if kind == "cells":
-        path = store.write(toys.toy_rows(CELLS[:2]), CELLS[:2])
-    elif kind == "plan":
-        path = store.write_plan("sweep.cells", pd.DataFrame({"key": CELLS, "chunk": range(6)}))
-    else:
-        path = store.write_plan("sweep.about", {"turn": "a", "models": {"toy": {"layers": 3}}})
+def test_no_bit_of_a_file_changes_what_is_read(store: Store, kind: str) -> None:
+    store.write_plan("sweep", {"models": {"toy": {"layers": 3}}}, cells=pd.DataFrame({"key": CELLS, "chunk": range(6)}))
+    path = store.write(toys.toy_rows(CELLS[:2]), CELLS[:2])
+    if kind != "cells":
+        (path,) = (store.path / "plans").glob("*.parquet" if kind == "plan" else "*.json")
+    whole = store.read(CELLS[:2])
     content = path.read_bytes()
     # names and types of columns stand in the footer, whose length stands before the last four bytes
     footer = len(content) if kind == "about" else int.from_bytes(content[-8:-4], "little") + 8
+    unnoticed = 0
     for place, bit in bits_of(content, footer):
         path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
         fresh = Store(store.path, create=False)
-        assert [damage.path for damage in fresh.damaged()] == [path], (place, bit)
+        damages = [damage.path for damage in fresh.damaged()]
+        if kind == "cells" and not damages:
+            # such as the name of the library that wrote it
+            unnoticed += 1
+            assert fresh.read(CELLS[:2]).equals(whole), (place, bit)
+            continue
+        assert damages == [path], (place, bit)
         with pytest.raises(StoreError, match=r"are not in|tsfm-lens sweep CONFIG --store"):
-            fresh.read(CELLS[:2], ["error"]) if kind == "cells" else fresh.read_plan(path.stem)
+            fresh.read(CELLS[:2]) if kind == "cells" else fresh.read_plan("sweep")
+    assert unnoticed < 100
     path.write_bytes(content)
     assert Store(store.path, create=False).damaged() == []
 
 
 def test_a_file_in_another_s_place_is_damaged(store: Store) -> None:
     first, second = (store.write(toys.toy_rows(cells), cells) for cells in (CELLS[:3], CELLS[3:]))
-    plans = [store.write_plan(name, {"turn": name}) for name in ("one.about", "two.about")]
+    for name in ("one", "two"):
+        store.write_plan(name, {"turn": name})
+    plans = sorted((store.path / "plans").glob("*.json"))
     for one, other in ((first, second), plans):
         contents = one.read_bytes(), other.read_bytes()
         one.write_bytes(contents[1])
@@ -109,7 +118,7 @@ def test_a_damaged_store_json_is_made_anew(store: Store) -> None:
     store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     marker = store.path / "store.json"
     before = marker.read_bytes()
-    marker.write_bytes(before.replace(b'"schema": 2', b'"schema": 3'))
+    marker.write_bytes(before.replace(b'"schema": 3', b'"schema": 4'))
     with pytest.raises(StoreError, match=rf"{marker} is damaged.*tsfm-lens sweep CONFIG --store {store.path}"):
         Store(store.path, create=False)
     mended = Store(store.path, values=toys.VALUES)

@@ -14,21 +14,8 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.sweep.plan.variants import (
-    Entry,
-    VariantSpec,
-    component_entries,
-    count_entries,
-    head_entries,
-    heads_per_layer_entries,
-    layer_entries,
-    plain_entry,
-    plan_frame,
-    random_entries,
-    range_entries,
-    recipe_entry,
-    variant_spec,
-)
+from tsfm_lens.sweep.plan.spec import PlanEntry, VariantSpec, plan_frame, variant_spec
+from tsfm_lens.sweep.plan.variants import VariantPlanner
 from tsfm_lens.testing import assert_close, example_case
 
 NAMES = sorted(architectures())
@@ -61,7 +48,7 @@ def forecast(lens: Lens, spec: VariantSpec) -> np.ndarray:
         return lens.forecast(bundled("co2", "electricity").tail(96), 33).quantiles
 
 
-def labelled(entries: list[Entry]) -> dict[str, VariantSpec]:
+def labelled(entries: list[PlanEntry]) -> dict[str, VariantSpec]:
     found = {entry.label: entry.spec for entry in entries}
     assert len(found) == len(entries), "labels repeat"
     return found
@@ -73,13 +60,14 @@ BOTH = ("self_attn", "cross_attn")
 def test_families_are_the_model_with_those_weights_zeroed() -> None:
     lens = load("bolt-nano")
     every = range(lens.wiring.output_stack.n_heads)
-    layers = labelled(layer_entries(lens, "m", sizes=(1, 2)))
+    planner = VariantPlanner(lens, "m")
+    layers = labelled(planner.layers(sizes=(1, 2)))
     ranking = [2, 0, 3, 1]
-    counts = labelled(count_entries(lens, "m", 1, "stable_rank:low", ranking))
-    each = labelled(heads_per_layer_entries(lens, "m", "random:0", {0: ranking, 2: [3, 1, 0, 2]}, counts=[2]))
-    single = labelled(head_entries(lens, "m", layers=[0], kind="all"))
-    paired = labelled(head_entries(lens, "m", layers=[0], paired=True))
-    recipe = recipe_entry(lens, "m", "r", {1: [0, 2], 2: [3]}, [0, 1])
+    counts = labelled(planner.head_counts(1, "stable_rank:low", ranking))
+    each = labelled(planner.heads_per_layer("random:0", {0: ranking, 2: [3, 1, 0, 2]}, [2]))
+    single = labelled(planner.heads(kind="all"))
+    paired = labelled(planner.heads(paired=True))
+    recipe = planner.recipe("r", {1: [0, 2], 2: [3]}, [0, 1])
     cases: list[tuple[VariantSpec, Lens]] = [
         (layers["layer 1"], without(lens, [], [], [1])),
         (layers["layers 1 to 2"], without(lens, [], [], [1, 2])),
@@ -104,7 +92,7 @@ def test_families_are_the_model_with_those_weights_zeroed() -> None:
         assert_close(forecast(lens, spec), expected, depth=200, dtype=np.float32)
         assert np.abs(expected - plain).max() > 5e-4 * np.abs(plain).max(), "nothing was ablated"
     np.testing.assert_array_equal(forecast(lens, counts["0 of 4 heads of layer 1, low stable rank first"]), plain)
-    assert counts["0 of 4 heads of layer 1, low stable rank first"] == plain_entry("m").spec
+    assert counts["0 of 4 heads of layer 1, low stable rank first"] == planner.plain().spec
 
 
 def test_a_variant_is_named_by_what_it_ablates() -> None:
@@ -150,20 +138,18 @@ def test_every_family_of_every_architecture_runs(name: str) -> None:
     lens = lens_of(name)
     stack = lens.wiring.output_stack
     ranking = list(range(stack.n_heads))[::-1]
+    planner = VariantPlanner(lens, "m")
     entries = [
-        plain_entry("m"),
-        *layer_entries(lens, "m", sizes=(1, "all")),
-        *layer_entries(lens, "m", parts=("heads",), kind="all"),
-        *range_entries(lens, "m"),
-        *head_entries(lens, "m", kind="all"),
-        *count_entries(lens, "m", stack.n_layers - 1, "stable_rank:high", ranking),
-        *heads_per_layer_entries(lens, "m", "random:1", dict.fromkeys(range(stack.n_layers), ranking), counts=[1]),
-        *component_entries(lens, "m", {"MLPs": ["**.mlp"]}),
-        recipe_entry(lens, "m", "r", {0: [0]}, [0]),
-        *random_entries(lens, "m", "r", {0: 1}, [0, 1]),
+        planner.plain(),
+        *planner.layers(sizes=(1, "all")),
+        *planner.ranges(),
+        *planner.heads(kind="all"),
+        *planner.head_counts(stack.n_layers - 1, "stable_rank:high", ranking),
+        *planner.heads_per_layer("random:1", dict.fromkeys(range(stack.n_layers), ranking), [1]),
+        *planner.components({"MLPs": ["**.mlp"]}),
+        planner.recipe("r", {0: [0]}, [0]),
+        *planner.random("r", {0: 1}, [0, 1]),
     ]
-    for stack_name in [other.name for other in lens.wiring.stacks if other is not stack]:
-        entries += layer_entries(lens, "m", stack=stack_name)
     variants = {entry.spec.id: entry.spec for entry in entries}
     case = example_case(lens)
     with torch.no_grad():
@@ -182,37 +168,36 @@ def test_every_family_of_every_architecture_runs(name: str) -> None:
 
 
 def test_heads_mean_attention_over_time_unless_all_are_asked_for() -> None:
+    for name, pattern in (("chronos-2", "*.time_attn.*"), ("toto-1", "*.attn.*")):
+        # Toto's layers between variates carry the same kind
+        lens = lens_of(name)
+        (heads,) = VariantPlanner(lens, "m").layers(parts=("heads",), sizes=("all",))
+        assert heads.spec == variant_spec(lens, [pattern])
     lens = lens_of("chronos-2")
-    (heads,) = layer_entries(lens, "m", parts=("heads",), sizes=("all",))
-    (every,) = layer_entries(lens, "m", parts=("heads",), sizes=("all",), kind="all")
-    assert heads.spec == variant_spec(lens, ["*.time_attn.*"])
-    assert every.spec == variant_spec(lens, ["*.time_attn.*", "*.group_attn.*"])
-    # Toto's layers between variates carry the same kind
-    (toto,) = layer_entries(lens_of("toto-1"), "m", parts=("heads",), sizes=("all",))
-    assert toto.spec == variant_spec(lens_of("toto-1"), ["*.attn.*"])
+    every = {entry.spec.components for entry in VariantPlanner(lens, "m").heads(kind="all")}
+    assert every == {(str(head),) for head in lens.components("*.time_attn.*", "*.group_attn.*")}
 
 
 def test_groups_and_ranges_cover_the_layers_that_they_say() -> None:
-    lens = lens_of("toto-1")
-    groups = layer_entries(lens, "m", parts=("mlp",), sizes=(1, 2, "all"), stride=2)
+    planner = VariantPlanner(lens_of("toto-1"), "m")
+    groups = planner.layers(parts=("mlp",), sizes=(1, 3, "all"))
     spans = [(entry.tags["first"], entry.tags["last"]) for entry in groups]
-    assert spans == [(0, 0), (2, 2), (0, 1), (2, 3), (0, 3)]
-    assert [entry.family for entry in groups] == ["layers", "layers", "groups", "groups", "groups"]
+    assert spans == [(0, 0), (1, 1), (2, 2), (3, 3), (0, 2), (1, 3), (0, 3)]
+    assert [entry.family for entry in groups] == ["layers"] * 4 + ["groups"] * 3
     for entry in groups:
         layers = range(int(entry.tags["first"]), int(entry.tags["last"]) + 1)
         assert entry.spec.components == tuple(f"{layer}.mlp" for layer in layers)
-    for grow, start, expected in (
-        ("outward", None, [(2, 2), (2, 3), (1, 3), (0, 3)]),
-        ("up", 1, [(1, 1), (1, 2), (1, 3)]),
-        ("down", None, [(3, 3), (2, 3), (1, 3), (0, 3)]),
+    for grow, expected in (
+        ("outward", [(2, 2), (2, 3), (1, 3), (0, 3)]),
+        ("up", [(0, 0), (0, 1), (0, 2), (0, 3)]),
+        ("down", [(3, 3), (2, 3), (1, 3), (0, 3)]),
     ):
-        ranges = range_entries(lens, "m", parts=("both",), grow=grow, start=start)
-        assert [(entry.tags["first"], entry.tags["last"]) for entry in ranges] == expected
+        assert [(entry.tags["first"], entry.tags["last"]) for entry in planner.ranges(grow, ("both",))] == expected
 
 
 def test_random_choices_keep_the_counts_and_differ_by_seed() -> None:
-    lens = load("bolt-nano")
-    drawn = random_entries(lens, "m", "r", {2: 1, 0: 3}, range(4), [1])
+    planner = VariantPlanner(load("bolt-nano"), "m")
+    drawn = planner.random("r", {2: 1, 0: 3}, range(4), [1])
     for entry in drawn:
         parts = [component.split(".") for component in entry.spec.components]
         heads = {(part[1], part[3]) for part in parts if part[2] == "self_attn"}
@@ -220,30 +205,20 @@ def test_random_choices_keep_the_counts_and_differ_by_seed() -> None:
         assert sorted(layer for layer, _ in heads) == ["0", "2", "2", "2"]
         assert entry.tags == {**entry.tags, "ablated": 4, "of": 12, "mlps": 1, "selection": "random"}
     assert len({entry.spec.id for entry in drawn}) > 1
-    assert random_entries(lens, "m", "r", {0: 3, 2: 1}, range(4), [1]) == drawn
+    assert planner.random("r", {0: 3, 2: 1}, range(4), [1]) == drawn
 
 
 def test_what_cannot_be_planned_is_named() -> None:
-    lens = load("bolt-nano")
-    with pytest.raises(UnknownNameError, match="mlp"):
-        layer_entries(lens, "m", parts=("mlps",))
+    planner = VariantPlanner(load("bolt-nano"), "m")
     with pytest.raises(InputError, match="4 layers does not fit"):
-        layer_entries(lens, "m", sizes=(4,))
-    with pytest.raises(UnknownNameError, match="encoder"):
-        layer_entries(lens, "m", stack="encode")
-    with pytest.raises(InputError, match="heads 0 to 3 once"):
-        count_entries(lens, "m", 0, "x", [0, 1, 2, 2])
-    with pytest.raises(InputError, match="5 heads are to be ablated"):
-        count_entries(lens, "m", 0, "x", [0, 1, 2, 3], counts=[5])
-    with pytest.raises(UnknownNameError, match="'3'"):
-        count_entries(lens, "m", 3, "x", [0, 1, 2, 3])
-    with pytest.raises(UnknownNameError, match="'4'"):
-        recipe_entry(lens, "m", "r", {0: [4]})
+        planner.layers(sizes=(4,))
+    with pytest.raises(UnknownNameError, match="self_attn"):
+        planner.heads(kind="attn")
+    with pytest.raises(InputError, match="5 heads are to go"):
+        planner.heads_per_layer("x", {0: [0, 1, 2, 3]}, [5])
     with pytest.raises(InputError, match="ablates nothing"):
-        recipe_entry(lens, "m", "r", {})
-    with pytest.raises(UnknownNameError, match="outward"):
-        range_entries(lens, "m", grow="out")
+        planner.recipe("r", {})
     with pytest.raises(UnknownNameError, match="zero"):
         VariantSpec(("decoder.0.mlp",), "zeros")
     with pytest.raises(InputError, match="list of components"):
-        component_entries(lens, "m", {"x": []})
+        planner.components({"x": []})

@@ -269,11 +269,14 @@ def _show(facts: dict[str, Any]) -> None:
 def _components(lens: Lens, names: Sequence[str]) -> list[str]:
     """Return components and globs, with the components of a recipe in the place of its name."""
     from tsfm_lens.sweep.plan.recipes import read_recipe, to_entries
+    from tsfm_lens.sweep.plan.variants import VariantPlanner
 
     out: list[str] = []
     for name in names:
         if name.startswith(_RECIPE):
-            entries = to_entries(read_recipe(name.removeprefix(_RECIPE)), lens, lens.model_id, scale=True)
+            entries = to_entries(
+                read_recipe(name.removeprefix(_RECIPE)), VariantPlanner(lens, lens.model_id), scale=True
+            )
             out += [component for entry in entries if entry.family == "recipes" for component in entry.spec.components]
         else:
             out.append(name)

@@ -15,7 +15,7 @@ from tsfm_lens.cli.early import check_out
 from tsfm_lens.console import console, echo
 
 if TYPE_CHECKING:
-    from tsfm_lens.sweep.run.sweeping import Outcome, Standing
+    from tsfm_lens.sweep.run.sweeping import Outcome, SweepStatus
 
 StoreOption = Annotated[
     Path | None, typer.Option("--store", "-s", help="Folder of results; the configuration's name with .store if none.")
@@ -58,7 +58,7 @@ def run(
     settings = read_config(config)
     folder = store or config.with_suffix(".store")
     if dry:
-        _show_standing(plan_sweep(settings, folder), as_json)
+        _show_status(plan_sweep(settings, folder), as_json)
         return
     with SweepDisplay() as display:
         outcome = run_sweep(settings, folder, engine=engine, workers=workers, address=address, progress=display.update)
@@ -75,7 +75,7 @@ def status(config: ConfigArgument, store: StoreOption = None, as_json: AsJson = 
     from tsfm_lens.sweep.plan.config import read_config
     from tsfm_lens.sweep.run.sweeping import plan_sweep
 
-    _show_standing(plan_sweep(read_config(config), store or config.with_suffix(".store")), as_json)
+    _show_status(plan_sweep(read_config(config), store or config.with_suffix(".store")), as_json)
 
 
 @sweeps.command()
@@ -107,13 +107,13 @@ def report(
         echo(str(page))
 
 
-def _show_standing(standing: Standing, as_json: bool) -> None:
+def _show_status(progress: SweepStatus, as_json: bool) -> None:
     if as_json:
-        echo(json.dumps({"finished": standing.finished, "cells": standing.cells, "parts": standing.parts}))
+        echo(json.dumps({"finished": progress.finished, "cells": progress.cells, "parts": progress.parts}))
         return
     header = ["model", "family", "variants", "cells", "finished"]
-    show_rows(header, [[part[key] for key in header] for part in standing.parts])
-    echo(f"{standing.finished} of {standing.cells} cells are finished{standing.later}")
+    show_rows(header, [[part[key] for key in header] for part in progress.parts])
+    echo(f"{progress.finished} of {progress.cells} cells are finished{progress.later}")
 
 
 def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:

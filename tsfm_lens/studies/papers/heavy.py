@@ -12,8 +12,9 @@ from tsfm_lens.figures.entry import long_run
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.sweep.plan.parts import order_words
+from tsfm_lens.sweep.plan.orders import order_words
 from tsfm_lens.sweep.plan.recipes import is_for, read_recipe, to_entries
+from tsfm_lens.sweep.plan.variants import VariantPlanner
 
 SHOWN = 4  # series at most
 HORIZON, TAIL = 512, 512  # steps of the paper's forecasts and of the drawn context
@@ -31,7 +32,7 @@ def recipe_components(lens: Lens, name: str, seed: int) -> dict[str, list[str]]:
     Returns:
         Components by "by stable rank" and, where the recipe takes heads, "at random".
     """
-    entries = to_entries(read_recipe(name), lens, lens.model_id, random_seeds=(seed,), scale=True)
+    entries = to_entries(read_recipe(name), VariantPlanner(lens, lens.model_id), random_seeds=(seed,), scale=True)
     words = {"recipes": CHOSEN, "random": RANDOM}
     return {words[entry.family]: list(entry.spec.components) for entry in entries}
 

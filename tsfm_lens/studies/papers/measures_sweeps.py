@@ -20,7 +20,7 @@ from tsfm_lens.studies.papers.values_sweeps import (
     HeavyRow,
 )
 from tsfm_lens.studies.papers.verdicts import Estimated, Part, judged, larger
-from tsfm_lens.sweep.plan.parts import order_words
+from tsfm_lens.sweep.plan.orders import order_words
 from tsfm_lens.sweep.plan.recipes import Recipe, read_recipe
 from tsfm_lens.sweep.plan.released import at_depth
 from tsfm_lens.sweep.results.gathering import Gathered

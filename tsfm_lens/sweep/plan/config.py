@@ -79,7 +79,7 @@ class HeadsPerLayer(Strict):
     orders: Texts = ("stable_rank:low",)
 
 
-class HeadsAt(Strict):
+class HeadsAtConfig(Strict):
     """Number of heads that each layer must keep (definition 5.2 of the tsfm-lens paper).
 
     Attributes:
@@ -101,7 +101,7 @@ class HeadsAt(Strict):
     windows_for_orders: int = Field(default=16, ge=1)
 
     @model_validator(mode="after")
-    def _errors(self) -> HeadsAt:
+    def _errors(self) -> HeadsAtConfig:
         from tsfm_lens.sweep.statistics.pooling import METRICS, SUMS_OF_ERRORS
 
         metrics = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
@@ -129,7 +129,7 @@ class Variants(Strict):
     ranges: Ranges | None = None
     heads: Heads | None = None
     heads_per_layer: HeadsPerLayer | None = None
-    heads_at: HeadsAt | None = None
+    heads_at: HeadsAtConfig | None = None
     components: dict[str, Texts] = Field(default_factory=dict)
     recipes: Texts = ()
     scale_recipes: bool = False
@@ -262,7 +262,7 @@ def _fields_at(place: tuple[Any, ...]) -> list[str]:
         "ranges": Ranges,
         "heads": Heads,
         "heads_per_layer": HeadsPerLayer,
-        "heads_at": HeadsAt,
+        "heads_at": HeadsAtConfig,
         "variants": Variants,
         "statistics": Statistics,
     }

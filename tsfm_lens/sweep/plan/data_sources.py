@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from datetime import date
+from glob import iglob
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from tsfm_lens.data.bundled import bundled_names
 from tsfm_lens.data.checked import Strict, Texts
+from tsfm_lens.data.dysts_sets import dysts_sets
+from tsfm_lens.data.evaluation import EvaluationSet
+from tsfm_lens.data.evaluation_sources import gluonts_file, holdout_sets
+from tsfm_lens.data.files import READABLE
+from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
+from tsfm_lens.errors import InputError
 
 
 def _date_text(value: Any) -> Any:
@@ -34,6 +43,10 @@ class GiftEval(Strict):
     configs: Texts = ("*",)
     missing: Literal["error", "skip"] = "error"
 
+    def sets(self) -> list[EvaluationSet]:
+        """Load the sets of the source, as all sources do."""
+        return gift_eval(self.path, self.configs, missing=self.missing)
+
 
 class Folder(Strict):
     """One dataset that is stored like GIFT-Eval's; its windows are those of the benchmark's rules.
@@ -55,12 +68,19 @@ class Folder(Strict):
     freq: str | None = None
     domain: str = ""
 
+    def sets(self) -> list[EvaluationSet]:
+        options: dict[str, Any] = self.model_dump(include={"horizon", "freq", "domain"})
+        return gift_eval_folder(self.path, self.term, name=self.name or None, **options)
+
 
 class Bundled(_Cut):
     """Series that come with the package."""
 
     source: Literal["bundled"]
     names: Texts = ()
+
+    def sets(self) -> list[EvaluationSet]:
+        return holdout_sets(list(self.names or bundled_names()), self.horizon, self.windows, self.stride)
 
 
 class File(_Cut):
@@ -94,10 +114,25 @@ class File(_Cut):
     start: Stamp | None = None
     seasonality: int | None = Field(default=None, ge=1)
 
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Options of ``as_series`` among the fields."""
-        return self.model_dump(exclude={"source", "path", "name", *_Cut.model_fields})
+    def sets(self) -> list[EvaluationSet]:
+        reading = self.model_dump(exclude={"source", "path", "name", *_Cut.model_fields})
+        return [
+            each
+            for path, name in self._files()
+            # a path, so that a file that is not there is never taken for a bundled series
+            for each in holdout_sets(path, self.horizon, self.windows, self.stride, name, **reading)
+        ]
+
+    def _files(self) -> list[tuple[Path, str | None]]:
+        """List the files, with the names of their sets: one file, all of a folder, or those of a glob."""
+        path = Path(self.path)
+        if not path.is_dir() and (path.exists() or not any(sign in self.path for sign in "*?[")):
+            return [(path, self.name or None)]
+        paths = sorted(map(Path, iglob(str(path / "*") if path.is_dir() else self.path, recursive=True)))
+        files = [each for each in paths if each.is_file() and each.name.lower().endswith(READABLE)]
+        if not files:
+            raise InputError(f"{self.path!r} has no file that can be read: expected {', '.join(READABLE)}")
+        return [(each, f"{self.name}/{each.name.split('.')[0]}" if self.name else None) for each in files]
 
 
 class Gluonts(_Cut):
@@ -118,6 +153,10 @@ class Gluonts(_Cut):
     seasonality: int | None = Field(default=None, ge=1)
     domain: str = ""
 
+    def sets(self) -> list[EvaluationSet]:
+        options: dict[str, Any] = self.model_dump(include={"freq", "seasonality", "domain"})
+        return gluonts_file(self.path, self.horizon, self.windows, self.stride, self.name or None, **options)
+
 
 class Dysts(_Cut):
     """Trajectories of chaotic systems, integrated by the package dysts; see ``tsfm_lens.data.dysts_sets``."""
@@ -132,6 +171,11 @@ class Dysts(_Cut):
     integrator: Literal["LSODA", "DOP853"] = "LSODA"
     multivariate: bool = False
     seed: int = 0
+
+    def sets(self) -> list[EvaluationSet]:
+        cut = ("horizon", "windows", "stride")
+        options = self.model_dump(exclude={"source", "systems", *cut})
+        return dysts_sets(self.systems, *(getattr(self, name) for name in cut), **options)
 
 
 Source = Annotated[GiftEval | Folder | Bundled | File | Gluonts | Dysts, Field(discriminator="source")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,6 @@ from tsfm_lens.probes.entropic_rank import head_entropy_of_writes, item_groups, 
 from tsfm_lens.probes.head_choice import attention_over_time
 from tsfm_lens.probes.spectra import head_spectra
 
-ORDERS = (
-    "stable_rank",
-    "entropic_contribution",
-    "attention_entropy",
-    "output_norm",
-    "attribution",
-    "gradient",
-    "random",
-)
 ENDS = ("low", "high")
 FROM_WEIGHTS = ("stable_rank", "random")
 # of random choices in one sweep; each is as many runs as a named one
@@ -87,6 +79,14 @@ def parse_orders(texts: Iterable[str]) -> list[Order]:
     return list(dict.fromkeys(orders))
 
 
+def order_words(order: str) -> str:
+    """Describe an order in words: "low stable rank first", "random order 3"."""
+    name, _, end = order.partition(":")
+    if name == "random":
+        return f"random order {end}"
+    return f"{end} {name.replace('_', ' ')} first" if end else f"by {name.replace('_', ' ')}"
+
+
 def _seeds(text: str, rest: str) -> range:
     numbers = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", rest)
     if numbers is None:
@@ -104,7 +104,6 @@ def head_scores(
     horizon: int | None = None,
     seed: int = 0,
     *,
-    kind: str | None = None,
     num_samples: int | None = None,
 ) -> xr.DataArray:
     """Score every head of the stack that is read out.
@@ -132,7 +131,6 @@ def head_scores(
         horizon: forecast steps, within one pass; the model's prediction length if None. ``gradient`` runs backward
             once per step.
         seed: of a random order; of sampling models' forecasts otherwise.
-        kind: kind of attention; the last one over time if None.
         num_samples: of sampling models' forecasts.
 
     Returns:
@@ -145,13 +143,13 @@ def head_scores(
     Raises:
         InputError: a score from data without series; one from attention patterns or gradients on variates that see
             each other; gradients of a library whose backward pass is not the derivative.
-        UnknownNameError: no such score or kind.
+        UnknownNameError: no such score.
     """
-    return _scores(lens, order, _run_for(lens, [order], series, horizon, num_samples, seed), seed, kind)
+    return _scores(lens, order, _run_for(lens, [order], series, horizon, seed, num_samples), seed)
 
 
 def _run_for(
-    lens: Lens, names: Sequence[str], series: Any, horizon: int | None, num_samples: int | None, seed: int
+    lens: Lens, names: Iterable[str], series: Any, horizon: int | None, seed: int, num_samples: int | None = None
 ) -> Run | None:
     """Return the run that scores are measured on, None where weights alone give them."""
     data_scores = [name for name in names if name in _MEASURES]
@@ -162,12 +160,12 @@ def _run_for(
     return lens.run(series, horizon, rollout=False, num_samples=num_samples, seed=seed)
 
 
-def _scores(lens: Lens, order: str, run: Run | None, seed: int, kind: str | None) -> xr.DataArray:
+def _scores(lens: Lens, order: str, run: Run | None, seed: int) -> xr.DataArray:
     """Score heads as :func:`head_scores` does; scores from data are measured on the run."""
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack
-    attention, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
+    attention, layers = stack.layers_with(attention_over_time(stack))
     if order == "random":
         ranks = [np.random.default_rng([seed, layer]).permutation(stack.n_heads) for layer in layers]
         scores = _array(np.array(ranks, dtype=float), layers)
@@ -206,19 +204,12 @@ def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[in
 
 
 def rankings(
-    lens: Lens,
-    orders: Sequence[str | Order],
-    series: Any = None,
-    horizon: int | None = None,
-    *,
-    kind: str | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
+    lens: Lens, orders: Iterable[str], series: Any = None, horizon: int | None = None, *, seed: int = 0
 ) -> dict[str, dict[int, list[int]]]:
     """Rank the heads of every layer in several orders, each score measured once.
 
     Args:
-        lens, series, horizon, kind, num_samples: see :func:`head_scores`.
+        lens, series, horizon: see :func:`head_scores`.
         orders: see :func:`parse_orders`.
         seed: of sampling models' forecasts.
 
@@ -228,15 +219,12 @@ def rankings(
     Raises:
         InputError, UnknownNameError: see :func:`head_scores` and :func:`parse_orders`.
     """
-    unique_orders = parse_orders(map(str, orders))
-    run = _run_for(lens, [order.name for order in unique_orders], series, horizon, num_samples, seed)
-    cache: dict[tuple[str, int], xr.DataArray] = {}
+    parsed = parse_orders(orders)
+    run = _run_for(lens, [order.name for order in parsed], series, horizon, seed)
+    measured = cache(partial(_scores, lens, run=run))
     by_order = {}
-    for order in unique_orders:
-        order_seed = order.seed if order.name == "random" else seed
-        if (order.name, order_seed) not in cache:
-            cache[order.name, order_seed] = _scores(lens, order.name, run, order_seed, kind)
-        scores = cache[order.name, order_seed]
+    for order in parsed:
+        scores = measured(order.name, seed=order.seed if order.name == "random" else seed)
         layers = [int(layer) for layer in scores["layer"].values]
         by_order[str(order)] = {layer: ranking(scores, layer, order.end or "low") for layer in layers}
     return by_order
@@ -341,8 +329,7 @@ def _array(values: np.ndarray, layers: Sequence[int]) -> xr.DataArray:
     return xr.DataArray(values, dims=("layer", "head"), coords=coords)
 
 
-_Measure = Callable[[Run, str], xr.DataArray]
-_MEASURES: dict[str, _Measure] = {
+_MEASURES: dict[str, Callable[[Run, str], xr.DataArray]] = {
     "entropic_contribution": _contribution,
     "attention_entropy": _entropy,
     "output_norm": _norm,
@@ -358,3 +345,4 @@ _SOURCES = {
     "gradient": "Nanda 2023 (attribution patching)",
     "random": "tsfm-lens paper, appendix B (S3-ORD)",
 }
+ORDERS = tuple(_SOURCES)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +13,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tsfm_lens.data.checked import Strict, complaints, read_fields
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
-from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.sweep.plan.heavy import random_entries, recipe_entry
-from tsfm_lens.sweep.plan.orders import FROM_WEIGHTS, parse_orders, rankings
-from tsfm_lens.sweep.plan.parts import kinds_of
+from tsfm_lens.sweep.plan.orders import parse_orders, rankings
 from tsfm_lens.sweep.plan.released import SAME_WEIGHTS, Released, at_depth, middle_third, released_lists
-from tsfm_lens.sweep.plan.spec import Entry
+from tsfm_lens.sweep.plan.spec import PlanEntry
+from tsfm_lens.sweep.plan.variants import VariantPlanner, kinds_of
 
 LayerSelection = tuple[int, ...] | Literal["all", "middle third", "others"]
 HeadRanking = Mapping[int, Sequence[int]]
@@ -76,7 +74,10 @@ class Recipe(Strict):
     @field_validator("order")
     @classmethod
     def _check_order(cls, value: str) -> str:
-        orders = _as_value_error(lambda: parse_orders([value]))
+        try:
+            orders = parse_orders([value])
+        except UnknownNameError as error:
+            raise ValueError(str(error)) from error
         if len(orders) != 1:
             raise ValueError(f"{value!r} stands for {len(orders)} orders, expected one, such as '{value}:low'")
         return value
@@ -166,13 +167,7 @@ def _fields_at(place: tuple[Any, ...]) -> list[str]:
 
 
 def heads_of(
-    recipe: Recipe,
-    lens: Lens,
-    *,
-    measured: HeadRanking | None = None,
-    ranked: HeadRanking | None = None,
-    kind: str | None = None,
-    scale: bool | None = None,
+    recipe: Recipe, lens: Lens, *, measured: HeadRanking | None = None, scale: bool | None = None
 ) -> tuple[dict[int, list[int]], list[int]]:
     """Return the heads and MLPs that a recipe ablates in a model.
 
@@ -180,8 +175,6 @@ def heads_of(
         recipe: from :func:`read_recipe`.
         lens: the model.
         measured: layer -> heads that go at heads@k as measured, the first to go first.
-        ranked: all heads of each layer in the recipe's order; worked out if None and weights are enough.
-        kind: see :func:`tsfm_lens.sweep.plan.variants.count_entries`.
         scale: overrides the recipe's.
 
     Returns:
@@ -189,41 +182,38 @@ def heads_of(
 
     Raises:
         InputError: the recipe is for another model and is not to be scaled; it is left open by its publication; it
-            needs measured heads@k or a ranking and there is none.
+            needs measured heads@k and there is none, or an order that is measured on data.
         UnknownNameError: a layer or head that the model does not have.
     """
     if recipe.unknown:
         raise InputError(f"recipe {recipe.name!r} cannot be run: {recipe.unknown}")
-    stack = lens.wiring.output_stack
-    here = [layer for layer in range(stack.n_layers) if kinds_of(stack, layer, kind, paired=True)]
-    fits = is_for(recipe, lens)
-    if not fits and not (recipe.scale if scale is None else scale):
-        raise InputError(_misfit(recipe, lens))
-    plan = _Plan(recipe, lens, stack, here, fits, measured, ranked, kind)
-    heads = plan.heads()
-    return {layer: indices for layer, indices in sorted(heads.items()) if indices}, plan.mlps()
+    if not is_for(recipe, lens) and not (recipe.scale if scale is None else scale):
+        stack = lens.wiring.output_stack
+        layers, heads = recipe.sizes
+        raise InputError(
+            f"recipe {recipe.name!r} is for {recipe.architecture or 'a model'} with {layers or 'any number of'} layers "
+            f"of {heads or 'any number of'} heads; {lens.model_id} is {lens.wiring.architecture} with {stack.n_layers} "
+            f"of {stack.n_heads}. Set scale: true to take the same shares of heads at the same depths"
+        )
+    fitted = _FittedRecipe(recipe, lens, measured)
+    by_layer = {layer: indices for layer, indices in sorted(fitted.heads().items()) if indices}
+    return by_layer, fitted.layers(recipe.mlps, range(fitted.stack.n_layers))
 
 
 def to_entries(
     recipe: Recipe,
-    lens: Lens,
-    model: str,
+    planner: VariantPlanner,
     *,
     measured: HeadRanking | None = None,
-    ranked: HeadRanking | None = None,
     random_seeds: Sequence[int] = (),
-    kind: str | None = None,
-    how: str = "zero",
-    seed: int = 0,
     scale: bool | None = None,
-) -> list[Entry]:
+) -> list[PlanEntry]:
     """Plan a recipe, and as many heads of each layer at random with the same MLPs.
 
     Args:
-        recipe, lens, measured, ranked, kind, scale: see :func:`heads_of`.
-        model: name in the plan.
+        recipe, measured, scale: see :func:`heads_of`.
+        planner: of the model.
         random_seeds: one random choice each.
-        how, seed: see :class:`tsfm_lens.sweep.plan.spec.VariantSpec`.
 
     Returns:
         An entry of family "recipes", and one of family "random" for each seed.
@@ -231,93 +221,75 @@ def to_entries(
     Raises:
         InputError, UnknownNameError: see :func:`heads_of`.
     """
-    heads, mlps = heads_of(recipe, lens, measured=measured, ranked=ranked, kind=kind, scale=scale)
-    explicit = is_for(recipe, lens) and not recipe.kept_heads and not recipe.measured
+    heads, mlps = heads_of(recipe, planner.lens, measured=measured, scale=scale)
+    explicit = is_for(recipe, planner.lens) and not recipe.kept_heads and not recipe.measured
     explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)
-    options: dict[str, Any] = {"kind": kind, "how": how, "seed": seed}
     selection = "listed" if explicit else recipe.order.partition(":")[0]
-    entries = [recipe_entry(lens, model, recipe.name, heads, mlps, selection=selection, **options)]
-    keep = {layer: lens.wiring.output_stack.n_heads - len(indices) for layer, indices in heads.items()}
-    if keep:
-        entries += random_entries(lens, model, recipe.name, keep, random_seeds, mlps, **options)
-    return entries
+    keep = {layer: planner.stack.n_heads - len(indices) for layer, indices in heads.items()}
+    entries = [planner.recipe(recipe.name, heads, mlps, selection=selection)]
+    return entries + (planner.random(recipe.name, keep, random_seeds, mlps) if keep else [])
 
 
-class _Plan:
+class _FittedRecipe:
     """A recipe on one model."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        lens: Lens,
-        stack: Stack,
-        here: list[int],
-        fits: bool,
-        heads_at_k: HeadRanking | None,
-        ranking: HeadRanking | None,
-        kind: str | None,
-    ) -> None:
-        self.recipe, self.lens, self.stack, self.here, self.fits = recipe, lens, stack, here, fits
-        self.heads_at_k, self.ranking, self.kind = heads_at_k, ranking, kind
+    def __init__(self, recipe: Recipe, lens: Lens, measured: HeadRanking | None) -> None:
+        self.recipe, self.lens, self.measured = recipe, lens, measured
+        self.stack, self.fits = lens.wiring.output_stack, is_for(recipe, lens)
+        self.attending = [layer for layer in range(self.stack.n_layers) if kinds_of(self.stack, layer)]
         # the sizes that layers and counts of the recipe are written in
         layers, heads = recipe.sizes
-        self.of_layers = stack.n_layers if fits or layers is None else layers
-        self.of_heads = stack.n_heads if fits or heads is None else heads
+        self.of_layers = self.stack.n_layers if self.fits or layers is None else layers
+        self.of_heads = self.stack.n_heads if self.fits or heads is None else heads
 
     def heads(self) -> dict[int, list[int]]:
-        recipe = self.recipe
+        """Return the heads that go, by layer."""
+        listed, counted = self.recipe.heads, self.recipe.kept_heads
         heads: dict[int, list[int]] = {}
         if self.fits:
-            heads |= {self._check(layer): self._indices(layer, indices) for layer, indices in recipe.heads.items()}
+            heads |= {layer: self._indices(layer) for layer in self.layers(tuple(listed), self.attending)}
         else:
-            counts = {layer: self.of_heads - len(set(indices)) for layer, indices in recipe.heads.items()}
-            heads |= {layer: self._first(layer, counts) for layer in self._layers(tuple(recipe.heads))}
-        heads |= {layer: self._first(layer, recipe.kept_heads) for layer in self._layers(tuple(recipe.kept_heads))}
-        for group in recipe.layers_at:
-            layers = (
-                [x for x in self.here if x not in heads] if group.layers == "others" else self._layers(group.layers)
-            )
-            for layer in layers:
-                going = self._at(layer)
+            counts = {layer: self.of_heads - len(set(indices)) for layer, indices in listed.items()}
+            heads |= {layer: self._first(layer, counts) for layer in self.layers(tuple(listed), self.attending)}
+        heads |= {layer: self._first(layer, counted) for layer in self.layers(tuple(counted), self.attending)}
+        for group in self.recipe.layers_at:
+            others = [layer for layer in self.attending if layer not in heads]
+            for layer in others if group.layers == "others" else self.layers(group.layers, self.attending):
+                going = self._at_k(layer)
                 heads[layer] = going[: max(len(going) - group.extra, 0)]
         return heads
 
-    def mlps(self) -> list[int]:
-        return self._layers(self.recipe.mlps, attending=False)
-
-    def _layers(self, layers: LayerSelection, *, attending: bool = True) -> list[int]:
-        """Return the selected layers of this model."""
-        if layers == "all":
-            return self.here if attending else list(range(self.stack.n_layers))
-        if layers == "middle third":
+    def layers(self, selection: LayerSelection, valid: Sequence[int]) -> list[int]:
+        """Return the selected ones of some layers of this model."""
+        if selection == "all":
+            return list(valid)
+        if selection == "middle third":
             return middle_third(self.stack.n_layers)
-        assert isinstance(layers, tuple)
+        assert isinstance(selection, tuple)
         if not self.fits:
-            return [x for x in at_depth(layers, self.of_layers, self.stack.n_layers) if x in self.here or not attending]
-        return [self._check(layer, attending=attending) for layer in layers]
+            return [layer for layer in at_depth(selection, self.of_layers, self.stack.n_layers) if layer in valid]
+        for layer in selection:
+            if layer not in valid:
+                what = f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}"
+                raise unknown_name(what, layer, map(str, valid))
+        return list(selection)
 
-    def _check(self, layer: int, *, attending: bool = True) -> int:
-        valid = self.here if attending else range(self.stack.n_layers)
-        if layer not in valid:
-            raise unknown_name(f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}", layer, map(str, valid))
-        return layer
-
-    def _indices(self, layer: int, heads: Sequence[int]) -> list[int]:
-        for head in heads:
+    def _indices(self, layer: int) -> list[int]:
+        for head in self.recipe.heads[layer]:
             if head not in range(self.stack.n_heads):
                 raise unknown_name(f"head in layer {layer}", head, map(str, range(self.stack.n_heads)))
-        return list(dict.fromkeys(heads))
+        return list(dict.fromkeys(self.recipe.heads[layer]))
 
-    def _at(self, layer: int) -> list[int]:
+    def _at_k(self, layer: int) -> list[int]:
         """Return the heads that are ablated at heads@k, the first to be ablated first."""
         lists = self.recipe.lists
         if lists is None:
-            if self.heads_at_k is None or layer not in self.heads_at_k:
+            if self.measured is None or layer not in self.measured:
                 raise InputError(
                     f"recipe {self.recipe.name!r} takes layer {layer} to heads@k, which is not measured; measure it "
                     "(heads_at in a sweep), or name a released list"
                 )
-            return list(self.heads_at_k[layer])
+            return list(self.measured[layer])
         if self.fits and lists.heads is not None:
             return list(lists.heads[layer])
         return self._first(layer, dict(enumerate(lists.kept)))
@@ -331,17 +303,14 @@ class _Plan:
         if not 0 <= counts[place] <= self.of_heads:
             raise InputError(f"layer {place} is to keep {counts[place]} heads, and it has {self.of_heads}")
         stay = round(counts[place] / self.of_heads * self.stack.n_heads)
-        return list(self._ranking(layer)[: self.stack.n_heads - stay])
+        return self._ranking[layer][: self.stack.n_heads - stay]
 
-    def _ranking(self, layer: int) -> Sequence[int]:
+    @cached_property
+    def _ranking(self) -> dict[int, list[int]]:
         (order,) = parse_orders([self.recipe.order])
-        if self.ranking is None:
-            if order.name not in FROM_WEIGHTS:
-                raise InputError(
-                    f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; give a ranking"
-                )
-            self.ranking = rankings(self.lens, [order], kind=self.kind if self.kind != "all" else None)[str(order)]
-        return self.ranking[layer]
+        if order.needs_series:
+            raise InputError(f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; name its heads")
+        return rankings(self.lens, [str(order)])[str(order)]
 
 
 def is_for(recipe: Recipe, lens: Lens) -> bool:
@@ -354,21 +323,3 @@ def is_for(recipe: Recipe, lens: Lens) -> bool:
         and layers in (None, stack.n_layers)
         and heads in (None, stack.n_heads)
     )
-
-
-def _misfit(recipe: Recipe, lens: Lens) -> str:
-    stack = lens.wiring.output_stack
-    layers, heads = recipe.sizes
-    return (
-        f"recipe {recipe.name!r} is for {recipe.architecture or 'a model'} with {layers or 'any number of'} layers of "
-        f"{heads or 'any number of'} heads; {lens.model_id} is {lens.wiring.architecture} with {stack.n_layers} of "
-        f"{stack.n_heads}. Set scale: true to take the same shares of heads at the same depths"
-    )
-
-
-def _as_value_error(check: Callable[[], Any]) -> Any:
-    """Turn an unknown name into the error that pydantic takes."""
-    try:
-        return check()
-    except UnknownNameError as error:
-        raise ValueError(str(error)) from error

@@ -18,10 +18,9 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.sweep.statistics.pooling import PLAIN
 
 TAGS = (
-    *("part", "stack", "first", "last", "layer", "kind", "head", "order"),
+    *("part", "first", "last", "layer", "kind", "head", "order"),
     *("ablated", "of", "recipe", "selection", "seed", "mlps"),
 )
-Tags = dict[str, str | int | float]
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class VariantSpec:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlanEntry:
     """One line of a plan: a variant of a model, and why it is run.
 
     Attributes:
@@ -97,7 +96,7 @@ class Entry:
     family: str
     label: str
     spec: VariantSpec
-    tags: Tags = field(default_factory=dict)
+    tags: dict[str, str | int | float] = field(default_factory=dict)
 
 
 def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0) -> VariantSpec:
@@ -124,7 +123,7 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
     return VariantSpec(tuple(str(component) for component in components(lens.wiring) if component in subset), how, seed)
 
 
-def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
+def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
     """Return a plan as a table, one row per entry.
 
     Returns:

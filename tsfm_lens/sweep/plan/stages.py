@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,28 +16,22 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
-from tsfm_lens.sweep.plan.config import HeadsAt, ModelConfig, SweepConfig
+from tsfm_lens.sweep.plan.config import HeadsAtConfig, ModelConfig, SweepConfig
 from tsfm_lens.sweep.plan.orders import parse_orders, rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
-from tsfm_lens.sweep.plan.spec import Entry
-from tsfm_lens.sweep.plan.variants import (
-    component_entries,
-    count_entries,
-    head_entries,
-    heads_per_layer_entries,
-    layer_entries,
-    plain_entry,
-    range_entries,
-)
-from tsfm_lens.sweep.statistics.by_dataset import dataset_changes
+from tsfm_lens.sweep.plan.spec import PlanEntry
+from tsfm_lens.sweep.plan.variants import VariantPlanner
+from tsfm_lens.sweep.statistics.changes import dataset_changes
 from tsfm_lens.sweep.statistics.pooling import PLAIN, formula, per_series
 
-Rows = Callable[[Sequence[Entry], int | None], pd.DataFrame]
+Rows = Callable[[Sequence[PlanEntry], int | None], pd.DataFrame]
 """Stored rows of some entries' variants, on the first so many looks; on all windows if None."""
+_Place = tuple[int, str]
+_Queries = dict[_Place, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class SweepStage:
     """Variants that can run without knowing more.
 
     Attributes:
@@ -46,7 +41,7 @@ class Stage:
     """
 
     title: str
-    entries: list[Entry]
+    entries: list[PlanEntry]
     looks: int | None = None
 
 
@@ -69,14 +64,10 @@ def parts_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[E
     chunks = []
     for dataset in sets:
         for look in range(len(looks.added)):
-            indices_of_look = [
-                i for i, window in enumerate(dataset.windows) if look_of[dataset.name, window.item] == look
-            ]
-            if indices_of_look:
-                part = replace(dataset, windows=tuple(dataset.windows[i] for i in indices_of_look))
-                chunks += [
-                    (dataset, look, tuple(indices_of_look[i] for i in indices)) for indices in part.chunks(config.chunk)
-                ]
+            of_look = [i for i, window in enumerate(dataset.windows) if look_of[dataset.name, window.item] == look]
+            if of_look:
+                part = replace(dataset, windows=tuple(dataset.windows[i] for i in of_look))
+                chunks += [(dataset, look, tuple(of_look[i] for i in each)) for each in part.chunks(config.chunk)]
     return chunks
 
 
@@ -100,72 +91,67 @@ class ModelPlan:
     """
 
     def __init__(self, lens: Lens, model: ModelConfig, config: SweepConfig, sets: Sequence[EvaluationSet]) -> None:
-        self.lens, self.name, self.config = lens, model.title, config
-        self._options: dict[str, Any] = {"how": config.how, "seed": config.seed}
+        self.lens, self.name, self.config, self.variants = lens, model.title, config, config.variants
+        self.planner = VariantPlanner(lens, self.name, config.how, config.seed)
         self._schedule = looks_of(config, sets)
         self._rankings = self._measure(sets)
         self._searches = self._begin()
         self.results: list[dict[str, Any]] = []
-        self.first = [plain_entry(self.name), *self._static()]
         self.unfit: list[str] = []
-        self._recipes = self._fitting()
-        self.first += self._heavy_entries(by_search=False)
-        pending = sum(search.of for search in self._searches.values())
-        exact = config.variants.heads_at is not None and config.variants.heads_at.search == "scan"
-        for (layer, order), search in self._searches.items():
+        self._recipes: list[Recipe] = []
+        for source in self.variants.recipes:
+            recipe = read_recipe(source)
+            if is_for(recipe, lens) or self._is_scaled(recipe):
+                self._recipes.append(recipe)
+            else:
+                self.unfit.append(source)
+        self.first = [self.planner.plain(), *self._static(), *self._recipe_entries(measured=False)]
+        exact = self.variants.heads_at is not None and self.variants.heads_at.search == "scan"
+        for place, search in self._searches.items():
             # every curve begins at the plain model; a scan needs all counts whatever they turn out to be
             counts = [search.of - count for count, _ in search.requests()] if exact else []
-            self.first += self._counts(layer, order, [0, *counts])
-        pending = 0 if exact else pending
+            self.first += self._counts(place, [0, *counts])
         dependent = [recipe for recipe in self._recipes if recipe.measured]
         if dependent and not self._searches:
             raise InputError(f"recipe {dependent[0].name!r} goes by heads@k: give variants.heads_at as well")
-        self.later = pending + len(dependent) * (1 + config.variants.random_seeds)
+        pending = 0 if exact else sum(search.of for search in self._searches.values())
+        self.later = pending + len(dependent) * (1 + self.variants.random_seeds)
 
-    def stages(self, rows: Rows) -> Iterator[Stage]:
+    def stages(self, rows: Rows) -> Iterator[SweepStage]:
         """Yield one stage after the other; the next begins when the rows of the last are there."""
-        yield Stage("what is known beforehand", self.first)
+        yield SweepStage("what is known beforehand", self.first)
         turn = 0
         while queries := {place: search.requests() for place, search in self._searches.items() if search.requests()}:
             turn += 1
-            yield from self._round(queries, turn)
-            self._answer(queries, rows)
-        self.results = [self._line(layer, order, search) for (layer, order), search in self._searches.items()]
-        heavy = self._heavy_entries(by_search=True)
-        if heavy:
-            yield Stage("recipes", [plain_entry(self.name), *heavy])
-
-    def kept(self) -> dict[int, tuple[str, int]]:
-        """Return by layer the best order, and the number of heads that it keeps."""
-        layers = dict.fromkeys(layer for layer, _ in self._searches)
-        best_orders = {}
-        for layer in layers:
-            results = {
-                o: s.result for (index, o), s in self._searches.items() if index == layer and s.result is not None
-            }
-            order, best = better(results)
-            best_orders[layer] = (order, best.kept)
-        return best_orders
+            entries = self._queried(queries)
+            if turn > 1 or self.variants.heads_at is None or self.variants.heads_at.search != "scan":
+                # a scan's ran with what is known beforehand
+                for look, of_look in sorted(entries.items()):
+                    partial = self._schedule is not None and look + 1 < len(self._schedule[0].added)
+                    # the plain model is what they are compared with
+                    with_plain = [self.planner.plain(), *of_look.values()]
+                    yield SweepStage(f"heads@k, round {turn}", with_plain, look + 1 if partial else None)
+            self._answer(queries, entries, rows)
+        self.results = [self._line(place, search) for place, search in self._searches.items()]
+        if recipes := self._recipe_entries(measured=True):
+            yield SweepStage("recipes", [self.planner.plain(), *recipes])
 
     def _measure(self, sets: Sequence[EvaluationSet]) -> dict[str, dict[int, list[int]]]:
         """Rank the heads of every layer, by order."""
-        variants = self.config.variants
-        names = [*(variants.heads_at.orders if variants.heads_at else ())]
-        names += variants.heads_per_layer.orders if variants.heads_per_layer else ()
+        heads_at, per_layer = self.variants.heads_at, self.variants.heads_per_layer
+        names = [*(heads_at.orders if heads_at else ()), *(per_layer.orders if per_layer else ())]
         orders = parse_orders(names)
-        if not orders:
-            return {}
         series, horizon = None, None
         if any(order.needs_series for order in orders):
-            count = variants.heads_at.windows_for_orders if variants.heads_at else 16
+            count = heads_at.windows_for_orders if heads_at else 16
             series, horizon = _windows_for_orders(self.lens, sets, count, self.config.seed)
-        return rankings(self.lens, orders, series, horizon, seed=self.config.seed)
+        return rankings(self.lens, names, series, horizon, seed=self.config.seed)
 
-    def _begin(self) -> dict[tuple[int, str], Search]:
-        settings = self.config.variants.heads_at
+    def _begin(self) -> dict[_Place, Search]:
+        settings = self.variants.heads_at
         if settings is None:
             return {}
-        searches: dict[tuple[int, str], Search] = {}
+        searches: dict[_Place, Search] = {}
         for order in map(str, parse_orders(settings.orders)):
             for layer, heads in self._rankings[order].items():
                 if settings.layers is None or layer in settings.layers:
@@ -176,143 +162,101 @@ class ModelPlan:
             raise InputError(f"heads_at.layers has layer {min(missing)}, and {self.name} has {valid[0]} to {valid[-1]}")
         return searches
 
-    def _search(self, settings: HeadsAt, of: int) -> Search:
-        if settings.search == "sequential":
-            assert self._schedule is not None
+    def _search(self, settings: HeadsAtConfig, of: int) -> Search:
+        if self._schedule is not None:
             return sequential(of, self._schedule[0], settings.tolerance, alpha=settings.alpha)
         return scan(of, settings.tolerance) if settings.search == "scan" else bisection(of, settings.tolerance)
 
-    def _static(self) -> list[Entry]:
-        variants, lens, name, options = self.config.variants, self.lens, self.name, self._options
-        entries: list[Entry] = []
+    def _static(self) -> list[PlanEntry]:
+        """Plan the families that depend on no result."""
+        variants, planner = self.variants, self.planner
+        entries: list[PlanEntry] = []
         if variants.layers:
-            entries += layer_entries(lens, name, parts=variants.layers.parts, sizes=variants.layers.sizes, **options)
+            entries += planner.layers(variants.layers.parts, variants.layers.sizes)
         if variants.ranges:
             for grow in variants.ranges.grow:
-                entries += range_entries(lens, name, parts=variants.ranges.parts, grow=grow, **options)
+                entries += planner.ranges(grow, variants.ranges.parts)
         if variants.heads:
-            entries += head_entries(lens, name, paired=variants.heads.paired, kind=variants.heads.kind, **options)
+            entries += planner.heads(paired=variants.heads.paired, kind=variants.heads.kind)
         if variants.heads_per_layer:
             for order in map(str, parse_orders(variants.heads_per_layer.orders)):
-                counts = variants.heads_per_layer.counts
-                entries += heads_per_layer_entries(lens, name, order, self._rankings[order], counts=counts, **options)
-        return entries + component_entries(lens, name, variants.components, **options)
-
-    def _fitting(self) -> list[Recipe]:
-        """Return the recipes that this model can run."""
-        fitting = []
-        for source in self.config.variants.recipes:
-            recipe = read_recipe(source)
-            if is_for(recipe, self.lens) or self._is_scaled(recipe):
-                fitting.append(recipe)
-            else:
-                self.unfit.append(source)
-        return fitting
+                entries += planner.heads_per_layer(order, self._rankings[order], variants.heads_per_layer.counts)
+        return entries + planner.components(variants.components)
 
     def _is_scaled(self, recipe: Recipe) -> bool:
-        return recipe.scale or self.config.variants.scale_recipes
+        return recipe.scale or self.variants.scale_recipes
 
-    def _heavy_entries(self, *, by_search: bool) -> list[Entry]:
+    def _recipe_entries(self, *, measured: bool) -> list[PlanEntry]:
         """Plan recipes with as many heads at random, those that go by heads@k or the others."""
-        best_orders = self.kept() if by_search else {}
-        going = {layer: self._rankings[order][layer] for layer, (order, _) in best_orders.items()}
-        heads_at_k = {layer: heads[: len(heads) - best_orders[layer][1]] for layer, heads in going.items()}
-        entries: list[Entry] = []
+        heads_at_k = self._heads_at_k() if measured else {}
+        entries: list[PlanEntry] = []
         for recipe in self._recipes:
-            if recipe.measured != by_search:
-                continue
-            if by_search and not self._takes(recipe, heads_at_k):
-                # every head of its layers is needed, so that it would be the plain model
-                continue
-            entries += to_entries(
-                recipe,
-                self.lens,
-                self.name,
-                measured=heads_at_k,
-                random_seeds=range(self.config.variants.random_seeds),
-                scale=self._is_scaled(recipe),
-                **self._options,
-            )
+            options: dict[str, Any] = {"measured": heads_at_k, "scale": self._is_scaled(recipe)}
+            # where every head of its layers is needed, it would be the plain model
+            if recipe.measured == measured and (not measured or any(heads_of(recipe, self.lens, **options))):
+                seeds = range(self.variants.random_seeds)
+                entries += to_entries(recipe, self.planner, random_seeds=seeds, **options)
         return entries
 
-    def _takes(self, recipe: Recipe, heads_at_k: dict[int, list[int]]) -> bool:
-        heads, mlps = heads_of(recipe, self.lens, measured=heads_at_k, scale=self._is_scaled(recipe))
-        return bool(heads or mlps)
+    def _heads_at_k(self) -> dict[int, list[int]]:
+        """Return by layer the heads that go in the better order, the first to go first."""
+        going = {}
+        for layer in dict.fromkeys(layer for layer, _ in self._searches):
+            results = {
+                order: search.result
+                for (index, order), search in self._searches.items()
+                if index == layer and search.result is not None
+            }
+            order, best = better(results)
+            going[layer] = self._rankings[order][layer][: best.of - best.kept]
+        return going
 
-    def _counts(self, layer: int, order: str, counts: Sequence[int]) -> list[Entry]:
-        return count_entries(
-            self.lens, self.name, layer, order, self._rankings[order][layer], counts=list(counts), **self._options
-        )
+    def _counts(self, place: _Place, counts: Sequence[int]) -> list[PlanEntry]:
+        layer, order = place
+        return self.planner.head_counts(layer, order, self._rankings[order][layer], counts)
 
-    def _round(self, queries: dict[tuple[int, str], list[tuple[int, int]]], turn: int) -> Iterator[Stage]:
-        """Yield the stages of one round of all searches: one per look."""
-        if turn == 1 and self.config.variants.heads_at is not None and self.config.variants.heads_at.search == "scan":
-            # these ran with what is known beforehand
-            return
-        looks: dict[int, list[Entry]] = {}
-        for (layer, order), requests in queries.items():
-            of = self._searches[layer, order].of
-            for count, look in requests:
-                looks.setdefault(look, []).extend(self._counts(layer, order, [of - count]))
-        for look, entries in sorted(looks.items()):
-            partial = self._schedule is not None and look + 1 < len(self._schedule[0].added)
-            # the plain model is what they are compared with
-            with_plain = [plain_entry(self.name), *entries]
-            yield Stage(f"heads@k, round {turn}", with_plain, look + 1 if partial else None)
+    def _queried(self, queries: _Queries) -> dict[int, dict[tuple[_Place, int], PlanEntry]]:
+        """Return the entries of one round of all searches: by look, then by place and number of heads kept."""
+        entries: dict[int, dict[tuple[_Place, int], PlanEntry]] = defaultdict(dict)
+        for place, requests in queries.items():
+            for kept, look in requests:
+                (entries[look][place, kept],) = self._counts(place, [self._searches[place].of - kept])
+        return entries
 
-    def _answer(self, queries: dict[tuple[int, str], list[tuple[int, int]]], rows: Rows) -> None:
+    def _answer(self, queries: _Queries, entries: dict[int, dict[tuple[_Place, int], PlanEntry]], rows: Rows) -> None:
         """Hand every search the answers to its requests."""
-        entries_by_look: dict[int, list[Entry]] = {}
-        variant: dict[tuple[int, str, int], str] = {}
-        for (layer, order), requests in queries.items():
-            of = self._searches[layer, order].of
-            for count, look in requests:
-                (entry,) = self._counts(layer, order, [of - count])
-                variant[layer, order, count] = entry.spec.id
-                entries_by_look.setdefault(look, []).append(entry)
-        answer_of = {look: self._judge(entries, look, rows) for look, entries in entries_by_look.items()}
-        for (layer, order), requests in queries.items():
-            answers = {(count, look): answer_of[look](variant[layer, order, count]) for count, look in requests}
-            self._searches[layer, order].answer(answers)
+        answer_of = {look: self._judge(list(of_look.values()), look, rows) for look, of_look in entries.items()}
+        for place, requests in queries.items():
+            self._searches[place].answer(
+                {(kept, look): answer_of[look](entries[look][place, kept].spec.id) for kept, look in requests}
+            )
 
-    def _judge(self, entries: Sequence[Entry], look: int, rows: Rows) -> Callable[[str], Answer]:
+    def _judge(self, entries: Sequence[PlanEntry], look: int, rows: Rows) -> Callable[[str], Answer]:
         """Return the function that answers a search about a variant."""
-        if self._schedule is None:
-            changes = self._changes(rows([plain_entry(self.name), *entries], None))
-            # the plain model's change is 0
-            return lambda variant: float(changes.get(variant, 0.0))
-        errors = self._errors(rows([plain_entry(self.name), *entries], look + 1))
-        return lambda variant: self._paired_errors(errors, variant, look)
+        assert self.variants.heads_at is not None
+        metric, with_plain = self.variants.heads_at.metric, [self.planner.plain(), *entries]
+        if self._schedule is not None:
+            looks, units = self._schedule
+            sums = per_series(rows(with_plain, look + 1), [metric])
+            errors = sums.pivot(index=["dataset", "item"], columns="variant", values=formula(metric)[0][0])
+            of_look = errors.loc[[units[unit] for unit in looks.added[look]]]
+            return lambda variant: PairedErrors(of_look[variant].to_numpy(), of_look[PLAIN].to_numpy())
+        table = rows(with_plain, None)
+        changes = pd.Series(dtype=float)
+        if set(table["variant"]) - {PLAIN}:
+            # the relative change of the geometric mean over datasets
+            by_dataset = dataset_changes(table, metric=metric)
+            changes = np.expm1(np.log1p(by_dataset["change"]).groupby(by_dataset["variant"]).mean())
+        # the plain model's change is 0
+        return lambda variant: float(changes.get(variant, 0.0))
 
-    def _changes(self, rows: pd.DataFrame) -> pd.Series:
-        """Compute the relative change of the geometric mean over datasets, by variant."""
-        assert self.config.variants.heads_at is not None
-        if set(rows["variant"]) <= {PLAIN}:
-            return pd.Series(dtype=float)
-        table = dataset_changes(rows, metric=self.config.variants.heads_at.metric)
-        return np.expm1(np.log1p(table["change"]).groupby(table["variant"]).mean())
-
-    def _errors(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Sum the error of each series, (dataset, item) × variant."""
-        assert self.config.variants.heads_at is not None
-        metric = self.config.variants.heads_at.metric
-        columns, _ = formula(metric)
-        sums = per_series(rows, [metric])
-        return sums.pivot(index=["dataset", "item"], columns="variant", values=columns[0])
-
-    def _paired_errors(self, errors: pd.DataFrame, variant: str, look: int) -> PairedErrors:
-        assert self._schedule is not None
-        looks, units = self._schedule
-        errors_of_look = errors.loc[[units[unit] for unit in looks.added[look]]]
-        return PairedErrors(errors_of_look[variant].to_numpy(), errors_of_look[PLAIN].to_numpy())
-
-    def _line(self, layer: int, order: str, search: Search) -> dict[str, Any]:
+    def _line(self, place: _Place, search: Search) -> dict[str, Any]:
         result = search.result
         assert result is not None
         return {
             "model": self.name,
-            "layer": layer,
-            "order": order,
+            "layer": place[0],
+            "order": place[1],
             "of": result.of,
             "kept": result.kept,
             "change": float(result.change),
@@ -330,12 +274,7 @@ def _windows_for_orders(lens: Lens, sets: Sequence[EvaluationSet], count: int, s
         subset = dataset.sample(share, seed)
         batch, _ = subset.batch(range(len(subset)), int(lens.adapter.context_length))
         # names are unique within a set only
-        batches.append(
-            replace(
-                batch,
-                ids=tuple(f"{dataset.name}:{name}" for name in batch.ids),
-                groups=tuple(f"{dataset.name}:{name}" for name in batch.groups),
-            )
-        )
+        ids, groups = (tuple(f"{dataset.name}:{name}" for name in names) for names in (batch.ids, batch.groups))
+        batches.append(replace(batch, ids=ids, groups=groups))
     horizon = min(min(dataset.horizon for dataset in sets), lens.adapter.longest_pass)
     return SeriesBatch.concat(batches), horizon

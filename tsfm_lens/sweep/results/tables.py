@@ -14,7 +14,7 @@ import pandas as pd
 from tsfm_lens.ablation.search import HeadsAt, better, is_random
 from tsfm_lens.stats import holm
 from tsfm_lens.sweep.results.measured import CHANGE, SOURCE, TABLE_METRICS, Results
-from tsfm_lens.sweep.statistics.by_dataset import dataset_changes, resilience
+from tsfm_lens.sweep.statistics.changes import dataset_changes, resilience
 from tsfm_lens.sweep.statistics.pooling import PLAIN
 
 EFFECTS = ("layers", "groups", "ranges", "heads_per_layer", "components")

@@ -42,7 +42,6 @@ class Chunk:
         truth: (series, step).
         scale: (series,) seasonal error of the whole contexts.
         items, windows, variates: (series,) where each series comes from.
-        fingerprint: of values and truths before cropping.
     """
 
     dataset: str
@@ -52,7 +51,10 @@ class Chunk:
     items: tuple[str, ...]
     windows: tuple[int, ...]
     variates: tuple[int, ...]
-    fingerprint: str
+
+    def load(self) -> Chunk:
+        """Return the chunk itself, as it is where it was sent."""
+        return self
 
 
 class ChunkSource:
@@ -79,7 +81,7 @@ class ChunkSource:
         """Load the chunk."""
         batch, truth = self._set.batch(self._indices, self._context)
         if self._univariate:
-            batch = _apart(batch)
+            batch = replace(batch, groups=batch.ids, variates=("",) * len(batch))
         places = [
             (window, v) for i in self._indices for window in [self._set.windows[i]] for v in range(len(window.label))
         ]
@@ -91,7 +93,6 @@ class ChunkSource:
             tuple(window.item for window, _ in places),
             tuple(window.index for window, _ in places),
             tuple(variate for _, variate in places),
-            self.fingerprint,
         )
 
     def seasonal_naive(self) -> np.ndarray:
@@ -99,36 +100,7 @@ class ChunkSource:
         return self._set.seasonal_naive(self._indices, LEVELS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Made, (self.load(), self.series, self.horizon)
-
-
-class Made:
-    """Chunk as it arrives in another process, already loaded."""
-
-    def __init__(self, chunk: Chunk, series: int, horizon: int) -> None:
-        self._chunk, self.series, self.horizon = chunk, series, horizon
-        self.dataset, self.fingerprint = chunk.dataset, chunk.fingerprint
-
-    def load(self) -> Chunk:
-        """Load the chunk."""
-        return self._chunk
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings that a forecast depends on besides model, variant and windows.
-
-    Attributes:
-        num_samples: sample paths of a sampling model.
-        seed: of the forecasts, the same for all variants, so that differences are the ablation's.
-        distance_steps: forecast steps that distances are taken over.
-        memory: limit in bytes; half of what is free if None. It decides nothing but speed.
-    """
-
-    num_samples: int | None = None
-    seed: int = 0
-    distance_steps: int = 64
-    memory: int | None = field(default=None, compare=False)
+        return Chunk.load, (self.load(),)
 
 
 @dataclass(frozen=True)
@@ -138,12 +110,16 @@ class CellGroup:
     Attributes:
         model: whose variants.
         specs: the variants.
-        settings: of the forecasts.
+        seed: of the forecasts, the same for all variants, so that differences are the ablation's.
+        distance_steps: forecast steps that distances are taken over.
+        memory: limit in bytes; half of what is free if None. It decides nothing but speed.
     """
 
     model: ModelConfig
     specs: tuple[VariantSpec, ...]
-    settings: Settings
+    seed: int = 0
+    distance_steps: int = 64
+    memory: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,18 +131,8 @@ class Shared:
         reference: windows on which "mean" and "resample" are recorded, if they are used.
     """
 
-    chunk: ChunkSource | Made
-    reference: ChunkSource | Made | None = None
-
-
-class Opened:
-    """Lenses that are open in this process; they stay here when it is sent to another."""
-
-    def __init__(self, lenses: Mapping[str, Lens]) -> None:
-        self.lenses = dict(lenses)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Opened, ({},)
+    chunk: ChunkSource | Chunk
+    reference: ChunkSource | Chunk | None = None
 
 
 def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
@@ -247,16 +213,15 @@ def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]
     reference = _reference(lens, group, shared)
     horizon = chunk.truth.shape[1]
     variants = [Variant("plain", ()), *(spec.to_variant(lens, reference, horizon) for spec in group.specs)]
-    settings = group.settings
     forecasts = forecast_variants(
         lens,
         chunk.batch,
         horizon,
         variants,
         quantiles=LEVELS,
-        num_samples=settings.num_samples,
-        seed=settings.seed,
-        memory=settings.memory,
+        num_samples=group.model.num_samples,
+        seed=group.seed,
+        memory=group.memory,
         # such a variant's metrics are undefined, and the others go on
         non_finite="keep",
     )
@@ -274,7 +239,7 @@ def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]
     )
     middle = forecasts.quantiles[:, :, LEVELS.index(0.5)]
     plain = np.tile(middle[0], (count, 1))
-    scores |= forecast_distances(_stack_variants(middle[1:]), plain, steps=settings.distance_steps)
+    scores |= forecast_distances(_stack_variants(middle[1:]), plain, steps=group.distance_steps)
     return _table(chunk, cells, group.model.title, [spec.id for spec in group.specs], scores)
 
 
@@ -295,8 +260,8 @@ class CellWorker:
         device: torch device of all models; each model's own if None.
     """
 
-    def __init__(self, common: Opened, device: str | None = None) -> None:
-        self._lenses = common.lenses
+    def __init__(self, common: Mapping[str, Lens], device: str | None = None) -> None:
+        self._lenses = common
         self._open_model = lru_cache(maxsize=1)(lambda config: open_model(config, device))
 
     def __call__(self, task: GroupTask) -> pa.Table:
@@ -331,11 +296,6 @@ def _reference(lens: Lens, group: CellGroup, shared: Shared) -> Any:
     return reference_activations(lens, hows[0], chunk.batch, chunk.truth.shape[1])
 
 
-def _apart(batch: SeriesBatch) -> SeriesBatch:
-    """Return the same series, each a group of its own."""
-    return replace(batch, groups=batch.ids, variates=("",) * len(batch))
-
-
 def _stack_variants(values: np.ndarray) -> np.ndarray:
     """Reshape (variant, series, …) to (variant × series, …)."""
     return values.reshape(-1, *values.shape[2:])
@@ -344,22 +304,21 @@ def _stack_variants(values: np.ndarray) -> np.ndarray:
 def _table(
     chunk: Chunk, cells: Sequence[str], model: str, variants: Sequence[str], scores: Mapping[str, np.ndarray]
 ) -> pa.Table:
-    count, series = len(cells), len(chunk.batch)
+    # one variant after the other, and within it one series after the other
+    place = np.repeat(np.arange(len(cells)), len(chunk.batch))
+    series = np.tile(np.arange(len(chunk.batch)), len(cells))
 
-    def words(values: Sequence[str], *, in_blocks: bool) -> pa.DictionaryArray:
-        code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
-        codes = np.array([code_of[value] for value in values], dtype=np.int32)
-        codes = np.repeat(codes, series) if in_blocks else np.tile(codes, count)
-        return pa.DictionaryArray.from_arrays(codes, list(code_of))
+    def words(values: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
+        return pa.array(values).dictionary_encode().take(pa.array(codes))
 
     columns: dict[str, Any] = {
-        "cell": words(cells, in_blocks=True),
-        "model": words([model] * count, in_blocks=True),
-        "variant": words(variants, in_blocks=True),
-        "dataset": words([chunk.dataset] * series, in_blocks=False),
-        "item": words(chunk.items, in_blocks=False),
-        "window": np.tile(np.array(chunk.windows, dtype=np.int32), count),
-        "variate": np.tile(np.array(chunk.variates, dtype=np.int32), count),
+        "cell": words(cells, place),
+        "model": words([model], 0 * place),
+        "variant": words(variants, place),
+        "dataset": words([chunk.dataset], 0 * place),
+        "item": words(chunk.items, series),
+        "window": np.array(chunk.windows, dtype=np.int32)[series],
+        "variate": np.array(chunk.variates, dtype=np.int32)[series],
     }
     columns |= {name: np.asarray(values, dtype=np.float64) for name, values in scores.items()}
     return pa.table(columns)

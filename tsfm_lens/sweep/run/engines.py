@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from multiprocessing import connection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 from tsfm_lens.errors import InputError, StoreError, SweepFailedError, unknown_name
@@ -18,22 +20,23 @@ from tsfm_lens.sweep.run.tasks import (
     GroupDone,
     GroupTask,
     MakeWorker,
-    Pool,
-    Report,
     RunSummary,
+    Worker,
+    WorkerSlot,
     cores,
-    failure,
-    limit_threads,
-    run_one,
+    error_line,
+    run_group,
 )
 from tsfm_lens.sweep.store.folder import Store
 
 __all__ = ["ENGINES", "GroupDone", "GroupTask", "RunSummary", "run_groups"]
 
 ENGINES = ("single", "processes", "ray")
+_LOG = logging.getLogger(__name__)
 # more workers than this seldom help before memory ends: each holds a model
 _MOST_WORKERS = 8
 _RETRY_SECONDS = 0.5
+_PATIENCE_SECONDS = 60.0
 
 
 def run_groups(
@@ -53,7 +56,7 @@ def run_groups(
     """Compute the groups that a store does not hold yet.
 
     Several calls, in several processes or on several machines, may work on one store: each group is computed by the
-    one that claims it, and each call returns when all groups are finished, whoever finished them.
+    one that locks it, and each call returns when all groups are finished, whoever finished them.
 
     Args:
         tasks: the groups; independent of one another, started in this order.
@@ -95,234 +98,164 @@ def run_groups(
             tell(GroupDone(task, "resumed"))
         else:
             pending.append(task)
-    if pending:
-        pool = _pool(engine, make_worker, common, store, workers, devices, address, shared_store, len(pending))
-        try:
-            _Driver(pool, retries, tell).run(pending)
-        finally:
-            pool.stop()
+    with ExitStack() as stack:
+        slots: list[WorkerSlot] = []
+        if not pending:
+            pass
+        elif engine == "single":
+            worker = Worker(make_worker, common, devices[0] if devices else None, store.path)
+            slots = [_Inline(worker, store)]
+        elif engine == "ray":
+            from tsfm_lens.sweep.run.ray_engine import ray_slots
+
+            slots += ray_slots(make_worker, common, store, workers, devices, address, shared_store, len(pending), stack)
+        else:
+            count = min(workers or len(devices) or min(cores(), _MOST_WORKERS), len(pending))
+            slots += _processes(make_worker, common, store, count, devices)
+        for slot in slots:
+            stack.callback(slot.stop)
+        _distribute(pending, slots, retries, tell)
     summary.seconds = time.perf_counter() - start
     return summary
 
 
-def _pool(
-    engine: str,
-    make_worker: MakeWorker,
-    common: Any,
-    store: Store,
-    workers: int | None,
-    devices: Sequence[str],
-    address: str | None,
-    shared_store: bool,
-    most: int,
-) -> Pool:
-    if engine == "single":
-        return _Inline(make_worker, common, store, devices[0] if devices else None)
-    if engine == "ray":
-        from tsfm_lens.sweep.run.ray_engine import RayPool
+def _distribute(
+    pending: deque[GroupTask], slots: Sequence[WorkerSlot], retries: int, tell: Callable[[GroupDone], None]
+) -> None:
+    """Hand tasks to workers until all are done; those that are held or lost come again."""
+    idle: list[WorkerSlot] = []
+    held: deque[tuple[float, GroupTask]] = deque()
+    losses: Counter[str] = Counter()
+    futures: dict[Future[Any], tuple[WorkerSlot, GroupTask | None]] = {slot.start(): (slot, None) for slot in slots}
+    while pending or held or any(task for _, task in futures.values()):
+        while held and held[0][0] <= time.monotonic():
+            pending.append(held.popleft()[1])
+        while idle and pending:
+            slot, task = idle.pop(), pending.popleft()
+            futures[slot.run(task)] = slot, task
+        for future in _ended(futures, held[0][0] - time.monotonic() if held else None):
+            slot, group = futures.pop(future)
+            error = future.exception()
+            key = "start" if group is None else group.key
+            losses[key] += isinstance(error, BrokenExecutor)
+            if isinstance(error, BrokenExecutor):
+                futures[slot.start()] = slot, None
+            else:
+                idle.append(slot)
+            if group is None:
+                # what cannot be loaded once cannot be loaded twice; what died may have been in somebody's way
+                if error is not None and (slot in idle or losses[key] > retries + len(slots)):
+                    raise SweepFailedError(f"a worker of the sweep cannot start: {error_line(error)}") from error
+            elif isinstance(error, BrokenExecutor):
+                if losses[key] <= retries:
+                    # last, so that a group that kills its workers delays no other
+                    pending.append(group)
+                else:
+                    why = f"its worker died {losses[key]} times, often for want of memory: {error}"
+                    tell(GroupDone(group, "failed", error=why))
+            else:
+                done = replace(future.result(), task=group)
+                if done.how == "stop":
+                    raise StoreError(done.error)
+                if done.how == "held":
+                    held.append((time.monotonic() + _RETRY_SECONDS, group))
+                else:
+                    tell(done)
 
-        return RayPool(make_worker, common, store, workers, devices, address, shared_store, most)
-    count = workers or len(devices) or min(cores(), _MOST_WORKERS)
-    return _Processes(make_worker, common, store, min(count, most), devices)
 
-
-class _Driver:
-    """Distribution of tasks to workers, with what becomes of those that are held, lost or failed."""
-
-    def __init__(self, pool: Pool, retries: int, tell: Callable[[GroupDone], None]) -> None:
-        self.pool, self.retries, self.tell = pool, retries, tell
-        self.running: dict[int, GroupTask] = {}
-        self.retry_queue: deque[tuple[float, GroupTask]] = deque()
-        self.losses: Counter[str] = Counter()
-        self.false_starts = 0
-
-    def run(self, pending: deque[GroupTask]) -> None:
-        while pending or self.running or self.retry_queue:
-            while self.retry_queue and self.retry_queue[0][0] <= time.monotonic():
-                pending.append(self.retry_queue.popleft()[1])
-            for worker in self.pool.idle():
-                if not pending:
-                    break
-                self.running[worker] = pending.popleft()
-                self.pool.submit(worker, self.running[worker])
-            timeout = max(0.0, self.retry_queue[0][0] - time.monotonic()) if self.retry_queue else None
-            for worker, report in self.pool.wait(timeout):
-                self._on_report(worker, report, pending)
-
-    def _on_report(self, worker: int, report: Report, pending: deque[GroupTask]) -> None:
-        if report.how == "ready":
-            self.false_starts = 0
-            return
-        if report.how == "stop":
-            raise StoreError(report.error)
-        task = self.running.pop(worker, None)
-        if task is None:
-            self._false_start(report)
-        elif report.how == "held":
-            self.retry_queue.append((time.monotonic() + _RETRY_SECONDS, task))
-        elif report.how == "lost":
-            self._lost(task, report, pending)
-        else:
-            self.tell(GroupDone(task, report.how, report.seconds, report.error, report.details))
-
-    def _false_start(self, report: Report) -> None:
-        # what cannot be loaded once cannot be loaded twice; what died may have been in somebody's way
-        self.false_starts += 1
-        if report.how == "broken" or self.false_starts > self.retries + self.pool.workers:
-            raise SweepFailedError(f"a worker of the sweep cannot start: {report.error}\n{report.details}".rstrip())
-
-    def _lost(self, task: GroupTask, report: Report, pending: deque[GroupTask]) -> None:
-        self.losses[task.key] += 1
-        if self.losses[task.key] <= self.retries:
-            # last, so that a group that kills its workers delays no other
-            pending.append(task)
-        else:
-            error = f"its worker died {self.losses[task.key]} times: {report.error}"
-            self.tell(GroupDone(task, "failed", 0.0, error, report.details))
+def _ended(futures: Collection[Future[Any]], seconds: float | None) -> Collection[Future[Any]]:
+    """Wait until one of the futures has ended, or so many seconds."""
+    if not futures:
+        time.sleep(max(0.0, seconds or 0.0))
+        return ()
+    if seconds is not None:
+        return wait(futures, max(0.0, seconds), FIRST_COMPLETED).done
+    while not (ended := wait(futures, _PATIENCE_SECONDS, FIRST_COMPLETED).done):
+        _LOG.warning("no group has ended for a minute; on a Ray cluster `ray status` says what workers wait for")
+    return ended
 
 
 class _Inline:
     """One worker, in the calling process."""
 
-    workers = 1
+    def __init__(self, worker: Worker, store: Store) -> None:
+        self._worker, self._store = worker, store
 
-    def __init__(self, make_worker: MakeWorker, common: Any, store: Store, device: str | None) -> None:
-        self._store = store
-        self._work = make_worker(common, device)
-        self._reports: list[tuple[int, Report]] = []
+    def start(self) -> Future[None]:
+        self._worker.start()
+        return _finished(None)
 
-    def idle(self) -> list[int]:
-        return [0]
-
-    def submit(self, worker: int, task: GroupTask) -> None:
-        self._reports.append((worker, run_one(self._store, self._work, task)))
-
-    def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        if not self._reports and timeout:
-            time.sleep(timeout)
-        reports, self._reports = self._reports, []
-        return reports
+    def run(self, task: GroupTask) -> Future[GroupDone]:
+        return _finished(run_group(self._store, task, self._worker.compute))
 
     def stop(self) -> None:
         pass
 
 
-class _WorkerSlot:
-    """A worker process, the pipe to it, and the data that it was sent last."""
-
-    def __init__(self, process: Any, pipe: Any) -> None:
-        self.process, self.pipe = process, pipe
-        self.data: Any = None
-        self.ready = False
-        self.busy = False
+def _finished(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
 
 
-class _Processes:
-    """Worker processes, each with its own model, that write to the store themselves."""
+def _processes(
+    make_worker: MakeWorker, common: Any, store: Store, workers: int, devices: Sequence[str]
+) -> list[WorkerSlot]:
+    # a plain fork would copy locks and CUDA states of the calling process
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context: Any = multiprocessing.get_context(method)
+    module = getattr(make_worker, "__module__", "__main__")
+    if method == "forkserver":
+        # workers then start with the libraries loaded
+        context.set_forkserver_preload([__name__, *([module] if module != "__main__" else [])])
+    threads = max(1, cores() // workers)
+    return [
+        _Process(
+            context, (make_worker, common, devices[place % len(devices)] if devices else None, store.path, threads)
+        )
+        for place in range(workers)
+    ]
 
-    def __init__(
-        self, make_worker: MakeWorker, common: Any, store: Store, workers: int, devices: Sequence[str]
-    ) -> None:
-        self.workers = workers
-        # a plain fork would copy locks and CUDA states of the calling process
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        self._context: Any = multiprocessing.get_context(method)
-        module = getattr(make_worker, "__module__", "__main__")
-        if method == "forkserver":
-            # workers then start with the libraries loaded
-            self._context.set_forkserver_preload([__name__, *([module] if module != "__main__" else [])])
-        self._arguments = make_worker, common, store.path
-        self._devices = devices
-        self._slots: list[_WorkerSlot] = []
-        try:
-            for worker in range(workers):
-                self._slots.append(self._start(worker))
-        except BaseException:
-            self.stop()
-            raise
 
-    def _start(self, worker: int) -> _WorkerSlot:
-        ours, theirs = self._context.Pipe()
-        device = self._devices[worker % len(self._devices)] if self._devices else None
-        arguments = (theirs, *self._arguments, device, max(1, cores() // self.workers))
-        process = self._context.Process(target=_serve, args=arguments, daemon=True, name=f"sweep-{worker}")
-        process.start()
-        theirs.close()
-        return _WorkerSlot(process, ours)
+class _Process:
+    """A worker process with its own model, which writes to the store itself; a pool of one, so that it dies alone."""
 
-    def idle(self) -> list[int]:
-        return [worker for worker, slot in enumerate(self._slots) if slot.ready and not slot.busy]
+    def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:
+        self._context, self._arguments = context, arguments
 
-    def submit(self, worker: int, task: GroupTask) -> None:
-        slot = self._slots[worker]
-        fresh = task.data is not slot.data
-        slot.data, slot.busy = task.data, True
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            # wait() finds out that it died
-            slot.pipe.send((task.cells, task.payload, task.key, fresh, task.data if fresh else None))
+    def start(self) -> Future[None]:
+        self._data: Any = None
+        self._executor = ProcessPoolExecutor(1, self._context, _begin, self._arguments)
+        self._pid = self._executor.submit(os.getpid)
+        return self._executor.submit(_call, "start")
 
-    def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        pipes: dict[Any, int] = {slot.pipe: worker for worker, slot in enumerate(self._slots)}
-        reports: list[tuple[int, Report]] = []
-        for pipe in connection.wait(list(pipes), timeout):
-            worker = pipes[pipe]
-            try:
-                report = self._slots[worker].pipe.recv()
-            except (EOFError, OSError):
-                report = self._replace(worker)
-            else:
-                self._slots[worker].ready, self._slots[worker].busy = True, False
-            reports.append((worker, report))
-        return reports
-
-    def _replace(self, worker: int) -> Report:
-        slot = self._slots[worker]
-        slot.pipe.close()
-        slot.process.join(5)
-        code = slot.process.exitcode
-        if code is not None and code < 0:
-            why = f"killed by signal {-code} ({signal.Signals(-code).name})"
-            why += ", often for want of memory" if code == -signal.SIGKILL else ""
-        else:
-            why = f"ended with code {code}"
-        self._slots[worker] = self._start(worker)
-        return Report("lost", error=why)
+    def run(self, task: GroupTask) -> Future[GroupDone]:
+        data = None if task.data is self._data else (task.data,)
+        self._data = task.data
+        return self._executor.submit(_call, "run", replace(task, data=None), data)
 
     def stop(self) -> None:
         # nothing is lost: a file of the store is whole or not there
-        for slot in self._slots:
-            slot.process.kill()
-        for slot in self._slots:
-            slot.process.join(10)
-            slot.pipe.close()
-        self._slots = []
+        if self._pid.done() and self._pid.exception() is None:
+            with suppress(OSError):
+                os.kill(self._pid.result(), signal.SIGKILL)
+        self._executor.shutdown(cancel_futures=True)
 
 
-def _serve(
-    pipe: Any, make_worker: MakeWorker, common: Any, path: os.PathLike[str], device: str | None, threads: int
-) -> None:
-    """Run a worker process until it is killed or its parent is gone."""
+_worker: Worker | None = None
+
+
+def _begin(*arguments: Any) -> None:
+    """Begin a worker process, which ends with its parent."""
+    global _worker
     # Ctrl-C goes to every process of the terminal; the parent decides
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    limit_threads(threads)
-    try:
-        store = Store(path, create=False)
-        work = make_worker(common, device)
-    except BaseException as error:
-        pipe.send(failure("broken", error))
-        return
-    limit_threads(threads)
-    pipe.send(Report("ready"))
-    data = None
-    while True:
-        try:
-            cells, payload, key, fresh, new_data = pipe.recv()
-            data = new_data if fresh else data
-            pipe.send(run_one(store, work, GroupTask(cells, payload, data, key=key)))
-        except (EOFError, OSError):
-            # the parent is gone
-            return
+    _worker = Worker(*arguments)
+
+
+def _call(method: str, *arguments: Any) -> Any:
+    return getattr(_worker, method)(*arguments)
 
 
 def _end_with_parent() -> None:

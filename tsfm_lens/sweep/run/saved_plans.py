@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 
-from tsfm_lens.errors import InputError, StoreError, UnknownNameError, unknown_name
+from tsfm_lens.errors import InputError, StoreError, unknown_name
 from tsfm_lens.sweep.plan.config import SweepConfig
-from tsfm_lens.sweep.plan.spec import Entry, plan_frame
+from tsfm_lens.sweep.plan.spec import PlanEntry, plan_frame
 from tsfm_lens.sweep.run.grid import Cell
 from tsfm_lens.sweep.store.folder import Store
 
@@ -44,27 +44,23 @@ def plan_name(config: SweepConfig) -> str:
 
 
 def save_plan(
-    store: Store, config: SweepConfig, about: Mapping[str, Any], entries: Sequence[Entry], cells: Sequence[Cell]
+    store: Store, config: SweepConfig, about: Mapping[str, Any], entries: Sequence[PlanEntry], cells: Sequence[Cell]
 ) -> None:
     """Write a plan, unless the store holds one of this configuration that has all its cells and more.
-
-    The tables go first, under names of their own; the file that names them is replaced at once, last.
 
     Raises:
         StoreError: it cannot be written.
     """
     name = plan_name(config)
     keys = {cell.key for cell in cells}
-    before = _whole(store, name)
-    if before is not None:
-        earlier_keys = set(before.cells["key"])
-        # a run that resumes begins with less than it knew when it was stopped
-        if earlier_keys > keys or (earlier_keys == keys and before.about["complete"] >= about["complete"]):
-            return
-    turn = hashlib.sha256(json.dumps([sorted(keys), about["complete"]]).encode()).hexdigest()[:8]
-    store.write_plan(f"{name}.entries.{turn}", plan_frame(entries))
-    store.write_plan(f"{name}.cells.{turn}", pd.DataFrame([asdict(cell) for cell in cells]))
-    store.write_plan(f"{name}.about", {**about, "turn": turn})
+    if name in store.plans():
+        with suppress(StoreError):
+            before = read_saved(store, name)
+            earlier_keys = set(before.cells["key"])
+            # a run that resumes begins with less than it knew when it was stopped
+            if earlier_keys > keys or (earlier_keys == keys and before.about["complete"] >= about["complete"]):
+                return
+    store.write_plan(name, about, entries=plan_frame(entries), cells=pd.DataFrame([asdict(cell) for cell in cells]))
 
 
 def read_saved(store: Store, name: str | None = None) -> SavedPlan:
@@ -79,7 +75,7 @@ def read_saved(store: Store, name: str | None = None) -> SavedPlan:
         StoreError: it is damaged.
         UnknownNameError: none of that name.
     """
-    names = sorted(plan.removesuffix(".about") for plan in store.plans() if plan.endswith(".about"))
+    names = store.plans()
     if not names:
         raise InputError(f"no sweep was planned in {store.path}: run `tsfm-lens sweep CONFIG` first")
     matches = [plan for plan in names if name in (None, plan, plan.rpartition("-")[0])]
@@ -87,29 +83,5 @@ def read_saved(store: Store, name: str | None = None) -> SavedPlan:
         raise unknown_name("sweep", name, names)
     if len(matches) > 1:
         raise InputError(f"{store.path} holds several sweeps, name one of them: {', '.join(matches)}")
-    result = _read_plan(store, matches[0])
-    assert result is not None
-    return result
-
-
-def _whole(store: Store, name: str) -> SavedPlan | None:
-    """Return the plan that a store holds; None if there is none, or it is damaged and to be written anew."""
-    try:
-        return _read_plan(store, name)
-    except StoreError:
-        return None
-
-
-def _read_plan(store: Store, name: str) -> SavedPlan | None:
-    try:
-        about = store.read_plan(f"{name}.about")
-    except UnknownNameError:
-        return None
-    try:
-        entries, cells = (store.read_plan(f"{name}.{table}.{about['turn']}") for table in ("entries", "cells"))
-    except UnknownNameError:
-        raise StoreError(
-            f"tables of the plan {name!r} are gone from {store.path / 'plans'}. Run the sweep again, which writes them "
-            f"anew: tsfm-lens sweep CONFIG --store {shlex.quote(str(store.path))}"
-        ) from None
-    return SavedPlan(name, about, entries, cells)
+    about, tables = store.read_plan(matches[0])
+    return SavedPlan(matches[0], about, tables["entries"], tables["cells"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -14,12 +15,12 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.sources import evaluation_sets, repeats
-from tsfm_lens.sweep.plan.spec import Entry, VariantSpec
+from tsfm_lens.sweep.plan.spec import PlanEntry
 from tsfm_lens.sweep.plan.stages import ModelPlan
-from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, Opened, open_model, run_naive
+from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, open_model, run_naive
 from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.grid import Cell, ModelCells
-from tsfm_lens.sweep.run.ledger import Ledger, Progress
+from tsfm_lens.sweep.run.grid import Cell, ModelCells, specs_of
+from tsfm_lens.sweep.run.progress import Progress, SweepProgress
 from tsfm_lens.sweep.run.saved_plans import save_plan
 from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, cores
 from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
@@ -51,8 +52,11 @@ class Outcome:
         return asdict(self)
 
 
+_FACTS = ("name", "domain", "source", "horizon", "seasonality", "freq")
+
+
 @dataclass(frozen=True)
-class Standing:
+class SweepStatus:
     """Progress of a sweep.
 
     Attributes:
@@ -88,7 +92,10 @@ class Sweep:
         self.plans = {
             model.title: ModelPlan(self.lenses[model.title], model, config, self.sets) for model in config.models
         }
-        _refuse_namesakes([read_recipe(source).name for source in config.variants.recipes])
+        recipes = Counter(read_recipe(source).name for source in config.variants.recipes)
+        if recipes and recipes.most_common(1)[0][1] > 1:
+            name = recipes.most_common(1)[0][0]
+            raise InputError(f"two recipes are called {name!r}; give each its own name in its file")
         for source in config.variants.recipes:
             if all(source in plan.unfit for plan in self.plans.values()):
                 raise InputError(
@@ -96,7 +103,7 @@ class Sweep:
                     "variants.scale_recipes: true to take the same shares of heads at the same depths"
                 )
         self.folder = Path(folder)
-        self.entries: list[Entry] = []
+        self.entries: list[PlanEntry] = []
         self.cells: dict[str, Cell] = {}
         self.results: list[dict[str, Any]] = []
 
@@ -117,22 +124,22 @@ class Sweep:
                 cells.append((Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name, number, chunk.series), chunk))
         return cells
 
-    def standing(self) -> Standing:
+    def status(self) -> SweepStatus:
         """Count the finished ones of the cells that are known beforehand."""
         finished = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
         parts, keys = [], set()
         for title, plan in self.plans.items():
-            families: dict[str, list[VariantSpec]] = {}
+            families: dict[str, list[PlanEntry]] = {}
             for entry in plan.first:
-                families.setdefault(entry.family, []).append(entry.spec)
-            for family, specs in families.items():
-                keys_of_family = {cell.key for cell in self.models[title].cells(_unique(specs))}
-                keys |= keys_of_family
-                row = {"model": title, "family": family, "variants": len(_unique(specs))}
-                parts.append({**row, "cells": len(keys_of_family), "finished": len(keys_of_family & finished)})
+                families.setdefault(entry.family, []).append(entry)
+            for family, entries in families.items():
+                of_family = {cell.key for cell in self.models[title].cells(entries)}
+                keys |= of_family
+                row = {"model": title, "family": family, "variants": len(specs_of(entries))}
+                parts.append({**row, "cells": len(of_family), "finished": len(of_family & finished)})
         later = sum(plan.later for plan in self.plans.values())
         words = f"; up to {later} further variants depend on results" if later else ""
-        return Standing(len(keys), len(keys & finished), parts, words)
+        return SweepStatus(len(keys), len(keys & finished), parts, words)
 
     def save(self, store: Store, *, complete: bool) -> None:
         """Write what was planned so far, for reports; a plan that holds all of it already stays."""
@@ -141,17 +148,9 @@ class Sweep:
             "complete": complete,
             "models": {title: self._about(title) for title in self.models},
             "datasets": [
-                {
-                    "name": dataset.name,
-                    "domain": dataset.domain,
-                    "source": dataset.source,
-                    "horizon": dataset.horizon,
-                    "seasonality": dataset.seasonality,
-                    "freq": dataset.freq,
-                    "windows": len(dataset),
-                    "series": dataset.n_series,
-                    "notes": [*dataset.notes, *([self.repeats[dataset.name]] if dataset.name in self.repeats else [])],
-                }
+                {fact: getattr(dataset, fact) for fact in _FACTS}
+                | {"windows": len(dataset), "series": dataset.n_series}
+                | {"notes": [*dataset.notes, *filter(None, [self.repeats.get(dataset.name)])]}
                 for dataset in self.sets
             ],
             "heads_at": self.results,
@@ -164,7 +163,7 @@ class Sweep:
         return {**self.models[title].fingerprint, **provenance, "layers": stack.n_layers, "heads": stack.n_heads}
 
 
-def plan_sweep(config: SweepConfig, folder: str | Path) -> Standing:
+def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
     """Count the cells of a sweep that are finished; nothing is run.
 
     Raises:
@@ -177,7 +176,7 @@ def plan_sweep(config: SweepConfig, folder: str | Path) -> Standing:
         >>> sweep.plan_sweep(config, folder / "store").finished
         0
     """
-    return Sweep(config, folder).standing()
+    return Sweep(config, folder).status()
 
 
 def run_sweep(
@@ -199,7 +198,7 @@ def run_sweep(
         workers: of the engine; one per device or core if None.
         address: of a Ray cluster.
         shared_store: Ray workers see the store's folder and write themselves.
-        progress: see :data:`Progress`.
+        progress: see :data:`.progress.Progress`.
 
     Returns:
         The outcome; a cancelled run and groups that failed raise no exception, so that finished cells are reported.
@@ -223,7 +222,7 @@ def run_sweep(
     before = store.done()
     n_workers = workers or (1 if engine == "single" else len(config.devices) or cores())
     options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}
-    runner = _Runner(sweep, store, options, Ledger(progress, n_workers), outcome)
+    runner = _Runner(sweep, store, options, SweepProgress(progress, n_workers), outcome)
     try:
         runner.run()
     except KeyboardInterrupt:
@@ -243,7 +242,7 @@ class _Runner:
     sweep: Sweep
     store: Store
     options: dict[str, Any]
-    ledger: Ledger
+    progress: SweepProgress
     outcome: Outcome
 
     def run(self) -> None:
@@ -252,10 +251,10 @@ class _Runner:
         self.sweep.cells |= {cell.key: cell for cell, _ in naive}
         finished = self.store.done()
         for title, plan in self.sweep.plans.items():
-            cells_of_model, specs = self.sweep.models[title], _unique([entry.spec for entry in plan.first])
+            cells_of_model = self.sweep.models[title]
             self.sweep.entries += plan.first
-            self.sweep.cells |= {cell.key: cell for cell in cells_of_model.cells(specs)}
-            self._expect(title, plan.later, cells_of_model.tasks(specs, finished))
+            self.sweep.cells |= {cell.key: cell for cell in cells_of_model.cells(plan.first)}
+            self._expect(title, plan.later, cells_of_model.tasks(plan.first, finished))
         # a report of a run that is killed knows what was to come
         self.sweep.save(self.store, complete=False)
         self._naive(naive)
@@ -278,45 +277,45 @@ class _Runner:
         earlier: set[str] = set()
         later = plan.later
         for stage in plan.stages(lambda entries, looks: self._rows(cells_of_model, entries, looks)):
-            specs = _unique([entry.spec for entry in stage.entries])
-            cells = cells_of_model.cells(specs, stage.looks)
+            cells = cells_of_model.cells(stage.entries, stage.looks)
             # the first stage is in the plan from the beginning
             self.sweep.entries += stage.entries if earlier else []
             self.sweep.cells |= {cell.key: cell for cell in cells}
-            tasks = cells_of_model.tasks(specs, self.store.done(), stage.looks)
-            later -= len(specs) if earlier else 0
+            tasks = cells_of_model.tasks(stage.entries, self.store.done(), stage.looks)
+            later -= len(specs_of(stage.entries)) if earlier else 0
             self._expect(title, max(0, later), [])
             pending = {key for task in tasks for key in task.cells}
             fresh = {cell.key for cell in cells} - earlier
-            self.ledger.begin(f"{title}: {stage.title}", len(fresh - pending), tasks)
+            self.progress.begin(f"{title}: {stage.title}", len(fresh - pending), tasks)
             self._groups(tasks)
             earlier |= fresh
-        self.ledger.settle(title)
+        self.progress.settle(title)
         self.sweep.results += plan.results
 
     def _expect(self, title: str, variants: int, tasks: Sequence[GroupTask]) -> None:
         cells_of_model = self.sweep.models[title]
         cells = variants * len(cells_of_model.places) + sum(len(task.cells) for task in tasks)
-        self.ledger.expect(title, cells, variants * cells_of_model.cost + sum(task.cost for task in tasks))
+        self.progress.expect(title, cells, variants * cells_of_model.cost + sum(task.cost for task in tasks))
 
     def _groups(self, tasks: Sequence[GroupTask]) -> None:
-        lenses = Opened(self.sweep.lenses if self.options["engine"] == "single" else {})
+        # other processes open their own
+        lenses = self.sweep.lenses if self.options["engine"] == "single" else {}
         devices = self.sweep.config.devices
 
         def on_done(group: GroupDone) -> None:
             if group.how == "failed":
                 self.outcome.failed.append(f"{group.task}: {group.error}")
-            self.ledger.done(group)
+            self.progress.done(group)
 
         run_groups(tasks, CellWorker, lenses, self.store, devices=devices, on_done=on_done, **self.options)
 
-    def _rows(self, cells_of_model: ModelCells, entries: Sequence[Entry], looks: int | None) -> pd.DataFrame:
+    def _rows(self, cells_of_model: ModelCells, entries: Sequence[PlanEntry], looks: int | None) -> pd.DataFrame:
         """Return the rows of some variants, for what a plan decides on.
 
         Raises:
             _WaitingError: cells are missing because their group failed.
         """
-        cells = [cell.key for cell in cells_of_model.cells(_unique([entry.spec for entry in entries]), looks)]
+        cells = [cell.key for cell in cells_of_model.cells(entries, looks)]
         if self.outcome.failed and not self.store.done().issuperset(cells):
             raise _WaitingError
         rows = self.store.read(cells).to_pandas()
@@ -325,15 +324,5 @@ class _Runner:
         return rows
 
 
-def _refuse_namesakes(recipes: Sequence[str]) -> None:
-    duplicates = sorted({name for name in recipes if list(recipes).count(name) > 1})
-    if duplicates:
-        raise InputError(f"two recipes are called {duplicates[0]!r}; give each its own name in its file")
-
-
 class _WaitingError(Exception):
     """Results that a plan depends on are missing."""
-
-
-def _unique(specs: Sequence[VariantSpec]) -> list[VariantSpec]:
-    return list({spec.id: spec for spec in specs}.values())

@@ -7,7 +7,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -26,7 +28,7 @@ class GroupTask:
         data: what many tasks share, such as a chunk of series; sent to a worker once, by reference where it can be.
         cost: expected work, in any unit that is the same for all tasks; for the time left.
         label: for readers, in messages.
-        key: of the claim; made from the cells if not given.
+        key: of the lock; made from the cells if not given.
     """
 
     cells: tuple[str, ...]
@@ -50,30 +52,13 @@ MakeWorker = Callable[[Any, str | None], Work]
 
 
 @dataclass(frozen=True)
-class Report:
-    """A worker's message about itself or about its group.
-
-    Attributes:
-        how: "ready", "finished", "skipped" (another process had finished it), "held" (another process computes it),
-            "failed" (an exception), "lost" (the worker died), "broken" (it cannot start), "stop" (the store fails).
-        seconds: that the group took.
-        error: one line.
-        details: the traceback.
-    """
-
-    how: str
-    seconds: float = 0.0
-    error: str = ""
-    details: str = ""
-
-
-@dataclass(frozen=True)
 class GroupDone:
     """Outcome of a group.
 
     Attributes:
         task: the group.
-        how: "resumed" (finished before this run), "finished", "skipped" (another process finished it) or "failed".
+        how: "resumed" (finished before this run), "finished", "skipped" (another process finished it) or "failed";
+            of a worker also "held" (another process computes it) and "stop" (the store cannot be written).
         seconds: that it took, 0 unless finished.
         error, details: why it failed, in one line and in full.
     """
@@ -124,73 +109,87 @@ class RunSummary:
         )
 
 
-class Pool(Protocol):
-    """Workers of an engine, by number."""
+class WorkerSlot(Protocol):
+    """Place of a worker; a ``BrokenExecutor`` in a future means that the worker died."""
 
-    workers: int
-
-    def idle(self) -> list[int]:
-        """Return the numbers of the workers that can take a task."""
+    def start(self) -> Future[None]:
+        """Start a worker, in place of an earlier one."""
         ...
 
-    def submit(self, worker: int, task: GroupTask) -> None:
-        """Hand a task to an idle worker."""
-        ...
-
-    def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Collect messages of workers, as (worker, report): the first ones, or none after ``timeout`` seconds.
-
-        A worker that was lost is replaced by a fresh one of the same number.
-        """
+    def run(self, task: GroupTask) -> Future[GroupDone]:
+        """Let the worker compute a group."""
         ...
 
     def stop(self) -> None:
-        """End every worker, in the middle of a task if need be."""
+        """End the worker, in the middle of a group if need be."""
         ...
 
 
-def compute(work: Work, task: GroupTask) -> tuple[Report, pa.Table | None]:
-    """Let a worker compute a group; an exception becomes a report."""
+class Worker:
+    """Computation of groups in one process.
+
+    Args:
+        make_worker, common: as of ``run_groups``.
+        device: torch device, None for the model's own.
+        path: of the store.
+        threads: that its libraries use; their own number if None.
+    """
+
+    def __init__(
+        self, make_worker: MakeWorker, common: Any, device: str | None, path: Path, threads: int | None = None
+    ) -> None:
+        self._make_worker, self._arguments = make_worker, (common, device)
+        self._path, self._threads = path, threads
+        self._work: Work | None = None
+        self._data: Any = None
+
+    def start(self) -> int:
+        """Make what computes, and return the number of the process."""
+        for _ in range(2):
+            # before libraries are imported, and after
+            if self._threads is not None:
+                _limit_threads(self._threads)
+            self._work = self._work or self._make_worker(*self._arguments)
+        return os.getpid()
+
+    def compute(self, task: GroupTask) -> pa.Table:
+        """Compute the rows of a group."""
+        assert self._work is not None
+        return self._work(task)
+
+    def run(self, task: GroupTask, data: tuple[Any] | None) -> GroupDone:
+        """Compute a group and write it; its data are those of the group before if None."""
+        self._data = self._data if data is None else data[0]
+        done = run_group(Store(self._path, create=False), replace(task, data=self._data), self.compute)
+        return replace(done, task=task)
+
+
+def run_group(store: Store, task: GroupTask, compute: Work) -> GroupDone:
+    """Lock a group, skip it if another process has finished it, compute it, and write it.
+
+    Raises:
+        BrokenExecutor: the worker died.
+    """
     start = time.perf_counter()
     try:
-        rows = work(task)
-    except Exception as error:
-        return failure("failed", error), None
-    return Report("finished", time.perf_counter() - start), rows
-
-
-def keep(store: Store, task: GroupTask, report: Report, rows: pa.Table | None) -> Report:
-    """Write the rows of a computed group; what goes wrong becomes a report."""
-    if rows is None:
-        return report
-    start = time.perf_counter()
-    try:
-        store.write(rows, task.cells)
-    except StoreError as error:
-        return failure("stop", error)
-    except Exception as error:
-        return failure("failed", error)
-    return replace(report, seconds=report.seconds + time.perf_counter() - start)
-
-
-def run_one(store: Store, work: Work, task: GroupTask) -> Report:
-    """Claim a group, skip it if another process has finished it, compute it, and write it."""
-    try:
-        with store.claim(task.key) as ours:
+        with store.lock(task.key) as ours:
             if not ours:
-                return Report("held")
+                return GroupDone(task, "held")
             if store.holds(task.cells):
-                return Report("skipped")
-            return keep(store, task, *compute(work, task))
-    except StoreError as error:
-        return failure("stop", error)
+                return GroupDone(task, "skipped")
+            store.write(compute(task), task.cells)
+    except BrokenExecutor:
+        raise
+    except Exception as error:
+        how = "stop" if isinstance(error, StoreError) else "failed"
+        details = "".join(traceback.format_exception(error))
+        return GroupDone(task, how, error=error_line(error), details=details)
+    return GroupDone(task, "finished", time.perf_counter() - start)
 
 
-def failure(how: str, error: BaseException) -> Report:
-    """Return a report of an exception."""
-    # our own messages say what to do; others need their type to be understood
-    line = str(error) if isinstance(error, LensError) else f"{type(error).__name__}: {error}"
-    return Report(how, error=line, details="".join(traceback.format_exception(error)))
+def error_line(error: BaseException) -> str:
+    """Say an error in one line: the package's messages say what to do, others need their type to be understood."""
+    return str(error) if isinstance(error, LensError) else f"{type(error).__name__}: {error}"
 
 
 def cores() -> int:
@@ -198,8 +197,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def limit_threads(threads: int) -> None:
-    """Let the libraries of this process use so many threads, before or after they are imported."""
+def _limit_threads(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     pa.set_cpu_count(threads)
     if "torch" in sys.modules:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +16,10 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.stats import expanded_interval, expanded_p, holm, replicates_for, two_stage_bootstrap
-from tsfm_lens.sweep.statistics.by_dataset import only_metrics
 from tsfm_lens.sweep.statistics.pairing import Group, on_log_scale, pair
 from tsfm_lens.sweep.statistics.pooling import LARGEST, METRICS, PLAIN, as_series_sums
 
-__all__ = ["changes", "difference"]
+__all__ = ["changes", "dataset_changes", "difference", "resilience"]
 
 DatasetTreatment = Literal["sampled", "fixed"]
 
@@ -75,17 +75,14 @@ def changes(
         InputError: an argument is out of range, or columns are missing.
         UnknownNameError: no such metric, family column or plain variant.
     """
-    _check(confidence, replicates, datasets)
     families = _families(frame, family)
+    bootstrap = _Bootstrap(metric, confidence, replicates, seed, datasets)
     rows: list[dict[str, Any]] = []
     for pairs in pair(as_series_sums(frame, [metric]), metric, plain):
         of = {variant: families.get(variant, "") for variant in pairs.variants}
         sizes = Counter(of.values())
         for group in pairs.groups():
-            names = [of[variant] for variant in group.variants]
-            n_replicates = _enough(group, replicates, max(sizes[name] for name in names), confidence)
-            for row in _compare(group, names, sizes, metric, confidence, n_replicates, seed, datasets):
-                rows.append({"model": pairs.model, **row})
+            rows += [{"model": pairs.model, **row} for row in _compare(group, bootstrap, of, sizes)]
     if not rows:
         raise InputError(f"there is no variant beside {plain!r}, so there is no change to report")
     out = pd.DataFrame(rows).sort_values(["model", "variant"], ignore_index=True)
@@ -101,13 +98,67 @@ _COLUMNS = [
 _MOST_WORK = 1e11  # products of a family's replicates with all series and variants; more take longer than a minute
 
 
-def _check(confidence: float, replicates: int, datasets: str) -> None:
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence must be between 0 and 1, got {confidence}")
-    if replicates < 100:
-        raise InputError(f"an interval needs at least 100 replicates, got {replicates}")
-    if datasets not in ("sampled", "fixed"):
-        raise unknown_name("treatment of datasets", datasets, ("sampled", "fixed"))
+@dataclass(frozen=True)
+class _Bootstrap:
+    """Resampling of groups; see :func:`changes`."""
+
+    metric: str
+    confidence: float
+    replicates: int
+    seed: int
+    datasets: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.confidence < 1:
+            raise InputError(f"confidence must be between 0 and 1, got {self.confidence}")
+        if self.replicates < 100:
+            raise InputError(f"an interval needs at least 100 replicates, got {self.replicates}")
+        if self.datasets not in ("sampled", "fixed"):
+            raise unknown_name("treatment of datasets", self.datasets, ("sampled", "fixed"))
+
+    def units(self, group: Group) -> int:
+        """Count the units that are resampled: sources, or series; fewer than 2 allow no interval."""
+        n = len(set(group.sources))
+        if n > 1 and self.datasets == "sampled":
+            return n
+        # each fixed source has a mean of its own, which costs a degree of freedom
+        return group.independent_series - n + 1 if n else 0
+
+    def enough(self, group: Group, tests: int) -> _Bootstrap:
+        """Return the bootstrap with replicates for one of so many tests to stand, or as many as can be drawn."""
+        possible = int(_MOST_WORK / max(group.n_series * len(group.variants), 1))
+        wanted = min(replicates_for(tests, self.confidence), possible)
+        return replace(self, replicates=max(self.replicates, wanted))
+
+    def draws(self, group: Group) -> np.ndarray:
+        """Resample the log change of a metric, or a distance, (replicate, variant)."""
+        return two_stage_bootstrap(
+            group.variant_sums,
+            group.plain if self.metric in METRICS else None,
+            on_log_scale(self.metric),
+            replicates=self.replicates,
+            seed=self.seed,
+            sampled=self.datasets == "sampled",
+            sources=group.sources,
+        )
+
+    def words(self, group: Group, units: int) -> str:
+        """Describe the test."""
+        n, sources = len(group.datasets), len(set(group.sources))
+        if units < 2:
+            return (
+                f"no interval: {group.n_series} series in {n} datasets leave nothing to resample, and windows of one "
+                "series are not independent"
+            )
+        what = "two-sided paired bootstrap test" if self.metric in METRICS else "bootstrap"
+        of = "" if sources == n else f" of {sources} {'source' if sources == 1 else 'sources'}"
+        if sources == 1:
+            how = f"over {group.independent_series} series of {f'{n} datasets' if of else 'one dataset'}{of}"
+        elif self.datasets == "fixed":
+            how = f"over {group.independent_series} series within {n} fixed datasets{of}"
+        else:
+            how = f"over {n} datasets{of} and within them over {group.n_series} series"
+        return f"{what} {how}; {100 * self.confidence:g} % percentile interval, widened for {units} units"
 
 
 def _families(frame: pd.DataFrame, family: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -124,70 +175,49 @@ def _families(frame: pd.DataFrame, family: str | Mapping[str, str] | None) -> di
     return {str(v): str(name) for v, name in zip(table["variant"], table[family], strict=True)}
 
 
-def _units(group: Group, datasets: str) -> int:
-    """Count the units that are resampled: sources, or series; fewer than 2 allow no interval."""
-    n = len(set(group.sources))
-    if n > 1 and datasets == "sampled":
-        return n
-    # each fixed source has a mean of its own, which costs a degree of freedom
-    return group.independent_series - n + 1 if n else 0
-
-
-def _enough(group: Group, at_least: int, tests: int, confidence: float) -> int:
-    """Return the replicates with which one of so many tests can stand, or as many as can be drawn."""
-    possible = int(_MOST_WORK / max(group.n_series * len(group.variants), 1))
-    return max(at_least, min(replicates_for(tests, confidence), possible))
-
-
 def _compare(
-    group: Group,
-    families: Sequence[str],
-    sizes: Mapping[str, int],
-    metric: str,
-    confidence: float,
-    replicates: int,
-    seed: int,
-    datasets: str,
+    group: Group, bootstrap: _Bootstrap, families: Mapping[str, str], sizes: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    log, units = metric in METRICS, _units(group, datasets)
+    """Return a row for each variant of a group."""
+    metric, units = bootstrap.metric, bootstrap.units(group)
+    names = [families[variant] for variant in group.variants]
+    bootstrap = bootstrap.enough(group, max(sizes[name] for name in names))
     value, baseline = _figures(group, metric)
     ends, p = np.full((2, len(value)), np.nan), np.full(len(value), np.nan)
     leads = [""] * len(value)
     if units >= 2:
-        distribution = _distribution(group, metric, replicates, seed, datasets)
-        ends, p = expanded_interval(distribution, confidence, units), expanded_p(distribution, units)
-        for name in dict.fromkeys(families):
-            members = [v for v, family in enumerate(families) if family == name]
+        draws = bootstrap.draws(group)
+        ends, p = expanded_interval(draws, bootstrap.confidence, units), expanded_p(draws, units)
+        for name in dict.fromkeys(names):
+            members = [v for v, family in enumerate(names) if family == name]
             # one that is measured on other series cannot be compared
             if len(members) == sizes[name]:
-                for place, side in _leading(distribution[:, members], value[members], units, confidence).items():
+                for place, side in _leading(draws[:, members], value[members], units, bootstrap.confidence).items():
                     leads[members[place]] = side
+    log = metric in METRICS
     ends = np.exp(ends) - 1 if log else np.clip(ends, 0.0, LARGEST[metric])
-    common = {
-        "metric": metric,
-        "replicates": replicates,
-        "n_datasets": len(group.datasets),
-        "n_series": group.n_series,
-        "n_unpaired": group.n_unpaired,
-        "left_out": tuple(group.absent),
-        "method": _words(group, metric, confidence, datasets, units),
-    }
-    return [
+    table = pd.DataFrame(
         {
-            **common,
-            "variant": variant,
-            "family": families[v],
-            "tests": sizes[families[v]],
-            "leads": leads[v],
-            "value": value[v],
-            "baseline": baseline[v] if log else np.nan,
-            "change": value[v] / baseline[v] - 1 if log else np.nan,
-            "lower": ends[0, v],
-            "upper": ends[1, v],
-            "p_value": p[v] if log else np.nan,
+            "variant": group.variants,
+            "family": names,
+            "tests": [sizes[name] for name in names],
+            "leads": leads,
+            "value": value,
+            "baseline": baseline if log else np.nan,
+            "change": value / baseline - 1 if log else np.nan,
+            "lower": ends[0],
+            "upper": ends[1],
+            "p_value": p if log else np.nan,
         }
-        for v, variant in enumerate(group.variants)
-    ]
+    ).assign(
+        metric=metric,
+        replicates=bootstrap.replicates,
+        n_datasets=len(group.datasets),
+        n_series=group.n_series,
+        n_unpaired=group.n_unpaired,
+        method=bootstrap.words(group, units),
+    )
+    return [{str(k): v for k, v in row.items()} | {"left_out": tuple(group.absent)} for row in table.to_dict("records")]
 
 
 def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence: float) -> dict[int, str]:
@@ -210,43 +240,10 @@ def _figures(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray]:
     n = len(group.variants)
     if not group.datasets:
         return np.full(n, np.nan), np.full(n, np.nan)
-    measure = on_log_scale(metric)
-    value, baseline = (measure(*side.by_dataset()).mean(axis=1) for side in (group.variant_sums, group.plain))
+    value, baseline = (each.mean(axis=1) for each in group.by_dataset(metric))
     if metric in METRICS:
         value, baseline = np.exp(value), np.exp(baseline)
     return value, np.broadcast_to(baseline, n)
-
-
-def _distribution(group: Group, metric: str, replicates: int, seed: int, datasets: str) -> np.ndarray:
-    plain = group.plain if metric in METRICS else None
-    return two_stage_bootstrap(
-        group.variant_sums,
-        plain,
-        on_log_scale(metric),
-        replicates=replicates,
-        seed=seed,
-        sampled=datasets == "sampled",
-        sources=group.sources,
-    )
-
-
-def _words(group: Group, metric: str, confidence: float, datasets: str, units: int) -> str:
-    if units < 2:
-        return (
-            f"no interval: {group.n_series} series in {len(group.datasets)} datasets leave nothing to resample, and "
-            "windows of one series are not independent"
-        )
-    what = "two-sided paired bootstrap test" if metric in METRICS else "bootstrap"
-    sources = len(set(group.sources))
-    of = "" if sources == len(group.datasets) else f" of {sources} {'source' if sources == 1 else 'sources'}"
-    if sources == 1:
-        many = f"{len(group.datasets)} datasets" if of else "one dataset"
-        how = f"over {group.independent_series} series of {many}{of}"
-    elif datasets == "fixed":
-        how = f"over {group.independent_series} series within {len(group.datasets)} fixed datasets{of}"
-    else:
-        how = f"over {len(group.datasets)} datasets{of} and within them over {group.n_series} series"
-    return f"{what} {how}; {100 * confidence:g} % percentile interval, widened for {units} units"
 
 
 def difference(
@@ -283,8 +280,8 @@ def difference(
         InputError: several models and none named, no random variants, or an argument out of range.
         UnknownNameError: no such model, variant or metric.
     """
-    _check(confidence, replicates, datasets)
-    only_metrics(metric)
+    bootstrap = _Bootstrap(metric, confidence, replicates, seed, datasets)
+    _only_metrics(metric)
     random_ids = list(dict.fromkeys(random_variants))
     if not random_ids or informed in random_ids:
         raise InputError(f"random variants other than {informed!r} are needed to compare it with, got {random_ids}")
@@ -302,17 +299,17 @@ def difference(
     order = [group.variants.index(name) for name in (informed, *random_ids)]
     value, baseline = _figures(group, metric)
     change = (value / baseline - 1)[order]
-    units = _units(group, datasets)
+    units = bootstrap.units(group)
     ends, p = np.full((2, 1), np.nan), np.full(1, np.nan)
-    words = _words(group, metric, confidence, datasets, units)
+    words = bootstrap.words(group, units)
     if units >= 2:
         n = len(random_ids)
-        samples = (np.exp(_distribution(group, metric, replicates, seed, datasets)) - 1)[:, order]
+        samples = (np.exp(bootstrap.draws(group)) - 1)[:, order]
         picks = np.random.default_rng([seed, n]).integers(n, size=(replicates, n))
         differences = (samples[:, 0] - np.take_along_axis(samples[:, 1:], picks, axis=1).mean(axis=1))[:, None]
         units = min(units, n) if n > 1 else units
         ends, p = expanded_interval(differences, confidence, units), expanded_p(differences, units)
-        words = _words(group, metric, confidence, datasets, units)
+        words = bootstrap.words(group, units)
         words += f"; {n} random variants drawn too" if n > 1 else "; one random variant, taken as it is"
     return pd.Series(
         {
@@ -330,3 +327,58 @@ def difference(
             "method": words,
         }
     )
+
+
+def dataset_changes(frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE") -> pd.DataFrame:
+    """Compute the change of a metric on each dataset by itself, over the windows that both sides have.
+
+    Args:
+        frame, plain, metric: as for :func:`changes`; a metric, not a distance.
+
+    Returns:
+        A row for each model, variant and dataset: ``value``, ``baseline``, ``change``; NaN where left out.
+    """
+    _only_metrics(metric)
+    rows: list[dict[str, Any]] = []
+    for pairs in pair(as_series_sums(frame, [metric]), metric, plain):
+        for group in pairs.groups():
+            value, baseline = map(np.exp, group.by_dataset(metric))
+            for v, variant in enumerate(group.variants):
+                key = {"model": pairs.model, "variant": variant}
+                for d, name in enumerate(group.datasets):
+                    rows.append({**key, "dataset": name, "value": value[v, d], "baseline": baseline[0, d]})
+                rows += [{**key, "dataset": name} for name in group.absent]
+    columns = ["model", "variant", "dataset", "value", "baseline"]
+    table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
+    return table.assign(change=table["value"] / table["baseline"] - 1)
+
+
+def _only_metrics(metric: str) -> None:
+    """Refuse distances, which have no baseline."""
+    if metric not in METRICS:
+        raise unknown_name("metric", metric, METRICS, hint="A distance has no baseline to change from.")
+
+
+def resilience(
+    frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE", tolerance: float = 0.05
+) -> pd.DataFrame:
+    """Count the datasets on which a variant does little harm, and those on which it does good.
+
+    Args:
+        frame, plain, metric: as for `dataset_changes`.
+        tolerance: the rise below which a dataset counts as resilient; an improved one does too.
+
+    Returns:
+        A row for each model and variant: ``n_resilient``, ``n_improved``, ``n_datasets`` with a change,
+        ``n_left_out`` without.
+
+    Source:
+        S3-AGG of the measurements index (N_resilient, N_improved).
+    """
+    table = dataset_changes(frame, plain=plain, metric=metric)
+    change = table["change"]
+    flags = table.assign(
+        n_resilient=change < tolerance, n_improved=change < 0, n_datasets=change.notna(), n_left_out=change.isna()
+    )
+    names = ["n_resilient", "n_improved", "n_datasets", "n_left_out"]
+    return flags.groupby(["model", "variant"], sort=True)[names].sum().astype(int).reset_index()

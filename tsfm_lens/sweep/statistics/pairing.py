@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -41,7 +42,7 @@ class Group:
     def n_series(self) -> int:
         return self.variant_sums.n_series
 
-    @property
+    @cached_property
     def sources(self) -> list[int]:
         """Number of the source of each dataset: terms and frequencies of one GIFT-Eval set are of one source."""
         names = [source_of(name) for name in self.datasets]
@@ -56,9 +57,16 @@ class Group:
             most[source] = max(most.get(source, 0), part.stop - part.start)
         return sum(most.values())
 
+    def by_dataset(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Compute the logarithm of a metric, or a distance, (variant, dataset), and that of the plain model."""
+        if not self.datasets:
+            return np.empty((len(self.variants), 0)), np.empty((1, 0))
+        value, baseline = (on_log_scale(metric)(*side.by_dataset()) for side in (self.variant_sums, self.plain))
+        return value, baseline
+
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class PairedSums:
     """All variants of one model beside the plain model; series sorted by dataset.
 
     Attributes:
@@ -82,29 +90,23 @@ class Pairs:
 
     def groups(self, together: bool = False) -> Iterator[Group]:
         """Group variants by the series on which they can be compared; together: one group, on what all can."""
-        usable = self._usable()
+        usable, lacking = self._usable(), (~self.whole).sum(axis=1)
         if together:
-            usable = np.repeat(usable.all(axis=0, keepdims=True), len(usable), axis=0)
+            usable, lacking = np.repeat(usable.all(axis=0, keepdims=True), len(usable), axis=0), lacking * 0
         patterns, which = np.unique(usable, axis=0, return_inverse=True)
-        for number, pattern in enumerate(patterns):
-            rows = np.flatnonzero(which.reshape(-1) == number)
-            series = np.flatnonzero(pattern)
+        for number, count in sorted(set(zip(which.reshape(-1).tolist(), lacking.tolist(), strict=True))):
+            rows = np.flatnonzero((which.reshape(-1) == number) & (lacking == count))
+            series = np.flatnonzero(patterns[number])
             present, starts = np.unique(self.dataset[series], return_index=True)
             absent = {*range(len(self.datasets))} - {*present.tolist()}
-            for variants in [rows] if together else self._split_by_gaps(rows):
-                yield Group(
-                    [self.variants[row] for row in variants],
-                    Sums(tuple(column[np.ix_(variants, series)] for column in self.columns), starts),
-                    Sums(tuple(column[:, series] for column in self.plain), starts),
-                    [self.datasets[d] for d in present],
-                    [self.datasets[d] for d in sorted(absent)],
-                    int((~self.whole[variants]).sum(axis=1).max()),
-                )
-
-    def _split_by_gaps(self, rows: np.ndarray) -> Iterator[np.ndarray]:
-        lacking = (~self.whole[rows]).sum(axis=1)
-        for number in np.unique(lacking):
-            yield rows[lacking == number]
+            yield Group(
+                [self.variants[row] for row in rows],
+                Sums(tuple(column[np.ix_(rows, series)] for column in self.columns), starts),
+                Sums(tuple(column[:, series] for column in self.plain), starts),
+                [self.datasets[d] for d in present],
+                [self.datasets[d] for d in sorted(absent)],
+                int((~self.whole[rows]).sum(axis=1).max()),
+            )
 
     def _usable(self) -> np.ndarray:
         """Mark (variant, series) valid series of the datasets with a usable metric on both sides."""
@@ -121,7 +123,7 @@ class Pairs:
         return self.valid & usable[:, self.dataset]
 
 
-def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
+def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[PairedSums]:
     """Pair the variants of each model with its plain one.
 
     Args:
@@ -134,65 +136,46 @@ def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
     """
     names = formula(measure)[0]
     count = _COUNT_COLUMNS.get(measure, f"n_{measure}" if measure not in METRICS else "n")
+    same = ["n_rows", "windows", "n"]
     # the rest of the columns would be copied for nothing
-    sums = sums[list(dict.fromkeys([*KEYS, "n_rows", "windows", "n", "n_invalid", *names, count]))]
-    models, model_names = pd.factorize(sums["model"], sort=True)
-    for number, model in enumerate(model_names):
-        rows = sums[models == number] if len(model_names) > 1 else sums
-        codes, variants = pd.factorize(rows["variant"], sort=True)
-        ids = [str(name) for name in variants]
+    sums = sums[list(dict.fromkeys([*KEYS, *same, "n_invalid", *names, count]))]
+    for model, rows in sums.groupby("model", sort=True, observed=True):
+        ids = sorted(map(str, rows["variant"].unique()))
         if plain not in ids:
             raise unknown_name("variant", plain, ids, hint=f"It is the baseline of {model}.")
-        is_plain = codes == ids.index(plain)
-        base, others = rows[is_plain].sort_values(["dataset", "item"]), rows[~is_plain]
         ids.remove(plain)
         if not ids:
             continue
-        row = codes[~is_plain] - (codes[~is_plain] > codes[is_plain][0])
-        places = pd.MultiIndex.from_frame(base[["dataset", "item"]])
-        column = places.get_indexer(pd.MultiIndex.from_frame(others[["dataset", "item"]]))
-        in_base = column >= 0
-        table = _Table((len(ids), len(base)), row[in_base], column[in_base], others[in_base], base)
-        whole = table.same("n_rows") & table.same("windows") & table.same("n")
-        datasets, dataset = np.unique(base["dataset"].to_numpy().astype(str), return_inverse=True)
-        yield Pairs(
+        rows = rows.set_index(["dataset", "item"])
+        base = rows[rows["variant"] == plain].sort_index()
+        others = rows[rows["variant"] != plain]
+        place = base.index.get_indexer(others.index)
+        others, place = others[place >= 0], place[place >= 0]
+        cell = pd.Index(ids).get_indexer(pd.Index(others["variant"])), place
+
+        def matrix(values: np.ndarray) -> np.ndarray:
+            """Return (variant, series) of the rows' values, 0 where there is no row."""
+            out = np.zeros((len(ids), len(base)), dtype=values.dtype)  # noqa: B023
+            out[cell] = values  # noqa: B023
+            return out
+
+        whole = matrix(np.all([others[c].to_numpy() == base[c].to_numpy()[place] for c in same], axis=0))
+        datasets, dataset = np.unique(base.index.get_level_values("dataset").astype(str), return_inverse=True)
+        yield PairedSums(
             str(model),
             measure,
             ids,
             [str(name) for name in datasets],
             dataset,
-            tuple(table.matrix(name) for name in names),
+            tuple(matrix(others[name].to_numpy()) for name in names),
             tuple(base[name].to_numpy(dtype=float)[None] for name in names),
-            whole & (table.matrix(count) > 0) & (base[count].to_numpy() > 0),
+            whole & (matrix(others[count].to_numpy()) > 0) & (base[count].to_numpy() > 0),
             whole,
-            (table.matrix("n_invalid") > 0) | (base["n_invalid"].to_numpy() > 0),
+            (matrix(others["n_invalid"].to_numpy()) > 0) | (base["n_invalid"].to_numpy() > 0),
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """Columns of a long frame as (variant, series), 0 where there is no row."""
-
-    shape: tuple[int, int]
-    row: np.ndarray
-    column: np.ndarray
-    rows: pd.DataFrame
-    base: pd.DataFrame
-
-    def matrix(self, name: str) -> np.ndarray:
-        values = self.rows[name].to_numpy()
-        out = np.zeros(self.shape, dtype=values.dtype)
-        out[self.row, self.column] = values
-        return out
-
-    def same(self, name: str) -> np.ndarray:
-        return self.matrix(name) == self.base[name].to_numpy()
-
-
-Measure = Callable[..., np.ndarray]
-
-
-def on_log_scale(measure: str) -> Measure:
+def on_log_scale(measure: str) -> Callable[..., np.ndarray]:
     """Return the measure that is averaged over datasets: the logarithm of a metric, a distance as it is."""
     function = formula(measure)[1]
     return (lambda *sums: np.log(function(*sums))) if measure in METRICS else function

@@ -1,4 +1,4 @@
-"""The files of a store: content keys, atomic writing, and Parquet files that say which cells they hold."""
+"""The files of a store: content keys, atomic writing, and files whose damage is noticed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,18 @@ import pyarrow.parquet as pq
 
 from tsfm_lens.errors import InputError, StoreError
 from tsfm_lens.places import replacing
-from tsfm_lens.sweep.store.seals import (
-    PARQUET_SEAL,
-    DamagedFileError,
-    UnsealedError,
-    parquet_content,
-    parquet_tail,
-    read_json,
-    sealed_parquet,
-)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TEXT_COLUMNS = ("cell", "model", "variant", "dataset", "item")
 COUNT_COLUMNS = ("window", "variate")
 KEY_COLUMNS = TEXT_COLUMNS + COUNT_COLUMNS
 _FOOTER = "tsfm_lens.cells"
 # 128 bits: no two of 10^15 cells share a key by chance, and footers stay short
 _KEY_DIGITS = 32
+
+
+class DamagedFileError(Exception):
+    """A file is cut short, changed, or none of ours; the store turns it into a report or a StoreError."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ def cell_key(**content: object) -> str:
 
 
 def group_key(cells: Sequence[str]) -> str:
-    """Compute the key of a group of cells, whatever their order: the name of its file and of its claim."""
+    """Compute the key of a group of cells, whatever their order: the name of its file and of its lock."""
     return _digest(sorted(cells))
 
 
@@ -190,33 +185,27 @@ def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) 
             no row, or was not announced.
     """
     table = pa.Table.from_pandas(rows, preserve_index=False) if isinstance(rows, pd.DataFrame) else rows
-    names = set(table.column_names)
-    if missing := [name for name in (*KEY_COLUMNS, *(values or ())) if name not in names]:
-        raise InputError(f"rows of a sweep have no column {', '.join(missing)}; there is {', '.join(sorted(names))}")
-    numbers = list(values) if values is not None else [name for name in table.column_names if name not in KEY_COLUMNS]
-    if extra := names - set(KEY_COLUMNS) - set(numbers):
-        raise InputError(f"rows of a sweep have the unknown column {', '.join(sorted(extra))}")
-    types = dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(COUNT_COLUMNS, pa.int32())
-    columns = {
-        name: _column(table, name, kind) for name, kind in (types | dict.fromkeys(numbers, pa.float64())).items()
-    }
+    names = table.column_names
+    schema = schema_of(
+        [*KEY_COLUMNS, *(values if values is not None else [name for name in names if name not in KEY_COLUMNS])]
+    )
+    if wrong := sorted(set(schema.names) ^ set(names)):
+        raise InputError(f"rows of a sweep have the columns {', '.join(sorted(names))}; missing or unknown: {wrong}")
+    try:
+        table = table.select(schema.names).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"a column of a sweep's rows is of a wrong type: {error}") from None
+    if any(table.column(name).null_count for name in KEY_COLUMNS):
+        raise InputError("a key column of a sweep's rows has missing values")
+    columns = {name: table.column(name) for name in KEY_COLUMNS}
+    columns |= {name: pc.fill_null(table.column(name), float("nan")) for name in schema.names[len(KEY_COLUMNS) :]}
     return _in_order(pa.table(columns), cells)
 
 
-def _column(table: pa.Table, name: str, kind: Any) -> Any:
-    column = table.column(name)
-    number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-    if number == pa.types.is_string(kind):
-        raise InputError(f"column {name!r} of a sweep's rows is {column.type}, not {kind}")
-    try:
-        column = column.cast(kind)
-    except pa.ArrowInvalid as error:
-        raise InputError(f"column {name!r} of a sweep's rows is not {kind}: {error}") from None
-    if not column.null_count:
-        return column
-    if name in KEY_COLUMNS:
-        raise InputError(f"column {name!r} of a sweep's rows has {column.null_count} missing values")
-    return pc.fill_null(column, float("nan"))
+def schema_of(names: Iterable[str]) -> pa.Schema:
+    """Return the columns of a store with their types."""
+    types = dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(COUNT_COLUMNS, pa.int32())
+    return pa.schema([(name, types.get(name, pa.float64())) for name in names])
 
 
 def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
@@ -236,41 +225,28 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
     return table if (np.diff(order) >= 0).all() else table.take(pa.array(np.argsort(order, kind="stable")))
 
 
-def encode(table: pa.Table, cells: Sequence[str]) -> bytes:
-    """Encode rows that ``checked_rows`` gave as a Parquet file, in memory; its footer lists the cells."""
+def encode_rows(table: pa.Table, cells: Sequence[str]) -> memoryview:
+    """Encode rows that ``checked_rows`` gave as a Parquet file, in memory.
+
+    Its footer lists the cells. Pages have checksums; what the footer says is checked against the file's name and rows.
+    """
     order = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
     counts = np.bincount(order, minlength=len(cells)).tolist()
-    footer = json.dumps({"schema": SCHEMA_VERSION, "cells": list(cells), "counts": counts})
-    return parquet_of(table.replace_schema_metadata(None), cells_file(cells), {_FOOTER: footer})
-
-
-def cells_file(cells: Sequence[str]) -> str:
-    """Name the file of a group of cells."""
-    return f"{group_key(cells)}.parquet"
-
-
-def parquet_of(table: pa.Table, name: str, about: Mapping[str, str] | None = None) -> bytes:
-    """Encode a sealed Parquet file, in memory.
-
-    Args:
-        table: what it holds.
-        name: that it will have.
-        about: what its footer says besides.
-    """
+    footer = json.dumps({"cells": list(cells), "counts": counts, "columns": table.column_names})
     sink = pa.BufferOutputStream()
-    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
     # no statistics and no Arrow schema: they would make half of a small file, and footers slow to read
     with pq.ParquetWriter(
         sink,
-        table.schema,
+        table.schema.remove_metadata(),
         compression="zstd",
-        use_dictionary=texts,
+        use_dictionary=list(TEXT_COLUMNS),
         write_statistics=False,
-        store_schema=about is None,
+        store_schema=False,
+        write_page_checksum=True,
     ) as writer:
-        writer.write_table(table)
-        writer.add_key_value_metadata({**PARQUET_SEAL, **(about or {})})
-    return sealed_parquet(sink.getvalue(), name)
+        writer.write_table(table.replace_schema_metadata(None))
+        writer.add_key_value_metadata({_FOOTER: footer})
+    return memoryview(sink.getvalue())
 
 
 def read_footer(path: Path) -> Footer:
@@ -278,48 +254,102 @@ def read_footer(path: Path) -> Footer:
 
     Raises:
         DamagedFileError: the file is cut short, changed, renamed or not a store's.
-        StoreError: it is of another schema version, or may not be read.
+        StoreError: it may not be read.
     """
     try:
-        try:
-            tail = parquet_tail(path)
-        except UnsealedError:
-            _refuse_older(path)
-            raise
-        # Parquet's reader wants a file that begins like one
-        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + tail))
-        footer = json.loads(metadata.metadata[_FOOTER.encode()])
-        check_schema(footer["schema"], path)
-        cells, counts = tuple(footer["cells"]), tuple(footer["counts"])
-        return Footer(path, cells, counts, tuple(metadata.schema.names))
+        metadata = pq.read_metadata(path)
+        content = json.loads(metadata.metadata[_FOOTER.encode()])
+        footer = Footer(path, *(tuple(content[name]) for name in ("cells", "counts", "columns")))
+        changed = path.stem != group_key(footer.cells)
+        changed |= not metadata.schema.to_arrow_schema().equals(schema_of(footer.columns))
     except PermissionError as error:
         raise trouble(error, path) from error
-    except StoreError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, InputError) as error:
         raise DamagedFileError(f"its footer cannot be read: {error}") from error
+    if changed:
+        raise DamagedFileError("it was changed or renamed after it was written")
+    return footer
 
 
-def _refuse_older(path: Path) -> None:
-    """Raise a StoreError where a file without digests is of a version that wrote none."""
+def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None = None) -> pa.Table:
+    """Read rows of some cells of a file, and verify the pages that are read.
+
+    Args:
+        footer: of the file.
+        keep: for each of its cells, whether it is wanted.
+        columns: names; all if None.
+
+    Returns:
+        The table; text columns are dictionary-encoded.
+
+    Raises:
+        DamagedFileError: the file is cut short or changed.
+        StoreError: it may not be read.
+    """
+    names = list(footer.columns if columns is None else columns)
     try:
-        footer = json.loads((pq.read_metadata(path).metadata or {})[_FOOTER.encode()])
-        older = "digest" in footer and footer["schema"] < SCHEMA_VERSION
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
-        return
-    if older:
-        check_schema(footer["schema"], path)
+        with pq.ParquetFile(footer.path, page_checksum_verification=True, read_dictionary=list(TEXT_COLUMNS)) as file:
+            table = file.read(columns=list(dict.fromkeys(["cell", *names])), use_threads=False)
+        cells = pc.index_in(table.column("cell"), pa.array(footer.cells)).to_numpy()
+        same = np.array_equal(cells, np.repeat(np.arange(len(footer.cells)), footer.counts))
+    except PermissionError as error:
+        raise trouble(error, footer.path) from error
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise DamagedFileError(f"its rows cannot be read: {error}") from error
+    if not same:
+        raise DamagedFileError("its rows are not those of its list of cells")
+    if not all(keep):
+        table = table.filter(pa.array(np.repeat(keep, footer.counts)))
+    return table.select(names)
 
 
-def refuse_older_store(marker: Path) -> None:
-    """Refuse a store of an older schema by the file that says what the store is."""
+def encode_json(content: Mapping[str, Any], name: str) -> bytes:
+    """Encode a JSON file of some name with a checksum of both."""
+    return json.dumps({"sha256": _checksum(name, content), **content}, indent=1).encode()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the content of a JSON file that ``encode_json`` made.
+
+    Raises:
+        DamagedFileError: it is none, was changed or renamed.
+        OSError: it cannot be read.
+    """
     try:
-        about = json.loads(marker.read_bytes())
-        older = "sha256" not in about and about["schema"] < SCHEMA_VERSION
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if older:
-        check_schema(about["schema"], marker.parent)
+        content = json.loads(path.read_bytes())
+        checksum = content.pop("sha256")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise DamagedFileError("it is no file of a sweep, or was changed") from None
+    if checksum != _checksum(path.name, content):
+        raise DamagedFileError("it was changed or renamed after it was written")
+    return dict(content)
+
+
+def _checksum(name: str, content: object) -> str:
+    # as it is read: names are texts, and in their order
+    text = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
+    return hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()
+
+
+def encode_table(table: pd.DataFrame) -> tuple[memoryview, str]:
+    """Encode a table as a Parquet file, in memory, with the checksum that is to be in its name."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pandas(table, preserve_index=False), sink, compression="zstd")
+    content = memoryview(sink.getvalue())
+    return content, hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a table whose file's name ends in its checksum.
+
+    Raises:
+        DamagedFileError: the file is cut short, changed or renamed.
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    if path.stem.rpartition(".")[2] != hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]:
+        raise DamagedFileError("it was changed, cut short or renamed after it was written")
+    return pq.read_table(pa.BufferReader(content)).to_pandas()
 
 
 def check_schema(schema_version: object, where: Path) -> None:
@@ -337,43 +367,3 @@ def check_schema(schema_version: object, where: Path) -> None:
             "numbers of older versions are not mixed with new ones. Report on it with the tsfm-lens that wrote it "
             "(its version is in store.json), or choose another folder and run the sweep again."
         )
-
-
-def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None = None) -> pa.Table:
-    """Read rows of some cells of a file, which is verified as a whole.
-
-    Args:
-        footer: of the file.
-        keep: for each of its cells, whether it is wanted.
-        columns: names; all if None.
-
-    Returns:
-        The table; text columns are dictionary-encoded.
-
-    Raises:
-        DamagedFileError: the file is cut short or changed.
-    """
-    names = list(footer.columns if columns is None else columns)
-    try:
-        content = pa.BufferReader(parquet_content(footer.path))
-        with pq.ParquetFile(content, read_dictionary=list(TEXT_COLUMNS)) as file:
-            table = file.read(columns=list(dict.fromkeys(["cell", *names])), use_threads=False)
-    except PermissionError as error:
-        raise trouble(error, footer.path) from error
-    except (pa.ArrowException, OSError) as error:
-        raise DamagedFileError(f"its rows cannot be read: {error}") from error
-    if not all(keep):
-        table = table.filter(pa.array(np.repeat(keep, footer.counts)))
-    return table.select(names)
-
-
-def read_plan_file(path: Path) -> Any:
-    """Read a plan, which is a frame or a mapping by the file's suffix.
-
-    Raises:
-        DamagedFileError: the file is cut short, changed or renamed.
-        OSError, ValueError: it cannot be read.
-    """
-    if path.suffix == ".json":
-        return read_json(path)
-    return pq.read_table(pa.BufferReader(parquet_content(path))).to_pandas()

@@ -2,14 +2,15 @@
 
     store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
     cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
-    plans/NAME.json, .parquet   the plan and its provenance
-    claims/KEY.lock       held by the process that computes a group; the kernel frees it when the process dies
+    plans/NAME.json       a plan's provenance, which names its tables
+    plans/NAME.TABLE.CHECKSUM.parquet
+    locks/KEY.lock        held by the process that computes a group; the kernel frees it when the process dies
     damaged/              files that could not be read, moved aside
 
-A file appears under its name only when it is whole and on disk, and is never changed afterwards. Digests in it cover
-its content, its columns and its name (``seals``). A cell's key is a hash of all that decides its numbers. So cells of
-another configuration are never read by mistake, two processes may share a store, and two stores are joined by copying
-their ``cells`` together.
+A file appears under its name only when it is whole and on disk, and is never changed afterwards. Checksums and names
+show what was changed or renamed. A cell's key is a hash of all that decides its numbers. So cells of another
+configuration are never read by mistake, two processes may share a store, and two stores are joined by copying their
+``cells`` together.
 """
 
 from __future__ import annotations
@@ -18,45 +19,46 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from filelock import FileLock, Timeout
 
-from tsfm_lens.errors import InputError, StoreError, unknown_name
+from tsfm_lens.errors import StoreError, unknown_name
 from tsfm_lens.registry import VERSION
-from tsfm_lens.sweep.store.claims import claimed
 from tsfm_lens.sweep.store.files import (
     KEY_COLUMNS,
     SCHEMA_VERSION,
     Damage,
+    DamagedFileError,
     Footer,
     cell_key,
-    cells_file,
     check_schema,
     checked_rows,
-    encode,
+    encode_json,
+    encode_rows,
+    encode_table,
     group_key,
     make_folder,
-    parquet_of,
     read_footer,
-    read_plan_file,
+    read_json,
     read_rows,
-    refuse_older_store,
+    read_table,
+    schema_of,
     trouble,
     write_atomically,
 )
-from tsfm_lens.sweep.store.seals import DamagedFileError, read_json, sealed_json
 
 __all__ = ["KEY_COLUMNS", "SCHEMA_VERSION", "Damage", "Store", "cell_key", "group_key"]
 
 FORMAT = "tsfm-lens sweep store"
-_FOLDERS = ("cells", "plans", "claims", "damaged")
+_FOLDERS = ("cells", "plans", "locks", "damaged")
 # a write takes a second; what is left for longer was left by a killed process
 _LEFTOVER_SECONDS = 3600.0
 
@@ -108,7 +110,7 @@ class Store:
             about = {"format": FORMAT, "schema": SCHEMA_VERSION, "created_by": f"tsfm-lens {VERSION}"}
             about |= {"values": None if values is None else list(values)}
             if not marker.exists():
-                write_atomically(marker, sealed_json(about, marker.name))
+                write_atomically(marker, encode_json(about, marker.name))
         if create:
             for name in _FOLDERS:
                 (self.path / name).mkdir(exist_ok=True)
@@ -121,7 +123,6 @@ class Store:
             if about.get("format") != FORMAT:
                 raise DamagedFileError("it is not that of a sweep's store")
         except (FileNotFoundError, DamagedFileError, IsADirectoryError) as error:
-            refuse_older_store(marker)
             is_missing = isinstance(error, FileNotFoundError)
             # what is not ours stays where it is
             if not self._has_cells():
@@ -164,14 +165,17 @@ class Store:
             StoreError: no space, or no right to write; earlier files are untouched.
         """
         table = checked_rows(rows, cells, self.values)
-        key = group_key(cells)
-        path = self.path / "cells" / key[:2] / cells_file(cells)
+        path = self._file(cells)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise trouble(error, path) from error
-        write_atomically(path, encode(table, cells))
+        write_atomically(path, encode_rows(table, cells))
         return path
+
+    def _file(self, cells: Sequence[str]) -> Path:
+        key = group_key(cells)
+        return self.path / "cells" / key[:2] / f"{key}.parquet"
 
     def done(self) -> set[str]:
         """Return the keys of every finished cell; reads the footers of files that are new since the last call."""
@@ -179,10 +183,8 @@ class Store:
 
     def holds(self, cells: Sequence[str]) -> bool:
         """Tell if this very group is finished; looks at one file, so it is fast in a large store."""
-        key = group_key(cells)
-        path = self.path / "cells" / key[:2] / cells_file(cells)
         try:
-            return set(read_footer(path).cells) >= set(cells)
+            return set(read_footer(self._file(cells)).cells) == set(cells)
         except DamagedFileError:
             return False
 
@@ -227,17 +229,15 @@ class Store:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             tables = list(pool.map(lambda pick: self._rows(pick[0], pick[1], columns), picks))
         if not tables:
-            return self._empty(columns)
+            schema = schema_of(columns if columns is not None else (*KEY_COLUMNS, *(self.values or ())))
+            text = pa.dictionary(pa.int32(), pa.string())
+            return pa.schema(
+                [(each.name, text if each.type == pa.string() else each.type) for each in schema]
+            ).empty_table()
         try:
             return pa.concat_tables(tables).unify_dictionaries()
         except pa.ArrowInvalid:
             raise StoreError(f"files of {self.path} have different columns: choose a new folder.") from None
-
-    def _empty(self, columns: Sequence[str] | None) -> pa.Table:
-        text = pa.dictionary(pa.int32(), pa.string())
-        types = {name: pa.int32() if name in ("window", "variate") else text for name in KEY_COLUMNS}
-        names = columns if columns is not None else (*KEY_COLUMNS, *(self.values or ()))
-        return pa.schema([(name, types.get(name, pa.float64())) for name in names]).empty_table()
 
     def _rows(self, footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None) -> pa.Table:
         try:
@@ -245,9 +245,33 @@ class Store:
         except DamagedFileError as error:
             raise self._advice(footer.path, error) from None
 
-    def claim(self, key: str) -> AbstractContextManager[bool]:
-        """Claim a group of cells by its key while the context lasts; see :func:`.claims.claimed`."""
-        return claimed(self.path / "claims" / f"{key}.lock")
+    @contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
+        """Lock a group of cells by its key while the context lasts; the kernel frees the lock of a process that dies.
+
+        Yields:
+            True if the lock is ours; False while another process, or another lock of this one, has it. Where the file
+            system has no locks it is always True: groups may then be computed twice, and still count once.
+
+        Raises:
+            StoreError: its file cannot be made.
+        """
+        path = self.path / "locks" / f"{key}.lock"
+        lock = FileLock(path, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            yield False
+            return
+        except NotImplementedError:
+            yield True
+            return
+        except OSError as error:
+            raise trouble(error, path) from error
+        try:
+            yield True
+        finally:
+            lock.release()
 
     def damaged(self, *, move: bool = False) -> list[Damage]:
         """Read every file of cells and every plan, and find those that are cut short, changed, or not a store's.
@@ -261,10 +285,15 @@ class Store:
             finished.
         """
         whole = (
-            footer if isinstance(footer, Damage) else _find_damage(footer.path, partial(_all_rows, footer))
+            footer
+            if isinstance(footer, Damage)
+            else _find_damage(footer.path, partial(read_rows, footer, [True] * len(footer.cells)))
             for footer in self._scan()
         )
-        plans = (_find_damage(path, partial(read_plan_file, path)) for path in self._plans())
+        plans = (
+            _find_damage(path, partial(read_json if path.suffix == ".json" else read_table, path))
+            for path in self._plan_files()
+        )
         damages = [damage for damage in (*whole, *self._blocking_files(), *plans) if damage is not None]
         report = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
         if move:
@@ -323,52 +352,50 @@ class Store:
         self._footers = fresh
         return [fresh[name][1] for name in sorted(fresh)]
 
-    def write_plan(self, name: str, content: pd.DataFrame | Mapping[str, Any]) -> Path:
-        """Keep a plan (a frame) or its provenance (a mapping that JSON can hold) under a name, replacing an older one.
+    def write_plan(self, name: str, about: Mapping[str, Any], **tables: pd.DataFrame) -> None:
+        """Keep a plan's provenance (what JSON can hold) and tables under a name, replacing an older one.
+
+        The tables go first, under names of their own; the file that names them is replaced at once, last.
 
         Raises:
-            InputError: the name cannot be that of a file.
             StoreError: it cannot be written.
         """
-        if isinstance(content, pd.DataFrame):
-            path = self._plan(name, ".parquet")
-            data = parquet_of(pa.Table.from_pandas(content, preserve_index=False), path.name)
-        else:
-            path = self._plan(name, ".json")
-            data = sealed_json(content, path.name)
-        write_atomically(path, data)
-        return path
+        checksums = {}
+        for label, table in tables.items():
+            content, checksums[label] = encode_table(table)
+            write_atomically(self.path / "plans" / f"{name}.{label}.{checksums[label]}.parquet", content)
+        path = self.path / "plans" / f"{name}.json"
+        write_atomically(path, encode_json({"about": about, "tables": checksums}, path.name))
 
-    def read_plan(self, name: str) -> Any:
-        """Read a plan (a frame) or provenance (a mapping) by its name; a frame where there are both.
+    def read_plan(self, name: str) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+        """Read a plan's provenance and tables by its name.
 
         Raises:
             UnknownNameError: there is none of this name.
             StoreError: it is damaged.
         """
-        for path in (self._plan(name, ".parquet"), self._plan(name, ".json")):
-            try:
-                return read_plan_file(path)
-            except FileNotFoundError:
-                continue
-            except PermissionError as error:
-                raise trouble(error, path) from error
-            except (DamagedFileError, OSError, ValueError) as error:
-                raise self._advice(path, error) from error
-        raise unknown_name("plan", name, self.plans())
+        path = self.path / "plans" / f"{name}.json"
+        if not path.exists():
+            raise unknown_name("plan", name, self.plans())
+        try:
+            content = read_json(path)
+            tables = {}
+            for label, checksum in content["tables"].items():
+                path = self.path / "plans" / f"{name}.{label}.{checksum}.parquet"
+                tables[label] = read_table(path)
+        except PermissionError as error:
+            raise trouble(error, path) from error
+        except (DamagedFileError, OSError, ValueError) as error:
+            raise self._advice(path, error) from error
+        return content["about"], tables
 
     def plans(self) -> list[str]:
-        """List the names of the plans and of their provenance."""
-        return sorted({path.stem for path in self._plans()})
+        """List the names of the plans."""
+        return sorted(path.stem for path in self._plan_files() if path.suffix == ".json")
 
-    def _plans(self) -> list[Path]:
+    def _plan_files(self) -> list[Path]:
         paths = (self.path / "plans").glob("[!.]*")
         return sorted(path for path in paths if path.suffix in (".parquet", ".json"))
-
-    def _plan(self, name: str, suffix: str) -> Path:
-        if not re.fullmatch(r"[\w-][\w.-]*", name):
-            raise InputError(f"the name of a plan has letters, digits, dots and dashes only, not {name!r}")
-        return self.path / "plans" / f"{name}{suffix}"
 
 
 def _footer(path: Path) -> Footer | Damage:
@@ -376,10 +403,6 @@ def _footer(path: Path) -> Footer | Damage:
         return read_footer(path)
     except DamagedFileError as error:
         return Damage(path, str(error))
-
-
-def _all_rows(footer: Footer) -> pa.Table:
-    return read_rows(footer, [True] * len(footer.cells))
 
 
 def _find_damage(path: Path, read: Callable[[], object]) -> Damage | None:
