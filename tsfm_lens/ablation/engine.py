@@ -11,21 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.ablation.parts import forward_parts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.edit import as_index, resolve
+from tsfm_lens.hooks.edit import acts_by_place, as_index, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero
 from tsfm_lens.hooks.replay import (
     OtherCalls,
     called_once,
-    map_tensors,
     only,
     recorded_inputs,
     recorded_outputs,
@@ -33,7 +30,10 @@ from tsfm_lens.hooks.replay import (
 )
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.batching import halved
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.memory import fitting, lengths_of, need_of, out_of_memory
+from tsfm_lens.models.recording import forward_ranges
 
 # multiplications that take about as long as the overhead of a pass of any size: a few milliseconds
 _PASS = 50_000_000
@@ -109,35 +109,54 @@ def run_variants(
         raise InputError(f"max_rows is {max_rows}, expected at least 1")
     if not isinstance(encoded, Encoded):
         encoded = lens.encode(encoded)
-    unread = lens.wiring.unread
     if lens.registry.in_use:
         # hooks of the caller's own may act on chosen rows, and must see every pass
         replay, max_rows = False, 1
-    start = _starts(lens, variants, unread, replay=replay)
-    with torch.no_grad():
-        parts, rows = forward_parts(
-            lens, encoded, [variant.interventions for variant in variants], max_rows, memory, start.recording
-        )
-    of_parts = []
-    for part in parts:
-        reduce_part = None if read is None else partial(_read_part, read, part)
-        work = OnePass.of(part, partial(_run, lens, part), reduce_part, unread)
-        try:
-            outputs = sweep(lens, work, variants, max_rows=rows, replay=replay)
-        except OtherCalls:
-            # a model that runs its modules several times a forward; nothing of it can be handed back
-            outputs = sweep(lens, replace(work, once=False), variants, max_rows=rows, replay=False)
-        assert outputs is not None
-        of_parts.append(outputs)
+    whole = _across_rows(lens, variants)
+    uncut = f"give fewer series at once, since what is done at {whole[0]} may look at several of them" if whole else ""
+    rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows, memory))
+
+    def outputs(start: int, stop: int) -> Tensor:
+        part = encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
+        reduced = None if read is None else lambda output: read(output, part)
+        work = OnePass.of(part, lambda copies: lens.adapter.run(part.repeated(copies)), reduced, lens.wiring.unread)
+        return _within_memory(lens, work, variants, rows, replay)
+
+    ranges = [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded, memory)
+    of_parts = halved(outputs, encoded.batch, ranges, uncut)
     return of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts, dim=1)
 
 
-def _run(lens: Lens, encoded: Encoded, copies: int) -> Tensor:
-    return lens.adapter.run(encoded.repeated(copies))
+def _across_rows(lens: Lens, variants: Sequence[Variant]) -> list[str]:
+    """Return the hook points where rows cannot be taken apart."""
+    registry = lens.registry
+    whole = dict.fromkeys(registry.session.across_rows())
+    for intervention in (each for variant in variants for each in variant.interventions):
+        names = [name for name, _head in resolve(registry, intervention)]
+        whole |= dict.fromkeys(name for name in names if not acts_by_place(intervention, registry.points[name]))
+    return list(whole)
 
 
-def _read_part(read: Callable[[Tensor, Encoded], Tensor], encoded: Encoded, output: Tensor) -> Tensor:
-    return read(output, encoded)
+def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int, memory: int | str | None) -> int:
+    """Count the rows of variants that fit in the memory side by side."""
+    rows, per_item = len(encoded.rows), -(-len(encoded.batch) // encoded.n_items)
+    most = encoded.n_items * max(1, min(variants, max_rows // rows))
+    fit = fitting(need_of(lens, lengths_of(encoded), 1, per_item), most, memory, lens.device)
+    return max_rows if fit == most else max(1, fit * rows // encoded.n_items)
+
+
+def _within_memory(lens: Lens, work: OnePass, variants: Sequence[Variant], rows: int, replay: bool) -> Tensor:
+    """Sweep over a part of a batch; with fewer variants side by side where that runs out of memory."""
+    while True:
+        try:
+            return sweep(lens, work, variants, max_rows=rows, replay=replay)
+        except OtherCalls:
+            # a model that runs its modules several times a forward; nothing of it can be handed back
+            work, replay = replace(work, once=False), False
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error) or rows < 2 * work.rows or len(variants) == 1:
+                raise
+            rows = min(rows, len(variants) * work.rows) // 2
 
 
 @dataclass(frozen=True)
@@ -215,16 +234,15 @@ def sweep(
     work: OnePass,
     variants: Sequence[Variant],
     *,
-    max_rows: int | Callable[[int], int],
+    max_rows: int,
     replay: bool = True,
     on_progress: Callable[[int], None] = lambda _count: None,
-) -> Tensor | None:
+) -> Tensor:
     """Compute one pass of every variant, (variant, series, …).
 
     Args:
-        lens, variants, replay: as in :func:`run_variants`.
+        lens, variants, max_rows, replay: as in :func:`run_variants`.
         work: the pass.
-        max_rows: as there, or a function of the bytes that are held for replay; 0 rows end the run with None.
         on_progress: called with the number of variants that ran side by side, after them.
 
     Raises:
@@ -235,11 +253,7 @@ def sweep(
         with starts.recording() as (outputs_of_plain, z):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
-        side = max_rows if isinstance(max_rows, int) else max_rows(_bytes_of(outputs_of_plain, z))
-        side = min(side, getattr(lens.adapter, "rows_at_once", None) or side)
-        if side < 1:
-            return None
-        abreast = max(1, side // work.rows)
+        abreast = max(1, min(max_rows, getattr(lens.adapter, "rows_at_once", None) or max_rows) // work.rows)
         for start, members in _join(lens, starts.groups, work.tokens, abreast):
             outputs_before = {path: outputs_of_plain.get(path, []) for path in starts.paths[start]}
             place = _heads_of(lens.wiring, start) if replay else None
@@ -287,20 +301,6 @@ def _weights_between(wiring: Wiring, weights: Mapping[str, int], first: Start, l
         for layer in range(begin, min(end + 1, stack.n_layers)):
             total += weights[stack.block(layer)]
     return total
-
-
-def _bytes_of(*records: Mapping[str, Any]) -> int:
-    """Count the bytes of all tensors in recordings."""
-    storages: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    for record in records:
-        for value in record.values():
-            map_tensors(value, note)
-    return sum(storages.values())
 
 
 def _side_by_side(
