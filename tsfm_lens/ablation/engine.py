@@ -253,7 +253,7 @@ def sweep(
         with starts.recording() as (outputs_of_plain, z):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
-        abreast = max(1, min(max_rows, getattr(lens.adapter, "rows_at_once", None) or max_rows) // work.rows)
+        abreast = max(1, min(max_rows, lens.adapter.rows_at_once or max_rows) // work.rows)
         for start, members in _join(lens, starts.groups, work.tokens, abreast):
             outputs_before = {path: outputs_of_plain.get(path, []) for path in starts.paths[start]}
             place = _heads_of(lens.wiring, start) if replay else None

@@ -21,7 +21,7 @@ from tsfm_lens.hooks.block import Block, together
 from tsfm_lens.hooks.edit import acts_by_row, resolve
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.replay import OtherCalls
-from tsfm_lens.models.adapter import DECILES
+from tsfm_lens.models.adapter import DECILES, refuse_request
 from tsfm_lens.models.architecture import stands_apart
 from tsfm_lens.models.batching import DRAWN, ForecastRequest, forecast_part
 from tsfm_lens.models.draws import Piece, Unsplittable, block_seed, seeded
@@ -116,6 +116,7 @@ def forecast_variants(
     if non_finite not in get_args(NonFinite):
         raise InputError(f"non_finite is {non_finite!r}, expected 'refuse' or 'keep'")
     steps, levels = checked_request(horizon, quantiles, num_samples, seed)
+    refuse_request(lens.adapter, steps, num_samples)
     batch = as_series(series)
     request = VariantRequest(lens, batch, steps, levels, num_samples, int(seed), memory=memory, non_finite=non_finite)
     points = [(each, point) for variant in variants for each, point in points_of(lens, variant)]
@@ -226,7 +227,7 @@ class VariantRequest(ForecastRequest):
             most = max(1, max_rows // rows)
             return most if self.memory is None else self.fitting(most)
         most = _ABREAST // (lens.d_model * rows * self.paths) if lens.device.type == "cpu" else _MOST
-        most = min(most, (getattr(lens.adapter, "rows_at_once", None) or _MOST) // rows)
+        most = min(most, (lens.adapter.rows_at_once or _MOST) // rows)
         return self.fitting(max(1, most))
 
 
@@ -247,7 +248,7 @@ def _forecasts(
     """Forecast every variant; arguments as :func:`forecast_variants` takes them."""
     adapter = request.lens.adapter
     # the adapter must declare it of its predict, and a sampling model must say along which axis it draws
-    is_declared = stands_apart(adapter) and not (request.draws and getattr(adapter, "draw_axis", None) is None)
+    is_declared = stands_apart(adapter) and not (request.draws and adapter.draw_axis is None)
     in_blocks = request.draws and len(request.batch) > DRAWN
     if not economy or in_blocks or not is_declared or request.lens.registry.in_use:
         forecasts = []

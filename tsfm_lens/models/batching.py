@@ -16,8 +16,8 @@ import numpy as np
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.adapter import default_horizon, default_levels, refuse_covariates
-from tsfm_lens.models.architecture import Adapter, rows_of
+from tsfm_lens.models.adapter import Adapter, default_horizon, default_levels, refuse_covariates, refuse_request
+from tsfm_lens.models.architecture import rows_of
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.draws import BlockDraws, Piece, block_seed, seeded
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
@@ -90,7 +90,7 @@ class ForecastRequest:
         """Return the mode under which pieces of blocks draw their share."""
         adapter = self.lens.adapter
         outer = self.paths if self.lens.wiring.sample_major else 1
-        return BlockDraws(pieces, axis=getattr(adapter, "draw_axis", None) or 0, outer=outer, guarded=guarded)
+        return BlockDraws(pieces, axis=adapter.draw_axis or 0, outer=outer, guarded=guarded)
 
     def lengths(self) -> dict[str, int]:
         """Count the tokens that the longest item has in the widest pass, by stack."""
@@ -134,6 +134,7 @@ def request_of(
     steps_ahead = default_horizon(lens.adapter, batch) if horizon is None else horizon
     requested = default_levels(lens.adapter) if quantiles is None else quantiles
     steps, levels = checked_request(steps_ahead, requested, num_samples, seed)
+    refuse_request(lens.adapter, steps, num_samples)
     if batch_size is not None and not is_count(batch_size):
         raise InputError(f"batch_size {batch_size!r} is not a number of series; expected an integer of 1 or more")
     return ForecastRequest(lens, batch, steps, levels, num_samples, int(seed), batch_size, memory)
@@ -142,10 +143,8 @@ def request_of(
 def paths_of(adapter: Adapter, horizon: int, num_samples: int | None) -> int:
     """Count the rows of a series in the widest pass of a rollout: sample paths, or quantile paths beyond one pass."""
     if adapter.readout != "quantile":
-        settings = getattr(adapter, "settings", None)
-        count: int = getattr(adapter, "samples", 0) or getattr(settings, "num_samples", 20)
-        return num_samples or count
-    return len(getattr(adapter, "levels", ())) or 1 if horizon > adapter.longest_pass else 1
+        return num_samples or adapter.samples
+    return len(adapter.levels) or 1 if horizon > adapter.longest_pass else 1
 
 
 def cut(batch: SeriesBatch, most: int) -> list[Range]:
@@ -176,7 +175,7 @@ def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> 
         need = request.need(items) + kept
         items = fitting(need, items, request.memory, request.lens.device, comfort=not request.draws)
     fit = items * request.per_item
-    most = getattr(request.lens.adapter, "rows_at_once", None)
+    most = request.lens.adapter.rows_at_once
     if most is not None:
         # an item stays in one piece, however many series it has
         fit = min(fit, max(most, request.per_item))
@@ -244,7 +243,7 @@ def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: B
     whole = stop - start == len(request.batch)
     batch = request.batch if whole else request.batch.select(range(start, stop))
     alike = max(batch.lengths) == max(request.batch.lengths)
-    padding = nullcontext() if alike else adapter.padded_to(max(request.batch.lengths))  # type: ignore[attr-defined]
+    padding = nullcontext() if alike else adapter.padded_to(max(request.batch.lengths))
     place: tuple[int, int | None] = 0, None
     if not whole:
         place = len(set(request.batch.groups[:start])) if adapter.packed else start, request.rows

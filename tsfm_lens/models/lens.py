@@ -21,8 +21,8 @@ from tsfm_lens.hooks.interventions import Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.registry import HookRegistry, hang
 from tsfm_lens.hooks.stopping import stream_into
 from tsfm_lens.models.ablating import knock_outs
-from tsfm_lens.models.adapter import covered, refuse_dtype
-from tsfm_lens.models.architecture import Adapter, Encoded
+from tsfm_lens.models.adapter import Adapter, covered, refuse_dtype
+from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.batching import forecast_in_parts, request_of
 from tsfm_lens.models.forecast import Forecast, is_count, refuse_non_finite, refuse_overflow
@@ -113,6 +113,10 @@ class Lens(LensBase, Hooked):
         values = None if future is None else torch.as_tensor(to_floats(future, "the future"))
         ids = None if tokens is None else torch.as_tensor(to_floats(tokens, "the array of tokens"))
         for array in (values, ids):
+            if array is not None and self.adapter.readout != "token":
+                raise InputError(
+                    f"{self.wiring.architecture} takes no future values in a single forward; leave `future` out"
+                )
             if array is not None and (array.ndim != 2 or len(array) != len(batch)):
                 raise InputError(
                     f"future values have shape {tuple(array.shape)}, expected (series, step) with {len(batch)} series"
@@ -122,7 +126,8 @@ class Lens(LensBase, Hooked):
                 f"horizon {horizon!r} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
                 f"{self.adapter.longest_pass} steps, lens.forecast goes on beyond"
             )
-        encoded = self.adapter.encode(batch, values, ids, None if horizon is None else int(horizon))
+        options = {"future": values, "tokens": ids} if self.adapter.readout == "token" else {}
+        encoded = self.adapter.encode(batch, horizon=None if horizon is None else int(horizon), **options)
         refuse_overflow(encoded)
         return encoded
 

@@ -259,7 +259,7 @@ def forward_ranges(
     per_item = -(-len(encoded.batch) // encoded.n_items)
     need = copies * (need_of(lens, lengths_of(encoded), 1, per_item) + kept)
     fit = fitting(need, encoded.n_items, memory, lens.device)
-    most = getattr(lens.adapter, "rows_at_once", None)
+    most = lens.adapter.rows_at_once
     if most is not None:
         fit = min(fit, max(1, most // per_item))
     number = -(-encoded.n_items // fit)
@@ -357,7 +357,7 @@ def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[T
         refuse_gradients(lens.wiring)
         if torch.is_inference_mode_enabled():
             raise InputError("there are no gradients under torch.inference_mode(); leave it, or drop incl_bwd=True")
-    if rollout and getattr(lens.adapter, "passes", 1) > 1:
+    if rollout and lens.adapter.passes > 1:
         raise InputError(
             "this model was compiled with force_flip_invariance=True, under which every forecast runs on x and on -x; "
             "compile it with force_flip_invariance=False to record one run"

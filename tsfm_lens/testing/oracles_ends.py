@@ -216,10 +216,12 @@ def rows_are_series(case: Case) -> OracleResult:
     def forecast() -> Tensor:
         draws = _draws(lens)
         outer = draws["num_samples"] if draws and lens.wiring.sample_major else 1
-        axis = getattr(lens.adapter, "draw_axis", None)
+        axis = lens.adapter.draw_axis
         # every series draws for itself: how many numbers a draw uses up may depend on what it draws from
         separate_draws = (
-            BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer) if draws and axis is not None else nullcontext()
+            BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer)
+            if draws and axis is not None
+            else nullcontext()
         )
         with separate_draws:
             result = lens.forecast(batch, horizon, **draws)

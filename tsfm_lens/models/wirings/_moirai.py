@@ -13,15 +13,15 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
-from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.wirings import _series
 
 
-class PackedAdapter(PatchAdapter):
+class PackedAdapter(Adapter):
     """Base of the adapters of both Moirai: the variates of an item share one sequence."""
 
     packed = True
-    covariates: tuple[str, ...] = ("past", "known")
+    covariates = ("past", "known")
     _forecaster: tuple[dict[str, int], Any] | None = None
 
     def forecaster(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
