@@ -40,12 +40,8 @@ class MoiraiAdapter(_moirai.PackedAdapter):
 
     architecture = NAME
     readout = "distribution"
-    multivariate = True
     levels = (0.5,)
     draw_axis = 1
-    package = "timecopilot-uni2ts"
-    dtypes = ("float32",)
-    context_length = 4096
     prediction_length = 64
     longest_pass = 1024
 
@@ -63,41 +59,19 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         self.wiring = Wiring(NAME, (_moirai.stack(self.model),), mixture, "in_proj", self.prediction_length)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pack one sequence per item: the context of every variate, then its masked future."""
+        """Pack one sequence per item, tokens of one patch size."""
+        encoded = super().encode(batch, horizon)
+        encoded.inputs["patch_size"] = torch.full_like(encoded.inputs["time_id"], self.patch)
+        return encoded
+
+    def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+        """Return a ``MoiraiForecast`` and its arguments."""
         if self.patch not in self.model.patch_sizes:
             raise InputError(f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}")
-        steps = self.prediction_length if horizon is None else horizon
-        forecast, inputs = self._forecast(batch, steps)
-        tokens_of_items, loc, scale = _moirai.packed(self.model, forecast, inputs, self.patch)
-        tokens_of_items["patch_size"] = torch.full_like(tokens_of_items["time_id"], self.patch)
-        n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
-        layout = _moirai.Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
-        last = layout.last_context
-        loc_and_scale = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
-        return Encoded(
-            {**tokens_of_items, "layout": layout},
-            {"": layout.spans},
-            *loc_and_scale,
-            batch,
-            horizon=steps,
-            items=len(tokens_of_items["target"]),
-            packed=True,
-            stats={"loc": loc, "scale": scale},
-        )
-
-    def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
-        """Return the library's forecast object for these sizes, and its arguments."""
-        length = self.longest(batch)
+        length, roles = self.longest(batch), batch.roles[: batch.n_variates]
         kind = require("moirai", "uni2ts.model.moirai").MoiraiForecast
-        forecast = self.forecaster(
-            kind,
-            batch.roles[: batch.n_variates],
-            prediction_length=horizon,
-            context_length=length,
-            patch_size=self.patch,
-            num_samples=self.samples,
-        )
-        return forecast, _moirai.native_input(batch, length, horizon, self.device)
+        sizes = {"prediction_length": horizon, "context_length": length, "patch_size": self.patch, "num_samples": 100}
+        return self.forecaster(kind, roles, **sizes), _moirai.native_input(batch, length, horizon, self.device)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the mean of the mixture in data units, (batch, 1, step), in whole patches; NaN for covariates."""
@@ -122,7 +96,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
     @rows_apart
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and take their empirical quantiles."""
-        forecast, inputs = self._forecast(batch, horizon)
+        forecast, inputs = self.library_input(batch, horizon)
         outputs: list[Any] = []
         parts = (self.model.scaler, self.model.param_proj)
         handles = [part.register_forward_hook(lambda _module, _args, output: outputs.append(output)) for part in parts]

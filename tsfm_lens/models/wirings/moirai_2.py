@@ -32,11 +32,7 @@ class Moirai2Adapter(_moirai.PackedAdapter):
 
     architecture = NAME
     rollout = "refeed"
-    multivariate = True
     joint_rollout = False
-    package = "timecopilot-uni2ts"
-    dtypes = ("float32",)
-    context_length = 4096
 
     def __init__(self, native: Any) -> None:
         self.native = native
@@ -49,30 +45,10 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         unembed = Site("out_proj", layout="batch pos d_out")
         self.wiring = Wiring(NAME, (_moirai.stack(self.model),), unembed, "in_proj", self.prediction_length)
 
-    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pack one sequence per item: the context of every variate, then places for its future."""
-        steps = self.prediction_length if horizon is None else horizon
-        forecast, inputs = self._forecast(batch, steps)
-        tokens_of_items, loc, scale = _moirai.packed(self.model, forecast, inputs, self.patch)
-        n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
-        layout = _moirai.Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
-        last = layout.last_context
-        loc_and_scale = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
-        return Encoded(
-            {**tokens_of_items, "layout": layout},
-            {"": layout.spans},
-            *loc_and_scale,
-            batch,
-            horizon=steps,
-            items=len(tokens_of_items["target"]),
-            packed=True,
-        )
-
-    def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
-        """Return the library's forecast object for these sizes, and its arguments."""
-        length = self.longest(batch)
+    def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+        """Return a ``Moirai2Forecast`` and its arguments."""
+        length, roles = self.longest(batch), batch.roles[: batch.n_variates]
         kind = require("moirai", "uni2ts.model.moirai2").Moirai2Forecast
-        roles = batch.roles[: batch.n_variates]
         forecast = self.forecaster(kind, roles, prediction_length=horizon, context_length=length)
         # the library's own transform fills gaps with 0 where there are several targets
         causal = roles.count("target") == 1
@@ -113,7 +89,7 @@ class Moirai2Adapter(_moirai.PackedAdapter):
                 f"horizon {horizon} is longer than the {self.prediction_length} steps of one pass, and uni2ts rolls "
                 "out items with one variate only; shorten the horizon or forecast the variates one by one"
             )
-        forecast, inputs = self._forecast(batch, horizon)
+        forecast, inputs = self.library_input(batch, horizon)
         with torch.no_grad():
             output = forecast(**inputs).cpu()
         # (item, quantile, step[, variate]): the library drops the axis of a single variate
