@@ -1,9 +1,6 @@
 """Savings of a fanned-out rollout: an encoder that variants share runs once, and what is set to zero is not computed.
 
-Rows stand variant-major and, within a variant, series by series with the sample paths of each. All paths of a series,
-and of all variants that leave the encoder as it is, attend to the same encoder states, which are stored once
-(:class:`tsfm_lens.hooks.repeated.Repeated`). The linear layers of a branch that a variant zeroes as a whole leave its
-rows out and give zeros for them; every tensor keeps its shape.
+Rows stand variant-major and, within a variant, series by series with the sample paths of each.
 """
 
 from __future__ import annotations

@@ -166,13 +166,8 @@ class VariantRequest(ForecastRequest):
         with self.lens.edit(*variant.interventions):
             try:
                 if self.non_finite == "refuse":
-                    return self.lens.forecast(
-                        self.batch,
-                        self.horizon,
-                        quantiles=self.levels,
-                        num_samples=self.num_samples,
-                        seed=self.seed,
-                    )
+                    how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
+                    return self.lens.forecast(self.batch, self.horizon, quantiles=self.levels, **how)
                 stop = len(self.batch)
                 drawing = self.drawing(self.pieces(0, stop), guarded=True) if self.draws else None
                 forecast = forecast_part(self, 0, stop, drawing=drawing)
@@ -274,12 +269,8 @@ def _forecasts(
 def _single_passes(
     request: VariantRequest, variants: Sequence[Variant], max_rows: int | None, on_progress: Callable[[int], None]
 ) -> list[Forecast] | None:
-    """Forecast one pass of each variant by the library's own code, with replay; None where that cannot be done.
-
-    Nothing is read off a forward: every variant runs all of ``predict``. Modules before a variant's first change hand
-    back their outputs of the plain forecast. They may, because the pass reads the series alone, which an adapter
-    declares (:func:`rows_apart`), and because it is one pass, which is counted.
-    """
+    """Forecast one pass of each variant by the library's own code, with replay; None where that cannot be done."""
+    # replay may, because the pass reads the series alone, which rows_apart declares, and is one pass, which is counted
     lens, adapter = request.lens, request.lens.adapter
     if adapter.readout != "quantile" or request.horizon > adapter.longest_pass or len(variants) < _FEW:
         return None
@@ -298,7 +289,7 @@ def _single_passes(
 
     rows = abreast * len(encoded.rows)
     try:
-        outputs = sweep(lens, OnePass.of(encoded, run), variants, max_rows=rows, on_progress=on_progress)
+        outputs = sweep(lens, OnePass(encoded, run), variants, max_rows=rows, on_progress=on_progress)
     except OtherCalls:
         return None
     except (MemoryError, RuntimeError) as error:
@@ -321,11 +312,7 @@ def _single_passes(
 def _fanned_out(
     request: VariantRequest, variants: Sequence[Variant], max_rows: int | None, on_progress: Callable[[int], None]
 ) -> list[Forecast]:
-    """Forecast every variant as a block of rows of one native batch, as many side by side as fit.
-
-    Raises:
-        InputError: one variant runs out of memory, or a forecast is not finite.
-    """
+    """Forecast every variant as a block of rows of one native batch, as many side by side as fit."""
     if not variants:
         return []
     fan, results, most = Fan(request), dict[int, Forecast](), request.abreast(max_rows)
