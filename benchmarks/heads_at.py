@@ -10,7 +10,16 @@ import torch
 
 from tsfm_lens.ablation import Variant, mae, point_forecasts
 from tsfm_lens.ablation.looks import Looks, plan_looks
-from tsfm_lens.ablation.search import Answer, HeadsAt, PairedErrors, Search, bisection, run_search, scan, sequential
+from tsfm_lens.ablation.search import (
+    Answer,
+    PairedErrors,
+    Search,
+    SearchResult,
+    bisection,
+    run_search,
+    scan,
+    sequential,
+)
 from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.data.evaluation_sources import holdout_sets
 from tsfm_lens.hooks import Component
@@ -140,7 +149,7 @@ def _compare(
     return [*rows, Row(order, tolerance, METHODS[3], int(kept), change, spent, of - spent, waited, agrees)]
 
 
-def _counted(search: Search, evaluate: Callable[[int, int], Answer]) -> tuple[HeadsAt, int]:
+def _counted(search: Search, evaluate: Callable[[int, int], Answer]) -> tuple[SearchResult, int]:
     rounds = 0
     while requests := search.requests():
         rounds += 1

@@ -15,7 +15,7 @@ from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, run
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Encoded, Lens
-from tsfm_lens.models.memory import measured
+from tsfm_lens.models.timing import measured
 
 MIB = 2**20
 

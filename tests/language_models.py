@@ -13,7 +13,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.wirings import _random
 
@@ -63,7 +63,7 @@ def _neox_rows() -> tuple[Attention, Mlp]:
     return attention, Mlp(Site("mlp"), reads[1], pre, post, out, inner, norm=norms[1], aside=True, act="gelu")
 
 
-class LanguageModel(PatchAdapter):
+class LanguageModel(Adapter):
     """Token ids in, logits out."""
 
     readout: Literal["token", "quantile", "distribution"] = "token"

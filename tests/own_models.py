@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.testing import ORACLES, check_wiring
 
@@ -64,7 +64,7 @@ class Forecaster(nn.Module):
         return 10 * self.head(self.norm(x))[:, -1].unflatten(1, (len(LEVELS), HORIZON))
 
 
-class Wired(PatchAdapter):
+class Wired(Adapter):
     """The right wiring."""
 
     architecture = "own"
@@ -91,14 +91,7 @@ class Wired(PatchAdapter):
         stack = Stack("", "blocks", *sizes, (attention, mlp), ln_final="norm", upstream=("embed",))
         self.wiring = Wiring("own", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
-        self.no_teacher(future, tokens)
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         length = -(-self.longest(batch) // PATCH) * PATCH
         context = torch.full((len(batch), length), torch.nan)
         for row, series in zip(context, batch.values, strict=True):

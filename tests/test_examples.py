@@ -46,7 +46,7 @@ def test_first_look_finds_heads_that_matter_more_than_others() -> None:
 
 def test_own_model_is_wired_in_one_short_cell() -> None:
     notebook = nbformat.read(EXAMPLES / "02-your-own-model.ipynb", as_version=4)
-    (wiring,) = [cell.source for cell in notebook.cells if "(PatchAdapter)" in cell.source]
+    (wiring,) = [cell.source for cell in notebook.cells if "(Adapter)" in cell.source]
     assert len(wiring.splitlines()) <= 60
 
 

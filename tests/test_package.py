@@ -65,7 +65,10 @@ def _imports(file: Path) -> Iterator[tuple[str, bool]]:
 @pytest.mark.parametrize("package", FOLLOWING)
 def test_rooms_within_a_room_follow_each_other(package: str) -> None:
     order = FOLLOWING[package]
-    assert {file.relative_to(ROOT / package).parts[0] for file in (ROOT / package).rglob("*.py")} == {*order, "__init__.py"}
+    assert {file.relative_to(ROOT / package).parts[0] for file in (ROOT / package).rglob("*.py")} == {
+        *order,
+        "__init__.py",
+    }
     for file in (file for name in order for file in (ROOT / package / name).rglob("*.py")):
         own = order.index(file.relative_to(ROOT / package).parts[0])
         for name, _ in imports(file):

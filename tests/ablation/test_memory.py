@@ -1,134 +1,95 @@
-"""The memory limit against what torch's own allocator counts, and what happens when memory runs out."""
+"""Variants side by side: as many as a memory is planned for, fewer where it runs out, and always the same numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from tsfm_lens.ablation import Variant, fanout, forecast_variants
+from tsfm_lens.ablation import Variant, engine, forecast_variants, rollouts, run_variants
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import writers
-from tsfm_lens.models import architectures, load
-from tsfm_lens.models.memory import fitting, measured
+from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close
 
-CPU = torch.device("cpu")
 BATCH = as_series([np.sin(np.arange(50) / 3), np.cos(np.arange(50) / 2)])
 
 
-def allocated(work: Callable[[], Any]) -> int:
-    """Peak of what the allocator has given and not taken back since the start."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        work()
-    assert run.profiler is not None
-    events = [event for event in run.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+def counted(monkeypatch: pytest.MonkeyPatch, fits: int = 10**6) -> list[int]:
+    """Sizes of all chunks of a rollout; more than ``fits`` variants run out of memory."""
+    chunks: list[int] = []
+    run = rollouts.Fan.side_by_side
+
+    def side_by_side(fan: rollouts.Fan, variants: Any) -> Any:
+        chunks.append(len(variants))
+        if len(variants) > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return run(fan, variants)
+
+    monkeypatch.setattr(rollouts.Fan, "side_by_side", side_by_side)
+    return chunks
 
 
-def test_what_is_measured_is_what_is_held() -> None:
-    def work() -> torch.Tensor:
-        first = torch.zeros(1000, 1000)
-        second = first + 1
-        del first
-        view = second.t()[:10]
-        del second, view
-        return torch.ones(500, 1000).view(-1)
-
-    kept, peak = measured(work, CPU)
-    assert kept.shape == (500_000,)
-    assert peak == 8_000_000
-
-
-def test_sizes_follow_from_smaller_runs() -> None:
-    assert fitting({1: 100}, 350) == 3
-    # what three need, six need at most twice
-    assert fitting({1: 100, 3: 150}, 350) == 7
-    assert fitting({1: 100, 3: 150}, 100) == 1
-    with pytest.raises(InputError, match=r"at least 100 bytes"):
-        fitting({1: 100}, 99)
+def lens_and_variants(name: str, count: int) -> tuple[Lens, list[Variant]]:
+    lens = load(architectures()[name].tiny(), check=False)
+    return lens, [Variant.zero(part) for part in writers(lens.wiring)[:count]]
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5"])
-def test_the_limit_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()[name].tiny(), check=False)
-    draws = {} if lens.adapter.readout == "quantile" else {"num_samples": 10}
-    variants = [Variant.zero(part) for part in writers(lens.wiring)[:12]]
-    # where replay would do, the rollout is what is measured here
+def test_a_memory_bounds_the_variants_side_by_side(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, variants = lens_and_variants(name, 8)
+    draws = {} if lens.adapter.readout == "quantile" else {"num_samples": 4}
+    # where replay would do, the rollout is what is looked at here
     horizon = 4 if name == "chronos" else lens.adapter.longest_pass + 2
-    chunks: list[int] = []
-    run = fanout.Fan.side_by_side
-
-    def counted(fan: fanout.Fan, chosen: Any) -> Any:
-        chunks.append(len(chosen))
-        return run(fan, chosen)
-
-    monkeypatch.setattr(fanout.Fan, "side_by_side", counted)
-    free = allocated(lambda: forecast_variants(lens, BATCH, horizon, variants, max_rows=24, **draws))
-    assert chunks == [12]
-    one = allocated(lambda: forecast_variants(lens, BATCH, horizon, variants[:1], max_rows=2, **draws))
-    limit = (one + free) // 2
-    assert free > 1.3 * limit
-    chunks.clear()
-    kept: list[Any] = []
-    peak = allocated(lambda: kept.append(forecast_variants(lens, BATCH, horizon, variants, memory=limit, **draws)))
-    # the first variant by itself is only measured
-    assert chunks[0] == 1
-    assert sum(chunks[1:]) == 12
-    assert 2 <= max(chunks) < 12
-    assert peak <= 1.2 * limit, (peak, limit, chunks)
     loop = forecast_variants(lens, BATCH, horizon, variants, economy=False, **draws)
-    assert_close(kept[0].quantiles, loop.quantiles, depth=1000, dtype=np.float32)
-
-
-def test_no_bit_depends_on_what_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
-    variants = [Variant.zero(part) for part in writers(lens.wiring)[:5]]
-    horizon = lens.adapter.longest_pass + 2
-    chunks: list[int] = []
-    run = fanout.Fan.side_by_side
-
-    def counted(fan: fanout.Fan, chosen: Any) -> Any:
-        chunks.append(len(chosen))
-        return run(fan, chosen)
-
-    monkeypatch.setattr(fanout.Fan, "side_by_side", counted)
-    first = forecast_variants(lens, BATCH, horizon, variants)
-    begun = chunks.copy()
-    again = forecast_variants(lens, BATCH, horizon, variants)
-    # the process has measured by then, and the variants run side by side as before
-    assert begun == [1, *chunks[len(begun) :]]
-    np.testing.assert_array_equal(first.quantiles, again.quantiles)
+    chunks = counted(monkeypatch)
+    for memory, largest in ((None, 8), (2**40, 8), (1, 1)):
+        chunks.clear()
+        found = forecast_variants(lens, BATCH, horizon, variants, memory=memory, **draws)
+        assert sum(chunks) == 8
+        assert max(chunks) == largest
+        assert_close(found.quantiles, loop.quantiles, depth=1000, dtype=np.float32)
 
 
 def test_running_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()["timesfm-2.5"].tiny(), check=False)
-    variants = [Variant.zero(part) for part in writers(lens.wiring)[:9]]
+    lens, variants = lens_and_variants("timesfm-2.5", 9)
     # beyond one pass, where nothing can be replayed
     horizon = lens.adapter.longest_pass + 2
-    tried: list[int] = []
-    run, fits = fanout.Fan.side_by_side, 3
-
-    def scarce(fan: fanout.Fan, chosen: Any) -> Any:
-        tried.append(len(chosen))
-        if len(chosen) > fits:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return run(fan, chosen)
-
-    monkeypatch.setattr(fanout.Fan, "side_by_side", scarce)
-    found = forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
-    assert tried == [9, 3, 3, 3]
     loop = forecast_variants(lens, BATCH, horizon, variants, economy=False)
+    with monkeypatch.context() as patch:
+        chunks = counted(patch, fits=3)
+        found = forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
+    assert chunks == [9, 3, 3, 3]
     assert_close(found.quantiles, loop.quantiles, depth=1000, dtype=np.float32)
-    fits = 0
+    counted(monkeypatch, fits=0)
     with pytest.raises(InputError, match="one variant of this batch runs out of memory"):
         forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
-    monkeypatch.setattr(fanout.Fan, "side_by_side", lambda *_args: (_ for _ in ()).throw(RuntimeError("a bug")))
+    monkeypatch.setattr(rollouts.Fan, "side_by_side", lambda *_args: (_ for _ in ()).throw(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
+
+
+def test_forwards_of_variants_take_fewer_rows_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, variants = lens_and_variants("chronos-bolt", 6)
+    monkeypatch.setattr(engine, "_PASS", 10**12)
+    encoded = lens.encode(BATCH)
+    whole = run_variants(lens, encoded, variants)
+    run, rows, most = lens.adapter.run, list[int](), 4
+
+    def scarce(inputs: Any) -> torch.Tensor:
+        rows.append(len(inputs["context"]))
+        if rows[-1] > most:
+            raise MemoryError
+        return run(inputs)
+
+    monkeypatch.setattr(lens.adapter, "run", scarce)
+    assert_close(run_variants(lens, encoded, variants), whole, depth=300)
+    assert max(rows[2:]) == 6
+    most = 1
+    assert_close(run_variants(lens, encoded, variants), whole, depth=300)
+    most = 0
+    with pytest.raises(InputError, match="run out of memory"):
+        run_variants(lens, encoded, variants)

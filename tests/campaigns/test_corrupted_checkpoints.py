@@ -19,7 +19,7 @@ import torch
 
 from tsfm_lens.errors import LensError
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.completeness import module_of
+from tsfm_lens.models.checkpoint import module_of
 from tsfm_lens.models.extras import status
 
 NAMES = sorted(architectures())

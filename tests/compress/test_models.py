@@ -26,7 +26,7 @@ from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, Wiri
 from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import read_checkpoint
-from tsfm_lens.models.memory import LiveBytes
+from tsfm_lens.models.timing import LiveBytes
 from tsfm_lens.testing import ORACLES, assert_close, example_case, oracles, oracles_attention, oracles_weights
 
 ARCHITECTURES = sorted(architectures())

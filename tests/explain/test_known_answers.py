@@ -16,7 +16,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo import planted
@@ -41,7 +41,7 @@ class Known(nn.Module):
         return (middle[..., None, :] + torch.tensor([-1.0, 0.0, 1.0])[:, None]).flatten(0, 1)
 
 
-class Wired(PatchAdapter):
+class Wired(Adapter):
     """Items with their series side by side."""
 
     architecture = "known"
@@ -57,13 +57,7 @@ class Wired(PatchAdapter):
         stack = Stack("", "blocks", 1, 1, 2, 2, 2, (attention, mlp), upstream=("embed",))
         self.wiring = Wiring("known", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         count, ahead = batch.n_variates, torch.tensor(batch.known_future(HORIZON)).float()
         context = torch.tensor(np.stack(batch.values)).float()
         inputs = {"context": context.unflatten(0, (-1, count)), "future": ahead.unflatten(0, (-1, count))}

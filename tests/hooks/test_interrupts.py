@@ -23,7 +23,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.hooks.replay import recorded_outputs, replayed
 from tsfm_lens.hooks.state import ONE_RUN
 from tsfm_lens.models import Lens
-from tsfm_lens.models.seeding import seeded
+from tsfm_lens.models.draws import seeded
 from tsfm_lens.testing import native_traces
 
 SERIES = bundled("co2").tail(24)

@@ -1,9 +1,8 @@
-"""Forecasts in parts: the numbers of the whole batch, whatever the memory, and words where it does not fit."""
+"""Forecasts and activations in parts: the numbers of the whole batch, whatever the memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +16,9 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Resample, Zero, by_row
 from tsfm_lens.models import Lens, architectures, batching
-from tsfm_lens.models.batching import cut, need_of_item, plan, request_of
+from tsfm_lens.models.batching import cut, plan, request_of
 from tsfm_lens.models.draws import block_seed
-from tsfm_lens.models.memory import VARIABLE, measured
+from tsfm_lens.models.memory import VARIABLE, as_bytes, limit_of
 from tsfm_lens.testing import assert_close
 
 # one encoder, one decoder, sampled: about 100 roundings a block
@@ -43,10 +42,15 @@ def draws_of(lens: Lens) -> dict[str, Any]:
     return {} if lens.adapter.readout == "quantile" else {"num_samples": 3}
 
 
-def limit_for(lens: Lens, series: Any, items: int, horizon: int = 4) -> int:
-    """A limit in which so many items fit."""
-    request = request_of(lens, series, horizon, num_samples=draws_of(lens).get("num_samples"))
-    return items * need_of_item(request, 2**40) + 1
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Plan for so many items at a time."""
+
+    def set_to(items: int) -> None:
+        for module in ("batching", "recording"):
+            monkeypatch.setattr(f"tsfm_lens.models.{module}.fitting", lambda _need, count, *_a, **_k: min(count, items))
+
+    return set_to
 
 
 def assert_same(actual: Any, expected: Any) -> None:
@@ -58,44 +62,82 @@ def assert_same(actual: Any, expected: Any) -> None:
     assert actual.context.ids == expected.context.ids
 
 
-@pytest.mark.parametrize("name", sorted(set(architectures()) - set(UNCUT)))
-def test_parts_of_unequal_series_give_the_forecast_of_the_whole(name: str, opened: Opened) -> None:
+BEYOND = ("chronos", "chronos-bolt", "chronos-2", "timesfm-2.5", "moirai-2")
+NAMES = sorted(set(architectures()) - set(UNCUT))
+
+
+@pytest.mark.parametrize(("name", "beyond"), [(name, 0) for name in NAMES] + [(name, 3) for name in BEYOND])
+def test_parts_of_unequal_series_give_the_forecast_of_the_whole(
+    name: str, beyond: int, opened: Opened, at_once: Callable[[int], None]
+) -> None:
     lens, series = opened(name), series_for(name)
-    whole = lens.forecast(series, 4, **draws_of(lens))
-    limit = limit_for(lens, series, 2)
-    request = request_of(lens, series, 4, memory=limit, **draws_of(lens))
-    assert [part.stop - part.start for part in plan(request)] == [2, 2, 1]
+    steps = lens.adapter.longest_pass + beyond if beyond else 4
+    whole = lens.forecast(series, steps, **draws_of(lens))
+    at_once(2)
+    assert plan(request_of(lens, series, steps)) == [(0, 2), (2, 4), (4, 5)]
     state = torch.get_rng_state()
-    assert_same(lens.forecast(series, 4, memory=limit, **draws_of(lens)), whole)
+    assert_same(lens.forecast(series, steps, **draws_of(lens)), whole)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "timesfm-2.5", "moirai-2"])
-def test_rollouts_beyond_one_pass_run_in_parts(name: str, opened: Opened) -> None:
-    lens, series = opened(name), series_for(name)
-    steps = lens.adapter.longest_pass + 3
-    limit = limit_for(lens, series, 2, steps)
-    cut_up = lens.forecast(series, steps, memory=limit, **draws_of(lens))
-    assert_same(cut_up, lens.forecast(series, steps, **draws_of(lens)))
-
-
 @pytest.mark.parametrize("name", ["chronos-2", "moirai-2", "timesfm-3", "toto-2"])
-def test_the_variates_of_an_item_stay_together(name: str, opened: Opened, multivariate: list[np.ndarray]) -> None:
+def test_the_variates_of_an_item_stay_together(
+    name: str, opened: Opened, multivariate: list[np.ndarray], at_once: Callable[[int], None]
+) -> None:
     lens = opened(name)
     series = as_series([*multivariate, multivariate[0][:, ::-1].copy()])
     whole = lens.forecast(series, 4)
-    limit = limit_for(lens, series, 1)
-    assert len(plan(request_of(lens, series, 4, memory=limit))) == 3
-    assert_same(lens.forecast(series, 4, memory=limit), whole)
+    at_once(1)
+    assert len(plan(request_of(lens, series, 4))) == 3
+    assert_same(lens.forecast(series, 4), whole)
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5"])
-def test_a_run_holds_no_more_than_its_limit(name: str, opened: Opened) -> None:
-    lens, series = opened(name), series_for(name, alike=True)
-    limit = limit_for(lens, series, 2)
-    _, free = measured(lambda: lens.forecast(series, 4, **draws_of(lens)), lens.device)
-    _, peak = measured(lambda: lens.forecast(series, 4, memory=limit, **draws_of(lens)), lens.device)
-    assert peak <= limit < free
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+def test_a_part_that_runs_out_of_memory_runs_as_two(name: str, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, series = opened(name), series_for(name)
+    whole = lens.forecast(series, 4, **draws_of(lens))
+    predict, sizes, most = lens.adapter.predict, list[int](), 2
+
+    def scarce(batch: Any, *rest: Any) -> Any:
+        sizes.append(len(batch))
+        if len(batch) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return predict(batch, *rest)
+
+    monkeypatch.setattr(lens.adapter, "predict", scarce)
+    assert_same(lens.forecast(series, 4, **draws_of(lens)), whole)
+    assert sizes == [5, 3, 2, 1, 2]
+    most = 0
+    with pytest.raises(InputError, match=r"1 series × .* run out of memory; shorten"):
+        lens.forecast(series, 4, **draws_of(lens))
+    with lens.ablate("decoder.0.mlp", rows=[0, 3]), pytest.raises(InputError, match=r"by_row \(at decoder"):
+        lens.forecast(series, 4, **draws_of(lens))
+
+
+def test_a_memory_is_planned_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, series = opened("chronos-bolt"), series_for("chronos-bolt")
+    need = request_of(lens, series, 4, memory=1).need(5)
+    assert len(plan(request_of(lens, series, 4))) == 1
+    assert plan(request_of(lens, series, 4, memory=2 * need)) == [(0, 2), (2, 4), (4, 5)]
+    monkeypatch.setenv(VARIABLE, "1")
+    assert len(plan(request_of(lens, series, 4))) == 5
+    assert limit_of("1MiB", lens.device) == 2**20
+    monkeypatch.setenv(VARIABLE, "half")
+    with pytest.raises(InputError, match=rf"{VARIABLE} is 'half'"):
+        lens.forecast(series, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2000", 2000), ("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("7 mib", 7 * 2**20)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert as_bytes(text, "memory") == size
+
+
+@pytest.mark.parametrize("wrong", ["", "lots", "-1", "0", "1e9", "2 XB", "GB", 0, True, 1.5, "9" * 30])
+def test_what_is_no_size_is_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"expected a number of bytes"):
+        as_bytes(wrong, "memory")
 
 
 @pytest.mark.parametrize("name", ["chronos", "t5", *UNCUT])
@@ -148,21 +190,14 @@ def test_hooks_that_see_the_whole_batch_change_no_draw(
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_ablations_run_in_parts(name: str, opened: Opened) -> None:
+def test_ablations_run_in_parts(name: str, opened: Opened, at_once: Callable[[int], None]) -> None:
     lens, series = opened(name), series_for(name)
     target = lens.components("decoder.*.mlp")[0]
-    limit = limit_for(lens, series, 2)
-    with lens.ablate(target):
-        assert_same(
-            lens.forecast(series, 4, memory=limit, **draws_of(lens)), lens.forecast(series, 4, **draws_of(lens))
-        )
-    means = {"how": "mean", "reference": series, "per": "position"}
-    with lens.ablate(target, **means):
-        assert_same(
-            lens.forecast(series, 4, memory=limit, **draws_of(lens)), lens.forecast(series, 4, **draws_of(lens))
-        )
-    with lens.ablate(target, rows=[0, 3]), pytest.raises(InputError, match=r"cannot run in parts.*decoder.*mlp"):
-        lens.forecast(series, 4, memory=limit, **draws_of(lens))
+    for how in ({}, {"how": "mean", "reference": series, "per": "position"}):
+        with lens.ablate(target, **how):
+            whole = lens.forecast(series, 4, **draws_of(lens))
+            at_once(2)
+            assert_same(lens.forecast(series, 4, **draws_of(lens)), whole)
 
 
 @pytest.mark.parametrize("name", ["chronos", "toto-1"])
@@ -188,34 +223,6 @@ def test_variants_of_many_series_draw_what_each_draws_alone(
             assert_close(found.samples[index], alone, depth=DEPTH, dtype=torch.float32)
 
 
-def test_what_does_not_fit_says_so_before_it_runs(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    lens, series = opened("chronos"), series_for("chronos")
-    ran: list[int] = []
-    whole = batching.forecast_part
-    monkeypatch.setattr("tsfm_lens.models.lens.forecast_part", lambda *asked: ran.append(1) or whole(*asked))
-    fits = limit_for(lens, series, 1)
-    batching._NEEDS.clear()
-    with pytest.raises(InputError, match=r"one item of this forecast .* needs more than .* is free, .*raise memory"):
-        lens.forecast(series, 4, num_samples=3, memory=fits // 3)
-    # once it is known, the need is told
-    lens.forecast(series, 4, num_samples=3, memory=fits)
-    ran.clear()
-    with pytest.raises(InputError, match=r"one item .* needs \d"):
-        lens.forecast(series, 4, num_samples=3, memory=fits // 3)
-    monkeypatch.setenv(VARIABLE, str(fits // 3))
-    with pytest.raises(InputError, match=rf"{VARIABLE}"):
-        lens.forecast(series, 4, num_samples=3)
-    assert not ran
-
-
-@pytest.mark.parametrize("name", UNCUT)
-def test_draws_that_cannot_be_cut_are_refused(name: str, opened: Opened) -> None:
-    lens, series = opened(name), series_for(name)
-    with pytest.raises(InputError, match=r"drawn for a block.*batch_size=2"):
-        lens.forecast(series, 4, num_samples=3, memory=limit_for(lens, series, 2))
-    assert lens.forecast(series, 4, num_samples=3, memory=limit_for(lens, series, 2), batch_size=2).samples is not None
-
-
 def test_batches_are_cut_between_items() -> None:
     batch = as_series([np.zeros((count, 5)) for count in (1, 2, 3, 1, 1)])
     assert cut(batch, 1) == [(0, 1), (1, 3), (3, 6), (6, 7), (7, 8)]
@@ -228,16 +235,6 @@ def test_only_sizes_are_batch_sizes(opened: Opened) -> None:
     for wrong in (0, -1, 2.5, True, "all"):
         with pytest.raises(InputError, match=r"batch_size"):
             opened("chronos-bolt").forecast(series_for("chronos-bolt"), 4, batch_size=wrong)  # type: ignore[arg-type]
-
-
-def test_the_need_of_a_longer_series_serves_for_shorter_ones(opened: Opened) -> None:
-    lens = opened("chronos-bolt")
-    request = request_of(lens, series_for("chronos-bolt"), 4)
-    batching._NEEDS.pop(lens, None)
-    need = need_of_item(request, 2**40)
-    shorter = replace(request, batch=request.batch.select([0]))
-    assert need_of_item(shorter, 1) == need
-    assert len(batching._NEEDS[lens]) == 1
 
 
 def test_zero_is_known_to_act_by_row(opened: Opened) -> None:

@@ -14,8 +14,7 @@ from torch import Tensor
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Activations, by_row, last_query
-from tsfm_lens.models import Encoded, Lens, architectures, batching, capturing
-from tsfm_lens.models.memory import measured
+from tsfm_lens.models import Encoded, Lens, architectures, batching
 from tsfm_lens.testing import assert_close
 
 DEPTH = 1000
@@ -40,16 +39,10 @@ def names_of(lens: Lens, name: str) -> list[str]:
     return [point for point in points if not across or lens.registry.points[point].axes[1] == "pos"]
 
 
-def parts(monkeypatch: pytest.MonkeyPatch, size: int) -> list[int]:
-    """Let every capture run so many items at once; the list gets the number that it would have run."""
-    asked: list[int] = []
-
-    def few(_keeping: Any, run: capturing.Run, *_rest: Any) -> int:
-        asked.append(run.at_once)
-        return run.at_once if run.uncut else min(size, run.at_once)
-
-    monkeypatch.setattr("tsfm_lens.models.recording.items_at_once", few)
-    return asked
+def parts(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Plan every capture for so many items at once."""
+    for module in ("batching", "recording"):
+        monkeypatch.setattr(f"tsfm_lens.models.{module}.fitting", lambda _need, count, *_a, **_k: min(count, size))
 
 
 def assert_same(actual: Activations, expected: Activations, lens: Lens) -> None:
@@ -84,9 +77,8 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
     names = names_of(lens, name)
     with torch.no_grad():
         whole_output, whole = lens.run_with_cache(series, names_filter=names)
-        asked = parts(monkeypatch, 2)
+        parts(monkeypatch, 2)
         output, acts = lens.run_with_cache(series, names_filter=names)
-    assert asked == [5]
     assert_close(output, whole_output, depth=DEPTH)
     encoded = lens.encode(series)
     assert_same(shown_only(acts, encoded, lens), shown_only(whole, encoded, lens), lens)
@@ -146,7 +138,9 @@ def test_sample_paths_that_stand_outside_are_put_together(opened: Opened, monkey
     assert list(whole.to_xarray("blocks.0.attn.hook_out")["series"].values) == 3 * list(whole.ids)
 
 
-def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(opened: Opened) -> None:
+def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens, series = opened("chronos"), [np.sin(np.arange(40) / k) for k in (2, 3, 4, 5)]
     name = "encoder_blocks.0.self_attn.hook_pattern"
     rows: list[int] = []
@@ -157,84 +151,42 @@ def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(opened
 
     with torch.no_grad():
         _, whole = lens.run_with_cache(series, names_filter=name)
-        _, need = measured(lambda: lens.run_with_cache(series, names_filter=name, reduce=last_query), lens.device)
-        _, acts = lens.run_with_cache(series, names_filter=name, reduce=last_query, memory=need // 2)
+        parts(monkeypatch, 2)
+        _, acts = lens.run_with_cache(series, names_filter=name, reduce=last_query)
         assert_close(acts[name], last_query(whole[name]), depth=DEPTH)
         # a small piece holds no more than itself
         assert acts[name].untyped_storage().nbytes() == acts[name].nbytes
-        with pytest.raises(InputError, match=r"by_row \(at encoder_blocks"):
-            lens.run_with_cache(series, names_filter=name, reduce=pooled, memory=need // 2)
-        assert not rows
         _, means = lens.run_with_cache(series, names_filter=name, reduce=pooled)
     assert rows == [4]
     assert_close(means[name], whole[name].mean(dim=0), depth=DEPTH)
     assert by_row(pooled) is pooled
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5"])
-@pytest.mark.parametrize("rollout", [False, True])
-def test_a_capture_holds_no_more_than_its_limit(name: str, rollout: bool, opened: Opened) -> None:
-    lens = opened(name)
-    series = [np.sin(np.arange(48) / k) for k in range(2, 14)]
-    last = lens.registry.points["unembed.hook_out"].name
-    run: dict[str, Any] = {"names_filter": [last], "rollout": rollout, "horizon": 4}
-    if not rollout:
-        run.pop("horizon")
-    elif lens.adapter.readout != "quantile":
-        run["num_samples"] = 3
-    with torch.no_grad():
-        whole, free = measured(lambda: lens.run_with_cache(series, **run), lens.device)
-        kept = sum(call.value.nbytes for call in whole[1].calls(last))
-        limit = (free + kept) // 2
-        acts, peak = measured(lambda: lens.run_with_cache(series, memory=limit, **run), lens.device)
-    # one hook point is put together at a time
-    assert peak <= limit + kept
-    assert peak < free
-    assert_same(acts[1], whole[1], lens)
-
-
 def test_a_capture_that_cannot_fit_says_so_before_it_runs(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     lens, series = opened("chronos"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
     with torch.no_grad():
-        (_, acts), need = measured(lambda: lens.run_with_cache(series), lens.device)
+        _, acts = lens.run_with_cache(series)
         kept = sum(call.value.nbytes for name in acts for call in acts.calls(name))
-        ran: list[int] = []
-        monkeypatch.setattr(Lens, "forward", lambda *_args, **_kwargs: ran.append(1))
-        words = r"10 series with .* hook points needs about .* that are kept\).* is free and memory allows .*"
-        with pytest.raises(InputError, match=words + r"run at most \d of the 10 items.*names_filter.*reduce=") as told:
+        monkeypatch.setattr(Lens, "forward", lambda *_args, **_kwargs: pytest.fail("a forward ran"))
+        words = r"hook points of 10 series take about .* is free and memory allows .*names_filter=.*reduce="
+        with pytest.raises(InputError, match=words) as refusal:
             lens.run_with_cache(series, memory=kept // 2)
-        with pytest.raises(InputError, match=r"needs more than"):
-            lens.run_with_cache(series, memory=1000)
-    assert not ran
-    # as many as it says do fit
-    monkeypatch.undo()
-    count = int(str(told.value).split("run at most ")[1].split()[0])
-    with torch.no_grad():
+        with pytest.raises(InputError, match="take about"):
+            lens.run_with_cache(series, rollout=True, horizon=4, num_samples=2, memory=kept // 2)
+        monkeypatch.undo()
+        # as many as it says do fit
+        count = int(str(refusal.value).split("run at most ")[1].split()[0])
         lens.run_with_cache(series[:count], memory=kept // 2)
-        with pytest.raises(InputError, match=r"needs about"):
-            lens.run_with_cache(series[: count + 2], memory=kept // 2)
-    assert need > kept // 2
 
 
-def test_gradients_and_graphs_are_not_cut(opened: Opened) -> None:
+def test_gradients_and_graphs_are_not_cut(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     lens, series = opened("chronos-bolt"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
     run: dict[str, Any] = {"names_filter": "**.hook_z", "incl_bwd": True, "loss": lambda output: output.sum()}
-    with pytest.raises(InputError, match=r"torch\.no_grad"):
-        lens.run_with_cache(series, memory=300_000, names_filter="**.hook_z")
-    with pytest.raises(InputError, match=r"needs"):
-        lens.run_with_cache(series, memory=300_000, **run)
-    _, acts = lens.run_with_cache(series, memory="1GB", **run)
+    parts(monkeypatch, 2)
+    _, acts = lens.run_with_cache(series, **run)
     assert len(acts["decoder_blocks.0.self_attn.hook_z_grad"]) == 10
+    monkeypatch.setattr(lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(InputError, match=r"run out of memory.*torch\.no_grad"):
+        lens.run_with_cache(series, names_filter="**.hook_z")
     for weight in lens.parameters():
         weight.grad = None
-
-
-def test_attention_between_the_series_of_a_batch_is_counted_for_all_pairs(opened: Opened) -> None:
-    lens, series = opened("chronos-2"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
-    name = "blocks.0.group_attn.hook_pattern"
-    with torch.no_grad():
-        (_, acts), need = measured(lambda: lens.run_with_cache(series, names_filter=name), lens.device)
-        with pytest.raises(InputError, match=r"needs about"):
-            lens.run_with_cache(series, names_filter=name, memory=acts[name].nbytes - 1)
-        _, again = lens.run_with_cache(series, names_filter=name, memory=4 * need)
-    assert torch.equal(again[name], acts[name])

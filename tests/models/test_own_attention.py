@@ -18,7 +18,7 @@ from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models import Lens
-from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.testing import assert_close, check_wiring
 
@@ -85,7 +85,7 @@ class Forecaster(nn.Module):
         return 10 * self.head(self.norm(x))[:, -1].unflatten(1, (len(LEVELS), HORIZON))
 
 
-class Base(PatchAdapter):
+class Base(Adapter):
     """Everything but the table."""
 
     architecture = "own"
@@ -99,14 +99,7 @@ class Base(PatchAdapter):
     def stack(self) -> Stack:
         raise NotImplementedError
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
-        self.no_teacher(future, tokens)
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         length = -(-self.longest(batch) // PATCH) * PATCH
         context = torch.full((len(batch), length), torch.nan)
         for row, series in zip(context, batch.values, strict=True):

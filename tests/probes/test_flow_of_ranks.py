@@ -13,8 +13,8 @@ import xarray as xr
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.memory import measured
 from tsfm_lens.models.run import Run
+from tsfm_lens.models.timing import measured
 from tsfm_lens.probes import flow_of_ranks
 from tsfm_lens.probes.flow_of_ranks import _bound
 from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound

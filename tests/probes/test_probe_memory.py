@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +14,10 @@ import xarray as xr
 
 from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, run_variants
-from tsfm_lens.ablation.parts import forward_parts
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern, Intervention, PatchFrom, Resample, Zero
 from tsfm_lens.models import Encoded, Lens, batching, load
-from tsfm_lens.models.capturing import Run
-from tsfm_lens.models.memory import VARIABLE, measured
 from tsfm_lens.testing import assert_close
 
 STEPS, HORIZON, SERIES, MANY = 40, 3, 3, 12
@@ -83,6 +79,12 @@ def test_every_probe_of_a_model_is_tried() -> None:
     assert of_model == set(CALLS) | OTHERS | WHOLE
 
 
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan as where hardly anything fits."""
+    for module in ("models.batching", "models.recording", "ablation.engine"):
+        monkeypatch.setattr(f"tsfm_lens.{module}.fitting", lambda *_args, **_options: 1)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_probes_find_the_same_one_series_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens, batch = load(name), series()
@@ -91,14 +93,7 @@ def test_probes_find_the_same_one_series_at_a_time(name: str, monkeypatch: pytes
     chosen = {probe: call for probe, call in CALLS.items() if token or probe not in TOKENS_ONLY}
     expected = {probe: call(lens, batch, options) for probe, call in chosen.items()}
 
-    def least(_keeping: Any, run: Run, *_rest: Any) -> int:
-        return run.at_once if run.uncut else 1
-
-    # what is planned where hardly anything fits
-    monkeypatch.setenv(VARIABLE, "1")
-    monkeypatch.setattr("tsfm_lens.models.recording.items_at_once", least)
-    monkeypatch.setattr("tsfm_lens.ablation.parts.items_at_once", least)
-    monkeypatch.setattr(batching, "_fit", lambda _request, whole, at_once, _guess: at_once if whole else 1)
+    one_at_a_time(monkeypatch)
     rows: list[int] = []
     run, predict = lens.adapter.run, lens.adapter.predict
 
@@ -136,7 +131,7 @@ def bench(lens: Lens) -> tuple[Any, list[Intervention]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_variants_of_a_forward_stay_under_the_limit(name: str) -> None:
+def test_variants_of_a_forward_run_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens = load(name)
     encoded, interventions = bench(lens)
     variants = [Variant(str(index), (each,)) for index, each in enumerate(interventions)]
@@ -144,23 +139,23 @@ def test_variants_of_a_forward_stay_under_the_limit(name: str) -> None:
     def read(output: torch.Tensor, _part: Encoded) -> torch.Tensor:
         return output[..., :2]
 
-    whole, free = measured(lambda: run_variants(lens, encoded, variants, read=read), lens.device)
-    limit = free // 2
-    parts, rows = forward_parts(lens, encoded, [[each] for each in interventions], 256, limit, nullcontext)
-    assert len(parts) > 1 or rows < MANY * len(variants)
-    found, peak = measured(lambda: run_variants(lens, encoded, variants, read=read, memory=limit), lens.device)
-    assert peak <= limit < free
-    assert_close(found, whole, depth=DEPTH, dtype=torch.float32)
-
-
-def test_what_looks_at_several_series_keeps_the_batch_whole() -> None:
-    lens = load("bolt-nano")
-    encoded, interventions = bench(lens)
+    whole = run_variants(lens, encoded, variants, read=read)
+    one_at_a_time(monkeypatch)
+    rows: list[int] = []
+    run = lens.adapter.run
+    monkeypatch.setattr(
+        lens.adapter, "run", lambda inputs: rows.append(len(next(iter(inputs.values())))) or run(inputs)
+    )
+    assert_close(run_variants(lens, encoded, variants, read=read), whole, depth=DEPTH, dtype=torch.float32)
+    assert set(rows) == {1}
     source = interventions[1].source  # type: ignore[attr-defined]
-    _, need = measured(lambda: lens.forward(encoded.part(0, 1)), lens.device)
     for apart in (Resample(MLPS[0], source), EditPattern("decoder.0.cross_attn", torch.zeros_like)):
-        with pytest.raises(InputError, match=r"give fewer series at once, since what is done at decoder_blocks"):
-            run_variants(lens, encoded, [Variant("apart", (apart,))], memory=int(2 * need))
+        rows.clear()
+        run_variants(lens, encoded, [Variant("apart", (apart,))])
+        assert set(rows) == {MANY}
+    monkeypatch.setattr(lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(InputError, match=r"give fewer series at once, since what is done at decoder_blocks"):
+        run_variants(lens, encoded, [Variant("apart", (apart,))])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -173,11 +168,10 @@ def test_patched_forecasts_run_in_parts(name: str, monkeypatch: pytest.MonkeyPat
     )
     with lens.patch(source, *MLPS):
         whole = lens.forecast(batch, HORIZON, **options)
-        monkeypatch.setenv(VARIABLE, "1")
-        monkeypatch.setattr(batching, "_fit", lambda _request, across, at_once, _guess: at_once if across else 1)
+        one_at_a_time(monkeypatch)
         parts: list[int] = []
         one = batching.forecast_part
-        monkeypatch.setattr("tsfm_lens.models.lens.forecast_part", lambda *asked: parts.append(1) or one(*asked))
+        monkeypatch.setattr(batching, "forecast_part", lambda *args: parts.append(1) or one(*args))
         found = lens.forecast(batch, HORIZON, **options)
     assert len(parts) == SERIES
     assert_close(found.quantiles, whole.quantiles, depth=DEPTH, dtype=torch.float32)

@@ -1,39 +1,30 @@
-"""Variants of one forward, at the cost of their differences.
+"""Variants of one forward, at the cost of their differences: replay of what is unchanged, and variants side by side.
 
-Four economies, all exact. Modules before a variant's first changed component are replayed from one plain
-run. Inside the block of that component, earlier branches and the attention up to its heads are replayed
-too. So are keys and values that a decoder takes from an unchanged encoder. Variants that share a prefix
-run side by side as rows of one batch.
+All economies are exact. Modules before a variant's first changed component, earlier branches and attention up to its
+heads, and keys and values of an unchanged encoder are replayed from one plain run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.ablation.parts import forward_parts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.edit import as_index, resolve
+from tsfm_lens.hooks.edit import acts_by_place, as_index, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero
-from tsfm_lens.hooks.replay import (
-    OtherCalls,
-    called_once,
-    map_tensors,
-    only,
-    recorded_inputs,
-    recorded_outputs,
-    replayed,
-)
+from tsfm_lens.hooks.replay import OtherCalls, called_once, only, recorded_inputs, recorded_outputs, replayed
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.batching import halved
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.memory import fitting, lengths_of, need_of, out_of_memory
+from tsfm_lens.models.recording import forward_ranges
 
 # multiplications that take about as long as the overhead of a pass of any size: a few milliseconds
 _PASS = 50_000_000
@@ -109,35 +100,54 @@ def run_variants(
         raise InputError(f"max_rows is {max_rows}, expected at least 1")
     if not isinstance(encoded, Encoded):
         encoded = lens.encode(encoded)
-    unread = lens.wiring.unread
     if lens.registry.in_use:
         # hooks of the caller's own may act on chosen rows, and must see every pass
         replay, max_rows = False, 1
-    start = _starts(lens, variants, unread, replay=replay)
-    with torch.no_grad():
-        parts, rows = forward_parts(
-            lens, encoded, [variant.interventions for variant in variants], max_rows, memory, start.recording
-        )
-    of_parts = []
-    for part in parts:
-        reduce_part = None if read is None else partial(_read_part, read, part)
-        work = OnePass.of(part, partial(_run, lens, part), reduce_part, unread)
-        try:
-            outputs = sweep(lens, work, variants, max_rows=rows, replay=replay)
-        except OtherCalls:
-            # a model that runs its modules several times a forward; nothing of it can be handed back
-            outputs = sweep(lens, replace(work, once=False), variants, max_rows=rows, replay=False)
-        assert outputs is not None
-        of_parts.append(outputs)
+    whole = _across_rows(lens, variants)
+    uncut = f"give fewer series at once, since what is done at {whole[0]} may look at several of them" if whole else ""
+    rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows, memory))
+
+    def outputs(start: int, stop: int) -> Tensor:
+        part = encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
+        reduced = None if read is None else lambda output: read(output, part)
+        work = OnePass(part, lambda copies: lens.adapter.run(part.repeated(copies)), reduced, lens.wiring.unread)
+        return _within_memory(lens, work, variants, rows, replay)
+
+    ranges = [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded, memory)
+    of_parts = halved(outputs, encoded.batch, ranges, uncut)
     return of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts, dim=1)
 
 
-def _run(lens: Lens, encoded: Encoded, copies: int) -> Tensor:
-    return lens.adapter.run(encoded.repeated(copies))
+def _across_rows(lens: Lens, variants: Sequence[Variant]) -> list[str]:
+    """Return the hook points where rows cannot be taken apart."""
+    registry = lens.registry
+    whole = dict.fromkeys(registry.session.across_rows())
+    for intervention in (each for variant in variants for each in variant.interventions):
+        names = [name for name, _head in resolve(registry, intervention)]
+        whole |= dict.fromkeys(name for name in names if not acts_by_place(intervention, registry.points[name]))
+    return list(whole)
 
 
-def _read_part(read: Callable[[Tensor, Encoded], Tensor], encoded: Encoded, output: Tensor) -> Tensor:
-    return read(output, encoded)
+def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int, memory: int | str | None) -> int:
+    """Count the rows of variants that fit in the memory side by side."""
+    rows, per_item = len(encoded.rows), -(-len(encoded.batch) // encoded.n_items)
+    most = encoded.n_items * max(1, min(variants, max_rows // rows))
+    fit = fitting(need_of(lens, lengths_of(encoded), 1, per_item), most, memory, lens.device)
+    return max_rows if fit == most else max(1, fit * rows // encoded.n_items)
+
+
+def _within_memory(lens: Lens, work: OnePass, variants: Sequence[Variant], rows: int, replay: bool) -> Tensor:
+    """Sweep over a part of a batch; with fewer variants side by side where that runs out of memory."""
+    while True:
+        try:
+            return sweep(lens, work, variants, max_rows=rows, replay=replay)
+        except OtherCalls:
+            # a model that runs its modules several times a forward; nothing of it can be handed back
+            work, replay = replace(work, once=False), False
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error) or rows < 2 * work.rows or len(variants) == 1:
+                raise
+            rows = min(rows, len(variants) * work.rows) // 2
 
 
 @dataclass(frozen=True)
@@ -145,69 +155,23 @@ class OnePass:
     """Pass of a sweep: the model over copies of a batch, and the reduction of its output.
 
     Attributes:
+        encoded: the batch.
         run: copies of the batch, variant-major, to (copies · series, …).
-        series: rows of that output which one variant has.
-        rows: rows that hooks see of one variant.
-        items: first axis of the native input of one variant.
         read: reduces (variant, series, …).
         unread: modules whose output is not used.
         once: whether to make sure that it is one pass, without which nothing can be replayed.
-        place: of the first row in a batch of which this is a part, and the rows of that; (0, None) of a whole one.
-        tokens: of one variant in the widest stack, at most.
     """
 
+    encoded: Encoded
     run: Callable[[int], Tensor]
-    series: int
-    rows: int
-    items: int
     read: Callable[[Tensor], Tensor] | None = None
     unread: tuple[str, ...] = ()
     once: bool = True
-    place: tuple[int, int | None] = (0, None)
-    tokens: int = 0
 
-    @classmethod
-    def of(cls, encoded: Encoded, run: Callable[[int], Tensor], *others: Any) -> OnePass:
-        """Make the pass over an encoded batch; ``others`` are ``read`` and ``unread``."""
-        rows = len(encoded.rows)
-        items = rows if encoded.items is None else encoded.items
-        tokens = max(len(encoded.batch), rows) * max(len(spans) for spans in encoded.spans.values())
-        return replace(cls(run, len(encoded.batch), rows, items, *others), place=encoded.place, tokens=tokens)
-
-
-@dataclass(frozen=True)
-class Starts:
-    """Replay of a sweep of variants.
-
-    Attributes:
-        groups: variants by their start.
-        paths: modules whose outputs are handed back, by start.
-        heads: attention modules and output projections that go on from their heads' outputs.
-        model: the native model.
-    """
-
-    groups: dict[Start, list[int]]
-    paths: dict[Start, tuple[str, ...]]
-    heads: set[tuple[str, str]]
-    model: nn.Module
-
-    @contextmanager
-    def recording(self) -> Iterator[tuple[Any, Any]]:
-        """Record the outputs and the heads' outputs of a plain run."""
-        paths = {path for group in self.paths.values() for path in group} | {place[0] for place in self.heads}
-        projections = {projection for _, projection in self.heads}
-        with recorded_outputs(self.model, paths) as outputs, recorded_inputs(self.model, projections) as z:
-            yield outputs, z
-
-
-def _starts(lens: Lens, variants: Sequence[Variant], unread: tuple[str, ...], *, replay: bool) -> Starts:
-    groups: dict[Start, list[int]] = {}
-    for index, variant in enumerate(variants):
-        # without replay nothing is spared by where a variant begins, and all of them can run side by side
-        groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(index)
-    paths = {start: _unchanged_modules(lens.wiring, start, unread) if replay else () for start in groups}
-    heads = {place for start in groups if replay and (place := _heads_of(lens.wiring, start))}
-    return Starts(groups, paths, heads, lens.adapter.model)
+    @property
+    def rows(self) -> int:
+        """Rows that hooks see of one variant."""
+        return len(self.encoded.rows)
 
 
 def sweep(
@@ -215,55 +179,55 @@ def sweep(
     work: OnePass,
     variants: Sequence[Variant],
     *,
-    max_rows: int | Callable[[int], int],
+    max_rows: int,
     replay: bool = True,
     on_progress: Callable[[int], None] = lambda _count: None,
-) -> Tensor | None:
+) -> Tensor:
     """Compute one pass of every variant, (variant, series, …).
 
     Args:
-        lens, variants, replay: as in :func:`run_variants`.
+        lens, variants, max_rows, replay: as in :func:`run_variants`.
         work: the pass.
-        max_rows: as there, or a function of the bytes that are held for replay; 0 rows end the run with None.
         on_progress: called with the number of variants that ran side by side, after them.
 
     Raises:
         OtherCalls: modules were not called as in the plain pass, so that their outputs there mean nothing.
     """
-    starts, model = _starts(lens, variants, work.unread, replay=replay), lens.adapter.model
+    wiring, model = lens.wiring, lens.adapter.model
+    groups: dict[Start, list[int]] = {}
+    for index, variant in enumerate(variants):
+        # without replay nothing is spared by where a variant begins, and all of them can run side by side
+        groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(index)
+    paths = {start: _unchanged_modules(wiring, start, work.unread) if replay else () for start in groups}
+    heads = {start: place for start in groups if replay and (place := _heads_of(wiring, start))}
+    modules = {path for group in paths.values() for path in group} | {module for module, _ in heads.values()}
     with torch.no_grad():
-        with starts.recording() as (outputs_of_plain, z):
+        with (
+            recorded_outputs(model, modules) as plain_outputs,
+            recorded_inputs(model, {projection for _, projection in heads.values()}) as z,
+        ):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
-        side = max_rows if isinstance(max_rows, int) else max_rows(_bytes_of(outputs_of_plain, z))
-        side = min(side, getattr(lens.adapter, "rows_at_once", None) or side)
-        if side < 1:
-            return None
-        abreast = max(1, side // work.rows)
-        for start, members in _join(lens, starts.groups, work.tokens, abreast):
-            outputs_before = {path: outputs_of_plain.get(path, []) for path in starts.paths[start]}
-            place = _heads_of(lens.wiring, start) if replay else None
-            partial_modules = (
-                {place[0]: (model.get_submodule(place[1]), z[place[1]], only(outputs_of_plain, place[0]))}
-                if place
-                else {}
-            )
+        abreast = max(1, min(max_rows, lens.adapter.rows_at_once or max_rows) // work.rows)
+        for start, members in _join(lens, groups, work, abreast):
+            before = {path: plain_outputs.get(path, []) for path in paths[start]}
+            partial_modules = {}
+            if start in heads:
+                module, projection = heads[start]
+                partial_modules[module] = model.get_submodule(projection), z[projection], only(plain_outputs, module)
             for first in range(0, len(members), abreast):
                 chunk = members[first : first + abreast]
-                outputs[chunk] = _side_by_side(
-                    lens, work, [variants[i] for i in chunk], outputs_before, partial_modules
-                )
+                outputs[chunk] = _side_by_side(lens, work, [variants[i] for i in chunk], before, partial_modules)
                 on_progress(len(chunk))
     return outputs
 
 
 def _join(
-    lens: Lens, groups: Mapping[Start, Sequence[int]], tokens: int, abreast: int
+    lens: Lens, groups: Mapping[Start, Sequence[int]], work: OnePass, abreast: int
 ) -> list[tuple[Start, list[int]]]:
-    """Join groups of variants that run together from the first one's start, where that costs less than one pass more.
-
-    The modules between two starts then run for the later variants too, which changes none of their results.
-    """
+    """Join groups that run together from the first one's start, where that costs less than one pass more."""
+    encoded = work.encoded
+    tokens = max(len(encoded.batch), work.rows) * max(len(spans) for spans in encoded.spans.values())
     blocks = [stack.block(layer) for stack in lens.wiring.stacks for layer in range(stack.n_layers)]
     weights = {block: sum(each.numel() for each in lens.registry.modules[block].parameters()) for block in blocks}
     merged: list[tuple[Start, list[int]]] = []
@@ -289,20 +253,6 @@ def _weights_between(wiring: Wiring, weights: Mapping[str, int], first: Start, l
     return total
 
 
-def _bytes_of(*records: Mapping[str, Any]) -> int:
-    """Count the bytes of all tensors in recordings."""
-    storages: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    for record in records:
-        for value in record.values():
-            map_tensors(value, note)
-    return sum(storages.values())
-
-
 def _side_by_side(
     lens: Lens,
     work: OnePass,
@@ -311,7 +261,7 @@ def _side_by_side(
     partial_modules: Mapping[str, tuple[nn.Module, Tensor, Any]],
 ) -> Tensor:
     """Run variants as blocks of rows of one batch: (variant, series, …)."""
-    rows, copies = work.rows, len(variants)
+    encoded, rows, copies = work.encoded, work.rows, len(variants)
     interventions = [
         on_block(intervention, block, rows)
         for block, variant in enumerate(variants)
@@ -321,15 +271,15 @@ def _side_by_side(
     once = called_once(model, lens.wiring.unembed.module) if work.once else nullcontext()
     with (
         once,
-        replayed(model, outputs, rows=work.items, copies=copies, partial=partial_modules),
+        replayed(model, outputs, rows=encoded.items or rows, copies=copies, partial=partial_modules),
         lens.edit(*interventions),
     ):
-        state.restart(rows * copies, rows, work.place)
+        state.restart(rows * copies, rows, encoded.place)
         try:
             output = work.run(copies)
         finally:
             state.restart()
-    output = output.reshape(copies, work.series, *output.shape[1:])
+    output = output.reshape(copies, len(encoded.batch), *output.shape[1:])
     return output if work.read is None else work.read(output)
 
 

@@ -20,6 +20,11 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
+def _where_finite(a: np.ndarray, b: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Replace values of rows that are not finite in both forecasts by NaN."""
+    return np.where(np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1), values, np.nan)
+
+
 def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Subtract the mean of each row, in units of its largest value; return also whether rows vary at all."""
     varies = x.max(axis=-1) > x.min(axis=-1)
@@ -35,8 +40,7 @@ def _correlation_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     product, size = (x * y).sum(axis=-1), np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
     varies = x_varies & y_varies & (size > 0)
     correlation = np.where(varies, product / np.where(varies, size, 1.0), 0.0)
-    finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
-    return np.where(finite, 1.0 - np.clip(correlation, -1.0, 1.0), np.nan)
+    return _where_finite(a, b, 1.0 - np.clip(correlation, -1.0, 1.0))
 
 
 def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -64,7 +68,7 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a, b = _pair(a, b)
     # ranks of rows with NaN are NaN, and a rank of infinity is a rank: finiteness is asked of the values
     distance = _correlation_distance(rankdata(a, axis=-1), rankdata(b, axis=-1))
-    return np.where(np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1), distance, np.nan)
+    return _where_finite(a, b, distance)
 
 
 def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -103,7 +107,7 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     # half the squared distance of the roots: exactly 0 for equal spectra, unlike 1 - sum sqrt(p q)
     distance = np.sqrt(np.clip(((np.sqrt(p) - np.sqrt(q)) ** 2).sum(axis=-1) / 2, 0.0, 1.0))
     distance = np.where(varies[0] & varies[1], distance, np.where(varies[0] == varies[1], 0.0, 1.0))
-    return np.where(np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1), distance, np.nan)
+    return _where_finite(a, b, distance)
 
 
 def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -142,7 +146,7 @@ def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     a, b = _pair(a, b)
     differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(axis=-1)
-    return np.where(np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1), differs, np.nan)
+    return _where_finite(a, b, differs)
 
 
 def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:

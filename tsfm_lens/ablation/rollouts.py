@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tsfm_lens.ablation.engine import OnePass, Variant, sweep
-from tsfm_lens.ablation.fanout import NonFinite, Request, Sizes, all_finite, fanned_out, repeated
+from tsfm_lens.ablation.economies import SharedSource, skipped
+from tsfm_lens.ablation.engine import OnePass, Variant, on_block, sweep
 from tsfm_lens.ablation.notices import said_once
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data.batch import COLUMNS
 from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.block import Block, together
 from tsfm_lens.hooks.edit import acts_by_row, resolve
+from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.replay import OtherCalls
-from tsfm_lens.models.adapter import DECILES
+from tsfm_lens.models.adapter import DECILES, refuse_request
 from tsfm_lens.models.architecture import stands_apart
-from tsfm_lens.models.batching import DRAWN, cut
-from tsfm_lens.models.draws import block_seed
-from tsfm_lens.models.forecast import Forecast, checked_request
-from tsfm_lens.models.joining import joined_forecast
+from tsfm_lens.models.batching import DRAWN, ForecastRequest, forecast_part
+from tsfm_lens.models.draws import Piece, Unsplittable, block_seed, seeded
+from tsfm_lens.models.forecast import Forecast, checked_request, refuse_non_finite
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.memory import fitting, measured, out_of_memory
+from tsfm_lens.models.memory import fitting, out_of_memory
+
+NonFinite = Literal["refuse", "keep"]
+Progress = Callable[[int, int], None]
 
 # variants below which the plain forecast costs more than replay spares
 _FEW = 3
 # tokens that run side by side in single forwards
 _TOKENS = 2**15
-
-Progress = Callable[[int, int], None]
+# numbers in the stream of a decoding step, rows and paths together: beyond them a CPU's products get no faster, and the
+# rest leaves its cache
+_ABREAST = 80_000
+# variants side by side where only the memory of a device limits them
+_MOST = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +89,7 @@ def forecast_variants(
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every variant's draws; all variants draw the same random numbers.
         max_rows: series times variants that run side by side.
-        memory: bytes that the tensors of a run may take; half of what is free if None.
+        memory: bytes for which the number of variants side by side is planned; half of what is free if None.
         economy: False runs one forecast a variant (the result is the same).
         non_finite: "refuse" raises where a forecast is no number; "keep" leaves NaN and infinity in the arrays of
             that variant, and nothing but NaN where its distribution cannot be drawn from. The others are as without
@@ -108,160 +116,31 @@ def forecast_variants(
     if non_finite not in get_args(NonFinite):
         raise InputError(f"non_finite is {non_finite!r}, expected 'refuse' or 'keep'")
     steps, levels = checked_request(horizon, quantiles, num_samples, seed)
-    request = Request(lens, as_series(series), steps, levels, num_samples, int(seed), non_finite)
-    for variant in variants:
-        for intervention in variant.interventions:
-            resolve(lens.registry, intervention)
-    blocks = _blocks(request, variants)
-    count_of_runs = 0
+    refuse_request(lens.adapter, steps, num_samples)
+    batch = as_series(series)
+    request = VariantRequest(lens, batch, steps, levels, num_samples, int(seed), memory=memory, non_finite=non_finite)
+    points = [(each, point) for variant in variants for each, point in points_of(lens, variant)]
+    blocks = [request]
+    by_row = all(acts_by_row(*each) for each in points) and not lens.registry.session.across_rows(parts=False)
+    if request.draws and by_row and len(request.blocks) > 1:
+        blocks = [
+            replace(request, batch=batch.select(range(*block)), seed=block_seed(request.seed, index))
+            for index, block in enumerate(request.blocks)
+        ]
+    count = 0
 
-    def note(count: int) -> None:
-        nonlocal count_of_runs
-        count_of_runs += count
+    def note(number: int) -> None:
+        nonlocal count
+        count += number
         if progress is not None:
-            progress(count_of_runs // len(blocks), len(variants))
+            progress(count // len(blocks), len(variants))
 
     with said_once(lens):
         of_blocks: list[list[Forecast]] = []
         for block in blocks:
-            count_of_runs = len(of_blocks) * len(variants)
-            of_blocks.append(_forecasts(block, variants, note, max_rows, memory, economy))
-        forecasts = [joined_forecast(parts, request.batch) for parts in zip(*of_blocks, strict=True)]
-        return _collect(forecasts, levels)
-
-
-def _blocks(request: Request, variants: Sequence[Variant]) -> list[Request]:
-    """Split the request into blocks where a model draws for more series than draw together.
-
-    Interventions that look at several series keep the batch whole.
-    """
-    ranges = cut(request.batch, DRAWN) if request.draws else []
-    registry = request.lens.registry
-    alone = all(
-        acts_by_row(intervention, registry.points[name])
-        for variant in variants
-        for intervention in variant.interventions
-        for name, _head in resolve(registry, intervention)
-    )
-    if len(ranges) < 2 or not alone or registry.session.across_rows(parts=False):
-        return [request]
-    return [
-        replace(request, batch=request.batch.select(range(*stretch)), seed=block_seed(request.seed, index))
-        for index, stretch in enumerate(ranges)
-    ]
-
-
-def _forecasts(
-    request: Request,
-    variants: Sequence[Variant],
-    on_progress: Callable[[int], None],
-    max_rows: int | None,
-    memory: int | None,
-    economy: bool,
-) -> list[Forecast]:
-    """Forecast every variant; arguments as :func:`forecast_variants` takes them."""
-    in_blocks = request.draws and len(request.batch) > DRAWN
-    if not economy or in_blocks or not _fans_out(request.lens):
-        return _one_by_one(request, variants, on_progress)
-    sizes, total = Sizes(request, max_rows, memory), 0
-
-    def count(number: int) -> None:
-        nonlocal total
-        total += number
-        on_progress(number)
-
-    forecasts = single_passes(request, variants, sizes, count)
-    if forecasts is None:
-        if total:
-            on_progress(-total)
-        forecasts = fanned_out(request, variants, sizes, on_progress)
-    return forecasts
-
-
-def _one_by_one(request: Request, variants: Sequence[Variant], on_progress: Callable[[int], None]) -> list[Forecast]:
-    forecasts = []
-    for variant in variants:
-        forecasts.append(request.alone(variant))
-        on_progress(1)
-    return forecasts
-
-
-def _fans_out(lens: Lens) -> bool:
-    """Return whether rows of one batch can stand for variants.
-
-    The adapter must declare it of its ``predict``, and a sampling model must say along which axis it draws.
-    """
-    draws = lens.adapter.readout != "quantile"
-    is_declared = stands_apart(lens.adapter) and (not draws or getattr(lens.adapter, "draw_axis", None) is not None)
-    return is_declared and not lens.registry.in_use
-
-
-def single_passes(
-    request: Request, variants: Sequence[Variant], sizes: Sizes, on_progress: Callable[[int], None]
-) -> list[Forecast] | None:
-    """Forecast one pass of each variant by the library's own code, with replay; None where that cannot be done.
-
-    Nothing is read off a forward: every variant runs all of ``predict``. Modules before a variant's first change hand
-    back their outputs of the plain forecast. They may, because the pass reads the series alone, which an adapter
-    declares (:func:`rows_apart`), and because it is one pass, which is counted.
-    """
-    lens, adapter = request.lens, request.lens.adapter
-    if adapter.readout != "quantile" or request.horizon > adapter.longest_pass or len(variants) < _FEW:
-        return None
-    peaks = sizes.peaks("forward")
-    encoded = lens.encode(request.batch, horizon=request.horizon)
-
-    def forecasts(copies: int) -> Tensor:
-        batch = repeated(request.batch, copies)
-        with request.seeded(copies):
-            prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
-        return torch.cat([prediction.quantiles, prediction.mean.unsqueeze(-1).to(prediction.quantiles)], dim=-1)
-
-    def run(copies: int) -> Tensor:
-        if peaks or not sizes.by_memory:
-            return forecasts(copies)
-        # the plain forecast, which comes first
-        plain, peaks[1] = measured(partial(forecasts, copies), sizes.device)
-        return plain
-
-    def rows(replay_bytes: int) -> int:
-        longest = max(len(spans) for spans in encoded.spans.values())
-        most = max(1, _TOKENS // longest // len(encoded.rows)) if sizes.max_rows is None else sizes.most
-        if not sizes.by_memory:
-            return most * len(encoded.rows)
-        fitting(peaks, sizes.limit)
-        return min(most, (sizes.limit - replay_bytes) // max(peaks[1], 1)) * len(encoded.rows)
-
-    try:
-        outputs = sweep(lens, OnePass.of(encoded, run), variants, max_rows=rows, on_progress=on_progress)
-    except OtherCalls:
-        return None
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        return None
-    if outputs is None:
-        return None
-    results = request.checked([_as_forecast(request, output) for output in outputs])
-    failures = [index for index, forecast in enumerate(results) if not all_finite(forecast)]
-    # the library treats no numbers in its own way, and one such variant may spoil its neighbours
-    for index, forecast in zip(
-        failures, fanned_out(request, [variants[i] for i in failures], sizes, _nobody), strict=True
-    ):
-        results[index] = forecast
-    return results
-
-
-def _nobody(_count: int) -> None:
-    """Tell no one of variants that have been counted before."""
-
-
-def _as_forecast(request: Request, output: Tensor) -> Forecast:
-    values = output.cpu().double().numpy()
-    return Forecast(values[..., :-1].swapaxes(1, 2), request.levels, values[..., -1], None, request.batch)
-
-
-def _collect(forecasts: Sequence[Forecast], levels: tuple[float, ...]) -> VariantForecasts:
+            count = len(of_blocks) * len(variants)
+            of_blocks.append(_forecasts(block, variants, note, max_rows, economy))
+    forecasts = [Forecast.joined(parts, batch) for parts in zip(*of_blocks, strict=True)]
     samples = [forecast.samples for forecast in forecasts if forecast.samples is not None]
     return VariantForecasts(
         np.stack([forecast.quantiles for forecast in forecasts]),
@@ -269,3 +148,294 @@ def _collect(forecasts: Sequence[Forecast], levels: tuple[float, ...]) -> Varian
         np.stack([forecast.mean for forecast in forecasts]),
         np.stack(samples) if samples else None,
     )
+
+
+@dataclass(frozen=True)
+class VariantRequest(ForecastRequest):
+    """Arguments of ``lens.forecast``, and whether values may be no numbers."""
+
+    lens: Lens
+    non_finite: NonFinite = "refuse"
+
+    def alone(self, variant: Variant) -> Forecast:
+        """Forecast one variant by itself.
+
+        Raises:
+            InputError: it is not finite, and such are not kept.
+        """
+        with self.lens.edit(*variant.interventions):
+            try:
+                if self.non_finite == "refuse":
+                    how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
+                    return self.lens.forecast(self.batch, self.horizon, quantiles=self.levels, **how)
+                stop = len(self.batch)
+                drawing = self.drawing(self.pieces(0, stop), guarded=True) if self.draws else None
+                forecast = forecast_part(self, 0, stop, drawing=drawing)
+                return self.nothing() if drawing is not None and drawing.failures else forecast
+            except (RuntimeError, ValueError) as error:
+                return self.undrawn(error)
+
+    def seeded(self, copies: int) -> Block[None]:
+        """Begin one run of the lens's own over several blocks of rows; the random state is left as it was."""
+        block_rows = self.rows if copies > 1 else None
+        running = self.lens.registry.state.running(self.rows * copies, block_rows=block_rows)
+        return together(None, seeded(self.seed, self.lens.device), running)
+
+    def nothing(self) -> Forecast:
+        """Make the forecast of a model that cannot be drawn from: no numbers at all."""
+        series, steps = len(self.batch), self.horizon
+        samples = np.full((series, self.paths, steps), np.nan) if self.draws else None
+        quantiles = np.full((series, len(self.levels), steps), np.nan)
+        return Forecast(quantiles, self.levels, np.full((series, steps), np.nan), samples, self.batch)
+
+    def undrawn(self, error: Exception) -> Forecast:
+        """Replace a forecast of which an error says that nothing can be drawn: no numbers at all.
+
+        Raises:
+            InputError: no numbers are not kept.
+        """
+        # how torch and its distributions refuse parameters that are no numbers
+        words = ("probability tensor contains", "found invalid values", "invalid Poisson")
+        if not any(word in str(error) for word in words):
+            raise error
+        return self.checked([self.nothing()])[0]
+
+    def checked(self, forecasts: list[Forecast]) -> list[Forecast]:
+        """Refuse forecasts that are no numbers, unless such are kept; return the others as they are.
+
+        Raises:
+            InputError: names the series and the first step.
+        """
+        for forecast in forecasts if self.non_finite == "refuse" else ():
+            refuse_non_finite(forecast, self.lens.wiring.architecture)
+        return forecasts
+
+    def fitting(self, most: int) -> int:
+        """Count the variants, of so many, that fit in the memory side by side."""
+        items = -(-len(self.batch) // self.per_item)
+        return fitting(items * self.need(items * most), most, self.memory, self.lens.device, comfort=False)
+
+    def abreast(self, max_rows: int | None) -> int:
+        """Count the variants that roll out side by side: as many as pay and fit, unless rows alone set their number."""
+        rows, lens = len(self.batch), self.lens
+        if max_rows is not None:
+            most = max(1, max_rows // rows)
+            return most if self.memory is None else self.fitting(most)
+        most = _ABREAST // (lens.d_model * rows * self.paths) if lens.device.type == "cpu" else _MOST
+        most = min(most, (lens.adapter.rows_at_once or _MOST) // rows)
+        return self.fitting(max(1, most))
+
+
+def points_of(lens: Lens, variant: Variant) -> Iterator[tuple[Any, Point]]:
+    """Iterate over a variant's interventions and the hook points of each; UnknownNameError for an unknown target."""
+    for intervention in variant.interventions:
+        for name, _head in resolve(lens.registry, intervention):
+            yield intervention, lens.registry.points[name]
+
+
+def _forecasts(
+    request: VariantRequest,
+    variants: Sequence[Variant],
+    on_progress: Callable[[int], None],
+    max_rows: int | None,
+    economy: bool,
+) -> list[Forecast]:
+    """Forecast every variant; arguments as :func:`forecast_variants` takes them."""
+    adapter = request.lens.adapter
+    # the adapter must declare it of its predict, and a sampling model must say along which axis it draws
+    is_declared = stands_apart(adapter) and not (request.draws and adapter.draw_axis is None)
+    in_blocks = request.draws and len(request.batch) > DRAWN
+    if not economy or in_blocks or not is_declared or request.lens.registry.in_use:
+        forecasts = []
+        for variant in variants:
+            forecasts.append(request.alone(variant))
+            on_progress(1)
+        return forecasts
+    total = 0
+
+    def count(number: int) -> None:
+        nonlocal total
+        total += number
+        on_progress(number)
+
+    in_one_pass = _single_passes(request, variants, max_rows, count)
+    if in_one_pass is not None:
+        return in_one_pass
+    if total:
+        on_progress(-total)
+    return _fanned_out(request, variants, max_rows, on_progress)
+
+
+def _single_passes(
+    request: VariantRequest, variants: Sequence[Variant], max_rows: int | None, on_progress: Callable[[int], None]
+) -> list[Forecast] | None:
+    """Forecast one pass of each variant by the library's own code, with replay; None where that cannot be done."""
+    # replay may, because the pass reads the series alone, which rows_apart declares, and is one pass, which is counted
+    lens, adapter = request.lens, request.lens.adapter
+    if adapter.readout != "quantile" or request.horizon > adapter.longest_pass or len(variants) < _FEW:
+        return None
+    encoded = lens.encode(request.batch, horizon=request.horizon)
+    if max_rows is not None:
+        abreast = request.abreast(max_rows)
+    else:
+        longest = max(len(spans) for spans in encoded.spans.values())
+        abreast = request.fitting(max(1, _TOKENS // longest // len(encoded.rows)))
+
+    def run(copies: int) -> Tensor:
+        batch = repeated(request.batch, copies)
+        with request.seeded(copies):
+            prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+        return torch.cat([prediction.quantiles, prediction.mean.unsqueeze(-1).to(prediction.quantiles)], dim=-1)
+
+    rows = abreast * len(encoded.rows)
+    try:
+        outputs = sweep(lens, OnePass(encoded, run), variants, max_rows=rows, on_progress=on_progress)
+    except OtherCalls:
+        return None
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return None
+    results = []
+    for output in outputs:
+        values = output.cpu().double().numpy()
+        quantiles, mean = values[..., :-1].swapaxes(1, 2), values[..., -1]
+        results.append(Forecast(quantiles, request.levels, mean, None, request.batch))
+    failures = [index for index, forecast in enumerate(request.checked(results)) if not all_finite(forecast)]
+    # the library treats no numbers in its own way, and one such variant may spoil its neighbours
+    again = _fanned_out(request, [variants[i] for i in failures], max_rows, lambda _count: None)
+    for index, forecast in zip(failures, again, strict=True):
+        results[index] = forecast
+    return results
+
+
+def _fanned_out(
+    request: VariantRequest, variants: Sequence[Variant], max_rows: int | None, on_progress: Callable[[int], None]
+) -> list[Forecast]:
+    """Forecast every variant as a block of rows of one native batch, as many side by side as fit."""
+    if not variants:
+        return []
+    fan, results, most = Fan(request), dict[int, Forecast](), request.abreast(max_rows)
+    for remaining in fan.groups(variants):
+        while remaining:
+            # chunks of equal size waste the least
+            copies = -(-len(remaining) // -(-len(remaining) // most))
+            chunk = [variants[index] for index in remaining[:copies]]
+            try:
+                forecasts = fan.settled(chunk)
+            except Unsplittable:
+                forecasts = [request.alone(variant) for variant in chunk]
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                if copies == 1:
+                    raise InputError(
+                        "one variant of this batch runs out of memory; forecast fewer series or sample paths at once"
+                    ) from error
+                most = copies // 2
+                continue
+            results |= dict(zip(remaining, forecasts, strict=False))
+            remaining = remaining[copies:]
+            on_progress(copies)
+    return [results[index] for index in range(len(variants))]
+
+
+class Fan:
+    """Runner of variants as blocks of rows of one native batch."""
+
+    def __init__(self, request: VariantRequest) -> None:
+        self._request = request
+        wiring, model = request.lens.wiring, request.lens.adapter.model
+        sources = [row.keys_from for row in wiring.output_stack.attentions(0) if row.keys_from]
+        self._encoder = sources[0] if sources else ""
+        entry = wiring.stack(self._encoder).entry if sources else ""
+        self._source = SharedSource(model.get_submodule(entry), request.rows) if entry else None
+
+    def groups(self, variants: Sequence[Variant]) -> list[list[int]]:
+        """Group variants that may run together: those that share the encoder, and those that change it."""
+        touches_of = [self.touches_encoder(variant) for variant in variants]
+        groups = [[index for index, touches in enumerate(touches_of) if touches is kind] for kind in (False, True)]
+        return [group for group in groups if group]
+
+    def touches_encoder(self, variant: Variant) -> bool:
+        """Return whether a variant changes the source of a decoder's keys."""
+        points = points_of(self._request.lens, variant)
+        return bool(self._encoder) and any(point.stack == self._encoder for _, point in points)
+
+    def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
+        """Forecast variants that run together, none of them spoilt by another.
+
+        One that is not finite may spoil its neighbours where a library mixes rows under a mask (0 times infinity is
+        no number) or refuses a batch as a whole. So all that failed run again in ever smaller parts.
+
+        Raises:
+            InputError: a forecast is not finite, and such are not kept.
+        """
+        request = self._request
+        try:
+            forecasts = request.checked(self.side_by_side(variants))
+        except (RuntimeError, ValueError) as error:
+            forecasts = [request.undrawn(error)] * len(variants)
+        failures = [index for index, forecast in enumerate(forecasts) if not all_finite(forecast)]
+        if not failures or len(variants) == 1:
+            return forecasts
+        half = len(failures) if len(failures) < len(variants) else len(failures) // 2
+        for part in filter(None, (failures[:half], failures[half:])):
+            for index, forecast in zip(part, self.settled([variants[i] for i in part]), strict=True):
+                forecasts[index] = forecast
+        return forecasts
+
+    def side_by_side(self, variants: Sequence[Variant]) -> list[Forecast]:
+        """Forecast variants that run together."""
+        request, copies, lens = self._request, len(variants), self._request.lens
+        interventions = [
+            on_block(intervention, block, request.rows)
+            for block, variant in enumerate(variants)
+            for intervention in variant.interventions
+        ]
+        drawing = request.drawing([Piece(request.seed, 1, 0, 1)] * copies, guarded=True) if request.draws else None
+        with (
+            torch.no_grad(),
+            request.seeded(copies),
+            drawing or nullcontext(),
+            self._serving(variants),
+            skipped(lens.registry, variants),
+            lens.edit(*interventions),
+        ):
+            prediction = lens.adapter.predict(
+                repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
+            )
+        forecast, size = Forecast.of(prediction, request.levels, request.batch, {}), len(request.batch)
+        failures = drawing.failures if drawing else set()
+        return [
+            request.nothing() if block in failures else _block_of(forecast, slice(block * size, (block + 1) * size))
+            for block in range(copies)
+        ]
+
+    def _serving(self, variants: Sequence[Variant]) -> AbstractContextManager[None]:
+        """Share the encoder among variants that leave it as it is."""
+        if self._source is None:
+            return nullcontext()
+        return self._source.serving(len(variants), is_shared=not any(map(self.touches_encoder, variants)))
+
+
+def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
+    """Repeat the series once a variant, variant-major; groups of different copies stay apart."""
+
+    def label(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{copy}/{name}" for copy in range(copies) for name in names)
+
+    columns = {name: getattr(batch, name) * copies for name in ("values", *COLUMNS)}
+    return replace(batch, **{**columns, "ids": label(batch.ids), "groups": label(batch.groups)})
+
+
+def _block_of(forecast: Forecast, rows: slice) -> Forecast:
+    samples = None if forecast.samples is None else forecast.samples[rows]
+    quantiles, mean = forecast.quantiles[rows], forecast.mean[rows]
+    return replace(forecast, quantiles=quantiles, mean=mean, samples=samples, distribution=None)
+
+
+def all_finite(forecast: Forecast) -> bool:
+    """Return whether all of a forecast is numbers."""
+    parts = (forecast.quantiles, forecast.mean, forecast.samples)
+    return all(part is None or bool(np.isfinite(part).all()) for part in parts)

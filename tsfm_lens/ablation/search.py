@@ -1,11 +1,6 @@
 """Smallest number of heads that a layer can keep (heads@k): an exact scan, a bisection, or sequential tests.
 
-A search never runs a model. It requests evaluations, so that those of many layers and orders run together:
-
-    search = scan(of=12)
-    while search.requests():
-        search.answer({request: evaluate(*request) for request in search.requests()})
-    search.result
+A search never runs a model. It requests evaluations, so that those of many layers and orders run together.
 """
 
 from __future__ import annotations
@@ -35,14 +30,14 @@ class PairedErrors:
     plain: np.ndarray
 
 
-Request = tuple[int, int]
+Evaluation = tuple[int, int]
 """(heads kept, look); the look is always 0 where there is but one."""
 Answer = float | PairedErrors
 """The relative change of the error on all windows; for sequential tests the errors of the units that a look adds."""
 
 
 @dataclass(frozen=True)
-class HeadsAt:
+class SearchResult:
     """Result of a search.
 
     Attributes:
@@ -80,14 +75,14 @@ class HeadsAt:
         return self.of - self.evaluations
 
 
-Steps = Generator[list[Request], dict[Request, Answer], HeadsAt]
+Steps = Generator[list[Evaluation], dict[Evaluation, Answer], SearchResult]
 
 
 class Search:
-    """Search under way.
+    """Search under way; :func:`run_search` is its loop.
 
     Attributes:
-        of, tolerance, method: as in :class:`HeadsAt`.
+        of, tolerance, method: as in :class:`SearchResult`.
         result: None until the end.
     """
 
@@ -98,17 +93,17 @@ class Search:
         if not tolerance > 0:
             raise InputError(f"the tolerance is {tolerance}, expected a relative change above 0, such as 0.01")
         self.of, self.tolerance, self.method = of, float(tolerance), method
-        self.result: HeadsAt | None = None
+        self.result: SearchResult | None = None
         self._cap = of
-        self._answers: dict[Request, Answer] = {}
+        self._answers: dict[Evaluation, Answer] = {}
         self._steps = steps(self)
-        self._queue: list[Request] = next(self._steps)
+        self._queue: list[Evaluation] = next(self._steps)
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[Evaluation]:
         """Return the next evaluations: (heads kept, look); none once the search is finished."""
         return [] if self.result else [request for request in self._queue if request not in self._answers]
 
-    def answer(self, values: Mapping[Request, Answer]) -> None:
+    def answer(self, values: Mapping[Evaluation, Answer]) -> None:
         """Hand in requested values, in one piece or in several.
 
         Raises:
@@ -136,24 +131,16 @@ class Search:
         """Return the counts that still matter below one that passes."""
         return range(min(stop, self._cap))
 
-    def found(self, smallest: int, changes: Mapping[int, float], evaluations: float, **more: Any) -> HeadsAt:
+    def found(self, smallest: int, changes: Mapping[int, float], evaluations: float, **more: Any) -> SearchResult:
         """Compose the result, with all that follows from the known changes."""
         passes = [change < self.tolerance for _, change in sorted(changes.items())]
-        all_changes = {**changes, self.of: 0.0}
+        change = {**changes, self.of: 0.0}[smallest]
         more = {"exact": all(k in changes for k in range(smallest)), "monotone": passes == sorted(passes), **more}
-        return HeadsAt(
-            smallest,
-            self.of,
-            all_changes[smallest],
-            self.tolerance,
-            self.method,
-            evaluations,
-            changes=dict(changes),
-            **more,
-        )
+        facts = (smallest, self.of, change, self.tolerance, self.method, evaluations)
+        return SearchResult(*facts, changes=dict(changes), **more)
 
 
-def run_search(search: Search, evaluate: Callable[[int, int], Answer]) -> HeadsAt:
+def run_search(search: Search, evaluate: Callable[[int, int], Answer]) -> SearchResult:
     """Run one search to its end.
 
     Args:
@@ -166,7 +153,7 @@ def run_search(search: Search, evaluate: Callable[[int, int], Answer]) -> HeadsA
     return search.result
 
 
-def better(results: Mapping[str, HeadsAt]) -> tuple[str, HeadsAt]:
+def better(results: Mapping[str, SearchResult]) -> tuple[str, SearchResult]:
     """Choose the order that keeps fewest heads; among equals that of the smallest change, then the first.
 
     Orders at random do not count where there are others: the best of many would win by luck.

@@ -19,8 +19,16 @@ from tsfm_lens.compress.stored import DOWN, REST, Compression, Kept, Layer
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.models.checkpoint import COMPRESSED, COMPRESSION, SUFFIX, WEIGHTS, in_our_words, read_checkpoint
-from tsfm_lens.models.completeness import module_of, name_in_model
+from tsfm_lens.models.checkpoint import (
+    COMPRESSED,
+    COMPRESSION,
+    SUFFIX,
+    WEIGHTS,
+    in_our_words,
+    module_of,
+    name_in_model,
+    read_checkpoint,
+)
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 from tsfm_lens.places import follow_umask

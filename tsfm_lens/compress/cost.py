@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.memory import measured
-from tsfm_lens.models.timing import in_turn
+from tsfm_lens.models.timing import in_turn, measured
 
 __all__ = ["cost"]
 

@@ -23,8 +23,7 @@ from torch.overrides import TorchFunctionMode
 from tsfm_lens.compress.factors import Factors
 from tsfm_lens.compress.layers import Compressed, LowRank, Part, replace_layer
 from tsfm_lens.errors import CheckpointError
-from tsfm_lens.models.checkpoint import COMPRESSION, Checkpoint, Stored, read_settings, shortened
-from tsfm_lens.models.completeness import name_in_model
+from tsfm_lens.models.checkpoint import COMPRESSION, Checkpoint, Stored, name_in_model, read_settings, shortened
 
 __all__ = ["Compression", "Folded", "Kept", "Layer", "folded"]
 

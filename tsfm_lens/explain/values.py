@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 
 from tsfm_lens.ablation.notices import saying_once
-from tsfm_lens.ablation.parts import forward_parts
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
@@ -28,8 +26,9 @@ from tsfm_lens.explain.masking import (
 )
 from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
-from tsfm_lens.models.batching import Part, cut, forecast_part, plan, request_of
+from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
+from tsfm_lens.models.recording import forward_ranges
 from tsfm_lens.models.run import Run
 
 __all__ = ["Masks", "forecasts"]
@@ -262,14 +261,14 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
     """Roll out sample paths, (series, quantile, step): every copy draws the random numbers of the item alone."""
     request = request_of(run.lens, batch, run.horizon, quantiles_of(run), run.num_samples, run.seed)
     # as many as the memory takes
-    fit = max(part.stop - part.start for part in plan(request))
+    fit = max(stop - start for start, stop in plan(request))
     size = max(1, fit // rows) * rows
-    alone = Piece(request.seed, rows, 0, rows)
+    alone = Piece(request.seed, 1, 0, 1)
     parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))
-        part = Part(first, stop, (alone,) * ((stop - first) // rows))
-        parts.append(forecast_part(request, part).quantiles)
+        drawing = request.drawing([alone] * ((stop - first) // rows))
+        parts.append(forecast_part(request, first, stop, drawing=drawing).quantiles)
     return np.concatenate(parts)
 
 
@@ -279,9 +278,9 @@ def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarr
     request = request_of(lens, batch, run.horizon, seed=run.seed)
     parts = []
     with lens.registry.attach():
-        for part in plan(request):
-            with lens.adapter.sharing(prefixes[part.start : part.stop]):  # type: ignore[attr-defined]
-                parts.append(forecast_part(request, part).quantiles)
+        for start, stop in plan(request):
+            with lens.adapter.sharing(prefixes[start:stop]):  # type: ignore[attr-defined]
+                parts.append(forecast_part(request, start, stop).quantiles)
     return np.concatenate(parts)
 
 
@@ -292,10 +291,10 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
         encoded = lens.encode(batch, future=np.tile(run.path, (copies, 1)))
     else:
         encoded = lens.encode(batch, horizon=run.horizon)
-    parts, _ = forward_parts(lens, encoded, [()], len(encoded.rows), None, nullcontext)
     outputs = []
     with torch.no_grad():
-        for whole in parts:
+        for start, stop in forward_ranges(lens, encoded):
+            whole = encoded if stop - start == len(batch) else encoded.part(start, stop)
             for part in _split(whole, math.ceil(len(whole.batch) / _ROWS)):
                 outputs.append(run.read(lens.forward(part), part).cpu().double().numpy())
     return np.concatenate(outputs)[:, None]

@@ -1,6 +1,7 @@
 """Models behind the lens."""
 
-from tsfm_lens.models.architecture import Adapter, Architecture, Encoded, architectures
+from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, architectures
 from tsfm_lens.models.forecast import Forecast
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load

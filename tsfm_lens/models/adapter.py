@@ -1,4 +1,4 @@
-"""Parts of an adapter that a wiring table already determines."""
+"""Adapters: one opened native model each; what a wiring table already determines stands in the base class."""
 
 from __future__ import annotations
 
@@ -13,23 +13,49 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn import LayerNorm
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.native import put_output, rms_scale, without_gain
 from tsfm_lens.hooks.wiring import Wiring
-from tsfm_lens.models.architecture import Adapter, Encoded, Prediction, rows_apart
+from tsfm_lens.models.architecture import Encoded, Levels, Prediction, rows_apart
 
 DECILES = tuple(level / 10 for level in range(1, 10))
 
 
-class PatchAdapter(ABC):
-    """Base of the adapters of models that read patches and emit quantiles or a distribution.
+class Adapter(ABC):
+    """Opened native model: series in, forecasts out.
 
-    A subclass sets the attributes and defines ``encode``, ``run``, ``predict`` and ``head``; see
-    :class:`tsfm_lens.models.architecture.Adapter`. A ``predict`` of its own that forecasts every series by itself is
-    declared :func:`tsfm_lens.models.architecture.rows_apart`, so that variants of the model run side by side.
+    A subclass sets the attributes and defines ``encode`` and ``run``; token models also define ``head``, ``predict``,
+    ``values`` and ``tokens_of``. A ``predict`` of its own that forecasts every series by itself is declared
+    :func:`tsfm_lens.models.architecture.rows_apart`, so that variants of the model run side by side.
+
+    Attributes:
+        architecture: name of the wiring.
+        native: the library's own object; ``model`` the torch module in it.
+        wiring: table of the model's modules.
+        readout: the head's output: "token" logits, "quantile" forecasts, or a "distribution", of which the
+            readout is the mean.
+        rollout: how the library goes on beyond one pass: "tokens" and "cache" append to a key-value cache,
+            "refeed" encodes the extended context anew, "single" never does.
+        restarts: whether a rollout of tokens encodes its longer context anew beyond one pass.
+        multivariate: whether series of one group see each other.
+        packed: whether they do so in one token sequence.
+        covariates: kinds that the library takes, of "past", "known" and "categories".
+        joint_rollout: whether forecasts beyond one pass take several variates.
+        rows_at_once: most rows of a native call, where its cost grows faster than their number; None for no bound.
+        n_variates: the one number of variates that an item must have; None for any.
+        draw_axis: axis along which a sampling model's elementwise draws count rows; None where that is not known.
+        samples: sample paths of a sampling model, unless others are requested.
+        integers: whether series are token ids.
+        passes: forwards of one forecast.
+        context_length, prediction_length: steps; the latter is the default horizon.
+        levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
+        package: distribution whose version a result should name.
+        dtypes: precisions that the library runs in.
+        least_steps: context steps that every batch is padded to at least, while one runs in parts.
     """
 
     architecture: str
@@ -38,58 +64,55 @@ class PatchAdapter(ABC):
     wiring: Wiring
     readout: Literal["token", "quantile", "distribution"] = "quantile"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "single"
+    restarts: bool = True
     multivariate: bool = False
     packed: bool = False
-    # kinds of covariates that the library takes: "past", "known", "categories"
     covariates: tuple[str, ...] = ()
     joint_rollout: bool = True
-    # rows of a native call beyond which its cost grows faster than their number; None for no such bound
     rows_at_once: int | None = None
-    # the one number of variates that an item must have; None for any
     n_variates: int | None = None
-    # axis along which a sampling model's elementwise draws count rows; None where that is not known
     draw_axis: int | None = None
+    samples: int = 20
+    integers: bool = False
+    passes: int = 1
+    decode_block_size: int | None = None
     context_length: int
     prediction_length: int
-    levels: tuple[float, ...]
+    levels: Levels = ()
     package: str = "torch"
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
-    # context steps that every batch is padded to at least, while one runs in parts
     least_steps: int = 0
 
     @abstractmethod
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
-        """Encode series as native input."""
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
+        """Encode series as native input, as the library's own pipeline does it.
+
+        Token models also take ``future`` or ``tokens``, (series, step), for their decoder to read.
+        """
 
     @abstractmethod
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Run one differentiable native forward."""
+        """Run one differentiable native forward: logits, or quantiles in data units."""
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
-        """Run the native single forward, cut to the horizon; models that roll out override this.
-
-        Raises:
-            InputError: the horizon is longer than one pass yields, or a number of samples is given.
-        """
-        self.no_samples(num_samples)
-        self.within_one_pass(horizon)
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+        """Run the native single forward, cut to the horizon; models that roll out override this."""
         with torch.no_grad():
             quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[..., :horizon]
-        by_level = quantiles.transpose(1, 2).cpu()
-        median = at_levels(by_level, self.levels, (0.5,))[..., 0]
-        return Prediction(at_levels(by_level, self.levels, levels), None, median)
+        return self.at(quantiles.transpose(1, 2).cpu(), levels)
+
+    def at(self, quantiles: Tensor, levels: Levels, mean: Tensor | None = None) -> Prediction:
+        """Make a prediction at other levels of the model's own quantiles (series, step, quantile)."""
+        centre = at_levels(quantiles, self.levels, (0.5,))[..., 0] if mean is None else mean
+        return Prediction(at_levels(quantiles, self.levels, levels), None, centre)
+
+    def of_paths(self, samples: Tensor, levels: Levels, distribution: Distribution | None = None) -> Prediction:
+        """Make a prediction of the empirical quantiles and the mean of sample paths (series, sample, step)."""
+        quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
+        return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """Apply the stack's last norm, if it has one.
+        """Apply the stack's last norm, if it has one; with ``like`` its scale is frozen to that of another stream.
 
         Raises:
             WiringError: a frozen scale of a norm that is neither a LayerNorm nor a root-mean-square one.
@@ -103,10 +126,10 @@ class PatchAdapter(ABC):
         return frozen_layer_norm(norm, resid, like) if isinstance(norm, LayerNorm) else resid * rms_scale(norm, like)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute quantiles in data units, (…, batch, quantile, step).
+        """Compute logits, or quantiles in data units (…, batch, quantile, step), of a normalised stream.
 
         This is the native forward with the output of its last norm (or last block) replaced. It works for every
-        model; one whose head can be called alone overrides it and spares the rest of the forward.
+        patch model; one whose head can be called alone overrides it and spares the rest of the forward.
         """
         stack = self.wiring.output_stack
         path = stack.ln_final or stack.block(stack.n_layers - 1)
@@ -124,7 +147,7 @@ class PatchAdapter(ABC):
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
     def values(self, encoded: Encoded) -> Tensor:
-        """Refuse the values of output bins: there are none."""
+        """Return the value of every output bin of a token model in data units, (batch, bin); others refuse."""
         raise InputError(f"{self.architecture} has no output bins: its head emits forecasts in data units")
 
     @property
@@ -136,36 +159,6 @@ class PatchAdapter(ABC):
     def device(self) -> torch.device:
         """Device of the native model."""
         return next(self.model.parameters()).device
-
-    def no_teacher(self, future: Tensor | None, tokens: Tensor | None) -> None:
-        """Refuse a teacher-forced future.
-
-        Raises:
-            InputError: one was given.
-        """
-        if future is not None or tokens is not None:
-            raise InputError(f"{self.architecture} takes no future values in a single forward; leave `future` out")
-
-    def no_samples(self, num_samples: int | None) -> None:
-        """Refuse a number of sample paths.
-
-        Raises:
-            InputError: one was given.
-        """
-        if num_samples is not None:
-            raise InputError(f"{self.architecture} emits quantiles and draws no samples; leave num_samples out")
-
-    def within_one_pass(self, horizon: int) -> None:
-        """Refuse a horizon that would need a rollout.
-
-        Raises:
-            InputError: it is longer than one pass yields.
-        """
-        if horizon > self.longest_pass:
-            raise InputError(
-                f"horizon {horizon} is longer than the {self.longest_pass} steps that {self.architecture} "
-                "yields in one pass, and it has no rollout"
-            )
 
     def longest(self, batch: SeriesBatch) -> int:
         """Return the steps of the longest series, cut to the context length."""
@@ -193,6 +186,21 @@ class PatchAdapter(ABC):
         return [wide, *tensors[1:]]
 
 
+def refuse_request(adapter: Adapter, horizon: int, num_samples: int | None) -> None:
+    """Refuse a forecast that a model cannot make.
+
+    Raises:
+        InputError: a number of sample paths of a model that draws none, or more than one pass of one without a rollout.
+    """
+    if num_samples is not None and adapter.readout == "quantile":
+        raise InputError(f"{adapter.architecture} emits quantiles and draws no samples; leave num_samples out")
+    if horizon > adapter.longest_pass and adapter.rollout == "single":
+        raise InputError(
+            f"horizon {horizon} is longer than the {adapter.longest_pass} steps that {adapter.architecture} "
+            "yields in one pass, and it has no rollout"
+        )
+
+
 def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
     """Apply a LayerNorm with the standard deviation of ``like``; subtracting the mean is linear already."""
     out = without_gain(norm, x, like)
@@ -206,10 +214,9 @@ def refuse_covariates(adapter: Adapter, batch: SeriesBatch) -> None:
     Raises:
         InputError: names the first, and the models that take it.
     """
-    accepted = getattr(adapter, "covariates", ())
     for name, role, categories in zip(batch.ids, batch.roles, batch.categories, strict=True):
         for kind in (role, *(("categories",) if categories else ())):
-            if kind != "target" and kind not in accepted:
+            if kind != "target" and kind not in adapter.covariates:
                 what = {"past": "past covariates", "known": "known covariates", "categories": "covariates of text"}
                 raise InputError(
                     f"{adapter.architecture} takes no {what[kind]}, such as {name!r}; batch.targets() leaves them out, "
@@ -281,14 +288,13 @@ def refuse_dtype(adapter: Adapter, *values: Any) -> None:
     """
     for value in values:
         name = str(value).removeprefix("torch.")
-        supported = getattr(adapter, "dtypes", (name,))
-        if isinstance(value, torch.dtype) and name not in supported:
-            raise InputError(f"{adapter.architecture} does not run in {name}; choose {' or '.join(supported)}")
+        if isinstance(value, torch.dtype) and name not in adapter.dtypes:
+            raise InputError(f"{adapter.architecture} does not run in {name}; choose {' or '.join(adapter.dtypes)}")
 
 
 def default_levels(adapter: Adapter) -> tuple[float, ...]:
     """Return the deciles, or the levels that the head emits where those do not reach from 0.1 to 0.9."""
-    levels = tuple(getattr(adapter, "levels", ()))
+    levels = tuple(adapter.levels)
     if adapter.readout != "quantile" or not levels or (levels[0] <= 0.1 + 1e-9 and levels[-1] >= 0.9 - 1e-9):
         return DECILES
     return levels

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pandas as pd
 import torch
@@ -18,8 +18,10 @@ from torch.distributions import Distribution
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.time_axis import token_table
+
+Levels = tuple[float, ...]
+"""Quantile levels, ascending."""
 
 
 @dataclass(frozen=True)
@@ -165,79 +167,10 @@ def rows_apart(predict: Predict) -> Predict:
     return predict
 
 
-def stands_apart(adapter: Adapter) -> bool:
+def stands_apart(adapter: Any) -> bool:
     """Return whether an adapter's present ``predict`` was declared by :func:`rows_apart`."""
     function = getattr(adapter.predict, "__func__", adapter.predict)
     return getattr(function, "rows_apart", None) is function
-
-
-class Adapter(Protocol):
-    """Interface of one opened native model: series in, forecasts out.
-
-    :class:`tsfm_lens.models.adapter.PatchAdapter` implements all but ``encode``, ``run``, ``predict`` and ``head``.
-
-    Attributes:
-        architecture: name of the wiring.
-        native: the library's own object; ``model`` the torch module in it.
-        readout: the head's output: "token" logits, "quantile" forecasts, or a "distribution", of which the
-            readout is the mean.
-        rollout: how the library goes on beyond one pass: "tokens" and "cache" append to a key-value cache,
-            "refeed" encodes the extended context anew, "single" never does.
-        multivariate: whether series of one group see each other.
-        packed: whether they do so in one token sequence.
-        covariates: kinds that the library takes, of "past", "known" and "categories".
-        joint_rollout: whether forecasts beyond one pass take several variates.
-        rows_at_once: most rows of a native call, where its cost grows faster than their number; None for no bound.
-        context_length, prediction_length: steps; the latter is the default horizon.
-        longest_pass: longest horizon of a single forward.
-        levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
-        package: distribution whose version a result should name.
-    """
-
-    architecture: str
-    native: Any
-    model: Any
-    wiring: Wiring
-    package: str
-    readout: Literal["token", "quantile", "distribution"]
-    rollout: Literal["tokens", "cache", "refeed", "single"]
-    multivariate: bool
-    packed: bool
-    covariates: tuple[str, ...]
-    joint_rollout: bool
-    rows_at_once: int | None
-    context_length: int
-    prediction_length: int
-
-    @property
-    def longest_pass(self) -> int:
-        """Longest horizon of a single forward."""
-
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
-        """Encode series as native input, as the library's own pipeline does it."""
-
-    def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Run one differentiable native forward: logits, or quantiles in data units."""
-
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
-        """Run the library's own forecast."""
-
-    def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """Apply the norm before the head; with ``like`` its scale is frozen to that of another stream."""
-
-    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Turn a normalised stream (…, batch, pos, d_model) into logits or into quantiles in data units."""
-
-    def values(self, encoded: Encoded) -> Tensor:
-        """Return the value of every output bin of a token model in data units, (batch, bin)."""
 
 
 @dataclass(frozen=True)
@@ -247,45 +180,61 @@ class Architecture:
     Attributes:
         name: key of the wiring.
         title: as its authors call it.
-        readout: the head's output.
         published: size -> hub id.
+        adapter: class of its adapters.
         claims: whether a checkpoint's config.json belongs to this architecture.
         claims_object: whether an object is one of its native models or pipelines.
-        check: refuses a config.json with keys that the wiring does not understand.
         open: local folder, dtype and device -> native object, through the library's own loader.
         blank: config.json -> the torch module that a checkpoint's tensors belong to, as the library builds it. It is
             called on the meta device, for names and shapes.
-        adapt: native object -> adapter.
         tiny: builds a small random native object for the conformance suite.
         build: size -> native object of published size with random weights.
+        keys: keys of config.json that the wiring understands; None where none is read.
+        values: those that must have one value, where they are given.
+        check: refuses what these do not say of a config.json.
+        wrap: native model -> the library's own object around it.
         notes: remarks for a user before loading it, in a few words.
         save: writes a native object as its own loader reads it; ``save_pretrained`` if None.
         extra: name of the optional dependency that it needs, "" if none.
         renamed: parts of tensor names in checkpoints -> their names in the library.
         computed: parts of the names of tensors that the library computes and does not read from a checkpoint.
-        covariates: kinds that its adapter takes; see :class:`Adapter`.
         claims_tensors: whether names of tensors belong to it, for checkpoints whose config.json does not tell.
     """
 
     name: str
     title: str
-    readout: Literal["token", "quantile", "distribution"]
     published: Mapping[str, str]
+    adapter: Any
     claims: Callable[[Mapping[str, Any]], bool]
     claims_object: Callable[[object], bool]
-    check: Callable[[Mapping[str, Any], str], None]
     open: Callable[[Path, torch.dtype, str], Any]
     blank: Callable[[Mapping[str, Any]], Any]
-    adapt: Callable[[Any], Adapter]
     tiny: Callable[[], Any]
     build: Callable[[str], Any]
+    keys: dict[str, Any] | None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Mapping[str, Any], str], None] = lambda config, where: None
+    wrap: Callable[[Any], Any] = lambda native: native
     notes: str = ""
     save: Callable[[Any, Path], None] | None = None
     extra: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
     computed: tuple[str, ...] = ()
-    covariates: tuple[str, ...] = ()
     claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
+
+    @property
+    def readout(self) -> Literal["token", "quantile", "distribution"]:
+        """Kind of the head's output."""
+        return self.adapter.readout
+
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """Kinds of covariates that its library takes."""
+        return self.adapter.covariates
+
+    def adapt(self, native: Any) -> Any:
+        """Make the adapter of a native object."""
+        return self.adapter(self.wrap(native))
 
 
 @cache

@@ -17,8 +17,8 @@ from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
-from tsfm_lens.models.adapter import versions
-from tsfm_lens.models.architecture import Adapter, Encoded
+from tsfm_lens.models.adapter import Adapter, versions
+from tsfm_lens.models.architecture import Encoded
 
 
 class TokenModel(Protocol):
@@ -155,7 +155,7 @@ class LensBase:
     @property
     def levels(self) -> tuple[float, ...]:
         """Quantile levels that the head gives, (0.5,) for the mean of a distribution; none of token models."""
-        return tuple(getattr(self.adapter, "levels", ()))
+        return tuple(self.adapter.levels)
 
     @property
     def context_length(self) -> int:
@@ -176,12 +176,12 @@ class LensBase:
     def rereads(self) -> bool:
         """True if a rollout encodes its longer context anew beyond one pass."""
         adapter = self.adapter
-        return adapter.rollout == "refeed" or (adapter.rollout == "tokens" and getattr(adapter, "restarts", True))
+        return adapter.rollout == "refeed" or (adapter.rollout == "tokens" and adapter.restarts)
 
     @property
     def takes_ids(self) -> bool:
         """True if series are token ids, not measurements."""
-        return bool(getattr(self.adapter, "integers", False))
+        return self.adapter.integers
 
     @property
     def example_ids(self) -> np.ndarray:

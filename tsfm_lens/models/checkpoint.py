@@ -1,7 +1,7 @@
-"""Files of a checkpoint and the contents of their headers, the same for every architecture.
+"""Files of a checkpoint, and the refusal of files that are not the model of their configuration, whole and as loaded.
 
 The library opens a folder that holds these files and nothing else (:meth:`Checkpoint.staged`), so that no loader
-finds a pickle or a file outside. Their tensors are compared with the model in ``completeness``.
+finds a pickle.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import torch
 from safetensors import safe_open
+from torch import Tensor, nn
 
 from tsfm_lens.errors import CheckpointError, LensError
 from tsfm_lens.registry import extensible
@@ -36,8 +37,9 @@ SUFFIX, COMPRESSED = ".safetensors", ".compressed"
 """Of files of weights, and of those beside compression.json: libraries fill missing tensors with random numbers, and
 some of them open any file of their suffix."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-LONGEST_JSON = 16 * 2**20
-"""Bytes; the largest published configuration has some 10 kB, an index of a thousand shards some MB."""
+FLOATS = ("F64", "F32", "F16", "BF16")
+SPARE = 2**30
+"""Bytes of tables and buffers that a model may hold beside its weights."""
 
 
 class Stored(NamedTuple):
@@ -125,11 +127,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Read the files of a checkpoint and their headers; no weight is read.
 
     Raises:
-        CheckpointError: there is no safetensors file under the name that loaders look for, a file lies outside the
-            folder, is damaged or is not a file, or the index is not that of the files.
+        CheckpointError: there is no safetensors file under the name that loaders look for, a file is damaged, or the
+            index is not that of the files.
     """
     with in_our_words(f"{folder} cannot be read"):
-        files = {name: _resolve(folder, name) for name in (CONFIG, GENERATION) if os.path.lexists(folder / name)}
+        files = {name: _file(folder, name) for name in (CONFIG, GENERATION) if os.path.lexists(folder / name)}
         config, generation = (read_settings(files[name]) if name in files else {} for name in (CONFIG, GENERATION))
         suffix = COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX
         shards, places = _weight_files(folder, files, suffix)
@@ -141,12 +143,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Read a JSON file of settings.
 
     Raises:
-        CheckpointError: it is no JSON object, or larger than any settings are.
+        CheckpointError: it is no JSON object.
     """
-    if path.stat().st_size > LONGEST_JSON:
-        raise CheckpointError(
-            f"{path} has {path.stat().st_size:,} bytes, expected settings of at most {LONGEST_JSON:,}"
-        )
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -156,26 +154,10 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _resolve(folder: Path, name: str) -> Path:
-    """Resolve the real path of a file of a folder.
-
-    A folder of the hub cache, ``models--x/snapshots/commit``, links into the ``models--x/blobs`` beside it.
-
-    Raises:
-        CheckpointError: outside the folder, nowhere, or it is not a regular file.
-    """
-    try:
-        path, root = (folder / name).resolve(strict=True), folder.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{folder / name} cannot be followed: {error}") from error
-    is_cached = root.parent.name == "snapshots" and path.parent == (root.parent.parent / "blobs").resolve()
-    if not (path.is_relative_to(root) or is_cached):
-        raise CheckpointError(
-            f"{folder / name} is a link to {path}, outside the checkpoint's folder; copy the file into the folder"
-        )
-    if not stat.S_ISREG(path.stat().st_mode):
+def _file(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
         raise CheckpointError(f"{folder / name} is not a regular file")
-    return path
+    return (folder / name).resolve()
 
 
 def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[dict[str, Path], dict[str, str] | None]:
@@ -194,8 +176,8 @@ def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[di
     if not os.path.lexists(folder / file_of(INDEX)):
         if not single:
             raise _no_weights(folder)
-        return {WEIGHTS: _resolve(folder, file_of(WEIGHTS))}, None
-    files[INDEX] = _resolve(folder, file_of(INDEX))
+        return {WEIGHTS: _file(folder, file_of(WEIGHTS))}, None
+    files[INDEX] = _file(folder, file_of(INDEX))
     places = read_settings(files[INDEX]).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{folder / INDEX} has no weight_map, expected an object of tensor names and their files")
@@ -210,7 +192,7 @@ def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[di
         raise CheckpointError(
             f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove the one that is not meant"
         )
-    return {name: _resolve(folder, file_of(name)) for name in names}, places
+    return {name: _file(folder, file_of(name)) for name in names}, places
 
 
 def _no_weights(folder: Path) -> CheckpointError:
@@ -257,3 +239,188 @@ def _headers(folder: Path, shards: Mapping[str, Path], places: Mapping[str, str]
             f"{shortened(wrong[0][0], 80)!r} in {wrong[0][1]}"
         )
     return tensors
+
+
+def module_of(native: Any) -> nn.Module:
+    """Return the torch module with a checkpoint's weights, in a library's own object."""
+    if isinstance(native, nn.Module):
+        return native
+    inner = getattr(native, "inner_model", None)
+    return inner if isinstance(inner, nn.Module) else native.model
+
+
+class Expected(NamedTuple):
+    """Tensors that a model takes from a checkpoint.
+
+    Attributes:
+        shapes: name -> shape.
+        floating: names of tensors of real numbers.
+        tied: name -> all names of the same tensor, of which one in the files is enough.
+        unread: patterns of names that the library declares it leaves aside.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    floating: frozenset[str]
+    tied: Mapping[str, frozenset[str]]
+    unread: tuple[str, ...]
+
+
+def expected_of(blank: nn.Module) -> Expected:
+    """Return the tensors that a model takes from a checkpoint, by an empty model on the meta device."""
+    tie = getattr(blank, "tie_weights", None)
+    if callable(tie):
+        # transformers ties when it initialises weights, which an empty model never does
+        tie()
+    state = blank.state_dict(keep_vars=True)
+    groups: dict[int, set[str]] = {}
+    for name, tensor in state.items():
+        groups.setdefault(id(tensor), set()).add(name)
+    return Expected(
+        {name: tuple(tensor.shape) for name, tensor in state.items()},
+        frozenset(name for name, tensor in state.items() if tensor.is_floating_point()),
+        {name: frozenset(groups[id(tensor)]) for name, tensor in state.items()},
+        tuple(getattr(blank, "_keys_to_ignore_on_load_unexpected", None) or ()),
+    )
+
+
+def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
+    """Translate a name in a file into the model's, by the parts of names that a library renames."""
+    for old, new in renamed.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
+    """Map names in the files to names in the model; CheckpointError if two tensors have one name there."""
+    names = {source: name_in_model(source, renamed) for source in checkpoint.tensors}
+    sources: dict[str, str] = {}
+    for source, name in names.items():
+        if sources.setdefault(name, source) != source:
+            raise CheckpointError(
+                f"{checkpoint.folder} holds {sources[name]!r} and {source!r}, which are the same tensor"
+            )
+    return names
+
+
+def refuse_layers(checkpoint: Checkpoint) -> None:
+    """Refuse a configuration with more layers than the files have tensors, before it is built.
+
+    Widths are compared by :func:`refuse_misfit`, without memory; only layers cost time there.
+
+    Raises:
+        CheckpointError: names the key.
+    """
+    nodes: list[Mapping[str, Any]] = [checkpoint.config]
+    for node in nodes:
+        nodes += [value for value in node.values() if isinstance(value, Mapping)]
+        for key, value in node.items():
+            if key.endswith("_layers") and isinstance(value, int) and value > len(checkpoint.tensors):
+                raise CheckpointError(
+                    f"{checkpoint.folder}: {CONFIG} has {key}={value}, but the files hold "
+                    f"{len(checkpoint.tensors)} tensors in all"
+                )
+
+
+def refuse_misfit(
+    checkpoint: Checkpoint, blank: nn.Module, renamed: Mapping[str, str], computed: tuple[str, ...]
+) -> None:
+    """Refuse files that lack a tensor of the model, hold another one, or hold one of another shape or type.
+
+    Args:
+        checkpoint: the files.
+        blank: an empty model of the configuration, on the meta device.
+        renamed: parts of names in the files -> those in the model.
+        computed: parts of the names of tensors that the library computes and does not read.
+
+    Raises:
+        CheckpointError: names the tensors, or says how much larger the configuration is than the files.
+    """
+    expected = expected_of(blank)
+    names = _model_names(checkpoint, renamed)
+    have = set(names.values())
+    unread = re.compile("|".join((*expected.unread, *map(re.escape, computed))) or r"(?!)")
+    missing = sorted(name for name in expected.shapes if not (expected.tied[name] & have or _among(name, computed)))
+    unknown = sorted(name for name in have - set(expected.shapes) if not unread.search(name))
+    wrong = [
+        f"{name} is {_describe(tensor)} and not {list(expected.shapes[model])}"
+        for name, model in names.items()
+        if model in expected.shapes
+        for tensor in [checkpoint.tensors[name]]
+        if tensor.shape != expected.shapes[model] or (tensor.dtype in FLOATS) != (model in expected.floating)
+    ]
+    kinds = {"missing": missing, "unknown to the model": unknown, "of another form": wrong}
+    if any(kinds.values()):
+        complaint = "; ".join(
+            f"{len(names_of_kind)} {kind} ({_few(names_of_kind)})"
+            for kind, names_of_kind in kinds.items()
+            if names_of_kind
+        )
+        # names of one tensor count once
+        numbers = {tied: math.prod(expected.shapes[name]) for name, tied in expected.tied.items()}
+        raise CheckpointError(
+            f"{checkpoint.folder} is not a complete checkpoint of the {type(blank).__name__} that its configuration "
+            f"describes: {complaint}. The configuration describes {sum(numbers.values()):,} "
+            f"numbers, the files hold {checkpoint.numbers:,}. Is the download complete, and are the files of one model?"
+        )
+    tensors: list[Tensor] = [*blank.parameters(), *blank.buffers()]
+    bytes_of = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
+    if sum(bytes_of.values()) > 8 * checkpoint.numbers + SPARE:
+        raise CheckpointError(
+            f"{checkpoint.folder}: the model that {CONFIG} describes takes {sum(bytes_of.values()):,} bytes, for "
+            f"{checkpoint.numbers:,} numbers in the files; a length in {CONFIG} is far too large"
+        )
+
+
+def _describe(tensor: Stored) -> str:
+    return f"{list(tensor.shape)}{'' if tensor.dtype in FLOATS else f' of {tensor.dtype}'}"
+
+
+def _few(names: list[str]) -> str:
+    text = ", ".join(shortened(name, 100) for name in names[:3])
+    return f"{text}, …" if len(names) > 3 else text
+
+
+def refuse_difference(
+    checkpoint: Checkpoint, loaded: nn.Module, renamed: Mapping[str, str], computed: tuple[str, ...]
+) -> None:
+    """Refuse a loaded model whose weights are not those of the files, in the type it was loaded in, or not numbers.
+
+    Reads every file once more; about 1 s for a GB that is in the page cache.
+
+    Raises:
+        CheckpointError: names the first tensor that differs.
+    """
+    names = _model_names(checkpoint, renamed)
+    # tensors that a library computes need not be in its state
+    state = {**dict(loaded.named_buffers()), **loaded.state_dict()}
+    by_file: dict[str, list[str]] = {}
+    for name, tensor in checkpoint.tensors.items():
+        by_file.setdefault(tensor.file, []).append(name)
+    for file, names_of_file in by_file.items():
+        with safe_open(checkpoint.files[file], framework="pt") as weights:
+            for name in names_of_file:
+                if names[name] in state:
+                    values = weights.get_tensor(name)
+                    _refuse_other(checkpoint.folder, name, values, state[names[name]], _among(name, computed))
+
+
+def _among(name: str, parts: tuple[str, ...]) -> bool:
+    return any(part in name for part in parts)
+
+
+def _refuse_other(folder: Path, name: str, stored: Tensor, loaded: Tensor, close: bool) -> None:
+    param = loaded.detach().cpu()
+    # the extremes are NaN if one value is, and cost no memory
+    if param.numel() and not all(bool(torch.isfinite(extreme)) for extreme in param.aminmax()):
+        bad = int((~torch.isfinite(param)).sum())
+        raise CheckpointError(
+            f"{folder}: {name} has {bad} of {param.numel()} weights that are not finite in {param.dtype}; the file is "
+            "damaged, or its values do not fit that type"
+        )
+    same = param.shape == stored.shape and (
+        torch.allclose(param, stored.to(param.dtype)) if close else torch.equal(param, stored.to(param.dtype))
+    )
+    if not same:
+        raise CheckpointError(
+            f"{folder}: the library did not load {name} as the file has it; is another tensor of the file tied to it?"
+        )

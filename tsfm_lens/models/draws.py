@@ -1,15 +1,11 @@
-"""Random numbers of a batch that does not run as one native call: every series has the draws that it would have there.
-
-A run draws for all rows of its batch at once. Sample paths are therefore defined by *blocks* of series, each with a
-seed of its own: a block is one native call under that seed. :class:`BlockwiseDraws` gives the rows of a
-run their numbers where the run is not exactly one block: a part of one, or several together.
-"""
+"""Random numbers of a run: generators under a seed, and blocks of rows that draw what each draws alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,14 +14,58 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tsfm_lens.errors import HookError
+from tsfm_lens.hooks.block import Block
+from tsfm_lens.hooks.state import ONE_RUN
 
 # their tag speaks of dropout, of which there is none in evaluation
 _WITHOUT_DRAWS = ("attention", "dropout")
 
 
+class _Seed:
+    """Generators under a seed, as the scope of a block."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.is_open, self._seed, self._device = False, seed, device
+        self._states: tuple[Tensor, Tensor | None] | None = None
+
+    def open(self) -> None:
+        self.is_open = True
+        ONE_RUN.take(self)
+        on_cuda = self._device.type == "cuda"
+        self._states = torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if on_cuda else None
+        torch.manual_seed(self._seed)
+
+    def close(self) -> None:
+        if self._states is not None:
+            torch.set_rng_state(self._states[0])
+            if self._states[1] is not None:
+                torch.cuda.set_rng_state(self._states[1], self._device)
+        self._states = None
+        ONE_RUN.give(self)
+        self.is_open = False
+
+    def check(self) -> None:
+        return
+
+
+def seeded(seed: int, device: torch.device) -> Block[None]:
+    """Seed torch's generators of the CPU and of a device while the block runs; their state is left as it was.
+
+    Such blocks of several threads run one after the other. Draws that other code makes meanwhile are not held back.
+    """
+    return Block(_Seed(seed, device))
+
+
+def block_seed(seed: int, block: int) -> int:
+    """Return the seed of one block of series; that of the first is the caller's own."""
+    if block == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)[0]) >> 1
+
+
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive units of a run that belong to one block.
+    """Consecutive units (series, items or variants) of a run that belong to one block.
 
     Attributes:
         seed: of the block.
@@ -45,101 +85,146 @@ class Piece:
         return self.count == self.size
 
 
-def block_seed(seed: int, block: int) -> int:
-    """Return the seed of one block; that of the first is the caller's own."""
-    if block == 0:
-        return seed
-    return int(np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)[0]) >> 1
+class Unsplittable(HookError):
+    """Error of a draw that does not fall into blocks."""
 
 
-class BlockwiseDraws(TorchDispatchMode):
-    """Dispatch mode that draws random numbers as the native calls on whole blocks do.
+class BlockDraws(TorchDispatchMode):
+    """Dispatch mode under which every block of rows draws what a native call on it alone draws.
 
     Args:
         pieces: of the run, in order.
         axis: of elementwise draws, along which rows are counted; draws of indices (multinomial) count along the first.
         outer: how often the units repeat along that axis (sample paths that stand outside the units).
+        guarded: replace probabilities that are no numbers, at which a CPU raises and a GPU is lost to its process.
+
+    Attributes:
+        seed: of the first block, under which the run begins.
+        failures: indices of the pieces where probabilities were replaced; their draws mean nothing.
 
     Raises:
-        HookError: from a draw whose rows are no multiple of the units, or of a part of a block where the numbers of
+        Unsplittable: from a draw whose rows are no multiple of the units, or of a part of a block where the numbers of
             one row depend on the rows before it.
     """
 
-    def __init__(self, pieces: Sequence[Piece], *, axis: int = 0, outer: int = 1) -> None:
+    def __init__(self, pieces: Sequence[Piece], *, axis: int = 0, outer: int = 1, guarded: bool = False) -> None:
         super().__init__()
-        self._pieces, self._axis, self._outer = list(pieces), axis, outer
-        self._units = sum(piece.count for piece in pieces)
+        self._pieces, self._axis, self._outer, self._guarded = list(pieces), axis, outer, guarded
+        self._stops = list(accumulate(piece.count for piece in pieces))
+        self._alone = len(self._pieces) == 1 and self._pieces[0].whole
+        self._alike = len(set(self._pieces)) == 1 and self._pieces[0].whole
         self._states: dict[torch.device, list[Tensor]] = {}
+        self.seed = self._pieces[0].seed
+        self.failures: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run ``func``, block by block if it draws."""
-        kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
-        if not draws(func) or kwargs.get("generator") is not None:
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not any(word in name for word in _WITHOUT_DRAWS)
+        if not draws or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
-        axis, shape = 0 if name == "multinomial" else self._axis, drawn_shape(args)
-        if axis >= len(shape) or shape[axis] % (self._outer * self._units):
-            raise HookError(f"{name} draws {tuple(shape)}: axis {axis} is no multiple of {self._units} series")
+        of_indices = name == "multinomial"
+        axis, shape = 0 if of_indices else self._axis, _shape(args)
+        units = self._outer * self._stops[-1]
+        if not self._alone and (axis >= len(shape) or shape[axis] % units):
+            raise Unsplittable(f"{name} draws {tuple(shape)}: axis {axis} is no multiple of {units} units")
+        if of_indices and self._guarded:
+            args = (self._drawable(args[0]), *args[1:])
+        if self._alone:
+            return func(*args, **kwargs)
         device = next(
             (arg.device for arg in args if isinstance(arg, Tensor)), torch.device(kwargs.get("device") or "cpu")
         )
-        states, parts, start = self._at(device), [], 0
-        for index, piece in enumerate(self._pieces):
-            args_of_piece = tuple(self._part(arg, shape, axis, start, piece.count) for arg in args)
-            if not piece.whole:
-                args_of_piece = (self._widen(name, args_of_piece[0], piece), *args_of_piece[1:])
-            numbers, states[index] = draw_from(device, states[index], partial(func, *args_of_piece, **kwargs))
-            if not piece.whole:
-                rows = numbers.unflatten(0, (self._outer, piece.size, -1)).narrow(1, piece.first, piece.count)
-                numbers = rows.flatten(0, 2)
-            parts.append(numbers.unflatten(axis, (self._outer, piece.count, -1)))
-            start += piece.count
-        together = torch.cat(parts, dim=axis + 1).flatten(axis, axis + 2)
+        args_of = [tuple(self._part(arg, shape, axis, index) for arg in args) for index in range(len(self._pieces))]
+        if of_indices and args[1] == 1 and args[0].ndim == 2 and self._in_step(device):
+            parts = self._indices(func, device, args_of)
+        else:
+            parts, states = [], self._at(device)
+            for index, piece in enumerate(self._pieces):
+                part, states[index] = _draw(
+                    device, states[index], partial(self._of_piece, func, name, piece, args_of[index], kwargs)
+                )
+                parts.append(part)
+        counts = [piece.count for piece in self._pieces]
+        blocks = [part.unflatten(axis, (self._outer, count, -1)) for part, count in zip(parts, counts, strict=True)]
+        together = torch.cat(blocks, dim=axis + 1).flatten(axis, axis + 2)
         # an operation in place hands its first argument back
         return args[0].copy_(together) if name.endswith("_") else together
 
+    def _drawable(self, probabilities: Tensor) -> Tensor:
+        """Put all on the last index where probabilities (…, index) are invalid, and note the pieces of such rows."""
+        wrong = ~((probabilities >= 0) & probabilities.isfinite()).all(-1) | (probabilities.sum(-1) <= 0)
+        if bool(wrong.any()):
+            units = (
+                [0] if self._alone else wrong.unflatten(0, (self._outer, self._stops[-1], -1)).any(2).any(0).nonzero()
+            )
+            self.failures |= {int(np.searchsorted(self._stops, int(unit), side="right")) for unit in units}
+        last = torch.zeros_like(probabilities)
+        last[..., -1] = 1
+        return torch.where(wrong[..., None], last, probabilities)
+
     def _at(self, device: torch.device) -> list[Tensor]:
-        """Return the random state at which each block stands."""
+        """Return the random state at which each block stands; equal ones are one object."""
         if device not in self._states:
-            self._states[device] = [
-                torch.Generator(device).manual_seed(piece.seed).get_state() for piece in self._pieces
-            ]
+            seeds = {piece.seed for piece in self._pieces}
+            states = {seed: torch.Generator(device).manual_seed(seed).get_state() for seed in seeds}
+            self._states[device] = [states[piece.seed] for piece in self._pieces]
         return self._states[device]
 
-    def _part(self, arg: Any, shape: tuple[int, ...], axis: int, start: int, count: int) -> Any:
-        """Return the rows of some units of an argument."""
+    def _in_step(self, device: torch.device) -> bool:
+        """Return whether all pieces are equal whole blocks at the same random state."""
+        states = self._at(device)
+        return self._alike and all(state is states[0] for state in states)
+
+    def _indices(self, func: Any, device: torch.device, args_of: list[tuple[Any, ...]]) -> list[Tensor]:
+        """Draw one index a row, from exponential variates that blocks in step have in common.
+
+        An index is drawn as the largest ratio of a probability to such a variate. The first block of every draw checks
+        that torch does the same, with as many random numbers.
+        """
+        state = self._at(device)[0]
+        expected, after = _draw(device, state, partial(func, *args_of[0]))
+        variates, at = _draw(device, state, torch.empty_like(args_of[0][0]).exponential_)
+        parts = [(args[0] / variates).argmax(dim=-1, keepdim=True) for args in args_of]
+        if torch.equal(parts[0], expected) and torch.equal(at, after):
+            self._states[device] = [after] * len(parts)
+            return parts
+        draws = [_draw(device, state, partial(func, *args)) for args in args_of]
+        self._states[device] = [later for _, later in draws]
+        return [part for part, _ in draws]
+
+    def _part(self, arg: Any, shape: tuple[int, ...], axis: int, index: int) -> Any:
+        """Return the rows of one piece of an argument, in the order in which they stand alone."""
+        units, count = self._stops[-1], self._pieces[index].count
         if isinstance(arg, Tensor):
             # arguments may broadcast from the right
-            axis_here = axis - (len(shape) - arg.ndim)
-            if axis_here < 0 or arg.shape[axis_here] != shape[axis]:
+            at = axis - (len(shape) - arg.ndim)
+            if at < 0 or arg.shape[at] != shape[axis]:
                 return arg
-            part = arg.unflatten(axis_here, (self._outer, self._units, -1)).narrow(axis_here + 1, start, count)
-            return part.flatten(axis_here, axis_here + 2).contiguous()
+            part = arg.unflatten(at, (self._outer, units, -1)).narrow(at + 1, self._stops[index] - count, count)
+            return part.flatten(at, at + 2).contiguous()
         if isinstance(arg, list | tuple) and len(arg) == len(shape) and all(isinstance(size, int) for size in arg):
-            return [size // self._units * count if at == axis else size for at, size in enumerate(arg)]
+            return [size // units * count if place == axis else size for place, size in enumerate(arg)]
         return arg
 
-    def _widen(self, name: str, probabilities: Tensor, piece: Piece) -> Tensor:
-        """Extend the probabilities of some units to those of their whole block; the others are even."""
+    def _of_piece(self, func: Any, name: str, piece: Piece, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Draw for one piece; for a part of a block as the whole block draws, with even probabilities for the rest."""
+        if piece.whole:
+            return func(*args, **kwargs)
         if name != "multinomial":
-            raise HookError(
+            raise Unsplittable(
                 f"{name} cannot be drawn for a part of a batch: how many random numbers it takes depends on the rows"
             )
-        own_units = probabilities.unflatten(0, (self._outer, piece.count, -1))
-        all_units = own_units.new_ones(self._outer, piece.size, *own_units.shape[2:])
-        all_units.narrow(1, piece.first, piece.count).copy_(own_units)
-        return all_units.flatten(0, 2)
+        own = args[0].unflatten(0, (self._outer, piece.count, -1))
+        block = own.new_ones(self._outer, piece.size, *own.shape[2:])
+        block.narrow(1, piece.first, piece.count).copy_(own)
+        numbers = func(block.flatten(0, 2), *args[1:], **kwargs).unflatten(0, (self._outer, piece.size, -1))
+        return numbers.narrow(1, piece.first, piece.count).flatten(0, 2)
 
 
-def draws(func: Any) -> bool:
-    """Return whether an operation takes random numbers from torch's generators."""
-    name = func.overloadpacket.__name__
-    return torch.Tag.nondeterministic_seeded in func.tags and not any(word in name for word in _WITHOUT_DRAWS)
-
-
-def draw_from(device: torch.device, state: Tensor, draw: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+def _draw(device: torch.device, state: Tensor, draw: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
     """Draw from a random state, and return the state after it, too."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
@@ -148,7 +233,7 @@ def draw_from(device: torch.device, state: Tensor, draw: Callable[[], Tensor]) -
     return draw(), torch.get_rng_state()
 
 
-def drawn_shape(args: tuple[Any, ...]) -> tuple[int, ...]:
+def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the shape of an operation's draw: that of its tensors together, or the requested one."""
     tensors = [arg.shape for arg in args if isinstance(arg, Tensor)]
     if tensors:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import torch
 import xarray as xr
+from torch import Tensor
 from torch.distributions import Distribution
 
 from tsfm_lens.data import SeriesBatch, by_variate
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.architecture import Encoded, Prediction
 from tsfm_lens.registry import extensible
 
 MOST = 100_000
@@ -44,6 +46,32 @@ class Forecast:
     context: SeriesBatch
     attrs: dict[str, object] = field(default_factory=dict)
     distribution: Distribution | None = None
+
+    @classmethod
+    def of(
+        cls, prediction: Prediction, levels: tuple[float, ...], context: SeriesBatch, attrs: dict[str, object]
+    ) -> Forecast:
+        """Make the forecast of a native prediction."""
+        samples = None if prediction.samples is None else prediction.samples.numpy().astype(float)
+        quantiles = prediction.quantiles.permute(0, 2, 1).numpy().astype(float)
+        mean = prediction.mean.numpy().astype(float)
+        return cls(quantiles, levels, mean, samples, context, attrs, prediction.distribution)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Forecast], context: SeriesBatch) -> Forecast:
+        """Join the forecast of a batch from those of its parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        samples = [part.samples for part in parts if part.samples is not None]
+        distributions = [part.distribution for part in parts if part.distribution is not None]
+        return replace(
+            parts[0],
+            quantiles=np.concatenate([part.quantiles for part in parts]),
+            mean=np.concatenate([part.mean for part in parts]),
+            samples=np.concatenate(samples) if samples else None,
+            context=context,
+            distribution=JoinedDistribution(distributions) if distributions else None,
+        )
 
     def __repr__(self) -> str:
         paths = "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
@@ -123,6 +151,51 @@ class Forecast:
                 frame[str(level)] = self.quantiles[index, column]
             frames.append(frame)
         return pd.concat(frames, ignore_index=True)
+
+
+class JoinedDistribution(Distribution):
+    """Distributions of several parts of a batch as one, along the first axis.
+
+    Args:
+        parts: distributions that agree in all but the first axis of their batch shape.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, parts: Sequence[Distribution]) -> None:
+        self.parts = list(parts)
+        self._sizes = [part.batch_shape[0] for part in self.parts]
+        shape = torch.Size((sum(self._sizes), *self.parts[0].batch_shape[1:]))
+        super().__init__(shape, self.parts[0].event_shape, validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of each entry."""
+        return torch.cat([part.mean for part in self.parts])
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each entry."""
+        return torch.cat([part.variance for part in self.parts])
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Draw samples (sample…, batch…)."""
+        shape = torch.Size(sample_shape)
+        return torch.cat([part.sample(shape) for part in self.parts], dim=len(shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the logarithm of the density at values that broadcast with the batch shape."""
+        return self._each(lambda part, values: part.log_prob(values), value)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Compute the cumulative probability at values that broadcast with the batch shape."""
+        return self._each(lambda part, values: part.cdf(values), value)
+
+    def _each(self, function: Callable[[Distribution, Tensor], Tensor], value: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(value.shape, self.batch_shape)
+        axis = len(shape) - len(self.batch_shape)
+        cuts = value.expand(shape).split(self._sizes, dim=axis)
+        return torch.cat([function(part, values) for part, values in zip(self.parts, cuts, strict=True)], dim=axis)
 
 
 def is_count(value: Any) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.data import as_series
 from tsfm_lens.data.floats import to_floats
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
@@ -19,15 +21,15 @@ from tsfm_lens.hooks.interventions import Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.registry import HookRegistry, attach_point
 from tsfm_lens.hooks.stopping import stream_into
 from tsfm_lens.models.ablating import knock_outs
-from tsfm_lens.models.adapter import covered, refuse_dtype
-from tsfm_lens.models.architecture import Adapter, Encoded
+from tsfm_lens.models.adapter import Adapter, covered, refuse_dtype
+from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import LensBase
-from tsfm_lens.models.batching import forecast_part, plan, request_of
-from tsfm_lens.models.copying import copied, lasting_hooks, rebuilt
+from tsfm_lens.models.batching import forecast_in_parts, request_of
 from tsfm_lens.models.forecast import Forecast, is_count, refuse_non_finite, refuse_overflow
 from tsfm_lens.models.hooked import Hooked
-from tsfm_lens.models.joining import joined_forecast
 from tsfm_lens.registry import extensible
+
+Lasting = list[tuple[str, str, LensHandle]]
 
 
 @extensible
@@ -63,10 +65,22 @@ class Lens(LensBase, Hooked):
         self.adapter.model.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return rebuilt, (type(self), self.adapter, self.model_id, self.revision, lasting_hooks(self.registry))
+        return _rebuilt, (type(self), self.adapter, self.model_id, self.revision, self._lasting_hooks())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Lens:
-        return copied(self, memo)
+        hooks = self._lasting_hooks()
+        for module in self.adapter.model.modules():
+            # some libraries keep functions as attributes in a wrapping that cannot be copied, and need not be
+            memo |= {id(value): value for value in vars(module).values() if isinstance(value, staticmethod)}
+        return _rebuilt(type(self), copy.deepcopy(self.adapter, memo), self.model_id, self.revision, hooks)
+
+    def _lasting_hooks(self) -> Lasting:
+        """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd", handle)."""
+        if self.registry.busy:
+            raise HookError("a context is open on this lens, and its hooks would stay on a copy; leave it first")
+        points = self.registry.hooked.items()
+        forward = [(name, "fwd", handle) for name, point in points for handle in point.fwd_hooks]
+        return forward + [(name, "bwd", handle) for name, point in points for handle in point.bwd_hooks]
 
     def __repr__(self) -> str:
         stacks = ", ".join(f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks)
@@ -99,6 +113,10 @@ class Lens(LensBase, Hooked):
         values = None if future is None else torch.as_tensor(to_floats(future, "the future"))
         ids = None if tokens is None else torch.as_tensor(to_floats(tokens, "the array of tokens"))
         for array in (values, ids):
+            if array is not None and self.adapter.readout != "token":
+                raise InputError(
+                    f"{self.wiring.architecture} takes no future values in a single forward; leave `future` out"
+                )
             if array is not None and (array.ndim != 2 or len(array) != len(batch)):
                 raise InputError(
                     f"future values have shape {tuple(array.shape)}, expected (series, step) with {len(batch)} series"
@@ -108,7 +126,8 @@ class Lens(LensBase, Hooked):
                 f"horizon {horizon!r} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
                 f"{self.adapter.longest_pass} steps, lens.forecast goes on beyond"
             )
-        encoded = self.adapter.encode(batch, values, ids, None if horizon is None else int(horizon))
+        options = {"future": values, "tokens": ids} if self.adapter.readout == "token" else {}
+        encoded = self.adapter.encode(batch, horizon=None if horizon is None else int(horizon), **options)
         refuse_overflow(encoded)
         return encoded
 
@@ -173,9 +192,7 @@ class Lens(LensBase, Hooked):
             InputError: a wrong argument, or a forecast that is not finite or does not fit in the memory.
         """
         request = request_of(self, series, horizon, quantiles, num_samples, seed, batch_size, memory)
-        with self.registry.attach():
-            parts = [forecast_part(request, part) for part in plan(request, self.registry.session.across_rows())]
-        forecast = joined_forecast(parts, request.batch)
+        forecast = forecast_in_parts(request)
         refuse_non_finite(forecast, self.wiring.architecture)
         return forecast
 
@@ -223,3 +240,11 @@ class Lens(LensBase, Hooked):
     ) -> Block[Lens]:
         """Replace activations at the targets by another run's, in everything that runs inside the block."""
         return self.edit(*(PatchFrom(target, source, rows, positions) for target in targets))
+
+
+def _rebuilt(kind: type[Lens], adapter: Adapter, model_id: str, revision: str | None, hooks: Lasting) -> Lens:
+    """Build a lens around a copied or unpickled model, with hooks of its own points."""
+    lens = kind(adapter, model_id, revision)
+    for name, direction, handle in hooks:
+        lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent)
+    return lens

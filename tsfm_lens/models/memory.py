@@ -1,106 +1,32 @@
-"""Memory: the need of a run, the free bytes of a device, and the limit of a run.
+"""Memory of a run: the bytes that it may take, and a guess of those that it takes.
 
 The limit is, in this order: the argument ``memory``, the environment variable ``TSFM_LENS_MEMORY``, half of the free
-bytes of the device. On a CPU these are the machine's available bytes or those that a control group (a container, a
-batch job) still allows, whichever is less.
+bytes of the device.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.base import LensBase
 
 VARIABLE = "TSFM_LENS_MEMORY"
 """Environment variable with the bytes that a run may take, such as 2000000000, 2GB or 1.5GiB."""
+LITTLE = 2**28
+"""Bytes below which the free memory is not looked up, so that results do not depend on it."""
 
 # of the free memory, left to others
 _SHARE = 0.5
+# bytes at a time beyond which a larger batch is no faster on a CPU
+_COMFORTABLE = 2**30
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-# control groups, version 2 and 1: their mount, the files of limit and use, and the key of reclaimable use
-_GROUPS = {
-    2: ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-
-
-class OverLimit(MemoryError):
-    """Error that stops a measured run because it holds more bytes than it may."""
-
-
-class LiveBytes(TorchDispatchMode):
-    """Dispatch mode that counts the bytes of all live tensors that operations have made.
-
-    Args:
-        limit: bytes beyond which the run is stopped; None for no limit.
-
-    Attributes:
-        peak: the most that were held at once.
-
-    Raises:
-        OverLimit: from the operation that comes to hold more than the limit.
-    """
-
-    def __init__(self, limit: int | None = None) -> None:
-        super().__init__()
-        self.peak = self._now = 0
-        self._limit = limit
-        self._keys: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run ``func`` and note the tensors that it made."""
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        # views and in-place results hold no memory of their own, and the meta device has none
-        inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(output):
-            if not isinstance(leaf, Tensor) or leaf.is_meta:
-                continue
-            if leaf.untyped_storage()._cdata not in inputs | self._keys:
-                self._note(leaf.untyped_storage())
-        return output
-
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._keys.add(key)
-        self._now += size
-        self.peak = max(self.peak, self._now)
-        weakref.finalize(storage, self._release, key, size).atexit = False
-        if self._limit is not None and self._now > self._limit:
-            raise OverLimit(f"the run holds more than {self._limit} bytes")
-
-    def _release(self, key: int, size: int) -> None:
-        self._keys.discard(key)
-        self._now -= size
-
-
-def measured(work: Callable[[], Any], device: torch.device, limit: int | None = None) -> tuple[Any, int]:
-    """Return a function's result, and the most bytes of tensors that it held beyond those that were there.
-
-    Raises:
-        OverLimit: on a CPU, as soon as it holds more than the limit.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        result = work()
-        return result, torch.cuda.max_memory_allocated(device) - before
-    with LiveBytes(limit) as live:
-        result = work()
-    return result, live.peak
 
 
 def limit_of(memory: int | str | None, device: torch.device) -> int:
@@ -108,13 +34,14 @@ def limit_of(memory: int | str | None, device: torch.device) -> int:
 
     Args:
         memory: bytes, or a text such as "2GB" or "1.5GiB".
+        device: of the run.
 
     Raises:
         InputError: not a positive number of bytes.
     """
     if memory is not None:
         return as_bytes(memory, "memory")
-    if os.environ.get(VARIABLE, "").strip():
+    if is_given(None):
         return as_bytes(os.environ[VARIABLE], f"the environment variable {VARIABLE}")
     return int(_SHARE * free_bytes(device))
 
@@ -125,40 +52,12 @@ def is_given(memory: int | str | None) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that are free on a device; on a CPU no more than the process's control group still allows."""
+    """Return the bytes that are free on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     import psutil  # type: ignore[import-untyped]
 
-    return min(int(psutil.virtual_memory().available), *group_allowances())
-
-
-def group_allowances(root: Path = Path("/")) -> Iterator[int]:
-    """Yield the bytes that each control group of this process still allows; groups without a limit yield none.
-
-    Args:
-        root: of the file system.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount, most, used, spare = _GROUPS[1 if controllers else 2]
-        folder = Path(path.lstrip("/"))
-        # a group has no more than any group around it; in a container its own path may not be mounted
-        for group in (folder, *folder.parents):
-            at = root / mount / group
-            try:
-                limit, now = ((at / name).read_text().strip() for name in (most, used))
-                stat = dict(row.split() for row in (at / "memory.stat").read_text().splitlines())
-            except (OSError, ValueError):
-                continue
-            if limit.isdigit():
-                yield max(0, int(limit) - int(now) + int(stat.get(spare, 0)))
+    return int(psutil.virtual_memory().available)
 
 
 def as_bytes(value: int | str, what: str) -> int:
@@ -192,27 +91,79 @@ def in_words(size: float) -> str:
     return f"{int(size)} bytes"
 
 
-def fitting(peaks: dict[int, int], limit: int) -> int:
-    """Count the variants that fit side by side, from runs of fewer of them.
-
-    Args:
-        peaks: bytes by number of variants. The need of n times as many variants is at most n times as large.
-        limit: bytes.
-
-    Raises:
-        InputError: not even one variant fits.
-    """
-    if peaks[1] > limit:
-        raise InputError(
-            f"one variant of this batch needs {peaks[1] / 2**20:.1f} MiB for its tensors, memory allows "
-            f"{limit / 2**20:.1f} MiB; forecast fewer series at once, or give it at least {peaks[1]} bytes"
-        )
-    return max(limit * copies // max(peak, 1) for copies, peak in peaks.items() if peak <= limit)
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a GPU or in torch's allocator for the CPU."""
     words = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)
     )
+
+
+def fitting(need: int, count: int, memory: int | str | None, device: torch.device, *, comfort: bool = True) -> int:
+    """Count the items, of so many, that may run at once: at least one.
+
+    Args:
+        need: bytes of one item.
+        count: items.
+        memory: see :func:`limit_of`.
+        device: of the run.
+        comfort: take no more than is of use on a CPU where nobody has set a limit.
+    """
+    if need * count <= LITTLE and not is_given(memory):
+        return count
+    limit = limit_of(memory, device)
+    if comfort and device.type != "cuda" and not is_given(memory):
+        limit = min(limit, _COMFORTABLE)
+    return min(count, max(1, limit // max(need, 1)))
+
+
+def lengths_of(encoded: Encoded) -> dict[str, int]:
+    """Return the tokens of an item by stack; a packed sequence shows every variate's."""
+    per_item = 1 if encoded.packed else -(-len(encoded.batch) // encoded.n_items)
+    return {stack: len(spans) * per_item for stack, spans in encoded.spans.items()}
+
+
+def need_of(lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates: int = 1) -> int:
+    """Guess from above the bytes that a run of one item holds at once: attention, stream, cache and output.
+
+    Args:
+        lens: the model.
+        lengths: tokens of the item by stack.
+        paths: rows of the stack that is read out.
+        variates: series of the item.
+    """
+    wiring = lens.wiring
+    numbers = 6 * paths * variates * width_of_output(lens)
+    for stack in wiring.stacks:
+        rows, tokens = paths if stack is wiring.output_stack else 1, lengths[stack.name]
+        keys = tokens + sum(lengths[row.keys_from] for row in stack.attentions(0) if row.keys_from)
+        width = max(stack.d_model, stack.n_heads * stack.d_head)
+        per_token = 3 * stack.n_heads * keys + 12 * width + 4 * stack.d_mlp
+        numbers += rows * (tokens * per_token + 2 * stack.n_layers * width * keys)
+    return 4 * numbers
+
+
+def kept_bytes(lens: LensBase, names: Iterable[str], lengths: Mapping[str, int]) -> dict[str, int]:
+    """Guess the bytes of the activations of one item at some hook points, by name.
+
+    Args:
+        lens: the model.
+        names: of hook points.
+        lengths: tokens of the item by stack.
+    """
+    points, wiring, wide = lens.registry.points, lens.wiring, width_of_output(lens)
+    sizes = {}
+    for name in names:
+        stack = wiring.stack(points[name].stack)
+        tokens = lengths[stack.name]
+        keys = tokens if "cross" not in points[name].kind else max(lengths.values())
+        axes = {"batch": 1, "pos": tokens, "query": tokens, "key": keys, "head": stack.n_heads}
+        axes |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
+        sizes[name] = 4 * math.prod(axes.get(axis, wide) for axis in points[name].axes)
+    return sizes
+
+
+def width_of_output(lens: LensBase) -> int:
+    """Count the numbers that the head emits for a token."""
+    unembed = lens.adapter.model.get_submodule(lens.wiring.unembed.module)
+    return max((len(weight) for weight in unembed.parameters() if weight.ndim), default=0)

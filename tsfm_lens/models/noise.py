@@ -39,9 +39,9 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
 
 def own_rounding(run: Run) -> np.ndarray:
     """Return the :func:`rounding` of the run's own point forecast, computed once."""
-    bounds: np.ndarray | None = run.__dict__.get("_own_rounding")
-    if bounds is None:
-        bounds = run.__dict__["_own_rounding"] = rounding(run, run.point)
+    if "rounding" not in run.derived:
+        run.derived["rounding"] = rounding(run, run.point)
+    bounds: np.ndarray = run.derived["rounding"]
     return bounds
 
 

@@ -15,11 +15,11 @@ import torch
 
 from tsfm_lens.embedded import checkpoint_names, checkpoint_path
 from tsfm_lens.errors import CheckpointError, InputError, WiringError, unknown_name
-from tsfm_lens.models import checkpoint, completeness
+from tsfm_lens.models import checkpoint
 from tsfm_lens.models.adapter import refuse_dtype
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.wirings._checks import GENERATION, refuse_unknown
+from tsfm_lens.models.wirings._checks import GENERATION, HUB, refuse_unknown, refuse_values
 
 _REDIRECTION = threading.RLock()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -119,9 +119,12 @@ def _open(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype
             f"{model_id} has no {checkpoint.CONFIG}, which says of which architecture {weights} is; copy that of the "
             "model into the folder"
         ) from None
+    if entry.keys is not None:
+        refuse_unknown(files.config, model_id, HUB | entry.keys)
+        refuse_values(files.config, model_id, entry.values)
     entry.check(files.config, model_id)
-    refuse_unknown(files.generation, model_id, GENERATION, inside=checkpoint.GENERATION)
-    completeness.refuse_size(files)
+    refuse_unknown(files.generation, model_id, GENERATION, inside=f"{checkpoint.GENERATION}.")
+    checkpoint.refuse_layers(files)
     # some libraries print on loading, into what may be a command's JSON; a redirection is the process's, so that two
     # at once could end in the wrong order
     with _REDIRECTION, contextlib.redirect_stdout(sys.stderr):
@@ -129,13 +132,13 @@ def _open(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype
             with torch.device("meta"):
                 blank = entry.blank(files.config)
                 files.fit(blank, entry.renamed)
-            completeness.refuse_misfit(files, blank, entry.renamed, entry.computed)
+            checkpoint.refuse_misfit(files, blank, entry.renamed, entry.computed)
         with checkpoint.in_our_words(f"{model_id}: the library cannot load it"), files.staged() as folder:
             with files.building(type(blank), entry.renamed):
                 native = entry.open(folder, dtype, device)
-            module = completeness.module_of(native)
+            module = checkpoint.module_of(native)
             files.finish(module, entry.renamed)
-            completeness.refuse_difference(files, module, entry.renamed, entry.computed)
+            checkpoint.refuse_difference(files, module, entry.renamed, entry.computed)
             _call_it(module, str(files.folder))
             return Lens(entry.adapt(native), model_id, commit)
 

@@ -1,11 +1,10 @@
-"""Running a lens once and keeping activations."""
+"""Running a lens once and keeping activations, in parts of the batch where the memory asks for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,23 +19,143 @@ from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.batching import (
-    blocks_of,
+    Range,
+    by_row_hint,
     cut,
     forecast_part,
-    generous,
-    generous_run,
-    item_forecast,
-    parts_of,
+    halved,
+    plan,
+    reason_uncut,
     request_of,
 )
-from tsfm_lens.models.capturing import Keeping, Run, items_at_once
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
-from tsfm_lens.models.joining import joined_activations, joined_forecast
-from tsfm_lens.models.memory import is_given
+from tsfm_lens.models.memory import (
+    LITTLE,
+    VARIABLE,
+    fitting,
+    free_bytes,
+    in_words,
+    is_given,
+    kept_bytes,
+    lengths_of,
+    limit_of,
+    need_of,
+)
 from tsfm_lens.models.time_axis import rollout_spans
 
 # bytes of activations that a run keeps without a request
 _BESIDE = 2**25
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Activations that one run keeps.
+
+    Attributes:
+        lens: the model.
+        batch: the series.
+        names: exact names of hook points.
+        reduce: function on each activation before it is kept, or one by name or glob.
+        device: where they are kept; the model's if None.
+        gradients: whether gradients are kept as well.
+        rollout: whether a whole forecast runs.
+        memory: see ``lens.forecast``.
+    """
+
+    lens: LensBase
+    batch: SeriesBatch
+    names: list[str]
+    reduce: Reducer | Mapping[str, Reducer] | Positions | None = None
+    device: torch.device | str | None = None
+    gradients: bool = False
+    rollout: bool = False
+    memory: int | str | None = None
+
+    @property
+    def whole(self) -> list[str]:
+        """Hook points that need the batch to run in one piece."""
+        points, reducers = self.lens.registry.points, reducers_of(self.names, self.reduce)
+        unmarked = {name for name, function in reducers.items() if not getattr(function, "by_row", False)}
+        across = [name for name in self.names if points[name].row_axis or name in unmarked]
+        return [*self.lens.registry.session.across_rows(), *across]
+
+    def kept(self, lengths: Mapping[str, int], times: int = 1) -> int:
+        """Guess the bytes of one item that are kept; what a reducer leaves is not counted.
+
+        Raises:
+            InputError: those of the whole batch do not fit in the memory.
+        """
+        lens, items = self.lens, len(set(self.batch.groups))
+        reduced = reducers_of(self.names, self.reduce)
+        sizes = kept_bytes(lens, [name for name in self.names if name not in reduced], lengths)
+        sizes = {name: size * times * (2 if self.gradients else 1) for name, size in sizes.items()}
+        total = items * sum(sizes.values())
+        if total > LITTLE or is_given(self.memory):
+            limit = limit_of(self.memory, torch.device(self.device) if self.device else lens.device)
+            if total > limit:
+                largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+                raise InputError(
+                    f"{len(self.names)} hook points of {len(self.batch)} series take about {in_words(total)}; "
+                    f"{in_words(free_bytes(lens.device))} is free and memory allows {in_words(limit)}. To make it fit: "
+                    f"keep fewer hook points (names_filter=…; the largest are {', '.join(largest)}); keep less of each "
+                    "(reduce=…, such as tsfm_lens.hooks.last_query); run at most "
+                    f"{max(1, limit * items // total)} of the {items} items at once; raise memory=… or {VARIABLE}"
+                )
+        return total // items
+
+    def run(
+        self, ranges: Iterable[Range], run: Callable[[int, int], T], *, uncut: str, outer: int = 1
+    ) -> tuple[list[T], Activations]:
+        """Run ranges of the batch and record each.
+
+        Args:
+            ranges: of the batch.
+            run: (start, stop) -> output.
+            uncut: see :func:`tsfm_lens.models.batching.halved`.
+            outer: how often the rows of a part repeat (sample paths that stand outside the series).
+        """
+
+        def one(start: int, stop: int) -> tuple[T, Activations]:
+            acts = self._empty()
+            with record(
+                self.lens.registry,
+                self.names,
+                acts,
+                device=self.device,
+                reduce=self.reduce,
+                gradients=self.gradients,
+            ):
+                return run(start, stop), acts
+
+        results = halved(one, self.batch, ranges, uncut)
+        outputs, records = [output for output, _ in results], [acts for _, acts in results]
+        return outputs, records[0] if len(records) == 1 else self._joined(records, outer)
+
+    def _empty(self) -> Activations:
+        lens, rows = self.lens, rows_of(self.batch, self.lens.adapter.packed)
+        major, attrs = lens.wiring.sample_major, lens.provenance()
+        return Activations(
+            lens.registry.points, self.rollout, rows, sample_major=major, attrs=attrs, source=lens.registry
+        )
+
+    def _joined(self, parts: Sequence[Activations], outer: int) -> Activations:
+        """Join activations of parts, which are emptied.
+
+        Raises:
+            HookError: passes of the parts differ in number.
+        """
+        whole = self._empty()
+        whole.reduced |= parts[0].reduced
+        for name in list(parts[0].recorded):
+            calls = [part.recorded.pop(name) for part in parts]
+            if len({len(part) for part in calls}) > 1:
+                raise HookError(f"{name} ran {', '.join(str(len(part)) for part in calls)} times in parts of one batch")
+            whole.recorded[name] = []
+            for same in zip(*calls, strict=True):
+                values = [call.value.unflatten(0, (outer, -1)) for call in same]
+                whole.recorded[name].append(replace(same[0], value=torch.cat(values, dim=1).flatten(0, 1)))
+        return whole
 
 
 def recorded_run(
@@ -51,36 +170,59 @@ def recorded_run(
     run: dict[str, Any],
 ) -> tuple[Any, Activations]:
     """Run the lens as :meth:`Lens.run_with_cache` does; ``loss`` is None for a run without gradients."""
-    points = lens.registry.points
     stop = run.pop("stop_at_layer", None)
     names = _names(lens, names_filter, stop)
     batch = series.batch if isinstance(series, Encoded) else as_series(series)
-    keeping = Keeping(lens, names, reducers_of(names, reduce), device, loss is not None)
-    rows = rows_of(batch, lens.adapter.packed)
-
-    def recording(into: Activations) -> AbstractContextManager[Activations]:
-        return record(lens.registry, names, into, device=device, reduce=reduce, gradients=loss is not None)
-
-    def empty() -> Activations:
-        return Activations(
-            points, rollout, rows, sample_major=lens.wiring.sample_major, attrs=lens.provenance(), source=lens.registry
-        )
-
+    capture = Capture(lens, batch, names, reduce, device, loss is not None, rollout, memory)
     if rollout:
-        return _roll_out(lens, batch, keeping, recording, empty, memory, run)
+        return _roll_out(capture, run)
     encoded = series if isinstance(series, Encoded) else lens.encode(batch, **run)
-    forward = partial(lens.forward, stop_at_layer=stop)
     if loss is None:
-        return _forward(lens, encoded, keeping, recording, empty, memory, forward)
-    acts = empty()
-    acts.spans = encoded.spans
-    # gradients are requested, whatever the caller's setting
-    with torch.enable_grad():
-        _items_of_forward(keeping, lambda into: record(lens.registry, names, into), empty, encoded, memory)
-        with recording(acts):
-            output = forward(encoded)
+        outputs, acts = _forward(capture, encoded, lambda part: lens.forward(part, stop_at_layer=stop))
+    else:
+
+        def differentiated(part: Encoded) -> Tensor:
+            output = lens.forward(part, stop_at_layer=stop)
             loss(output).backward()
-    return output, acts
+            return output
+
+        # gradients are requested, whatever the caller's setting
+        with torch.enable_grad():
+            outputs, acts = _forward(capture, encoded, differentiated)
+    acts.spans = encoded.spans
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
+
+
+def _forward(
+    capture: Capture, encoded: Encoded, forward: Callable[[Encoded], Tensor]
+) -> tuple[list[Tensor], Activations]:
+    """Return the outputs and the activations of a forward in parts."""
+    whole, lengths = capture.whole, lengths_of(encoded)
+    kept = capture.kept(lengths)
+    graph = torch.is_grad_enabled() and any(weight.requires_grad for weight in capture.lens.parameters())
+    uncut = by_row_hint(whole) if whole else "run it under torch.no_grad(), to run in parts" if graph else ""
+    ranges = [(0, len(encoded.batch))] if uncut else forward_ranges(capture.lens, encoded, capture.memory, kept)
+    return capture.run(ranges, lambda start, stop: forward(_part(encoded, start, stop)), uncut=uncut)
+
+
+def _roll_out(capture: Capture, run: dict[str, Any]) -> tuple[Forecast, Activations]:
+    """Return a forecast and the activations of all its passes."""
+    lens, batch = capture.lens, capture.batch
+    request = request_of(lens, batch, **run, memory=capture.memory)
+    whole = capture.whole
+    passes = -(-request.horizon // lens.adapter.longest_pass) if lens.adapter.rollout == "refeed" else 1
+    kept = capture.kept(request.lengths(), request.paths * passes)
+    outer = request.paths if lens.wiring.sample_major else 1
+    parts, acts = capture.run(
+        plan(request, whole, kept),
+        lambda *part: forecast_part(request, *part),
+        uncut=reason_uncut(request, whole),
+        outer=outer,
+    )
+    acts.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
+    forecast = Forecast.joined(parts, batch)
+    refuse_non_finite(forecast, lens.wiring.architecture)
+    return forecast, acts
 
 
 def _names(lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
@@ -102,72 +244,30 @@ def _names(lens: LensBase, names_filter: NamesFilter, stop: int | str | Componen
     return [name for name in names if name in reachable]
 
 
-Recording = Callable[[Activations], AbstractContextManager[Activations]]
+def forward_ranges(
+    lens: LensBase, encoded: Encoded, memory: int | str | None = None, kept: int = 0, copies: int = 1
+) -> list[Range]:
+    """Plan the parts of a single forward, of about equal size.
 
-
-def _roll_out(
-    lens: LensBase,
-    batch: SeriesBatch,
-    keeping: Keeping,
-    recording: Recording,
-    empty: Callable[[], Activations],
-    memory: int | str | None,
-    run: dict[str, Any],
-) -> tuple[Forecast, Activations]:
-    """Return a forecast and the activations of all its passes."""
-    request = request_of(lens, batch, **run, memory=memory)
-    blocks = blocks_of(request)
-    whole = keeping.whole()
-    series_per_item = -(-len(batch) // request.items)
-    at_once = request.items if whole else -(-max(stop - start for start, stop in blocks) // series_per_item)
-    tokens = (request.context + request.horizon + 8) * series_per_item
-    passes = -(-request.horizon // lens.adapter.longest_pass) if lens.adapter.rollout == "refeed" else 1
-    is_fixed = whole or (request.draws and lens.adapter.readout != "token")
-    plan = Run(
-        f"a forecast of {len(batch)} series × {request.context} steps and {request.horizon} ahead",
-        request.items,
-        at_once,
-        generous(request),
-        keeping.guess(tokens, request.paths, passes + 1),
-        lambda: item_forecast(request),
-        _uncut(whole) or "give batch_size=…, which draws other paths" if is_fixed else "",
-        per_item=series_per_item,
-    )
-    fit = items_at_once(keeping, plan, memory, lambda: recording(empty())) * series_per_item
-    parts = parts_of(request, blocks, fit, whole=bool(whole))
-    forecasts, records = [], []
-    for part in parts:
-        records.append(empty())
-        with recording(records[-1]):
-            forecasts.append(forecast_part(request, part))
-    acts = _together(records, empty, outer=request.paths if lens.wiring.sample_major else 1)
-    acts.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
-    forecast = joined_forecast(forecasts, batch)
-    refuse_non_finite(forecast, lens.wiring.architecture)
-    return forecast, acts
-
-
-def _forward(
-    lens: LensBase,
-    encoded: Encoded,
-    keeping: Keeping,
-    recording: Recording,
-    empty: Callable[[], Activations],
-    memory: int | str | None,
-    forward: Callable[[Encoded], Tensor],
-) -> tuple[Tensor, Activations]:
-    """Return one forward's output and activations."""
-    fit = _items_of_forward(keeping, recording, empty, encoded, memory)
-    outputs, records = [], []
+    Args:
+        lens: the model.
+        encoded: the batch.
+        memory: see ``lens.forecast``.
+        kept: bytes of one item's activations that are kept beside.
+        copies: of each item that run side by side.
+    """
+    per_item = -(-len(encoded.batch) // encoded.n_items)
+    need = copies * (need_of(lens, lengths_of(encoded), 1, per_item) + kept)
+    fit = fitting(need, encoded.n_items, memory, lens.device)
+    most = lens.adapter.rows_at_once
+    if most is not None:
+        fit = min(fit, max(1, most // per_item))
     number = -(-encoded.n_items // fit)
-    series_per_item = -(-len(encoded.batch) // encoded.n_items)
-    for start, stop in cut(encoded.batch, -(-encoded.n_items // number) * series_per_item):
-        records.append(empty())
-        with recording(records[-1]):
-            outputs.append(forward(encoded if number == 1 else encoded.part(start, stop)))
-    acts = _together(records, empty)
-    acts.spans = encoded.spans
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
+    return cut(encoded.batch, -(-encoded.n_items // number) * per_item)
+
+
+def _part(encoded: Encoded, start: int, stop: int) -> Encoded:
+    return encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
 
 
 def read_forward(lens: LensBase, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor]) -> Tensor:
@@ -178,16 +278,16 @@ def read_forward(lens: LensBase, encoded: Encoded, read: Callable[[Tensor, Encod
         encoded: the batch.
         read: output of a part, and that part -> (series of the part, …).
     """
-    nothing = Keeping(lens, (), {})
+
+    def one(start: int, stop: int) -> Tensor:
+        part = _part(encoded, start, stop)
+        return read(lens.forward(part), part)
+
+    whole = lens.registry.session.across_rows()
+    ranges = [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded)
     with torch.no_grad():
-        fit = _items_of_forward(
-            nothing, lambda _into: nullcontext(Activations({})), lambda: Activations({}), encoded, None
-        )
-        series_per_item = -(-len(encoded.batch) // encoded.n_items)
-        if fit >= encoded.n_items:
-            return read(lens.forward(encoded), encoded)
-        parts = [encoded.part(*place) for place in cut(encoded.batch, fit * series_per_item)]
-        return torch.cat([read(lens.forward(part), part) for part in parts])
+        outputs = halved(one, encoded.batch, ranges, by_row_hint(whole) if whole else "")
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def recorded_pass(lens: LensBase, encoded: Encoded, names: list[str], *, more: bool) -> tuple[Tensor, Activations]:
@@ -229,57 +329,8 @@ def _beside(lens: LensBase, encoded: Encoded, names: list[str]) -> list[str]:
         # the head's output may be as wide as a vocabulary
         if point.how not in internal and not point.row_axis and name not in names and name != "unembed.hook_out"
     ]
-    tokens = sum(len(spans) for spans in encoded.spans.values())
-    size = Keeping(lens, more, {}).guess(tokens, 1, 1) * len(encoded.batch)
+    size = sum(kept_bytes(lens, more, lengths_of(encoded)).values()) * encoded.n_items
     return more if size <= _BESIDE else []
-
-
-def _items_of_forward(
-    keeping: Keeping,
-    recording: Recording,
-    empty: Callable[[], Activations],
-    encoded: Encoded,
-    memory: int | str | None,
-) -> int:
-    """Count the items that a single forward takes at once."""
-    lens, whole = keeping.lens, keeping.whole()
-    series_per_item = -(-len(encoded.batch) // encoded.n_items)
-    # a packed sequence shows every variate's tokens
-    tokens = sum(len(spans) for spans in encoded.spans.values()) * (1 if encoded.packed else series_per_item)
-    graph = torch.is_grad_enabled() and any(weight.requires_grad for weight in lens.parameters())
-    layers = sum(stack.n_layers for stack in lens.wiring.stacks) if graph else 1
-    plan = Run(
-        f"a forward of {len(encoded.batch)} series",
-        encoded.n_items,
-        encoded.n_items,
-        generous_run(lens, tokens, 1, series_per_item) * layers,
-        keeping.guess(tokens, 1, 1),
-        lambda: _one_item(lens, encoded.part(*cut(encoded.batch, 1)[0])),
-        _uncut(whole) or ("run it under torch.no_grad(), to run in parts" if graph else ""),
-        2 if keeping.gradients else 1,
-        per_item=series_per_item,
-    )
-    return items_at_once(keeping, plan, memory, lambda: recording(empty()))
-
-
-def _one_item(lens: LensBase, item: Encoded) -> Tensor:
-    with lens.running(len(item.rows)):
-        return lens.adapter.run(item.inputs)
-
-
-def _uncut(whole: list[str]) -> str:
-    """Explain how a batch that must stay whole could run in parts; "" if it may be cut."""
-    if not whole:
-        return ""
-    return f"mark what treats each row by itself with tsfm_lens.hooks.by_row (at {whole[0]}), to run in parts"
-
-
-def _together(records: list[Activations], empty: Callable[[], Activations], outer: int = 1) -> Activations:
-    if len(records) == 1:
-        return records[0]
-    acts = empty()
-    joined_activations(records, acts, outer=outer)
-    return acts
 
 
 def refuse_gradients(wiring: Wiring) -> None:
@@ -306,7 +357,7 @@ def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[T
         refuse_gradients(lens.wiring)
         if torch.is_inference_mode_enabled():
             raise InputError("there are no gradients under torch.inference_mode(); leave it, or drop incl_bwd=True")
-    if rollout and getattr(lens.adapter, "passes", 1) > 1:
+    if rollout and lens.adapter.passes > 1:
         raise InputError(
             "this model was compiled with force_flip_invariance=True, under which every forecast runs on x and on -x; "
             "compile it with force_flip_invariance=False to record one run"

@@ -20,13 +20,13 @@ from tsfm_lens.data.ends import held_out
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.forecast import Forecast, checked_request, context_dataset, is_count, over_steps
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.memory import limit_of
-from tsfm_lens.models.paths import median_path
 from tsfm_lens.models.recording import read_forward, recorded_alike, recorded_pass
 from tsfm_lens.registry import extensible, method_of
 
@@ -102,7 +102,7 @@ class Run:
         """Values that a single forward follows, (series, step).
 
         Of a token model the values that its decoder reads as its own past: ``along``, or the median path (see
-        :func:`tsfm_lens.models.paths.median_path`), which takes no draw. Of all others the median forecast, which the
+        :func:`median_path`), which takes no draw. Of all others the median forecast, which the
         forward does not read.
         """
         if not self.tokens_read:
@@ -356,6 +356,36 @@ class Run:
         if adapter.readout == "distribution" and not self.rollout:
             facts["statistic"] = "mean"
         return {"kind": kind, "title": title, "source": source, **self.lens.provenance(), **facts, **parameters}
+
+
+def median_path(lens: Lens, batch: SeriesBatch, horizon: int) -> np.ndarray:
+    """Compute the path on which every step is the median of the model's next value, given the path so far.
+
+    It is one that the model can see: each value is a token's, and each token follows from those before it. (The
+    pointwise median of sample paths is none: its values lie between tokens, and its steps belong to different paths.)
+    It takes no draw, so that results along it do not depend on a seed. The library's own generation makes
+    it, at the cost of a single sample path.
+
+    Args:
+        lens: a token model.
+        batch: the context.
+        horizon: steps, at most what one pass yields.
+
+    Returns:
+        (series, step) in data units.
+    """
+    first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
+
+    @by_row
+    def settle(logits: Tensor, hook: Any) -> Tensor:
+        mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
+        median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
+        return torch.full_like(logits, torch.finfo(logits.dtype).min / 4).scatter(-1, median, 0.0)
+
+    with lens.hooks([("unembed.hook_out", settle)]):
+        forecast = lens.forecast(batch, horizon, num_samples=1)
+    assert forecast.samples is not None
+    return forecast.samples[:, 0].astype(float)
 
 
 def hooks_in_force(lens: Lens) -> tuple[object, ...]:

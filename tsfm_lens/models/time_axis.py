@@ -71,10 +71,10 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
         output = adapter.wiring.output_stack.name
         if adapter.rollout == "tokens":
             # beyond the native horizon the context grows by whole forecasts, and decoding starts anew
-            restarts = getattr(adapter, "restarts", True)
+            restarts = adapter.restarts
             growth = step // adapter.prediction_length * adapter.prediction_length if restarts else 0
             return TokenSpans.patches(growth + offset, n_tokens, 1) if stack == output else spans_at(growth)[stack]
-        if adapter.rollout == "cache" or getattr(adapter, "decode_block_size", None):
+        if adapter.rollout == "cache" or adapter.decode_block_size:
             base = spans_at(0)[stack]
             width = base.stop[0] - base.start[0]
             # the first pass of a cached rollout ends where the forecast starts, however long a context it was given

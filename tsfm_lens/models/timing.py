@@ -1,10 +1,17 @@
-"""Timing of two functions side by side."""
+"""Time and memory of calls, for comparisons of two ways to compute the same."""
 
 from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Clock = Callable[[], float]
 
@@ -60,3 +67,52 @@ def in_turn(
             if turn >= warm_up:
                 times[index].append(duration)
     return times
+
+
+class LiveBytes(TorchDispatchMode):
+    """Dispatch mode that counts the bytes of all live tensors that operations have made.
+
+    Attributes:
+        peak: the most that were held at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._keys: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` and note the tensors that it made."""
+        output = func(*args, **kwargs or {})
+        # views and in-place results hold no memory of their own, and the meta device has none
+        inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(output):
+            if not isinstance(leaf, Tensor) or leaf.is_meta:
+                continue
+            storage = leaf.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key not in inputs and key not in self._keys:
+                self._keys.add(key)
+                self._now += size
+                self.peak = max(self.peak, self._now)
+                weakref.finalize(storage, self._release, key, size).atexit = False
+        return output
+
+    def _release(self, key: int, size: int) -> None:
+        self._keys.discard(key)
+        self._now -= size
+
+
+def measured(work: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
+    """Return a function's result, and the most bytes of tensors that it held beyond those that were there."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = work()
+        return result, torch.cuda.max_memory_allocated(device) - before
+    with LiveBytes() as live:
+        result = work()
+    return result, live.peak

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.memory import width_of_output
 from tsfm_lens.models.noise import own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge

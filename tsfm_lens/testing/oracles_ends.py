@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.ablation.draws import BlockDraws
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.replay import NativeCall, recorded_calls, recorded_outputs, replayed
+from tsfm_lens.models.draws import BlockDraws, Piece
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, OracleResult, _masks, _worst, by_themselves, relative
 
@@ -208,10 +208,12 @@ def rows_are_series(case: Case) -> OracleResult:
     def forecast() -> Tensor:
         draws = _draws(lens)
         outer = draws["num_samples"] if draws and lens.wiring.sample_major else 1
-        axis = getattr(lens.adapter, "draw_axis", None)
+        axis = lens.adapter.draw_axis
         # every series draws for itself: how many numbers a draw uses up may depend on what it draws from
         separate_draws = (
-            BlockDraws(len(batch), 1, axis=axis, outer=outer) if draws and axis is not None else nullcontext()
+            BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer)
+            if draws and axis is not None
+            else nullcontext()
         )
         with separate_draws:
             result = lens.forecast(batch, horizon, **draws)

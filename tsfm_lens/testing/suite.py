@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tsfm_lens.console import console
-from tsfm_lens.models.architecture import Adapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import (
     Case,
@@ -126,7 +126,7 @@ def check_wiring(
 
     Args:
         wiring: an adapter class, or any function of the model that returns an adapter; see
-            :class:`tsfm_lens.models.adapter.PatchAdapter`.
+            :class:`tsfm_lens.models.adapter.Adapter`.
         model: the native model, as the wiring takes it.
         quiet: do not print the table.
         progress: say on stderr which oracle begins, a line for each: all take minutes for a large model. If None, where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,31 +14,64 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
-from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.wirings import _series
 
 
-class PackedAdapter(PatchAdapter):
+class PackedAdapter(Adapter):
     """Base of the adapters of both Moirai: the variates of an item share one sequence."""
 
     packed = True
-    covariates: tuple[str, ...] = ("past", "known")
+    multivariate = True
+    covariates = ("past", "known")
+    package = "timecopilot-uni2ts"
+    dtypes = ("float32",)
+    context_length = 4096
+    patch: int
     _forecaster: tuple[dict[str, int], Any] | None = None
+
+    @abstractmethod
+    def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+        """Return the library's forecast object for a batch and a horizon, and its arguments."""
+
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
+        """Pack one sequence per item: the context of every variate, then places for its future."""
+        steps = self.prediction_length if horizon is None else horizon
+        forecast, native = self.library_input(batch, steps)
+        inputs: dict[str, Any] = dict(zip(PACKED, forecast._convert(self.patch, **native), strict=True))
+        context_mask = inputs["observed_mask"] * ~inputs["prediction_mask"].unsqueeze(-1)
+        loc, scale = self.model.scaler(inputs["target"], context_mask, inputs["sample_id"], inputs["variate_id"])
+        n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
+        layout = Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
+        return Encoded(
+            {**inputs, "layout": layout},
+            {"": layout.spans},
+            loc[:, layout.last_context, 0].flatten(),
+            scale[:, layout.last_context, 0].flatten(),
+            batch,
+            horizon=steps,
+            items=len(inputs["target"]),
+            packed=True,
+            stats={"loc": loc, "scale": scale},
+        )
 
     def forecaster(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
         """Return the library's forecast object for these sizes, kept until others are requested."""
-        dims = {
+        sizes |= {
             "target_dim": roles.count("target"),
             "feat_dynamic_real_dim": roles.count("known"),
             "past_feat_dynamic_real_dim": roles.count("past"),
         }
-        sizes = {**sizes, **dims}
         if self._forecaster is None or self._forecaster[0] != sizes:
-            forecast = kind(**sizes, module=self.model)
-            self._forecaster = sizes, forecast.eval()
+            self._forecaster = sizes, kind(**sizes, module=self.model).eval()
         return self._forecaster[1]
 
 
+_FEATURES = (
+    ("known", "feat_dynamic_real", "observed_feat_dynamic_real"),
+    ("past", "past_feat_dynamic_real", "past_observed_feat_dynamic_real"),
+)
 PACKED = ("target", "observed_mask", "sample_id", "time_id", "variate_id", "prediction_mask")
 
 
@@ -209,19 +243,3 @@ def native_input(
             there = ~torch.isnan(parts[role])
             inputs |= {name: torch.where(there, parts[role], 0.0), mask: there}
     return {name: tensor.to(device) for name, tensor in inputs.items()}
-
-
-_FEATURES = (
-    ("known", "feat_dynamic_real", "observed_feat_dynamic_real"),
-    ("past", "past_feat_dynamic_real", "past_observed_feat_dynamic_real"),
-)
-
-
-def packed(
-    model: Any, forecast: Any, inputs: dict[str, Tensor], patch: int
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return a forecast object's packed sequence, and the location and scale of every token, (item, pos, 1) each."""
-    parts = dict(zip(PACKED, forecast._convert(patch, **inputs), strict=True))
-    context_mask = parts["observed_mask"] * ~parts["prediction_mask"].unsqueeze(-1)
-    loc, scale = model.scaler(parts["target"], context_mask, parts["sample_id"], parts["variate_id"])
-    return parts, loc, scale

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
 from tsfm_lens.models.wirings import _random
-from tsfm_lens.models.wirings._checks import Settings, refuse_above, refuse_unknown, refuse_values, settings
+from tsfm_lens.models.wirings._checks import keys
 
-KNOWN_KEYS = settings(
-    size="d_ff d_kv d_model num_decoder_layers num_heads num_layers relative_attention_num_buckets vocab_size",
-    steps="n_positions relative_attention_max_distance",
-    token="bos_token_id? decoder_start_token_id eos_token_id? pad_token_id? reg_token_id?",
-    tiny="classifier_dropout dropout_rate layer_norm_epsilon",
-    positive="initializer_factor",
-    flag="is_decoder is_encoder_decoder is_gated_act output_past scale_decoder_outputs tie_encoder_decoder "
-    "tie_word_embeddings use_cache",
-    word="chronos_pipeline_class dense_act_fn feed_forward_proj",
-    free="task_specific_params",
+KEYS = keys(
+    "bos_token_id chronos_pipeline_class classifier_dropout d_ff d_kv d_model decoder_start_token_id dense_act_fn "
+    "dropout_rate eos_token_id feed_forward_proj initializer_factor is_decoder is_encoder_decoder is_gated_act "
+    "layer_norm_epsilon n_positions num_decoder_layers num_heads num_layers output_past pad_token_id reg_token_id "
+    "relative_attention_max_distance relative_attention_num_buckets scale_decoder_outputs task_specific_params "
+    "tie_encoder_decoder tie_word_embeddings use_cache vocab_size"
 )
-
-TOKENS = "decoder_start_token_id eos_token_id pad_token_id reg_token_id"
+VALUES = {"model_type": "t5"}
 
 PUBLISHED_SIZES = {
     "tiny": {"d_model": 256, "d_ff": 1024, "layers": 4, "heads": 4},
@@ -35,20 +29,6 @@ PUBLISHED_SIZES = {
 }
 
 
-def check_keys(config: Mapping[str, Any], where: str, inner: Settings | None, architecture: str = "") -> None:
-    """Refuse unknown keys and impossible values in a T5 configuration and in its ``chronos_config``.
-
-    Args:
-        config: the checkpoint's config.json.
-        where: name of the checkpoint, for the message.
-        inner: keys of ``chronos_config``, None for a configuration without one.
-        architecture: the class that it must name, where the library asks for it.
-    """
-    refuse_unknown(config, where, replace(KNOWN_KEYS, parts={} if inner is None else {"chronos_config": inner}))
-    refuse_values(config, where, {"model_type": "t5", **({"architectures": [architecture]} if architecture else {})})
-    refuse_above(config, where, TOKENS, "vocab_size")
-
-
 def blank(model: str, config: Mapping[str, Any]) -> Any:
     """Build a model without weights, of T5 in transformers or of a class "module:name" that takes its configuration."""
     from transformers import T5Config
@@ -57,14 +37,8 @@ def blank(model: str, config: Mapping[str, Any]) -> Any:
     return getattr(import_module(module or "transformers"), name)(T5Config.from_dict(deep(config)))
 
 
-def stacks(config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tuple[str, ...] = ()) -> tuple[Stack, ...]:
-    """Describe the encoder's and the decoder's rows.
-
-    Args:
-        config: the T5Config.
-        encoder_upstream: modules that make the encoder's input.
-        head_upstream: modules before the decoder, beside the encoder itself.
-    """
+def stacks(config: Any, *, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
+    """Describe the encoder's and the decoder's rows; ``encoder_upstream`` are the modules that make the first input."""
     sizes = {
         "n_heads": config.num_heads,
         "d_model": config.d_model,
@@ -91,7 +65,7 @@ def stacks(config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tup
             _mlp(2, config),
         ),
         ln_final="decoder.final_layer_norm",
-        upstream=(*encoder_upstream, "encoder", *head_upstream),
+        upstream=(*encoder_upstream, "encoder"),
         entry="decoder",
         cached=_cache_length,
         **sizes,
@@ -132,12 +106,8 @@ def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:
 
 
 def t5_kwargs(size: str) -> dict[str, Any]:
-    """Return the T5Config arguments of a published size of Chronos and Chronos-Bolt."""
-    return t5_kwargs_of(PUBLISHED_SIZES[size])
-
-
-def t5_kwargs_of(shape: Mapping[str, int]) -> dict[str, Any]:
-    """Return the T5Config arguments of given sizes."""
+    """Return the T5Config arguments of a published size of T5, Chronos and Chronos-Bolt."""
+    shape = PUBLISHED_SIZES[size]
     return {
         "d_model": shape["d_model"],
         "d_ff": shape["d_ff"],

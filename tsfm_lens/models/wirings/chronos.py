@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,28 +13,28 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import PatchAdapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
-from tsfm_lens.models.wirings import _checks, _series, _t5
+from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.wirings import _series, _t5
+from tsfm_lens.models.wirings._checks import keys
 
-SETTINGS = _checks.settings(
-    steps="context_length prediction_length num_samples",
-    size="n_tokens",
-    count="n_special_tokens top_k",
-    token="eos_token_id pad_token_id",
-    flag="use_eos_token",
-    positive="temperature top_p",
-    word="model_type tokenizer_class",
-    parts={"tokenizer_kwargs": _checks.settings(real="high_limit low_limit")},
-)
+KEYS = _t5.KEYS | {
+    "chronos_config": keys(
+        "context_length eos_token_id model_type n_special_tokens n_tokens num_samples pad_token_id prediction_length "
+        "temperature tokenizer_class top_k top_p use_eos_token",
+        tokenizer_kwargs=keys("high_limit low_limit"),
+    )
+}
+# the library looks the tokenizer's class up by this name
+INNER = {"tokenizer_class": "MeanScaleUniformBins", "model_type": "seq2seq"}
 
 
-class ChronosAdapter(PatchAdapter):
+class ChronosAdapter(Adapter):
     """Adapter of a ``ChronosPipeline`` of sequence-to-sequence type."""
 
     architecture = "chronos"
-    readout: Literal["token", "quantile", "distribution"] = "token"
-    rollout: Literal["tokens", "cache", "refeed", "single"] = "tokens"
+    readout = "token"
+    rollout = "tokens"
     package = "chronos-forecasting"
     draw_axis = 0
 
@@ -50,9 +50,10 @@ class ChronosAdapter(PatchAdapter):
         self.settings = native.model.config
         self.context_length = int(self.settings.context_length)
         self.prediction_length = int(self.settings.prediction_length)
+        self.samples = int(self.settings.num_samples)
         self.wiring = Wiring(
             "chronos",
-            _t5.stacks(config, encoder_upstream=("encoder.embed_tokens",), head_upstream=()),
+            _t5.stacks(config, encoder_upstream=("encoder.embed_tokens",)),
             unembed=Site("lm_head", layout="batch pos d_vocab"),
             embed="shared",
             steps_per_readout=1,
@@ -62,9 +63,9 @@ class ChronosAdapter(PatchAdapter):
     def encode(
         self,
         batch: SeriesBatch,
+        horizon: int | None = None,
         future: Tensor | None = None,
         tokens: Tensor | None = None,
-        horizon: int | None = None,
     ) -> Encoded:
         """Tokenise the context and the teacher-forced future (start token alone if there is none)."""
         context = self.native._prepare_and_validate_context(self.lengthened(_series.contexts(batch.values)))
@@ -83,13 +84,9 @@ class ChronosAdapter(PatchAdapter):
             "encoder": TokenSpans.patches(-n_context, n_context, 1, ("EOS",) * n_eos),
             "decoder": TokenSpans.patches(0, decoder.shape[1], 1),
         }
-        device = next(self.model.parameters()).device
-        inputs = {
-            "input_ids": ids.to(device),
-            "attention_mask": mask.to(device),
-            "decoder_input_ids": decoder.to(device),
-        }
-        scale = scale.to(device)
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder}
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        scale = scale.to(self.device)
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
 
     def _check_ids(self, tokens: Tensor) -> None:
@@ -114,10 +111,8 @@ class ChronosAdapter(PatchAdapter):
         names = SeriesBatch(
             tuple(row.numpy().astype(float) for row in ids), tuple(f"sequence-{i}" for i in range(len(ids)))
         )
-        device = next(self.model.parameters()).device
-        return Encoded(
-            {key: value.to(device) for key, value in inputs.items()}, spans, torch.zeros_like(ones), ones, names
-        )
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        return Encoded(inputs, spans, torch.zeros_like(ones), ones, names)
 
     @property
     def first_value_token(self) -> int:
@@ -133,16 +128,11 @@ class ChronosAdapter(PatchAdapter):
         return self.model(**inputs, use_cache=False).logits
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Draw sample paths, and take their empirical quantiles as ``ChronosPipeline.predict_quantiles`` does."""
-        samples = self.native.predict(
-            self.lengthened(_series.contexts(batch.values)), prediction_length=horizon, num_samples=num_samples
-        )
-        probabilities = torch.tensor(levels, dtype=samples.dtype)
-        quantiles = torch.quantile(samples.swapaxes(1, 2), q=probabilities, dim=-1).permute(1, 2, 0)
-        return Prediction(quantiles, samples, samples.mean(dim=1))
+        contexts = self.lengthened(_series.contexts(batch.values))
+        paths = self.native.predict(contexts, prediction_length=horizon, num_samples=num_samples)
+        return self.of_paths(paths, levels)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute logits (…, batch, step, vocabulary)."""
@@ -164,26 +154,13 @@ def _claims_object(native: object) -> bool:
     return type(native).__name__ == "T5ForConditionalGeneration" and hasattr(config, "chronos_config")
 
 
-def _adapt(native: Any) -> ChronosAdapter:
+def _wrap(native: Any) -> Any:
     if type(native).__name__ == "ChronosPipeline":
-        return ChronosAdapter(native)
+        return native
     from chronos.chronos import ChronosConfig, ChronosModel, ChronosPipeline
 
     settings = ChronosConfig(**native.config.chronos_config)
-    return ChronosAdapter(ChronosPipeline(settings.create_tokenizer(), ChronosModel(settings, native)))
-
-
-def _check(config: Mapping[str, Any], where: str) -> None:
-    _t5.check_keys(config, where, SETTINGS)
-    inner = config["chronos_config"]
-    # the library looks the tokenizer's class up by this name
-    expected = {"tokenizer_class": "MeanScaleUniformBins", "model_type": "seq2seq"}
-    _checks.refuse_values(inner, where, expected, inside="chronos_config.")
-    vocabulary = {"vocab_size": config.get("vocab_size")}
-    _checks.refuse_above({**inner, **vocabulary}, where, "n_tokens", "vocab_size", or_at=False)
-    limits = {"low_limit": -1.0, "high_limit": 1.0, **inner.get("tokenizer_kwargs", {})}
-    _checks.refuse_above(limits, where, "low_limit", "high_limit")
-    _checks.refuse_above(inner, where, "n_special_tokens eos_token_id pad_token_id", "n_tokens")
+    return ChronosPipeline(settings.create_tokenizer(), ChronosModel(settings, native))
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -230,16 +207,17 @@ def _build(size: str) -> Any:
 ARCHITECTURE = Architecture(
     name="chronos",
     title="Chronos (T5)",
-    readout="token",
     published={size: f"amazon/chronos-t5-{size}" for size in _t5.PUBLISHED_SIZES},
     claims=lambda config: (
         "chronos_config" in config and config.get("chronos_pipeline_class", "ChronosPipeline") == "ChronosPipeline"
     ),
     claims_object=_claims_object,
-    check=_check,
+    keys=KEYS,
+    values=_t5.VALUES | {"chronos_config": INNER},
     open=_open,
     blank=lambda config: _t5.blank("T5ForConditionalGeneration", config),
-    adapt=_adapt,
+    adapter=ChronosAdapter,
+    wrap=_wrap,
     tiny=_tiny,
     build=_build,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,19 +16,18 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.wirings import _series, _t5
-from tsfm_lens.models.wirings._checks import refuse_above, refuse_unknown, refuse_values, settings
+from tsfm_lens.models.wirings._checks import keys
 
-SETTINGS = settings(
-    steps="context_length input_patch_size input_patch_stride max_output_patches output_patch_size",
-    levels="quantiles",
-    positive="time_encoding_scale?",
-    flag="use_arcsinh use_reg_token",
+KEYS = _t5.KEYS | keys(
+    "attn_implementation rope_theta",
+    chronos_config=keys(
+        "context_length input_patch_size input_patch_stride max_output_patches output_patch_size quantiles "
+        "time_encoding_scale use_arcsinh use_reg_token"
+    ),
 )
-KEYS = _t5.KNOWN_KEYS | settings({"chronos_config": SETTINGS}, word="attn_implementation?", positive="rope_theta")
-DECILES = tuple(level / 10 for level in range(1, 10))
 
 
 def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
@@ -83,15 +82,15 @@ def _wiring(config: Any, patch: int) -> Wiring:
     return Wiring("chronos-2", (stack,), unembed, "input_patch_embedding", patch)
 
 
-class Chronos2Adapter(PatchAdapter):
+class Chronos2Adapter(Adapter):
     """Adapter of a ``Chronos2Pipeline``; the variates of an item are rows with one group id."""
 
     architecture = "chronos-2"
-    rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
+    rollout = "refeed"
     multivariate = True
-    covariates: tuple[str, ...] = ("past", "known", "categories")
+    covariates = ("past", "known", "categories")
     # attention over series compares every two rows of a batch, whatever their groups
-    rows_at_once: int | None = 128
+    rows_at_once = 128
     package = "chronos-forecasting"
     unrolled = DECILES
 
@@ -105,15 +104,8 @@ class Chronos2Adapter(PatchAdapter):
         self.levels = tuple(float(level) for level in self.settings.quantiles)
         self.wiring = _wiring(self.model.config, self.prediction_length)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pad contexts on the left, with their group ids; append the patches to forecast with known covariates."""
-        self.no_teacher(future, tokens)
         with_codes = with_numbers(batch)
         context = _series.padded(with_codes, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
@@ -143,18 +135,14 @@ class Chronos2Adapter(PatchAdapter):
         return self.model(**inputs).quantile_preds
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run the pipeline for its own quantiles, all items in one native batch."""
-        self.no_samples(num_samples)
         rows = max(256, len(batch))
         contexts = self.lengthened(_series.items(with_numbers(batch)))
         inputs: Any = contexts if not batch.has_covariates else prepared(with_numbers(batch), contexts, horizon)
         items = self.native.predict(inputs, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
-        median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
-        return Prediction(at_levels(quantiles, self.levels, levels), None, median)
+        return self.at(quantiles, levels)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
@@ -218,24 +206,18 @@ def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.nd
     return result["context"][-1].double().numpy(), result["future_covariates"][-1].double().numpy()
 
 
-def _adapt(native: Any) -> Chronos2Adapter:
+def _wrap(native: Any) -> Any:
     if type(native).__name__ == "Chronos2Pipeline":
-        return Chronos2Adapter(native)
+        return native
     from chronos import Chronos2Pipeline
 
-    return Chronos2Adapter(Chronos2Pipeline(native))
+    return Chronos2Pipeline(native)
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     from chronos import Chronos2Pipeline
 
     return Chronos2Pipeline.from_pretrained(folder, dtype=dtype, device_map=device)
-
-
-def _check(config: Mapping[str, Any], where: str) -> None:
-    refuse_unknown(config, where, KEYS)
-    refuse_values(config, where, {"model_type": "t5", "architectures": ["Chronos2Model"]})
-    refuse_above(config, where, _t5.TOKENS, "vocab_size")
 
 
 def _blank(config: Mapping[str, Any]) -> Any:
@@ -279,15 +261,15 @@ def _build(_size: str) -> Any:
 ARCHITECTURE = Architecture(
     name="chronos-2",
     title="Chronos-2",
-    readout="quantile",
     published={"base": "amazon/chronos-2"},
     claims=lambda config: config.get("chronos_pipeline_class") == "Chronos2Pipeline",
     claims_object=lambda native: type(native).__name__ in ("Chronos2Pipeline", "Chronos2Model"),
-    check=_check,
+    keys=KEYS,
+    values=_t5.VALUES | {"architectures": ["Chronos2Model"]},
     open=_open,
     blank=_blank,
-    adapt=_adapt,
+    adapter=Chronos2Adapter,
+    wrap=_wrap,
     tiny=_tiny,
     build=_build,
-    covariates=Chronos2Adapter.covariates,
 )

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import PatchAdapter, refuse_tails
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.adapter import Adapter, refuse_tails
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.wirings import _series, _t5
-from tsfm_lens.models.wirings._checks import settings
+from tsfm_lens.models.wirings._checks import keys
 
-SETTINGS = settings(
-    steps="context_length prediction_length input_patch_size input_patch_stride",
-    levels="quantiles",
-    flag="use_reg_token",
-)
+KEYS = _t5.KEYS | {
+    "chronos_config": keys(
+        "context_length input_patch_size input_patch_stride prediction_length quantiles use_reg_token"
+    )
+}
 MODEL = "ChronosBoltModelForForecasting"
 
 
-class BoltAdapter(PatchAdapter):
+class BoltAdapter(Adapter):
     """Adapter of a ``ChronosBoltPipeline``."""
 
     architecture = "chronos-bolt"
-    readout: Literal["token", "quantile", "distribution"] = "quantile"
-    rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
+    rollout = "refeed"
     package = "chronos-forecasting"
 
     def __init__(self, native: Any) -> None:
@@ -49,21 +47,10 @@ class BoltAdapter(PatchAdapter):
             steps_per_readout=self.prediction_length,
         )
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Prepare the context as the pipeline does; the decoder takes no future."""
-        if future is not None or tokens is not None:
-            raise InputError(
-                "Chronos-Bolt emits all steps from one decoder token and takes no future values; leave `future` out"
-            )
-        device = next(self.model.parameters()).device
         context = self.native._prepare_and_validate_context(self.lengthened(_series.contexts(batch.values)))
-        context = context[..., -self.context_length :].to(device=device, dtype=torch.float32)
+        context = context[..., -self.context_length :].to(device=self.device, dtype=torch.float32)
         width, stride = self.settings.input_patch_size, self.settings.input_patch_stride
         length = width * -(-context.shape[-1] // width)
         special = ("REG",) if self.settings.use_reg_token else ()
@@ -79,12 +66,8 @@ class BoltAdapter(PatchAdapter):
         return self.model(**inputs).quantile_preds
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run the pipeline for its own quantiles; it draws no samples."""
-        if num_samples is not None:
-            raise InputError("Chronos-Bolt forecasts quantiles and draws no samples; leave num_samples out")
         refuse_tails(self.levels, levels)
         quantiles, mean = self.native.predict_quantiles(
             self.lengthened(_series.contexts(batch.values)), prediction_length=horizon, quantile_levels=list(levels)
@@ -101,16 +84,12 @@ class BoltAdapter(PatchAdapter):
         return flat.reshape(shape) * scale + loc
 
 
-def _claims_object(native: object) -> bool:
-    return type(native).__name__ in ("ChronosBoltPipeline", "ChronosBoltModelForForecasting")
-
-
-def _adapt(native: Any) -> BoltAdapter:
+def _wrap(native: Any) -> Any:
     if type(native).__name__ == "ChronosBoltPipeline":
-        return BoltAdapter(native)
+        return native
     from chronos.chronos_bolt import ChronosBoltPipeline
 
-    return BoltAdapter(ChronosBoltPipeline(native))
+    return ChronosBoltPipeline(native)
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -131,10 +110,7 @@ def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int) -> A
         "quantiles": [level / 10 for level in range(1, 10)],
         "use_reg_token": True,
     }
-    names = {
-        "architectures": ["ChronosBoltModelForForecasting"],
-        "chronos_pipeline_class": "ChronosBoltPipeline",
-    }
+    names = {"architectures": [MODEL], "chronos_pipeline_class": "ChronosBoltPipeline"}
     config = T5Config(**_t5.deep({**kwargs, **names, "vocab_size": 2, "reg_token_id": 1, "chronos_config": settings}))
     return ChronosBoltModelForForecasting(config).eval()
 
@@ -142,14 +118,15 @@ def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int) -> A
 ARCHITECTURE = Architecture(
     name="chronos-bolt",
     title="Chronos-Bolt",
-    readout="quantile",
     published={size: f"amazon/chronos-bolt-{size}" for size in ("tiny", "mini", "small", "base")},
     claims=lambda config: config.get("chronos_pipeline_class") == "ChronosBoltPipeline",
-    claims_object=_claims_object,
-    check=lambda config, where: _t5.check_keys(config, where, SETTINGS, MODEL),
+    claims_object=lambda native: type(native).__name__ in ("ChronosBoltPipeline", MODEL),
+    keys=KEYS,
+    values=_t5.VALUES | {"architectures": [MODEL]},
     open=_open,
     blank=lambda config: _t5.blank(f"chronos.chronos_bolt:{MODEL}", config),
-    adapt=_adapt,
+    adapter=BoltAdapter,
+    wrap=_wrap,
     tiny=lambda: _t5.spread_weights(_native(_t5.tiny_kwargs(decoder_layers=3), 64, 16, 4)),
     build=lambda size: _t5.spread_weights(_native(_t5.t5_kwargs(size), 2048, 64, 16), std=0.5),
 )

@@ -7,7 +7,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,24 +17,16 @@ from torch.utils._pytree import tree_map
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _moirai
-from tsfm_lens.models.wirings._checks import refuse_unknown, settings
+from tsfm_lens.models.wirings._checks import keys
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "moirai-1.1"
-KEYS = settings(
-    size="d_model num_layers",
-    steps="max_seq_len",
-    sizes="patch_sizes",
-    tiny="attn_dropout_p dropout_p",
-    flag="scaling",
-    free="distr_output",
-)
+KEYS = keys("attn_dropout_p d_model distr_output dropout_p max_seq_len num_layers patch_sizes scaling")
 TARGET = re.compile(r"uni2ts\.distribution(\.[a-z_]+)?\.[A-Z][A-Za-z]*Output")
 SIZES = {"small": (384, 6), "base": (768, 12), "large": (1024, 24)}
-SAMPLES = 100
 PATCH = 32
 
 
@@ -47,13 +39,9 @@ class MoiraiAdapter(_moirai.PackedAdapter):
     """
 
     architecture = NAME
-    readout: Literal["token", "quantile", "distribution"] = "distribution"
-    multivariate = True
+    readout = "distribution"
     levels = (0.5,)
     draw_axis = 1
-    package = "timecopilot-uni2ts"
-    dtypes = ("float32",)
-    context_length = 4096
     prediction_length = 64
     longest_pass = 1024
 
@@ -64,55 +52,26 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         patch = hparams.get("patch_size")
         self.prediction_length = int(hparams.get("prediction_length", self.prediction_length))
         self.context_length = int(hparams.get("context_length", self.context_length))
-        self.samples = int(hparams.get("num_samples", SAMPLES))
+        self.samples = int(hparams.get("num_samples", 100))
         nearest = min(self.model.patch_sizes, key=lambda size: abs(size - PATCH))
         self.patch = patch if isinstance(patch, int) else nearest
         mixture = Site("param_proj", "out", "weights_logits", "batch pos patch_step component")
         self.wiring = Wiring(NAME, (_moirai.stack(self.model),), mixture, "in_proj", self.prediction_length)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
-        """Pack one sequence per item: the context of every variate, then its masked future."""
-        self.no_teacher(future, tokens)
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
+        """Pack one sequence per item, tokens of one patch size."""
+        encoded = super().encode(batch, horizon)
+        encoded.inputs["patch_size"] = torch.full_like(encoded.inputs["time_id"], self.patch)
+        return encoded
+
+    def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+        """Return a ``MoiraiForecast`` and its arguments."""
         if self.patch not in self.model.patch_sizes:
             raise InputError(f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}")
-        steps = self.prediction_length if horizon is None else horizon
-        forecast, inputs = self._forecast(batch, steps)
-        tokens_of_items, loc, scale = _moirai.packed(self.model, forecast, inputs, self.patch)
-        tokens_of_items["patch_size"] = torch.full_like(tokens_of_items["time_id"], self.patch)
-        n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
-        layout = _moirai.Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
-        last = layout.last_context
-        loc_and_scale = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
-        return Encoded(
-            {**tokens_of_items, "layout": layout},
-            {"": layout.spans},
-            *loc_and_scale,
-            batch,
-            horizon=steps,
-            items=len(tokens_of_items["target"]),
-            packed=True,
-            stats={"loc": loc, "scale": scale},
-        )
-
-    def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
-        """Return the library's forecast object for these sizes, and its arguments."""
-        length = self.longest(batch)
+        length, roles = self.longest(batch), batch.roles[: batch.n_variates]
         kind = require("moirai", "uni2ts.model.moirai").MoiraiForecast
-        forecast = self.forecaster(
-            kind,
-            batch.roles[: batch.n_variates],
-            prediction_length=horizon,
-            context_length=length,
-            patch_size=self.patch,
-            num_samples=SAMPLES,
-        )
-        return forecast, _moirai.native_input(batch, length, horizon, self.device)
+        sizes = {"prediction_length": horizon, "context_length": length, "patch_size": self.patch, "num_samples": 100}
+        return self.forecaster(kind, roles, **sizes), _moirai.native_input(batch, length, horizon, self.device)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the mean of the mixture in data units, (batch, 1, step), in whole patches; NaN for covariates."""
@@ -135,12 +94,9 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         return self._future(mean, encoded.inputs["layout"])
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and take their empirical quantiles."""
-        self.within_one_pass(horizon)
-        forecast, inputs = self._forecast(batch, horizon)
+        forecast, inputs = self.library_input(batch, horizon)
         outputs: list[Any] = []
         parts = (self.model.scaler, self.model.param_proj)
         handles = [part.register_forward_hook(lambda _module, _args, output: outputs.append(output)) for part in parts]
@@ -154,12 +110,10 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         samples = (paths if paths.ndim == 4 else paths.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
         roles = batch.roles[: batch.n_variates]
         samples = _moirai.with_covariates(samples, roles, 0)
-        quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
         (loc, scale), parameters = outputs
         if batch.has_covariates:
-            return Prediction(quantiles, samples, samples.mean(dim=1))
-        distribution = self._distribution(parameters, loc, scale, batch.n_variates, horizon)
-        return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
+            return self.of_paths(samples, levels)
+        return self.of_paths(samples, levels, self._distribution(parameters, loc, scale, batch.n_variates, horizon))
 
     def _distribution(self, parameters: Any, loc: Tensor, scale: Tensor, n_variates: int, horizon: int) -> Distribution:
         """Return the mixture in data units, batch shape (batch, step)."""
@@ -180,27 +134,22 @@ class MoiraiAdapter(_moirai.PackedAdapter):
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
-    refuse_unknown(config, where, KEYS)
-    _refuse_distribution(config.get("distr_output"), where)
-
-
-def _refuse_distribution(node: Any, where: str, depth: int = 0) -> None:
     """Refuse all but distributions of uni2ts: the loader calls whatever a ``_target_`` names, with its arguments."""
-    if not isinstance(node, Mapping) or depth > 1:
-        raise CheckpointError(
-            f"{where} has {reprlib.repr(node)} as output distribution, expected an object of settings"
-        )
-    target, parts = node.get("_target_"), node.get("components", [])
-    if not isinstance(target, str) or not TARGET.fullmatch(target):
-        raise WiringError(f"{where} names {target!r} as output distribution; expected a class of uni2ts.distribution")
-    if not isinstance(parts, list) or len(parts) > 16:
-        raise CheckpointError(f"{where} has distr_output.components={reprlib.repr(parts)}, expected a short list")
-    for part in parts:
-        _refuse_distribution(part, where, depth + 1)
-    for key, value in node.items():
-        number = type(value) in (int, float) and 0 < value < 1e30
-        if key not in ("_target_", "components") and not (key.isidentifier() and key[0] != "_" and number):
-            raise CheckpointError(f"{where} has distr_output.{key}={reprlib.repr(value)}, expected a number above 0")
+    nodes = [config.get("distr_output")]
+    for node in nodes:
+        target = node.get("_target_") if isinstance(node, Mapping) else None
+        if not isinstance(target, str) or not TARGET.fullmatch(target):
+            raise WiringError(
+                f"{where} has {reprlib.repr(node)} as output distribution; expected a class of uni2ts.distribution"
+            )
+        parts = node.get("components", ())
+        nodes += list(parts) if isinstance(parts, list) else [parts] if parts else []
+        for key, value in node.items():
+            number = type(value) in (int, float) and value > 0
+            if key not in ("_target_", "components") and not (key.isidentifier() and key[0] != "_" and number):
+                raise CheckpointError(
+                    f"{where} has distr_output.{key}={reprlib.repr(value)}, expected a number above 0"
+                )
 
 
 def _blank(config: Mapping[str, Any]) -> Any:
@@ -241,18 +190,17 @@ def _native(d_model: int, num_layers: int, patch_sizes: tuple[int, ...], max_seq
 ARCHITECTURE = Architecture(
     name=NAME,
     title="Moirai 1.1-R",
-    readout="distribution",
     published={size: f"Salesforce/moirai-1.1-R-{size}" for size in SIZES},
     claims=lambda config: "patch_sizes" in config and "distr_output" in config,
     claims_object=lambda native: type(native).__name__ in ("MoiraiModule", "MoiraiForecast"),
+    keys=KEYS,
     check=_check,
     open=_open,
     blank=_blank,
-    adapt=MoiraiAdapter,
+    adapter=MoiraiAdapter,
     # the library has d_model // 64 heads
     tiny=lambda: _native(192, 2, (8, 16), 64),
     build=lambda size: _native(*SIZES[size], (8, 16, 32, 64, 128), 512),
     notes="one fixed patch size, 32 if the model has it",
     extra="moirai",
-    covariates=MoiraiAdapter.covariates,
 )

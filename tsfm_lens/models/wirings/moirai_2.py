@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -14,34 +14,25 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.adapter import DECILES
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _moirai
-from tsfm_lens.models.wirings._checks import refuse_unknown, settings
+from tsfm_lens.models.wirings._checks import keys
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "moirai-2"
-KEYS = settings(
-    size="d_ff d_model num_layers",
-    steps="max_seq_len num_predict_token patch_size",
-    tiny="attn_dropout_p dropout_p",
-    levels="quantile_levels",
-    flag="scaling",
+KEYS = keys(
+    "attn_dropout_p d_ff d_model dropout_p max_seq_len num_layers num_predict_token patch_size quantile_levels scaling"
 )
-DECILES = tuple(level / 10 for level in range(1, 10))
 
 
 class Moirai2Adapter(_moirai.PackedAdapter):
     """Adapter of a ``Moirai2Module``, or the module of a ``Moirai2Forecast``."""
 
     architecture = NAME
-    rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
-    multivariate = True
+    rollout = "refeed"
     joint_rollout = False
-    package = "timecopilot-uni2ts"
-    dtypes = ("float32",)
-    context_length = 4096
 
     def __init__(self, native: Any) -> None:
         self.native = native
@@ -54,37 +45,10 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         unembed = Site("out_proj", layout="batch pos d_out")
         self.wiring = Wiring(NAME, (_moirai.stack(self.model),), unembed, "in_proj", self.prediction_length)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
-        """Pack one sequence per item: the context of every variate, then places for its future."""
-        self.no_teacher(future, tokens)
-        steps = self.prediction_length if horizon is None else horizon
-        forecast, inputs = self._forecast(batch, steps)
-        tokens_of_items, loc, scale = _moirai.packed(self.model, forecast, inputs, self.patch)
-        n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
-        layout = _moirai.Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
-        last = layout.last_context
-        loc_and_scale = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
-        return Encoded(
-            {**tokens_of_items, "layout": layout},
-            {"": layout.spans},
-            *loc_and_scale,
-            batch,
-            horizon=steps,
-            items=len(tokens_of_items["target"]),
-            packed=True,
-        )
-
-    def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
-        """Return the library's forecast object for these sizes, and its arguments."""
-        length = self.longest(batch)
+    def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+        """Return a ``Moirai2Forecast`` and its arguments."""
+        length, roles = self.longest(batch), batch.roles[: batch.n_variates]
         kind = require("moirai", "uni2ts.model.moirai2").Moirai2Forecast
-        roles = batch.roles[: batch.n_variates]
         forecast = self.forecaster(kind, roles, prediction_length=horizon, context_length=length)
         # the library's own transform fills gaps with 0 where there are several targets
         causal = roles.count("target") == 1
@@ -113,30 +77,26 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         return raw * scale + loc
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run ``Moirai2Forecast.forward``; beyond one pass, the library rolls out univariate items only.
 
         Raises:
             InputError: a longer horizon for items with several variates.
         """
-        self.no_samples(num_samples)
         roles = batch.roles[: batch.n_variates]
         if horizon > self.prediction_length and len(roles) > 1:
             raise InputError(
                 f"horizon {horizon} is longer than the {self.prediction_length} steps of one pass, and uni2ts rolls "
                 "out items with one variate only; shorten the horizon or forecast the variates one by one"
             )
-        forecast, inputs = self._forecast(batch, horizon)
+        forecast, inputs = self.library_input(batch, horizon)
         with torch.no_grad():
             output = forecast(**inputs).cpu()
         # (item, quantile, step[, variate]): the library drops the axis of a single variate
         full = output if output.ndim == 4 else output.unsqueeze(-1)
         quantiles = rearrange(full, "item quantile step variate -> (item variate) step quantile")
         quantiles = _moirai.with_covariates(quantiles, roles, 0)
-        median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
-        return Prediction(at_levels(quantiles, self.levels, levels), None, median)
+        return self.at(quantiles, levels)
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -162,16 +122,14 @@ def _build(_size: str) -> Any:
 ARCHITECTURE = Architecture(
     name=NAME,
     title="Moirai 2.0-R",
-    readout="quantile",
     published={"small": "Salesforce/moirai-2.0-R-small"},
     claims=lambda config: "num_predict_token" in config and "quantile_levels" in config,
     claims_object=lambda native: type(native).__name__ in ("Moirai2Module", "Moirai2Forecast"),
-    check=lambda config, where: refuse_unknown(config, where, KEYS),
+    keys=KEYS,
     open=_open,
     blank=lambda config: require("moirai", "uni2ts.model.moirai2").Moirai2Module(**copy.deepcopy(dict(config))),
-    adapt=Moirai2Adapter,
+    adapter=Moirai2Adapter,
     tiny=_tiny,
     build=_build,
     extra="moirai",
-    covariates=Moirai2Adapter.covariates,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,25 +14,20 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import PatchAdapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.wirings import _series, _t5
 
-SIZES = {
-    "small": {"d_model": 512, "d_ff": 2048, "layers": 6, "heads": 8},
-    "base": {"d_model": 768, "d_ff": 3072, "layers": 12, "heads": 12},
-    "large": {"d_model": 1024, "d_ff": 4096, "layers": 24, "heads": 16},
-}
+SIZES = ("small", "base", "large")
 VOCABULARY = 32128
-SAMPLES = 20
 
 
-class T5Adapter(PatchAdapter):
+class T5Adapter(Adapter):
     """Adapter of a ``T5ForConditionalGeneration``: token ids in and out; tokenise text with its own tokenizer."""
 
     architecture = "t5"
-    readout: Literal["token", "quantile", "distribution"] = "token"
-    rollout: Literal["tokens", "cache", "refeed", "single"] = "tokens"
+    readout = "token"
+    rollout = "tokens"
     package = "transformers"
     draw_axis = 0
     integers = True
@@ -52,9 +47,9 @@ class T5Adapter(PatchAdapter):
     def encode(
         self,
         batch: SeriesBatch,
+        horizon: int | None = None,
         future: Tensor | None = None,
         tokens: Tensor | None = None,
-        horizon: int | None = None,
     ) -> Encoded:
         """Pad token ids on the left under the mask, and add the teacher-forced decoder input."""
         ids = _series.padded(batch, self.longest(batch))
@@ -108,12 +103,10 @@ class T5Adapter(PatchAdapter):
         return ids.expand(len(encoded.batch), -1)
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Generate continuations in token ids by ``generate`` with sampling."""
         inputs = self.encode(batch).inputs
-        draws = SAMPLES if num_samples is None else num_samples
+        draws = self.samples if num_samples is None else num_samples
         paths = self.model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
@@ -123,8 +116,7 @@ class T5Adapter(PatchAdapter):
             num_return_sequences=draws,
         )
         samples = paths[:, 1:].unflatten(0, (len(batch), draws)).float().cpu()
-        quantiles = torch.quantile(samples, torch.tensor(levels), dim=1).permute(1, 2, 0)
-        return Prediction(quantiles, samples, samples.mean(dim=1))
+        return self.of_paths(samples, levels)
 
     def example(self, n_series: int, longest: int) -> SeriesBatch:
         """Draw random token ids for the conformance suite."""
@@ -148,7 +140,6 @@ def _native(kwargs: Mapping[str, Any]) -> Any:
 ARCHITECTURE = Architecture(
     name="t5",
     title="T5 (language model)",
-    readout="token",
     published={size: f"google-t5/t5-{size}" for size in SIZES},
     claims=lambda config: (
         config.get("model_type") == "t5" and "chronos_config" not in config and "chronos_pipeline_class" not in config
@@ -156,11 +147,12 @@ ARCHITECTURE = Architecture(
     claims_object=lambda native: (
         type(native).__name__ == "T5ForConditionalGeneration" and not hasattr(native.config, "chronos_config")  # type: ignore[attr-defined]
     ),
-    check=lambda config, where: _t5.check_keys(config, where, None),
+    keys=_t5.KEYS,
+    values=_t5.VALUES,
     open=_open,
     blank=lambda config: _t5.blank("T5ForConditionalGeneration", config),
-    adapt=T5Adapter,
+    adapter=T5Adapter,
     tiny=lambda: _native({**_t5.tiny_kwargs(), "vocab_size": 50, "feed_forward_proj": "gated-gelu"}),
-    build=lambda size: _native({**_t5.t5_kwargs_of(SIZES[size]), "vocab_size": VOCABULARY}),
+    build=lambda size: _native({**_t5.t5_kwargs(size), "vocab_size": VOCABULARY}),
     notes="series are token ids",
 )

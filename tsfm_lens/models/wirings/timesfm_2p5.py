@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +17,13 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _timesfm, _timesfm_prefixes
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "timesfm-2.5"
-DECILES = tuple(level / 10 for level in range(1, 10))
 
 
 def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -45,11 +44,11 @@ def _wiring(model: Any) -> Wiring:
     return Wiring(NAME, (stack,), unembed, "tokenizer", steps_per_readout=model.o, unread=unread)
 
 
-class TimesFmAdapter(PatchAdapter):
+class TimesFmAdapter(Adapter):
     """Adapter of a ``TimesFM_2p5_200M_torch``; a single forward reads the point head: deciles of the next patch."""
 
     architecture = NAME
-    rollout: Literal["tokens", "cache", "refeed", "single"] = "cache"
+    rollout = "cache"
     levels = DECILES
     package = "timesfm"
     dtypes = ("float32",)
@@ -72,17 +71,10 @@ class TimesFmAdapter(PatchAdapter):
         config = getattr(self.native, "forecast_config", None)
         return 2 if config is not None and config.force_flip_invariance else 1
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Normalise patches by the running statistics, as ``decode`` prefills them."""
         from timesfm.torch import util
 
-        self.no_teacher(future, tokens)
         patch = self.model.p
         values, masks = _timesfm.patched(batch, self.longest(batch), patch)
         patches = values.unflatten(1, (-1, patch)).to(self.device)
@@ -110,11 +102,8 @@ class TimesFmAdapter(PatchAdapter):
         return _timesfm.deciles(flat, self.model.o, encoded.loc, encoded.scale)
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run ``forecast`` under the object's own configuration, or under a default one if it has none that fits."""
-        self.no_samples(num_samples)
         native = copy.copy(self.native)
         # the library notes a device at construction and sends inputs there, and fills batches up for every device
         self.model.device = self.device
@@ -122,7 +111,7 @@ class TimesFmAdapter(PatchAdapter):
         native.global_batch_size = len(batch)
         _, values = native.forecast(horizon=horizon, inputs=_timesfm.cleaned(batch))
         quantiles = torch.from_numpy(np.ascontiguousarray(values))
-        return Prediction(at_levels(quantiles[..., 1:], self.levels, levels), None, quantiles[..., 0])
+        return self.at(quantiles[..., 1:], levels, mean=quantiles[..., 0])
 
     def _forecast_config(self, batch: SeriesBatch, horizon: int) -> Any:
         import timesfm
@@ -163,10 +152,6 @@ class TimesFmAdapter(PatchAdapter):
 def _claims_object(native: object) -> bool:
     names = {base.__name__ for base in type(native).__mro__}
     return bool(names & {"TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"})
-
-
-def _adapt(native: Any) -> TimesFmAdapter:
-    return TimesFmAdapter(_wrap(native) if isinstance(native, torch.nn.Module) else native)
 
 
 def _wrap(module: Any) -> Any:
@@ -218,16 +203,16 @@ def _module_class() -> Any:
 ARCHITECTURE = Architecture(
     name=NAME,
     title="TimesFM 2.5 (timesfm)",
-    readout="quantile",
     published={"200m": "google/timesfm-2.5-200m-pytorch"},
     claims=lambda config: False,
     claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
     claims_object=_claims_object,
     # the library has no configuration beside its code, and no key of a config.json is read
-    check=lambda config, where: None,
+    keys=None,
     open=_open,
     blank=lambda config: _module_class()(),
-    adapt=_adapt,
+    adapter=TimesFmAdapter,
+    wrap=lambda native: _wrap(native) if isinstance(native, torch.nn.Module) else native,
     tiny=_tiny,
     build=_build,
     notes="forecasts run without flip invariance unless the object was compiled with it; the library's covariates are "

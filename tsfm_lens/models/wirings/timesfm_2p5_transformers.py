@@ -13,23 +13,19 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.wirings import _timesfm
-from tsfm_lens.models.wirings._checks import refuse_unknown, refuse_values, settings
+from tsfm_lens.models.wirings._checks import keys, refuse_values
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "timesfm-2.5-transformers"
-KEYS = settings(
-    {"rope_parameters": settings(positive="rope_theta", word="rope_type")},
-    size="head_dim hidden_size intermediate_size num_attention_heads num_hidden_layers num_key_value_heads",
-    steps="context_length horizon_length max_position_embeddings output_quantile_len patch_length",
-    count="decode_index",
-    flag="attention_bias force_flip_invariance infer_is_positive is_encoder_decoder tie_word_embeddings use_bias "
-    "use_cache use_continuous_quantile_head",
-    tiny="attention_dropout initializer_range rms_norm_eps",
-    levels="quantiles",
-    word="activation",
+KEYS = keys(
+    "activation attention_bias attention_dropout context_length decode_index force_flip_invariance head_dim "
+    "hidden_size horizon_length infer_is_positive initializer_range intermediate_size is_encoder_decoder "
+    "max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads output_quantile_len "
+    "patch_length quantiles rms_norm_eps tie_word_embeddings use_bias use_cache use_continuous_quantile_head",
+    rope_parameters=keys("rope_theta rope_type"),
 )
 
 
@@ -53,7 +49,7 @@ def _wiring(config: Any) -> Wiring:
     return Wiring(NAME, (stack,), unembed, "model.input_ff_layer", steps_per_readout=config.horizon_length)
 
 
-class TimesFmPortAdapter(PatchAdapter):
+class TimesFmPortAdapter(Adapter):
     """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head: deciles of the next patch.
 
     Forecasts run without flip invariance, under which the library runs x and -x, and clamp series by series,
@@ -71,15 +67,8 @@ class TimesFmPortAdapter(PatchAdapter):
         self.levels = tuple(float(level) for level in config.quantiles)
         self.wiring = _wiring(config)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pad the context, and normalise it as the library does."""
-        self.no_teacher(future, tokens)
         core, patch = self.model.model, self.model.config.patch_length
         values, masks = (part.to(self.device) for part in _timesfm.patched(batch, self.longest(batch), patch))
         loc, scale = values.mean(dim=1), values.std(dim=1)
@@ -104,12 +93,8 @@ class TimesFmPortAdapter(PatchAdapter):
         return _timesfm.deciles(flat, self.prediction_length, encoded.loc, encoded.scale)
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run the library's own forward; one pass, at most its horizon."""
-        self.no_samples(num_samples)
-        self.within_one_pass(horizon)
         past = [torch.as_tensor(series, dtype=torch.float32, device=self.device) for series in _timesfm.cleaned(batch)]
         patch = self.model.config.patch_length
         length = -(-self.longest(batch) // patch) * patch
@@ -121,13 +106,12 @@ class TimesFmPortAdapter(PatchAdapter):
         if self.model.config.infer_is_positive:
             positive = torch.tensor([bool((series[-length:] >= 0).all()) for series in past])
             values = torch.where(positive[:, None, None], values.clamp(min=0.0), values)
-        return Prediction(at_levels(values[..., 1:], self.levels, levels), None, values[..., 0])
+        return self.at(values[..., 1:], levels, mean=values[..., 0])
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
-    refuse_unknown(config, where, KEYS)
-    heads = config.get("num_attention_heads")
-    refuse_values(config, where, {"num_key_value_heads": heads} if heads is not None else {})
+    if "num_attention_heads" in config:
+        refuse_values(config, where, {"num_key_value_heads": config["num_attention_heads"]})
 
 
 def _blank(config: Mapping[str, Any]) -> Any:
@@ -168,16 +152,16 @@ def _tiny() -> Any:
 ARCHITECTURE = Architecture(
     name=NAME,
     title="TimesFM 2.5 (transformers)",
-    readout="quantile",
     published={"200m": "google/timesfm-2.5-200m-transformers"},
     claims=lambda config: config.get("model_type") == "timesfm2_5",
     claims_object=lambda native: type(native).__name__ == "TimesFm2_5ModelForPrediction",
+    keys=KEYS,
     check=_check,
     open=_open,
     blank=_blank,
     # files keep the names that the library's first version gave them
     renamed={".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."},
-    adapt=TimesFmPortAdapter,
+    adapter=TimesFmPortAdapter,
     tiny=_tiny,
     build=lambda size: _native(),
     notes="forecasts run without flip invariance",

@@ -16,10 +16,11 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _checks, _series, _timesfm
+from tsfm_lens.models.wirings import _series, _timesfm
+from tsfm_lens.models.wirings._checks import keys
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "timesfm-3"
@@ -29,26 +30,16 @@ NAMES = {
     "known": ("past_future_covariates", "past_future_mask"),
 }
 STREAM = "series variate pos d_model"
-LAYER = _checks.settings(
-    size="hidden_dims max_variates model_dims num_heads",
-    word="attention_norm feedforward_norm ff_activation qk_norm v_norm",
-    flag="causal_attention debug_no_masking deterministic paired_token_skip_second training use_bias "
-    "use_memory_efficient_attention use_rope_seq use_rope_var use_sdpa",
+LAYER = keys(
+    "attention_norm causal_attention debug_no_masking deterministic feedforward_norm ff_activation hidden_dims "
+    "max_variates model_dims num_heads paired_token_skip_second qk_norm training use_bias "
+    "use_memory_efficient_attention use_rope_seq use_rope_var use_sdpa v_norm"
 )
-BLOCK = _checks.settings(
-    size="hidden_dims output_dims", tiny="dropout", flag="identity_skip use_bias", word="activation prenorm"
-)
-KEYS = _checks.settings(
-    {
-        "residual_block_config": BLOCK,
-        "transformer_config": _checks.settings({"transformer": LAYER}, size="num_layers", flag="use_remat"),
-    },
-    steps="input_patch_len output_patch_len",
-    levels="quantiles",
-    word="input_transform",
-    tiny="linear_detrending_threshold",
-    positive="value_clip",
-    flag="use_frozen_running_stats use_iterative_cpm_revin use_linear_detrending use_stitching use_variate_attention",
+KEYS = keys(
+    "input_patch_len input_transform linear_detrending_threshold output_patch_len quantiles use_frozen_running_stats "
+    "use_iterative_cpm_revin use_linear_detrending use_stitching use_variate_attention value_clip",
+    residual_block_config=keys("activation dropout hidden_dims identity_skip output_dims prenorm use_bias"),
+    transformer_config=keys("num_layers use_remat", transformer=LAYER),
 )
 
 
@@ -97,7 +88,7 @@ def _wiring(model: Any) -> Wiring:
     )
 
 
-class TimesFm3Adapter(PatchAdapter):
+class TimesFm3Adapter(Adapter):
     """Adapter of a ``TimesFM3Torch``, or of a ``TimesFM3Forecaster``'s model without its preparation of series.
 
     A forward is ``decode``, one pass for any horizon.
@@ -105,7 +96,7 @@ class TimesFm3Adapter(PatchAdapter):
 
     architecture = NAME
     multivariate = True
-    covariates: tuple[str, ...] = ("past", "known")
+    covariates = ("past", "known")
     package = "timesfm"
     dtypes = ("float32",)
     context_length = 16384
@@ -119,15 +110,8 @@ class TimesFm3Adapter(PatchAdapter):
         self.levels = tuple(float(level) for level in self.model.quantiles)
         self.wiring = _wiring(self.model)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Stack items with their variates; missing values are 0 under the mask."""
-        self.no_teacher(future, tokens)
         steps = self.prediction_length if horizon is None else horizon
         inputs = self._native_input(batch, steps)
         length = inputs["target"].shape[-1]
@@ -169,16 +153,10 @@ class TimesFm3Adapter(PatchAdapter):
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run ``TimesFM3Torch.decode``."""
-        self.no_samples(num_samples)
-        self.within_one_pass(horizon)
         output = self.model.decode(**self._native_input(batch, horizon)).cpu()
-        quantiles = output.flatten(0, 1)
-        median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
-        return Prediction(at_levels(quantiles, self.levels, levels), None, median)
+        return self.at(output.flatten(0, 1), levels)
 
 
 @contextmanager
@@ -231,17 +209,15 @@ def _tiny() -> Any:
 ARCHITECTURE = Architecture(
     name=NAME,
     title="TimesFM 3",
-    readout="quantile",
     published={"330m": "google/timesfm-3.0-pytorch"},
     claims=lambda config: "residual_block_config" in config and "transformer_config" in config,
     claims_object=lambda native: type(native).__name__ in ("TimesFM3Torch", "TimesFM3Forecaster"),
-    check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
+    keys=KEYS,
     open=_open,
     blank=lambda config: require("timesfm", "timesfm3.torch").TimesFM3Torch(**copy.deepcopy(dict(config))),
-    adapt=TimesFm3Adapter,
+    adapter=TimesFm3Adapter,
     tiny=_tiny,
     build=lambda size: _native(),
     notes="weights for non-commercial use only; forecasts are decode's: gaps masked, quantiles as they are",
     extra="timesfm",
-    covariates=TimesFm3Adapter.covariates,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,25 +15,21 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import PatchAdapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _checks, _series
+from tsfm_lens.models.wirings import _series
+from tsfm_lens.models.wirings._checks import keys, write_checkpoint
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "toto-1"
 STREAM = "series variate pos d_model"
-KEYS = _checks.settings(
-    {"output_distribution_kwargs": _checks.settings(size="k_components")},
-    size="embed_dim mlp_hidden_dim num_heads num_layers spacewise_every_n_layers",
-    steps="patch_size stride",
-    tiny="dropout",
-    real="scale_factor_exponent",
-    words="output_distribution_classes",
-    word="scaler_cls",
-    flag="spacewise_first stabilize_with_global use_memory_efficient_attention",
+KEYS = keys(
+    "dropout embed_dim mlp_hidden_dim num_heads num_layers output_distribution_classes patch_size "
+    "scale_factor_exponent scaler_cls spacewise_every_n_layers spacewise_first stabilize_with_global stride "
+    "use_memory_efficient_attention",
+    output_distribution_kwargs=keys("k_components"),
 )
-SAMPLES = 100
 # v·W_V is not the trap but its rows: in wQKV the head is the fastest index, in wO the slowest
 FUSED = "(part d_head head)"
 GAINS = {"output_distribution": 0.5}
@@ -107,19 +103,19 @@ def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return 0 if cache is None else int(cache.current_len(0))
 
 
-class TotoAdapter(PatchAdapter):
+class TotoAdapter(Adapter):
     """Adapter of a ``Toto``; a single forward reads the mean of the mixture for the next patch."""
 
     architecture = NAME
-    readout: Literal["token", "quantile", "distribution"] = "distribution"
-    rollout: Literal["tokens", "cache", "refeed", "single"] = "cache"
+    readout = "distribution"
+    rollout = "cache"
     multivariate = True
     # its pass does not read known covariates; a rollout puts them in the place of their forecasts
-    covariates: tuple[str, ...] = ("past", "known")
+    covariates = ("past", "known")
     levels = (0.5,)
     package = "timecopilot-toto"
     draw_axis = 0
-    samples = SAMPLES
+    samples = 100
     dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
@@ -138,15 +134,8 @@ class TotoAdapter(PatchAdapter):
         self.prediction_length = int(self.model.patch_embed.patch_size)
         self.wiring = _wiring(self.model)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Stack items with their variates, missing values as 0 under the mask, padded to whole patches on the left."""
-        self.no_teacher(future, tokens)
         inputs, length = self._native_input(batch)
         patch = self.prediction_length
         _, loc, scale = self.model.scaler(
@@ -184,9 +173,7 @@ class TotoAdapter(PatchAdapter):
         return (mean * scale + loc)[..., None, :]
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Draw all sample paths in one batch of ``TotoForecaster.forecast``, and take their empirical quantiles."""
         inputs, _ = self._native_input(batch)
         series = inputs["inputs"]
@@ -215,9 +202,8 @@ class TotoAdapter(PatchAdapter):
         finally:
             handle.remove()
         samples = forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu()
-        quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
         distribution = self._distribution(first[0], len(series), horizon) if horizon <= self.prediction_length else None
-        return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
+        return self.of_paths(samples, levels, distribution)
 
     def _distribution(self, output: Any, items: int, horizon: int) -> MixtureSameFamily:
         """Return the mixture of the next patch in data units, batch shape (batch, step)."""
@@ -251,10 +237,6 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 def _blank(config: Mapping[str, Any]) -> Any:
     return _toto()(**{**copy.deepcopy(dict(config)), "use_memory_efficient_attention": False})
-
-
-def _save(native: Any, folder: Path) -> None:
-    _checks.write_checkpoint(native, native.saved_config, folder)
 
 
 def _native(**sizes: Any) -> Any:
@@ -302,20 +284,18 @@ def _build(_size: str) -> Any:
 ARCHITECTURE = Architecture(
     name=NAME,
     title="Toto 1.0",
-    readout="distribution",
     published={"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
     claims=lambda config: "spacewise_every_n_layers" in config and "embed_dim" in config,
     claims_object=lambda native: type(native).__name__ in ("Toto", "TotoBackbone", "TotoForecaster"),
-    check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
+    keys=KEYS,
     open=_open,
     blank=_blank,
     # the names under xformers, and frequencies that the library computes whatever the file says
     renamed={".mlp.0.w12.": ".mlp.0.", ".mlp.0.w3.": ".mlp.2."},
     computed=("rotary_emb.freqs", "rotary_emb.scale"),
-    adapt=TotoAdapter,
+    adapter=TotoAdapter,
     tiny=_tiny,
     build=_build,
-    save=_save,
+    save=lambda native, folder: write_checkpoint(native, native.saved_config, folder),
     extra="toto",
-    covariates=TotoAdapter.covariates,
 )

@@ -14,23 +14,19 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
+from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _checks, _series
+from tsfm_lens.models.wirings import _series
+from tsfm_lens.models.wirings._checks import keys, write_checkpoint
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "toto-2"
-DECILES = tuple(level / 10 for level in range(1, 10))
-KEYS = _checks.settings(
-    size="d_ff? d_model heads_per_group? layer_group_size num_groups? num_heads num_layers num_output_patches qk_dim? "
-    "v_dim?",
-    count="num_variate_layers_per_group",
-    steps="patch_size",
-    tiny="dropout_p norm_eps",
-    positive="residual_attn_ratio residual_mult",
-    flag="attn_bias mlp_bias norm_include_weight per_dim_scale pre_norm qk_norm qk_norm_include_weight? use_xpos "
-    "variate_layer_first",
+KEYS = keys(
+    "attn_bias d_ff d_model dropout_p heads_per_group layer_group_size mlp_bias norm_eps norm_include_weight "
+    "num_groups num_heads num_layers num_output_patches num_variate_layers_per_group patch_size per_dim_scale "
+    "pre_norm qk_dim qk_norm qk_norm_include_weight residual_attn_ratio residual_mult use_xpos v_dim "
+    "variate_layer_first"
 )
 SIZES = {
     "4m": (256, 688, 4, 4),
@@ -128,7 +124,7 @@ def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return int(kwargs["kv_read_len"]) - args[0].shape[-2]
 
 
-class Toto2Adapter(PatchAdapter):
+class Toto2Adapter(Adapter):
     """Adapter of a ``Toto2Model``; any horizon is one pass, unless ``decode_block_size`` is set.
 
     With ``decode_block_size``, ``lens.forecast`` decodes in blocks.
@@ -153,20 +149,12 @@ class Toto2Adapter(PatchAdapter):
                 f"this Toto 2 has {config.num_heads} heads in {config.num_groups} groups, qk_dim {config.qk_dim} and "
                 f"v_dim {config.v_dim}; the wiring describes models without grouping and with equal sizes"
             )
-        self.decode_block_size: int | None = None
         self.patch = int(config.patch_size)
         self.prediction_length = 2 * self.patch
         self.wiring = _wiring(native)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Stack items with their variates, followed by empty patches to predict."""
-        self.no_teacher(future, tokens)
         steps = self.prediction_length if horizon is None else horizon
         native = self._native_input(batch)
         values, mask, ids, _ = self.model._prepare_forecast_inputs(native, -(-steps // self.patch))
@@ -211,18 +199,13 @@ class Toto2Adapter(PatchAdapter):
         return (ahead.sinh() * scale[:, None, None] + loc[:, None, None]).sort(dim=-2).values
 
     @rows_apart
-    def predict(
-        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> Prediction:
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run ``Toto2Model.forecast``."""
-        self.no_samples(num_samples)
-        self.within_one_pass(horizon)
         levels_by_variate = self.model.forecast(
             self._native_input(batch), horizon=horizon, decode_block_size=self.decode_block_size
         )
         quantiles = levels_by_variate.cpu().flatten(1, 2).permute(1, 2, 0)
-        median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
-        return Prediction(at_levels(quantiles, self.levels, levels), None, median)
+        return self.at(quantiles, levels)
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -232,10 +215,6 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 def _blank(config: Mapping[str, Any]) -> Any:
     return require("toto2").Toto2Model(require("toto2", "toto2.configuration").Toto2ModelConfig(**config))
-
-
-def _save(native: Any, folder: Path) -> None:
-    _checks.write_checkpoint(native, dataclasses.asdict(native.config), folder)
 
 
 def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_head: int) -> Any:
@@ -269,16 +248,15 @@ def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_
 ARCHITECTURE = Architecture(
     name=NAME,
     title="Toto 2.0",
-    readout="quantile",
     published={size: f"Datadog/Toto-2.0-{size}" for size in SIZES},
     claims=lambda config: "num_variate_layers_per_group" in config,
     claims_object=lambda native: type(native).__name__ == "Toto2Model",
-    check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
+    keys=KEYS,
     open=_open,
     blank=_blank,
-    adapt=Toto2Adapter,
+    adapter=Toto2Adapter,
     tiny=lambda: _native(8, 40, 48, 4, 4, 8),
     build=lambda size: _native(32, *SIZES[size], 64),
-    save=_save,
+    save=lambda native, folder: write_checkpoint(native, dataclasses.asdict(native.config), folder),
     extra="toto2",
 )

@@ -13,7 +13,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.registry import method_of
 from tsfm_lens.studies.samformer.transformer import ChannelTransformer
@@ -23,7 +23,7 @@ __all__ = ["ChannelAdapter"]
 NAME = "samformer"
 
 
-class ChannelAdapter(PatchAdapter):
+class ChannelAdapter(Adapter):
     """Lens adapter of a ``ChannelTransformer``; its stream holds L numbers per channel, or D numbers per time step.
 
     Attributes:
@@ -47,19 +47,12 @@ class ChannelAdapter(PatchAdapter):
         unembed = Site("readout", layout="batch variate d_out")
         self.wiring = Wiring(NAME, (stack,), unembed, "embed", native.horizon)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Return the last L steps of every item, (item, channel, L).
 
         Raises:
             InputError: an item has another number of channels, fewer steps than L, or a gap among them.
         """
-        self.no_teacher(future, tokens)
         length, channels = self.context_length, batch.n_variates
         if self.n_variates not in (None, channels):
             raise InputError(

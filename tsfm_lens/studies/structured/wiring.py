@@ -11,7 +11,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, TokenSpans, Wiring
 from tsfm_lens.models import Lens
-from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.registry import method_of
 from tsfm_lens.studies.samformer import ChannelAdapter
@@ -21,7 +21,7 @@ from tsfm_lens.studies.structured.steps import StepForecaster
 __all__ = ["ForecasterAdapter", "StepAdapter", "as_lens"]
 
 
-class ForecasterAdapter(PatchAdapter):
+class ForecasterAdapter(Adapter):
     """Lens adapter of a :class:`PatchForecaster`."""
 
     architecture = "structured"
@@ -33,15 +33,8 @@ class ForecasterAdapter(PatchAdapter):
         unembed = Site("head", layout="batch d_out")
         self.wiring = Wiring("structured", (stack_of(native),), unembed, "embed", native.prediction_length)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Return the last steps of every series, filled with NaN on the left."""
-        self.no_teacher(future, tokens)
         context = torch.full((len(batch), self.context_length), torch.nan, device=self.device)
         for row, series in zip(context, batch.values, strict=True):
             tail = torch.as_tensor(series[-self.context_length :].copy(), dtype=torch.float32)

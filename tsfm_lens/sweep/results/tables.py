@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.ablation.search import HeadsAt, better, is_random
+from tsfm_lens.ablation.search import SearchResult, better, is_random
 from tsfm_lens.stats import holm
 from tsfm_lens.sweep.results.measured import CHANGE, SOURCE, TABLE_METRICS, Results
 from tsfm_lens.sweep.statistics.changes import dataset_changes, resilience
@@ -128,8 +128,8 @@ def heads_at(
     return _table(results, "heads_at", title, [table], [*names, "leads", "evaluations", "total"], **about)
 
 
-def _search(row: pd.Series, tolerance: float, search: str) -> HeadsAt:
-    return HeadsAt(row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"], False, False)
+def _search(row: pd.Series, tolerance: float, search: str) -> SearchResult:
+    return SearchResult(row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"], False, False)
 
 
 def _orders_that_stand(results: Results, counts: pd.DataFrame, best_rows: pd.DataFrame, metric: str) -> np.ndarray:
