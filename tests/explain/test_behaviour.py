@@ -12,7 +12,7 @@ from tsfm_lens.catalogue.explaining import read_use
 from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.behaviour import WAYS, covariate_use
+from tsfm_lens.explain.covariate_use import WAYS, covariate_use
 from tsfm_lens.models import Lens
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.report.build import _on_series
