@@ -57,7 +57,7 @@ def quick_check(lens: Lens) -> list[OracleResult]:
 
 @method_of("Checkpoint")
 def folded(files: Checkpoint) -> Checkpoint:
-    """Open the files of a compressed model; see :func:`tsfm_lens.compress.stored.folded`."""
-    from tsfm_lens.compress.stored import folded
+    """Open the files of a compressed model; see :func:`tsfm_lens.compress.checkpoint.folded`."""
+    from tsfm_lens.compress.checkpoint import folded
 
     return folded(files)

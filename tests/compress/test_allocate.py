@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tsfm_lens import compress
-from tsfm_lens.compress import Form
+from tsfm_lens.compress import BlockShape
 from tsfm_lens.errors import InputError
 from tsfm_lens.testing import assert_close
 
-FORMS = {"a": Form(1, 24, 24), "b": Form(1, 24, 48), "c": Form(2, 12, 24)}
+FORMS = {"a": BlockShape(1, 24, 24), "b": BlockShape(1, 24, 48), "c": BlockShape(2, 12, 24)}
 RANKS = {"a": [1, 3, 6, 24], "b": [1, 4, 8, 24], "c": [1, 2, 4, 12]}
 
 

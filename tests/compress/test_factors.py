@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tsfm_lens import compress
-from tsfm_lens.compress import Factors, LowRank
+from tsfm_lens.compress import Factors, LowRankLinear
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.testing import assert_close, rounding
 
@@ -35,22 +35,22 @@ def moment_of(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("rank", [1, 5, OUT])
 def test_without_a_moment_it_is_the_truncated_svd(weight: Tensor, rank: int) -> None:
     u, s, v = np.linalg.svd(weight.numpy(), full_matrices=False)
-    found = compress.product(compress.cut_off(weight, rank))
+    found = compress.product(compress.truncate(weight, rank))
     assert_close(found, (u[:, :rank] * s[:rank]) @ v[:rank], depth=IN)
-    same = compress.product(compress.cut_off(weight, rank, moment=torch.eye(IN)))
+    same = compress.product(compress.truncate(weight, rank, moment=torch.eye(IN)))
     assert_close(same, found, depth=IN)
 
 
 @pytest.mark.parametrize("directions", [IN, 15, 4])
 def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(weight: Tensor, directions: int) -> None:
     x, rank = inputs(directions), 3
-    factors = compress.cut_off(weight, rank, moment=moment_of(x))
+    factors = compress.truncate(weight, rank, moment=moment_of(x))
     assert factors.rank == rank
     found = float((x @ (weight - compress.product(factors)).T).square().sum())
     # what Eckart and Young leave of the outputs themselves, of which no product of rank 3 can come nearer
     best = float(torch.linalg.svdvals(x @ weight.T)[rank:].square().sum())
     assert_close(found, best, depth=100 * IN, magnitude=float((x @ weight.T).square().sum()))
-    plain = compress.product(compress.cut_off(weight, rank))
+    plain = compress.product(compress.truncate(weight, rank))
     assert found < float((x @ (weight - plain).T).square().sum()) / 2
     for _ in range(100):
         # near the optimum, where a wrong one would be beaten
@@ -62,7 +62,7 @@ def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(weight: Tensor, direct
 
 def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> None:
     x = inputs(3)
-    factors = compress.cut_off(weight, 6, moment=moment_of(x))
+    factors = compress.truncate(weight, 6, moment=moment_of(x))
     assert_close(linear(x, compress.product(factors)), linear(x, weight), depth=100 * IN)
     # the three ranks that are left go to the largest directions of the rest, not to none
     beyond = torch.linalg.svdvals(weight - compress.product(factors))
@@ -71,7 +71,7 @@ def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> N
 
 def test_a_direction_without_inputs_is_kept_as_far_as_the_rank_reaches(weight: Tensor) -> None:
     x = inputs(4)
-    down, up = compress.cut_off(weight, 2, moment=moment_of(x))
+    down, up = compress.truncate(weight, 2, moment=moment_of(x))
     assert_close(up @ down, up @ up.T @ weight, depth=IN)
 
 
@@ -79,7 +79,7 @@ def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
     x, rank = inputs(), 3
     gradients = torch.randn(OUT, OUT).double() * 2.0 ** -torch.arange(OUT)
     felt = gradients @ gradients.T
-    factors = compress.cut_off(weight, rank, moment=moment_of(x), felt=felt)
+    factors = compress.truncate(weight, rank, moment=moment_of(x), sensitivity=felt)
 
     def feels(other: Tensor) -> float:
         # what is added to the diagonal counts, too
@@ -89,27 +89,27 @@ def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
 
     found = feels(compress.product(factors))
     assert torch.linalg.matrix_rank(compress.product(factors)) == rank
-    assert found < feels(compress.product(compress.cut_off(weight, rank, moment=moment_of(x))))
+    assert found < feels(compress.product(compress.truncate(weight, rank, moment=moment_of(x))))
     for _ in range(100):
         other = Factors(*(part + 0.003 * part.abs().mean() * torch.randn_like(part) for part in factors))
         assert feels(compress.product(other)) > found
     # all errors felt alike is as if nothing were said of it
-    same = compress.cut_off(weight, rank, moment=moment_of(x), felt=2 * torch.eye(OUT))
-    plain = compress.cut_off(weight, rank, moment=moment_of(x))
+    same = compress.truncate(weight, rank, moment=moment_of(x), sensitivity=2 * torch.eye(OUT))
+    plain = compress.truncate(weight, rank, moment=moment_of(x))
     assert_close(compress.product(same), compress.product(plain), depth=1000)
-    unfelt = compress.cut_off(weight, rank, moment=moment_of(x), felt=torch.zeros(OUT, OUT))
+    unfelt = compress.truncate(weight, rank, moment=moment_of(x), sensitivity=torch.zeros(OUT, OUT))
     assert torch.equal(compress.product(unfelt), compress.product(plain))
 
 
 @pytest.mark.parametrize("of", ["rows", "columns"])
 def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
     moment = moment_of(inputs())
-    found = compress.product(compress.cut_off(weight, 2, moment=moment, heads=4, of=of))
+    found = compress.product(compress.truncate(weight, 2, moment=moment, heads=4, of=of))
     side = 0 if of == "rows" else 1
     for head, (block, cut) in enumerate(zip(weight.chunk(4, side), found.chunk(4, side), strict=True)):
         size = IN // 4
         own = moment if side == 0 else moment[head * size : (head + 1) * size, head * size : (head + 1) * size]
-        alone = compress.product(compress.cut_off(block, 2, moment=own))
+        alone = compress.product(compress.truncate(block, 2, moment=own))
         assert torch.linalg.matrix_rank(cut) == 2
         errors = [compress.error_of(block, each, own) for each in (cut, alone)]
         # errors are small beside 1, which they are shares of
@@ -120,10 +120,10 @@ def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
 @pytest.mark.parametrize("gain", [1.0, 0.25])
 def test_the_layer_computes_with_the_product(weight: Tensor, heads: int, of: str, gain: float) -> None:
     bias, x = torch.randn(OUT).double(), torch.randn(2, 5, IN).double()
-    layer = LowRank(compress.cut_off(weight, 2, heads=heads, of=of), bias, gain)
+    layer = LowRankLinear(compress.truncate(weight, 2, heads=heads, of=of), bias, gain)
     matrix = compress.product(layer.factors)
     assert_close(layer(x), gain * linear(x, matrix, bias), depth=IN)
-    assert_close(LowRank(layer.factors, None, gain)(x), gain * linear(x, matrix), depth=IN)
+    assert_close(LowRankLinear(layer.factors, None, gain)(x), gain * linear(x, matrix), depth=IN)
     assert (layer.out_features, layer.in_features) == (OUT, IN)
     names = {name for name, _ in layer.named_parameters()}
     assert names == {"down", "up", "bias"}
@@ -133,7 +133,7 @@ def test_the_layer_computes_with_the_product(weight: Tensor, heads: int, of: str
 
 
 def test_the_weight_reads_as_a_matrix_and_is_no_place_to_write(weight: Tensor) -> None:
-    layer = LowRank(compress.cut_off(weight.float(), 3))
+    layer = LowRankLinear(compress.truncate(weight.float(), 3))
     read = layer.weight
     assert isinstance(read, Tensor)
     assert (read.shape, read.dtype, read.ndim) == ((OUT, IN), torch.float32, 2)
@@ -145,13 +145,13 @@ def test_the_weight_reads_as_a_matrix_and_is_no_place_to_write(weight: Tensor) -
 
 
 def test_training_reaches_both_factors(weight: Tensor) -> None:
-    layer = LowRank(compress.cut_off(weight, 3))
+    layer = LowRankLinear(compress.truncate(weight, 3))
     layer(torch.randn(4, IN).double()).square().sum().backward()
     assert all(bool(part.grad.abs().sum() > 0) for part in (layer.down, layer.up))  # type: ignore[union-attr]
 
 
 def test_a_weight_that_is_asked_for_its_type_is_not_multiplied(monkeypatch: pytest.MonkeyPatch, weight: Tensor) -> None:
-    layer = LowRank(compress.cut_off(weight, 3))
+    layer = LowRankLinear(compress.truncate(weight, 3))
     calls: list[Factors] = []
     whole = compress.product
     monkeypatch.setattr("tsfm_lens.compress.layers.product", lambda parts: calls.append(parts) or whole(parts))
@@ -165,15 +165,15 @@ def test_a_weight_that_is_asked_for_its_type_is_not_multiplied(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda w: compress.cut_off(w, 0), "rank 0"),
-        (lambda w: compress.cut_off(w, OUT + 1), "expected 1 to 12"),
-        (lambda w: compress.cut_off(w / 0, 1), "finite matrix"),
-        (lambda w: compress.cut_off(w[0], 1), "finite matrix"),
-        (lambda w: compress.cut_off(w, 1, heads=5), "equal rows"),
-        (lambda w: compress.cut_off(w, 1, heads=4, of="sides"), "'sides'"),
-        (lambda w: compress.cut_off(w, 1, moment=torch.eye(3)), r"finite \(20, 20\)"),
-        (lambda w: compress.cut_off(w, 1, moment=torch.zeros(IN, IN)), "nothing but zeros"),
-        (lambda w: compress.cut_off(w, 1, moment=torch.full((IN, IN), torch.nan)), "finite"),
+        (lambda w: compress.truncate(w, 0), "rank 0"),
+        (lambda w: compress.truncate(w, OUT + 1), "expected 1 to 12"),
+        (lambda w: compress.truncate(w / 0, 1), "finite matrix"),
+        (lambda w: compress.truncate(w[0], 1), "finite matrix"),
+        (lambda w: compress.truncate(w, 1, heads=5), "equal rows"),
+        (lambda w: compress.truncate(w, 1, heads=4, of="sides"), "'sides'"),
+        (lambda w: compress.truncate(w, 1, moment=torch.eye(3)), r"finite \(20, 20\)"),
+        (lambda w: compress.truncate(w, 1, moment=torch.zeros(IN, IN)), "nothing but zeros"),
+        (lambda w: compress.truncate(w, 1, moment=torch.full((IN, IN), torch.nan)), "finite"),
     ],
 )
 def test_what_has_no_factors_is_refused(weight: Tensor, call: object, words: str) -> None:

@@ -46,7 +46,7 @@ def test_healing_trains_what_is_compressed_and_nothing_else() -> None:
 def test_a_token_model_is_healed_by_its_own_loss(opened: Callable) -> None:
     lens = opened("chronos")
     run = lens.run(seasons(), 8, holdout=True)
-    smaller = compress.without(lens, ["decoder.1.mlp", "encoder.0.self_attn.1"])
+    smaller = compress.prune(lens, ["decoder.1.mlp", "encoder.0.self_attn.1"])
     perplexity = [
         compress.quality(lens.run(run.batch, 8, truth=run.truth, num_samples=1), each)["log_perplexity"].values[1]
         for each in (smaller, compress.healed(smaller, run, steps=20, rows=8, learning_rate=1e-2))

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tsfm_lens import compress
-from tsfm_lens.compress import LowRank
-from tsfm_lens.compress.stored import folded
+from tsfm_lens.compress import LowRankLinear
+from tsfm_lens.compress.checkpoint import folded
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.models import Lens, architectures, load
@@ -63,8 +63,8 @@ class Made(LiveBytes):
         return output
 
 
-def is_held(lens: Lens, matrix: compress.Matrix) -> bool:
-    return isinstance(lens.adapter.model.get_submodule(matrix.path), LowRank)
+def is_held(lens: Lens, matrix: compress.WeightMatrix) -> bool:
+    return isinstance(lens.adapter.model.get_submodule(matrix.path), LowRankLinear)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -158,7 +158,7 @@ def test_felt_moments_foretell_the_deviation(opened: Callable, calibration: Call
     lens = opened(name)
     run = calibration(lens).select([1])
     key = "encoder_blocks.1.self_attn.o"
-    felt = compress.felt_moments(run, [key], draws=24)[key]
+    felt = compress.output_sensitivity(run, [key], draws=24)[key]
     twin = copy.deepcopy(lens)
     layer = twin.adapter.model.get_submodule(compress.matrices(lens)[key].path)
     forward_of, size, rows, moved = layer.forward, 1e-3, [], []
@@ -326,7 +326,7 @@ def test_what_another_thread_builds_meanwhile_is_a_whole_model(opened: Callable,
         built["sub"] = type("Sub", (kind,), {})(config)
     built["after"] = kind(config)
     path = compress.matrices(lens)["encoder_blocks.0.self_attn.q"].path
-    assert [name for name, model in built.items() if isinstance(model.get_submodule(path), LowRank)] == ["own"]
+    assert [name for name, model in built.items() if isinstance(model.get_submodule(path), LowRankLinear)] == ["own"]
     folded(files).finish(built["own"], {})
     with pytest.raises(CheckpointError, match="as a Linear"):
         folded(files).finish(built["sub"], {})

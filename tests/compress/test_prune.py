@@ -48,7 +48,7 @@ def some_of(lens: Lens) -> list[str]:
 def test_what_is_taken_out_is_as_if_ablated(opened: Callable[[str], Lens], name: str, tmp_path: Path) -> None:
     lens = opened(name)
     gone = some_of(lens)
-    smaller = compress.without(lens, gone)
+    smaller = compress.prune(lens, gone)
     with lens.ablate(*gone):
         ablated = forward(lens)
     assert_close(forward(smaller), ablated, depth=200, dtype=torch.float32)
@@ -68,7 +68,7 @@ def test_what_is_taken_out_is_as_if_ablated(opened: Callable[[str], Lens], name:
 
 def test_numbers_are_those_of_what_is_left(opened: Callable) -> None:
     lens = opened("chronos")
-    sizes = compress.sizes(compress.without(lens, ["decoder.0.cross_attn.1", "encoder.1.mlp"]))
+    sizes = compress.sizes(compress.prune(lens, ["decoder.0.cross_attn.1", "encoder.1.mlp"]))
     before = compress.sizes(lens)
     # a head is 8 of 32 rows of three matrices and columns of one, 36 wide; the MLP has two of 48 x 36
     assert before["attention"] - sizes["attention"] == 4 * 8 * 36
@@ -78,8 +78,8 @@ def test_numbers_are_those_of_what_is_left(opened: Callable) -> None:
 
 def test_every_head_of_an_attention_and_the_attention_are_one(opened: Callable) -> None:
     lens = opened("chronos-bolt")
-    heads = compress.without(lens, ["decoder.0.cross_attn.*"])
-    whole = compress.without(lens, ["decoder.0.cross_attn"])
+    heads = compress.prune(lens, ["decoder.0.cross_attn.*"])
+    whole = compress.prune(lens, ["decoder.0.cross_attn"])
     assert torch.equal(forward(heads), forward(whole))
     assert compress.sizes(heads) == compress.sizes(whole)
 
@@ -90,9 +90,9 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
 ) -> None:
     lens = opened(name)
     gone = ["encoder.*.self_attn.1", "decoder.*.self_attn.3", "decoder.0.cross_attn.0", "decoder.[12].cross_attn.2"]
-    smaller, native = compress.taken_out(lens, gone)
+    smaller, native = compress.pruned(lens, gone)
     assert native
-    assert compress.taken_out(lens, gone[1:])[1] is False
+    assert compress.pruned(lens, gone[1:])[1] is False
     compress.save_compressed(smaller, tmp_path / "native", native=True)
     assert not (tmp_path / "native" / "compression.json").exists()
     again = load(tmp_path / "native")
@@ -106,7 +106,7 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
 @pytest.mark.parametrize("name", UNIFORM_HEADS)
 def test_the_library_itself_forecasts_with_fewer_heads(opened: Callable, name: str, tmp_path: Path) -> None:
     lens, gone = opened(name), ["*.*.*_attn.0"]
-    smaller, native = compress.taken_out(lens, gone)
+    smaller, native = compress.pruned(lens, gone)
     folder = compress.save_compressed(smaller, tmp_path / "native", native=native)
     library = AutoModelForSeq2SeqLM if name == "t5" else BaseChronosPipeline
     theirs = load(library.from_pretrained(folder), check=False)
@@ -124,19 +124,19 @@ def test_what_the_configuration_cannot_say_is_refused(opened: Callable) -> None:
         (["decoder.0.mlp"], "is no head"),
     ):
         with pytest.raises(InputError, match=words):
-            compress.native_without(lens, gone)
+            compress.prune_native(lens, gone)
     with pytest.raises(InputError, match="no place"):
-        compress.native_without(opened("chronos-2"), ["0.time_attn.0"])
+        compress.prune_native(opened("chronos-2"), ["0.time_attn.0"])
     for nothing, error in (([], InputError), (["decoder.9.mlp"], UnknownNameError)):
         with pytest.raises(error):
-            compress.without(lens, nothing)
+            compress.prune(lens, nothing)
     cut = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 2})
     with pytest.raises(InputError, match="compressed already"):
-        compress.without(cut, ["decoder.0.cross_attn.0"])
+        compress.prune(cut, ["decoder.0.cross_attn.0"])
 
 
 def test_a_record_of_rows_that_does_not_fit_is_refused(opened: Callable, tmp_path: Path) -> None:
-    smaller = compress.without(opened("chronos-bolt"), ["decoder.0.cross_attn.1"])
+    smaller = compress.prune(opened("chronos-bolt"), ["decoder.0.cross_attn.1"])
     folder = compress.save_compressed(smaller, tmp_path / "smaller")
     record = folder / "compression.json"
     said = json.loads(record.read_text())

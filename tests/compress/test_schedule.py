@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tsfm_lens import compress
-from tsfm_lens.compress import Form
+from tsfm_lens.compress import BlockShape
 from tsfm_lens.errors import InputError
 from tsfm_lens.testing.tolerance import last_digit
 
@@ -27,7 +27,7 @@ def test_schedules_of_the_paper(first: float, exponent: float, from_0: float, fr
     for start, expected in ((0, from_0), (1, from_1)):
         counted = compress.rank_schedule(first, exponent, 12, 64, start=start)
         # per head, a matrix of 12 heads has 12 blocks of 64 x 768
-        ratio = compress.ratio_of([Form(12, 64, 768)] * 12, counted.tolist())
+        ratio = compress.ratio_of([BlockShape(12, 64, 768)] * 12, counted.tolist())
         assert ratio.ranks == pytest.approx(expected, abs=last_digit(3))
         assert ratio.ranks == pytest.approx(counted.mean() / 64)
 
@@ -63,7 +63,7 @@ def test_ranks_by_epsilon_leave_at_most_epsilon() -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.5, 0.9, 1.0])
 def test_shares_are_met_and_no_larger_rank_meets_them(share: float) -> None:
-    forms = {"square": Form(1, 64, 64), "wide": Form(1, 64, 256), "heads": Form(4, 16, 64)}
+    forms = {"square": BlockShape(1, 64, 64), "wide": BlockShape(1, 64, 256), "heads": BlockShape(4, 16, 64)}
     assert compress.ratio_of(forms, compress.ranks_by_share(forms, share)).ranks == pytest.approx(share, abs=0.5 / 16)
     ranks = compress.ranks_by_share({k: v for k, v in forms.items() if k != "heads"}, share, of="parameters")
     for name, rank in ranks.items():
@@ -73,11 +73,11 @@ def test_shares_are_met_and_no_larger_rank_meets_them(share: float) -> None:
 
 
 def test_both_readings_of_the_ratio() -> None:
-    forms = {"q": Form(1, 36, 36), "o": Form(2, 36, 18)}
+    forms = {"q": BlockShape(1, 36, 36), "o": BlockShape(2, 36, 18)}
     ratio = compress.ratio_of(forms, {"q": 9, "o": 18})
     # 9 + 2 * 18 of 36 + 2 * 18 ranks; 9 * 72 + 2 * 18 * 54 numbers of 2 * 36 * 36, of which o is kept whole
     assert ratio == pytest.approx((45 / 72, (648 + 1944) / 2592, (648 + 1296) / 2592))
-    assert compress.ratio_of([Form(1, 8, 8)], [8]) == (1.0, 2.0, 1.0)
+    assert compress.ratio_of([BlockShape(1, 8, 8)], [8]) == (1.0, 2.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_both_readings_of_the_ratio() -> None:
         (lambda: compress.guideline(3, 64, exponent=0), "exponent 0"),
         (lambda: compress.ranks_by_epsilon({"q": np.ones(2)}, 1.0), "epsilon is 1"),
         (lambda: compress.ranks_by_epsilon({"q": np.ones(2)}, 0.0), "epsilon is 0"),
-        (lambda: compress.ranks_by_share({"q": Form(1, 8, 8)}, 0.0), "share of 0"),
-        (lambda: compress.ranks_by_share({"q": Form(1, 8, 8)}, 0.1, of="parameters"), "no rank meets"),
-        (lambda: compress.ranks_by_share({"q": Form(1, 8, 8)}, 0.5, of="size"), "'size'"),  # type: ignore[arg-type]
-        (lambda: compress.ratio_of({"q": Form(1, 8, 8)}, {"k": 3}), "one each"),
-        (lambda: compress.ratio_of([Form(1, 8, 8)], [9]), "from 1 to 8"),
+        (lambda: compress.ranks_by_share({"q": BlockShape(1, 8, 8)}, 0.0), "share of 0"),
+        (lambda: compress.ranks_by_share({"q": BlockShape(1, 8, 8)}, 0.1, of="parameters"), "no rank meets"),
+        (lambda: compress.ranks_by_share({"q": BlockShape(1, 8, 8)}, 0.5, of="size"), "'size'"),  # type: ignore[arg-type]
+        (lambda: compress.ratio_of({"q": BlockShape(1, 8, 8)}, {"k": 3}), "one each"),
+        (lambda: compress.ratio_of([BlockShape(1, 8, 8)], [9]), "from 1 to 8"),
     ],
 )
 def test_what_cannot_be_met_is_refused(call: object, words: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linprog
 
 from tsfm_lens import explain, probes
-from tsfm_lens.explain.baselines import Graph, flow_shares, graph_of, largest_flows, rollout_shares
+from tsfm_lens.explain.attention import Graph, flow_shares, graph_of, largest_flows, rollout_shares
 from tsfm_lens.models import Run, architectures, load
 from tsfm_lens.testing import assert_close, last_digit
 

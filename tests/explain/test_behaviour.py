@@ -10,7 +10,7 @@ import pytest
 import tsfm_lens
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.behaviour import WAYS, covariate_use
+from tsfm_lens.explain.covariate_use import WAYS, covariate_use
 from tsfm_lens.models import Lens
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.report.build import _on_series

@@ -20,8 +20,8 @@ from tsfm_lens.explain import (
     segments,
     verdict,
 )
+from tsfm_lens.explain.faithfulness import matched_sets
 from tsfm_lens.explain.nulls import null_runs
-from tsfm_lens.explain.proof import matched_sets
 from tsfm_lens.models import Run, load
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import Card, plant

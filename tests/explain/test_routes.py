@@ -12,7 +12,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain import Masks, Segment, input_routes, missed_by_search, segments
 from tsfm_lens.explain.masking import masked
-from tsfm_lens.explain.sides import two_sides
+from tsfm_lens.explain.paired_runs import PairedRuns
 from tsfm_lens.explain.values import quantiles_of
 from tsfm_lens.models import Lens, Run, architectures, load
 from tsfm_lens.probes.attribution_patching import with_gradients
@@ -175,7 +175,7 @@ def test_a_search_by_gradient_finds_what_a_full_one_does(bolt_run: Run) -> None:
 def test_masks_that_drop_tokens_are_refused(monkeypatch: pytest.MonkeyPatch, bolt: Lens, series: SeriesBatch) -> None:
     run = bolt.run(series, 4)
     assert run.spans
-    sides = two_sides(run, parts=2, reference="mean")
+    sides = PairedRuns(run, 2, "mean")
     monkeypatch.setitem(run.__dict__, "spans", {**run.spans, "encoder": run.spans["decoder"]})
     monkeypatch.setitem(sides.run.__dict__, "spans", run.__dict__["spans"])
     with pytest.raises(InputError, match="drops tokens"):

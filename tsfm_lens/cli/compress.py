@@ -176,7 +176,7 @@ def _compress(
     ranks: dict[str, int] | None = None
     native = False
     if components:
-        smaller, native = package.taken_out(run.lens, components)
+        smaller, native = package.pruned(run.lens, components)
     else:
         smaller, ranks = package.compressed(package.calibration_run(run), **choice, **options, progress=progress)
     bar.update(factor_id, completed=1, total=1)

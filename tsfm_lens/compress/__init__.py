@@ -1,19 +1,18 @@
-"""Compression: models of lower rank that are really smaller, and what that does to their forecasts."""
+"""Low-rank compression and pruning of models, and their effect on forecasts."""
 
 from tsfm_lens.compress.allocate import Allocation, allocate, allocated, deviation, rank_effects
 from tsfm_lens.compress.checkpoint import save_compressed
 from tsfm_lens.compress.cost import cost
-from tsfm_lens.compress.factors import Factors, cut_off, error_of, product
-from tsfm_lens.compress.gradients import felt_moments
+from tsfm_lens.compress.factors import Factors, error_of, product, truncate
 from tsfm_lens.compress.healing import healed
-from tsfm_lens.compress.layers import Compressed, LowRank, Part
-from tsfm_lens.compress.matrices import Matrix, factorised, matrices
+from tsfm_lens.compress.layers import Compressed, LowRankLinear, PartialLinear
+from tsfm_lens.compress.matrices import WeightMatrix, factorised, matrices
 from tsfm_lens.compress.measure import pareto, quality, sizes, smallest_harmless
 from tsfm_lens.compress.methods import METHODS, calibration_run, chosen_ranks, compressed
-from tsfm_lens.compress.moments import second_moments
-from tsfm_lens.compress.prune import native_without, taken_out, without
+from tsfm_lens.compress.moments import output_sensitivity, second_moments
+from tsfm_lens.compress.prune import prune, prune_native, pruned
 from tsfm_lens.compress.schedule import (
-    Form,
+    BlockShape,
     Ratio,
     guideline,
     rank_schedule,
@@ -24,31 +23,32 @@ from tsfm_lens.compress.schedule import (
 
 __all__ = [
     "Allocation",
+    "BlockShape",
     "Compressed",
     "Factors",
-    "Form",
-    "LowRank",
+    "LowRankLinear",
     "METHODS",
-    "Matrix",
-    "Part",
+    "PartialLinear",
     "Ratio",
+    "WeightMatrix",
     "allocate",
     "allocated",
     "calibration_run",
     "chosen_ranks",
     "compressed",
     "cost",
-    "cut_off",
     "deviation",
     "error_of",
     "factorised",
-    "felt_moments",
     "guideline",
     "healed",
     "matrices",
-    "native_without",
+    "output_sensitivity",
     "pareto",
     "product",
+    "prune",
+    "prune_native",
+    "pruned",
     "quality",
     "rank_effects",
     "rank_schedule",
@@ -59,6 +59,5 @@ __all__ = [
     "second_moments",
     "sizes",
     "smallest_harmless",
-    "taken_out",
-    "without",
+    "truncate",
 ]

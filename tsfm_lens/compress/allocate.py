@@ -1,14 +1,9 @@
-"""Ranks across matrices under one budget, by what each does to the forecast.
-
-Each matrix is cut off alone to each of some ranks, and the forecast's deviation measured. Deviations of small, unlike
-errors about add up. The budget is therefore spent step by step where a parameter takes most of the deviation away. The
-sum is checked at the end, on all matrices together, beside one share for all.
-"""
+"""Ranks across matrices under one budget, by the deviation of the forecast with each matrix truncated alone."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,20 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tsfm_lens.compress.factors import Factors, cut_off
-from tsfm_lens.compress.layers import LowRank, replace_layer
-from tsfm_lens.compress.matrices import Matrix, factorised, matrices
-from tsfm_lens.compress.schedule import Form
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.compress.factors import Factors
+from tsfm_lens.compress.layers import LowRankLinear, replace_layer
+from tsfm_lens.compress.matrices import factorised, factors_of, matrices_by_name
+from tsfm_lens.compress.schedule import BlockShape
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.weights import parameters
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
 __all__ = ["Allocation", "allocate", "allocated", "deviation", "rank_effects"]
 
 # shares of the full rank at which a matrix is tried
 SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -40,10 +34,10 @@ class Allocation:
     Attributes:
         ranks: by name of the matrix.
         expected: deviation of the forecast, as the sum of what each matrix does alone.
-        deviation: of the model with all of them cut off.
+        deviation: of the model with all of them truncated.
         uniform: the same with ``uniform_ranks``, of the same budget.
         uniform_ranks: one share for all matrices.
-        effects: by name and rank, the deviation with that matrix alone cut off.
+        effects: by name and rank, the deviation with that matrix alone truncated.
     """
 
     ranks: dict[str, int]
@@ -86,18 +80,18 @@ def rank_effects(
     candidates: Mapping[str, Sequence[int]],
     *,
     moments: Mapping[str, Tensor] | None = None,
-    felt: Mapping[str, Tensor] | None = None,
+    sensitivity: Mapping[str, Tensor] | None = None,
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, dict[int, float]]:
-    """Measure the deviation of the forecast with one matrix cut off, by name and rank; a mean over series.
+    """Measure the deviation of the forecast with one matrix truncated, by name and rank; a mean over series.
 
     It takes one forward for each matrix and rank. A full rank is 0 by definition.
 
     Args:
         run: the plain model on the calibration series, over a horizon of one pass.
         candidates: by name, the ranks to try.
-        moments, felt, by_head: as in :func:`factorised`.
+        moments, sensitivity, by_head: as in :func:`factorised`.
         progress: called with the matrices done and their number.
 
     Raises:
@@ -108,50 +102,37 @@ def rank_effects(
         >>> effects["encoder_blocks.0.self_attn.v"][1] > effects["encoder_blocks.0.self_attn.v"][48]
         True
     """
-    by_name = matrices(run.lens)
-    if not set(candidates) <= set(by_name):
-        by_name = matrices(run.lens, mlps=True)
+    by_name = matrices_by_name(run.lens, candidates)
     twin = copy.deepcopy(run.lens)
+    model = twin.adapter.model
     effects: dict[str, dict[int, float]] = {}
     for count, (name, ranks) in enumerate(candidates.items()):
-        matrix = by_name[name]
-        layer = twin.adapter.model.get_submodule(matrix.path)
-        effects[name] = {}
-        inner, outer = (None if each is None else each[name] for each in (moments, felt))
-        for rank, pair in _cuts(run, matrix, ranks, inner, outer, by_head):
-            if pair is not None:
-                replace_layer(twin.adapter.model, matrix.path, LowRank(pair, layer.bias, matrix.gain))
-                with torch.no_grad():
-                    effects[name][rank] = float(deviation(run, twin.adapter.run(run.encoded.inputs)).mean())
-                _restore_layer(twin.adapter.model, matrix.path, layer)
-            else:
-                effects[name][rank] = 0.0
+        matrix, full = by_name[name], by_name[name].form(by_head=by_head).full
+        layer = model.get_submodule(matrix.path)
+        inner, outer = (None if each is None else each[name] for each in (moments, sensitivity))
+        smaller = [rank for rank in ranks if rank < full]
+        # the factors of smaller ranks begin as those of the largest
+        widest = factors_of(run.lens, matrix, max(smaller), inner, outer, by_head) if smaller else None
+        effects[name] = dict.fromkeys(ranks, 0.0)
+        for rank in smaller:
+            assert widest is not None
+            replace_layer(model, matrix.path, LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain))
+            effects[name][rank] = _mean_deviation(run, twin)
+        parent, _, last = matrix.path.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer)
         if progress is not None:
             progress(count + 1, len(candidates))
     return effects
 
 
-def _restore_layer(model: torch.nn.Module, path: str, layer: torch.nn.Module) -> None:
-    parent, _, last = path.rpartition(".")
-    setattr(model.get_submodule(parent), last, layer)
+def _mean_deviation(run: Run, other: Lens) -> float:
+    with torch.no_grad():
+        return float(deviation(run, other.adapter.run(run.encoded.inputs)).mean())
 
 
-def _cuts(
-    run: Run, matrix: Matrix, ranks: Sequence[int], moment: Tensor | None, gradient_moment: Tensor | None, by_head: bool
-) -> list[tuple[int, Factors | None]]:
-    """Compute factors of several ranks, all of which begin as those of the largest do; None for the full one."""
-    form = matrix.form(by_head=by_head)
-    below = [rank for rank in ranks if rank < form.full]
-    if not below:
-        return [(rank, None) for rank in ranks]
-    weight, _ = parameters(run.lens.adapter.model, matrix.path)
-    widest = cut_off(weight, max(below), moment=moment, felt=gradient_moment, heads=form.blocks, of=matrix.of)
-    return [(rank, _truncate(widest, rank) if rank < form.full else None) for rank in ranks]
-
-
-def _truncate(pair: Factors, rank: int) -> Factors:
+def _leading(factors: Factors, rank: int) -> Factors:
     """Keep the leading directions of each block."""
-    down, up = pair
+    down, up = factors
     if up.ndim == 3:
         return Factors(down.reshape(len(up), -1, down.shape[-1])[:, :rank].flatten(0, 1), up[..., :rank].contiguous())
     if down.ndim == 3:
@@ -160,7 +141,7 @@ def _truncate(pair: Factors, rank: int) -> Factors:
 
 
 def allocate(
-    effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, Form], budget: int
+    effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, BlockShape], budget: int
 ) -> tuple[dict[str, int], float]:
     """Choose the ranks of least summed effect that fit a budget of numbers, by marginal effect per number.
 
@@ -180,7 +161,7 @@ def allocate(
         InputError: not even the smallest ranks fit.
 
     Example:
-        >>> forms = {"a": compress.Form(1, 8, 8), "b": compress.Form(1, 8, 8)}
+        >>> forms = {"a": compress.BlockShape(1, 8, 8), "b": compress.BlockShape(1, 8, 8)}
         >>> compress.allocate({"a": {1: 9.0, 2: 1.0}, "b": {1: 2.0, 2: 1.0}}, forms, 48)
         ({'a': 2, 'b': 1}, 3.0)
     """
@@ -196,7 +177,7 @@ def allocate(
             "that or more"
         )
     steps = [
-        ((before[1] - after[1]) / (after[0] - before[0]), name, place)
+        (_slope(before, after), name, place)
         for name, hull in points.items()
         for place, (before, after) in enumerate(pairwise(hull), 1)
     ]
@@ -231,7 +212,7 @@ def allocated(
     uniform: Mapping[str, int],
     *,
     moments: Mapping[str, Tensor] | None = None,
-    felt: Mapping[str, Tensor] | None = None,
+    sensitivity: Mapping[str, Tensor] | None = None,
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> Allocation:
@@ -240,7 +221,7 @@ def allocated(
     Args:
         run: the plain model on the calibration series, over a horizon of one pass.
         uniform: ranks by name, one share for all; what they take is the budget.
-        moments, felt, by_head: as in :func:`factorised`.
+        moments, sensitivity, by_head: as in :func:`factorised`.
         progress: called with the matrices done and their number.
 
     Returns:
@@ -255,29 +236,21 @@ def allocated(
         >>> found.deviation <= found.uniform
         True
     """
-    by_name = matrices(run.lens)
-    if not set(uniform) <= set(by_name):
-        by_name = matrices(run.lens, mlps=True)
+    by_name = matrices_by_name(run.lens, uniform)
     forms = {name: by_name[name].form(by_head=by_head) for name in uniform}
     candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
-    how: dict[str, Any] = {"moments": moments, "felt": felt, "by_head": by_head}
+    how: dict[str, Any] = {"moments": moments, "sensitivity": sensitivity, "by_head": by_head}
     effects = rank_effects(run, candidates, **how, progress=progress)
     budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
     ranks, estimate = allocate(effects, forms, budget)
-    together = [_together(run, choice, **how) for choice in (ranks, uniform)]
+    together = [_mean_deviation(run, factorised(run.lens, choice, **how)) for choice in (ranks, uniform)]
     best = dict(uniform) if together[1] < together[0] else ranks
     return Allocation(best, estimate, min(together), together[1], dict(uniform), effects)
 
 
-def _candidates(form: Form, rank: int) -> list[int]:
+def _candidates(form: BlockShape, rank: int) -> list[int]:
     """List the ranks to try: shares of the full one, the given one and its neighbours, and the whole."""
     ranks = {max(1, round(share * form.full)) for share in SHARES}
     ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
     # at and above this rank the matrix itself takes no more
     return sorted({each for each in ranks if form.factors(each) < form.numbers} | {form.full})
-
-
-def _together(run: Run, ranks: Mapping[str, int], **how: Any) -> float:
-    smaller = factorised(run.lens, ranks, **how)
-    with torch.no_grad():
-        return float(deviation(run, smaller.adapter.run(run.encoded.inputs)).mean())

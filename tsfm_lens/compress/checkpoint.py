@@ -1,21 +1,33 @@
-"""Writer of a compressed model as a checkpoint that :func:`tsfm_lens.load` opens: all of it, or nothing."""
+"""Checkpoints of compressed models: written whole or not at all, and opened by the model's own library.
+
+No library knows layers of factors. Each builds a model of its own class, and then fills every parameter by its name.
+The model gets the layers of the files in between, so that no product of factors is ever computed or allocated.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from tsfm_lens.compress.layers import Compressed, LowRank, Part
+from tsfm_lens.compress.factors import Factors
+from tsfm_lens.compress.layers import Compressed, LowRankLinear, PartialLinear, replace_layer
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.schedule import ratio_of
-from tsfm_lens.compress.stored import DOWN, REST, Compression, Kept, Layer
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import architectures
@@ -24,16 +36,86 @@ from tsfm_lens.models.checkpoint import (
     COMPRESSION,
     SUFFIX,
     WEIGHTS,
+    Checkpoint,
     in_our_words,
     module_of,
     name_in_model,
     read_checkpoint,
+    read_settings,
+    shortened,
 )
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 from tsfm_lens.places import follow_umask
 
-__all__ = ["save_compressed"]
+__all__ = ["CompressedCheckpoint", "CompressionRecord", "folded", "save_compressed"]
+
+DOWN, UP, REST, WEIGHT = ".down", ".up", ".rest", ".weight"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class FactorRecord(_Strict):
+    """A layer that holds two factors: rank of its matrix or of each head, and factor on what it gives."""
+
+    form: Literal["factors"] = "factors"
+    rank: int = Field(ge=1)
+    gain: float = 1.0
+
+
+class PartRecord(_Strict):
+    """A layer of whose matrix some rows or columns are left.
+
+    Attributes:
+        of: which.
+        size: how many the whole has.
+        runs: first and one past the last of each run of those that are left, ascending.
+        gain: factor on what it gives.
+    """
+
+    form: Literal["part"] = "part"
+    of: Literal["rows", "columns"]
+    size: int = Field(ge=1, le=2**31)
+    runs: tuple[tuple[int, int], ...]
+    gain: float = 1.0
+
+    @model_validator(mode="after")
+    def _ascending(self) -> PartRecord:
+        edges = [edge for run in self.runs for edge in run]
+        inside = not edges or (edges[0] >= 0 and edges[-1] <= self.size)
+        if not inside or any(first >= stop for first, stop in self.runs) or edges != sorted(edges):
+            raise ValueError(f"runs {self.runs} of {self.size}: expected ascending ones inside it")
+        return self
+
+    @property
+    def places(self) -> Tensor:
+        """Places of the rows or columns that are left, (kept,)."""
+        return torch.tensor([place for run in self.runs for place in range(*run)], dtype=torch.long)
+
+
+class CompressionRecord(_Strict):
+    """Content of compression.json.
+
+    Attributes:
+        version: of this format.
+        made_with: versions of the libraries.
+        model: name of the whole model.
+        method: of compression.
+        layers: by the name that the files give to the layer.
+        ranks: of every truncated matrix, by its name in the lens, those that are held whole included.
+        ratio: share that is left of ranks, of entries in factors, and of entries that are stored; see
+            :class:`tsfm_lens.compress.Ratio`.
+    """
+
+    version: Literal[2] = 2
+    made_with: str = ""
+    model: str = ""
+    method: str = ""
+    layers: dict[str, Annotated[FactorRecord | PartRecord, Field(discriminator="form")]]
+    ranks: dict[str, int] = Field(default_factory=dict)
+    ratio: dict[str, float] = Field(default_factory=dict)
 
 
 def save_compressed(
@@ -47,18 +129,17 @@ def save_compressed(
 ) -> Path:
     """Write a compressed model: the native config.json, weights with factors in them, and compression.json.
 
-    The files are opened again and compared, weight by weight, before the folder gets its name. :func:`tsfm_lens.load`
-    opens it. The model's own library knows no factors and would put random matrices in their place. The weights are
-    therefore in ``model.compressed``, a safetensors file of another name, so that the library refuses the folder.
+    The files are opened again and compared, weight by weight, before the folder gets its name. The model's own library
+    knows no factors and would put random matrices in their place. The weights are therefore in ``model.compressed``, a
+    safetensors file of another name, so that the library refuses the folder; :func:`tsfm_lens.load` opens it.
 
     Args:
-        lens: of :func:`factorised`, :func:`without` or :func:`compressed`.
+        lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
         folder: does not exist yet.
-        ranks: of every matrix that was cut off, for the record; those of the layers of factors if None.
-        by_head: whether they are those of each head.
-        method: how they were found, for the record.
-        native: the model is one of the library's own, as :func:`taken_out` tells, which the library opens; then there
-            is no compression.json.
+        ranks: of every truncated matrix, for the record; those of the layers of factors if None.
+        by_head: ranks are those of each head.
+        method: of compression, for the record.
+        native: the model is one of the library's own, see :func:`pruned`; then there is no compression.json.
 
     Returns:
         The folder.
@@ -69,7 +150,7 @@ def save_compressed(
 
     Example:
         >>> smaller = compress.factorised(lens, compress.ranks_by_share({"decoder_blocks.0.cross_attn.q": \
-compress.Form(1, 64, 64)}, 0.25))
+compress.BlockShape(1, 64, 64)}, 0.25))
         >>> compress.save_compressed(smaller, folder / "smaller").name
         'smaller'
     """
@@ -82,25 +163,24 @@ compress.Form(1, 64, 64)}, 0.25))
         raise InputError(
             f"no layer of {lens.model_id} holds less than its matrix; cut off to lower ranks, or take parts out"
         )
-    factors = {name: layer.factors for name, layer in layers.items() if isinstance(layer, LowRank)}
-    final_ranks = dict(ranks) if ranks is not None else {name: pair.rank for name, pair in factors.items()}
-    forms = {name: by_name[name].form(by_head=by_head) for name in final_ranks}
-    ratio = ratio_of(forms, final_ranks) if ranks is not None else None
-    with in_our_words(f"{target} cannot be written"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{uuid4().hex}.part")
-        partial.mkdir()
+    ratio = {}
+    if ranks is not None:
+        ratio = ratio_of({name: by_name[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
+    else:
+        ranks = {name: layer.factors.rank for name, layer in layers.items() if isinstance(layer, LowRankLinear)}
+    partial = target.with_name(f".{uuid4().hex}.part")
     try:
         with in_our_words(f"{target} cannot be written"):
+            partial.mkdir(parents=True)
             _write_native(lens, partial)
             if not native:
-                record = Compression(
+                record = CompressionRecord(
                     made_with=versions(lens.adapter.package),
                     model=lens.model_id,
                     method=method,
-                    layers=_layers(partial, lens),
-                    ranks=final_ranks,
-                    ratio={} if ratio is None else ratio._asdict(),
+                    layers=_layer_records(partial, lens),
+                    ranks=dict(ranks),
+                    ratio=ratio,
                 )
                 _seclude(partial, record, lens.wiring.architecture)
         _refuse_other(lens, partial)
@@ -124,7 +204,7 @@ def _write_native(lens: Lens, folder: Path) -> None:
         follow_umask(file)
 
 
-def _seclude(folder: Path, record: Compression, architecture: str) -> None:
+def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None:
     """Rename weights so that no other library looks for them, and describe them in files beside them."""
     for file in folder.glob(f"*{SUFFIX}*"):
         file.rename(folder / file.name.replace(SUFFIX, COMPRESSED))
@@ -138,28 +218,25 @@ def _seclude(folder: Path, record: Compression, architecture: str) -> None:
     )
 
 
-def _layers(folder: Path, lens: Lens) -> dict[str, Layer | Kept]:
+def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRecord]:
     """Describe compressed layers by the names that the library's own files give them."""
-    entry = architectures()[lens.wiring.architecture]
-    files = read_checkpoint(folder)
-    module = module_of(lens.native)
-    layers: dict[str, Layer | Kept] = {}
-    for name in files.tensors:
+    renamed, module = architectures()[lens.wiring.architecture].renamed, module_of(lens.native)
+    records: dict[str, FactorRecord | PartRecord] = {}
+    for name in read_checkpoint(folder).tensors:
         ending = next((ending for ending in (DOWN, REST) if name.endswith(ending)), None)
-        if ending is not None:
-            layer: Any = module.get_submodule(name_in_model(name, entry.renamed).removesuffix(ending))
-            layers[name.removesuffix(ending)] = _layer_record(layer)
-    return layers
-
-
-def _layer_record(layer: LowRank | Part) -> Layer | Kept:
-    if isinstance(layer, LowRank):
-        return Layer(rank=layer.factors.rank, gain=layer.gain)
-    places = layer.places.tolist()
-    breaks = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
-    runs = tuple((places[first], places[stop - 1] + 1) for first, stop in pairwise([0, *breaks, len(places)]) if stop)
-    size = layer.out_features if layer.of == "rows" else layer.in_features
-    return Kept(of=layer.of, size=size, runs=runs, gain=layer.gain)
+        if ending is None:
+            continue
+        layer: Any = module.get_submodule(name_in_model(name, renamed).removesuffix(ending))
+        if isinstance(layer, LowRankLinear):
+            records[name.removesuffix(ending)] = FactorRecord(rank=layer.factors.rank, gain=layer.gain)
+            continue
+        places = layer.places.tolist()
+        breaks = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
+        ends = pairwise([0, *breaks, len(places)])
+        runs = tuple((places[first], places[stop - 1] + 1) for first, stop in ends if stop)
+        size = layer.out_features if layer.of == "rows" else layer.in_features
+        records[name.removesuffix(ending)] = PartRecord(of=layer.of, size=size, runs=runs, gain=layer.gain)
+    return records
 
 
 def _refuse_other(lens: Lens, folder: Path) -> None:
@@ -167,3 +244,171 @@ def _refuse_other(lens: Lens, folder: Path) -> None:
     for name, weight in lens.adapter.model.state_dict().items():
         if name not in again or not torch.equal(weight.cpu(), again[name]):
             raise CheckpointError(f"{folder}: {name} is not read back as it was written; nothing was kept")
+
+
+@dataclass(frozen=True)
+class CompressedCheckpoint(Checkpoint):
+    """A checkpoint some of whose layers hold less than their matrices.
+
+    Attributes:
+        record: content of compression.json.
+        shapes: (out, in) of the matrices, by the name that the files give to the layer.
+    """
+
+    record: CompressionRecord
+    shapes: Mapping[str, tuple[int, int]]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the whole model's tensors."""
+        endings = tuple(layer + ending for layer in self.record.layers for ending in (DOWN, UP, REST))
+        return frozenset({*self.tensors, *(layer + WEIGHT for layer in self.record.layers)} - set(endings))
+
+    def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
+        """Put layers that hold what the files hold, but nothing yet, in the place of a model's own.
+
+        Raises:
+            CheckpointError: the model has no such layer, or one of another shape.
+        """
+        for layer, spec in self.record.layers.items():
+            path = name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
+            try:
+                old = module.get_submodule(path)
+            except AttributeError:
+                old = None
+            if getattr(old, "weight", None) is None or tuple(old.weight.shape) != self.shapes[layer]:
+                has = "it has none" if old is None else f"it has {type(old).__name__}"
+                raise CheckpointError(
+                    f"{self.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected one of shape "
+                    f"{list(self.shapes[layer])} in the model that the configuration describes, and {has}"
+                )
+            bias: Any = old.bias
+            new: Compressed
+            if isinstance(spec, PartRecord):
+                rest = torch.empty(self.tensors[layer + REST].shape)
+                new = PartialLinear(rest, spec.places, spec.size, spec.of, bias, spec.gain)
+            else:
+                down, up = (torch.empty(self.tensors[layer + ending].shape) for ending in (DOWN, UP))
+                new = LowRankLinear(Factors(down, up), bias, spec.gain)
+            replace_layer(module, path, new, torch.get_default_device())
+
+    @contextmanager
+    def building(self, kind: type[nn.Module], renamed: Mapping[str, str]) -> Iterator[None]:
+        """Build models of a class in this thread with the layers of the files while the block runs."""
+        plain, own, thread = kind.__init__, "__init__" in vars(kind), threading.get_ident()
+
+        @functools.wraps(plain)
+        def init(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+            if type(model) is not kind or threading.get_ident() != thread:
+                plain(model, *args, **kwargs)
+                return
+            with _MetaMatrices(self.shapes.values()):
+                plain(model, *args, **kwargs)
+            self.fit(model, renamed)
+            _make_room(model)
+
+        kind.__init__ = init  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            if own:
+                kind.__init__ = plain  # type: ignore[method-assign]
+            else:
+                del kind.__init__
+
+    def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
+        """Set again the rows or columns that are left; they are in no file, and libraries build models without values.
+
+        Raises:
+            CheckpointError: the library has built its model in another way than :meth:`building` knows.
+        """
+        for layer, spec in self.record.layers.items():
+            child = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
+            if not isinstance(child, Compressed):
+                raise CheckpointError(
+                    f"{self.folder}: the library opened {shortened(layer, 80)!r} as a {type(child).__name__}, expected "
+                    "the layer that the files hold"
+                )
+            if isinstance(child, PartialLinear) and isinstance(spec, PartRecord):
+                child.places = spec.places.to(child.rest.device)
+
+
+class _MetaMatrices(TorchFunctionMode):
+    """Mode in which matrices of some shapes take no memory; what a library first puts into them is lost."""
+
+    def __init__(self, shapes: Iterable[tuple[int, int]]) -> None:
+        super().__init__()
+        self._shapes = set(shapes)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            size = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+            if tuple(size) in self._shapes:
+                kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
+
+
+def _make_room(model: nn.Module) -> None:
+    """Allocate matrices that have a shape of some layer of the files, but are whole; the files fill them."""
+    device = torch.get_default_device()
+    buffers: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.is_meta and device.type != "meta":
+                room = buffers.setdefault(id(weight), nn.Parameter(torch.empty_like(weight, device=device)))
+                setattr(module, name, room)
+
+
+def folded(files: Checkpoint) -> CompressedCheckpoint:
+    """Read a compressed checkpoint with its record.
+
+    Raises:
+        CheckpointError: compression.json is no such record, or does not fit the tensors of the files.
+    """
+    path = files.folder / COMPRESSION
+    try:
+        record = CompressionRecord.model_validate(read_settings(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        raise CheckpointError(
+            f"{path} is no record of a compression that this version reads: {shortened(where, 80)}: {first['msg']}"
+        ) from error
+    shapes = {layer: _shape_of(files, layer, spec) for layer, spec in record.layers.items()}
+    columns = (files.folder, files.files, files.config, files.generation, files.tensors)
+    return CompressedCheckpoint(*columns, record=record, shapes=shapes)
+
+
+def _shape_of(files: Checkpoint, layer: str, spec: FactorRecord | PartRecord) -> tuple[int, int]:
+    """Return (out, in) of the matrix of a layer, by the headers of its tensors."""
+    name, endings = shortened(layer, 80), (REST,) if isinstance(spec, PartRecord) else (DOWN, UP)
+    tensors = [files.tensors[layer + ending] for ending in endings if layer + ending in files.tensors]
+    if len(tensors) < len(endings) or layer + WEIGHT in files.tensors:
+        raise CheckpointError(
+            f"{files.folder}: {COMPRESSION} names the layer {name!r}; expected its {' and '.join(endings)} in the "
+            f"files, and no {WEIGHT}"
+        )
+    first, last = tensors[0].shape, tensors[-1].shape
+    if isinstance(spec, PartRecord):
+        axis, count = int(spec.of == "columns"), len(spec.places)
+        if len(first) != 2 or first[axis] != count:
+            raise CheckpointError(
+                f"{files.folder}: {name!r} has {list(first)}, expected {count} {spec.of} as {COMPRESSION} says"
+            )
+        return (spec.size, first[1]) if axis == 0 else (first[0], spec.size)
+    shape: tuple[int, int] | None = None
+    forms = len(first), len(last)
+    if forms == (2, 2) and first[0] == last[1] == spec.rank:
+        shape = last[0], first[1]
+    elif forms == (2, 3) and last[2] == spec.rank and first[0] == last[0] * spec.rank:
+        shape = last[0] * last[1], first[1]
+    elif forms == (3, 2) and first[1] == spec.rank and last[1] == first[0] * spec.rank:
+        shape = last[0], first[0] * first[2]
+    types = [each.dtype for each in tensors]
+    if shape is None or types[0] != types[1] or not math.prod(shape):
+        raise CheckpointError(
+            f"{files.folder}: {name!r} has factors {list(first)} and {list(last)} in {types[0]} and {types[1]}; "
+            f"expected (rank, in) and (out, rank) of rank {spec.rank} in one type"
+        )
+    return shape

@@ -1,8 +1,9 @@
-"""Cost of a model beside another one: time and memory of a forward, measured in turn in one run."""
+"""Cost of a model beside another one: time, operations and memory of a forward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def _row(whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: in
     walks = np.random.default_rng(seed).standard_normal((batch, steps)).cumsum(axis=1)
     future = np.zeros((batch, _HORIZON)) if whole.adapter.readout == "token" else None
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
-    forwards = [_forward(lens, inputs) for lens in (whole, other)]
+    forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
     times = np.array(in_turn(forwards, rounds=rounds))
     over = times[1] / times[0]
     operations, peaks = [], []
@@ -88,14 +89,11 @@ def _row(whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: in
     }
 
 
-def _forward(lens: Lens, inputs: Any) -> Callable[[], object]:
-    def forward() -> None:
-        with torch.no_grad():
-            lens.adapter.run(inputs)
-        if lens.device.type == "cuda":
-            torch.cuda.synchronize(lens.device)
-
-    return forward
+def _forward(lens: Lens, inputs: Any) -> None:
+    with torch.no_grad():
+        lens.adapter.run(inputs)
+    if lens.device.type == "cuda":
+        torch.cuda.synchronize(lens.device)
 
 
 def _weight_bytes(lens: Lens) -> int:

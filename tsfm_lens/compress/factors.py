@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError
 
-__all__ = ["Factors", "cut_off", "error_of", "product"]
+__all__ = ["Factors", "error_of", "product", "truncate"]
 
 # eigenvalues of a second moment below this share of the largest are rounding of the float32 that it was summed of
 _NOTHING = 1e-12
@@ -19,12 +18,10 @@ _EVEN = 1e-3
 
 
 class Factors(NamedTuple):
-    """Two factors of a matrix (out, in) in one of three forms.
+    """Two factors of a matrix (out, in), ``W = up @ down``, (rank, in) and (out, rank).
 
-    Attributes:
-        down, up: ``W = up @ down``, (rank, in) and (out, rank). With heads in the rows of W, each cut off by itself,
-            ``up`` is (head, out / heads, rank) and ``down`` (heads · rank, in); with heads in its columns, ``down`` is
-            (head, rank, in / heads) and ``up`` (out, heads · rank).
+    With heads in the rows of W, each truncated by itself, ``up`` is (head, out / heads, rank) and ``down``
+    (heads · rank, in); with heads in its columns, ``down`` is (head, rank, in / heads) and ``up`` (out, heads · rank).
     """
 
     down: Tensor
@@ -65,12 +62,12 @@ def product(factors: Factors) -> Tensor:
     return up @ down
 
 
-def cut_off(
+def truncate(
     weight: Tensor,
     rank: int,
     *,
     moment: Tensor | None = None,
-    felt: Tensor | None = None,
+    sensitivity: Tensor | None = None,
     heads: int = 1,
     of: str = "rows",
 ) -> Factors:
@@ -78,19 +75,19 @@ def cut_off(
 
     Without a moment nearest in the Frobenius norm (and the spectral one): truncated SVD. With the second moment
     C = E[x xᵀ] of what enters, the mean of ‖(W - W̃) x‖² over those inputs is the least that the rank allows. In closed
-    form: with C = S Sᵀ and U the first ``rank`` left singular vectors of W S, W̃ = U Uᵀ W. S is never divided by, so a
-    direction that no input had (the null space of C) needs no care: there W̃ x is W x as far as U reaches.
+    form: with C = S Sᵀ and U the first ``rank`` left singular vectors of W S, W̃ = U Uᵀ W. In the null space of C, W̃ x
+    is W x as far as U reaches.
 
-    With ``felt``, the second moment G of the gradient at what leaves, errors count by what the forecast feels of them:
-    the least mean of dᵀ G d for d = (W - W̃) x is reached by W̃ = R⁻¹ U Uᵀ R W, with G = R R and U of R W S. A share of
-    G's mean is added to its diagonal, so that R has an inverse and no direction counts nothing.
+    With the second moment G of the forecast's gradient at what leaves, the mean of dᵀ G d for d = (W - W̃) x is least:
+    W̃ = R⁻¹ U Uᵀ R W, with G = R R and U of R W S. A share of G's mean is added to its diagonal, so that R has an
+    inverse.
 
     Args:
         weight: (out, in).
         rank: of the whole, or of each head.
         moment: (in, in), symmetric, from zero on.
-        felt: (out, out), as well.
-        heads: cut off so many blocks by themselves.
+        sensitivity: (out, out), as well.
+        heads: number of blocks that are truncated by themselves.
         of: whether they are "rows" or "columns" of the matrix, one after the other.
 
     Returns:
@@ -106,10 +103,10 @@ def cut_off(
 
     Example:
         >>> w = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
-        >>> compress.product(compress.cut_off(w, 2)).diagonal().tolist()
+        >>> compress.product(compress.truncate(w, 2)).diagonal().tolist()
         [3.0, 2.0, 0.0]
         >>> rarely = torch.diag(torch.tensor([1.0, 0.1, 1.0]))
-        >>> compress.product(compress.cut_off(w, 2, moment=rarely)).diagonal().tolist()
+        >>> compress.product(compress.truncate(w, 2, moment=rarely)).diagonal().tolist()
         [3.0, 0.0, 1.0]
     """
     if weight.ndim != 2 or not bool(torch.isfinite(weight).all()):
@@ -122,16 +119,18 @@ def cut_off(
         raise InputError(f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}")
     exact = weight.detach().double()
     root = None if moment is None else _root(moment, exact.shape[1])
-    outer = None if felt is None else _check_moment(felt, exact.shape[0])
-    if heads == 1:
-        return _assemble([_leading(exact, root, rank, outer)], weight)
-    size, blocks = exact.shape[side] // heads, exact.chunk(heads, dim=side)
-    cuts = []
-    for head, block in enumerate(blocks):
+    outer = None if sensitivity is None else _check_moment(sensitivity, exact.shape[0])
+    size = exact.shape[side] // heads
+    downs, ups = [], []
+    for head, block in enumerate(exact.chunk(heads, dim=side)):
         own = slice(head * size, (head + 1) * size)
         inner = root if side == 0 or root is None else root[own]
-        cuts.append(_leading(block, inner, rank, outer if side == 1 or outer is None else outer[own, own]))
-    return _assemble(cuts, weight, side)
+        down, up = _leading(block, inner, rank, outer if side == 1 or outer is None else outer[own, own])
+        downs.append(down.to(weight.dtype))
+        ups.append(up.to(weight.dtype))
+    if heads == 1:
+        return Factors(downs[0].contiguous(), ups[0].contiguous())
+    return Factors(torch.cat(downs), torch.stack(ups)) if side == 0 else Factors(torch.stack(downs), torch.cat(ups, 1))
 
 
 def _root(moment: Tensor, size: int) -> Tensor:
@@ -169,15 +168,6 @@ def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | Non
     return Factors(up.T @ matrix, up)
 
 
-def _assemble(cuts: list[Factors], like: Tensor, side: int | None = None) -> Factors:
-    downs, ups = [cut.down.to(like.dtype) for cut in cuts], [cut.up.to(like.dtype) for cut in cuts]
-    if side is None:
-        return Factors(downs[0].contiguous(), ups[0].contiguous())
-    if side == 0:
-        return Factors(torch.cat(downs), torch.stack(ups))
-    return Factors(torch.stack(downs), torch.cat(ups, dim=1))
-
-
 def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> float:
     """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², for inputs of a second moment (the identity if None).
 
@@ -191,7 +181,5 @@ def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> flo
         0.2
     """
     exact, rest = weight.detach().double(), weight.detach().double() - other.detach().double()
-    measure: Callable[[Tensor], Tensor] = (
-        (lambda w: (w * w).sum()) if moment is None else lambda w: ((w @ moment.double()) * w).sum()
-    )
-    return float(measure(rest) / measure(exact))
+    over, of = (w if moment is None else w @ moment.double() for w in (rest, exact))
+    return float((over * rest).sum() / (of * exact).sum())

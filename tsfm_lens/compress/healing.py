@@ -1,4 +1,4 @@
-"""A short training of a compressed model, on the user's own series, by the losses of its family."""
+"""Healing: a short training of a compressed model on the user's own series."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ def healed(
     """Train a copy of a compressed model for some steps on the contexts of a run.
 
     Only what stands in the place of matrices is trained: factors, or rows and columns that are left. Batches are crops
-    of the series with augmentation (level, scale, noise, stride); AdamW, its rate falling over the second
-    half.
+    of the series with augmentation (level, scale, noise, stride); AdamW, its rate falling over the second half.
 
     Args:
-        lens: of :func:`factorised`, :func:`without` or :func:`compressed`.
+        lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
         run: of its series and horizon; its truth is not looked at.
         steps: of the optimiser; learning_rate: its highest; rows: series in a batch.
         seed: of batches.
@@ -81,53 +80,35 @@ def healed(
     others = [part for part in model.parameters() if id(part) not in weight_ids and part.requires_grad]
     for part in others:
         part.requires_grad_(False)
-    try:
-        _train(model, weights, run, kind, steps, learning_rate, rows, seed, progress)
-    finally:
-        for part in others:
-            part.requires_grad_(True)
-    return Lens(twin.adapter, f"{lens.model_id}, healed", lens.revision)
-
-
-def _train(
-    model: Any,
-    weights: list[torch.nn.Parameter],
-    run: Run,
-    kind: str,
-    steps: int,
-    learning_rate: float,
-    rows: int,
-    seed: int,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    horizon = min(run.horizon, run.lens.adapter.longest_pass)
-    context = min(run.lens.adapter.context_length, LENGTH - horizon)
-    stage = Stage(start=0, context=context, horizon=horizon, rows=rows, mix={_FAMILY: 1.0})
-    rate = partial(
-        trapezoid_rate, peak=learning_rate, first=0, last=steps, warmup=max(1, steps // 20), decay=steps // 2
-    )
+    longest, full = lens.adapter.longest_pass, lens.adapter.context_length
+    horizon = min(run.horizon, longest)
+    stage = Stage(start=0, context=min(full, LENGTH - horizon), horizon=horizon, rows=rows, mix={_FAMILY: 1.0})
     values = _rows(run, LENGTH)
     source = SeriesSource(Corpus(values, {_FAMILY: (0, len(values))}), seed=seed, device=run.lens.device)
 
     def loss_of(step: int) -> Tensor:
-        past, future = source.batch(step, mix=stage.mix, rows=rows, context=context, horizon=horizon)
-        return (
-            token_loss(model, past, future, stage, seed=step)
-            if kind == "token"
-            else patch_loss(model, past, future, stage)
-        )
+        past, future = source.batch(step, mix=stage.mix, rows=rows, context=stage.context, horizon=horizon)
+        if kind == "token":
+            return token_loss(model, past, future, stage, seed=step)
+        return patch_loss(model, past, future, stage)
 
+    rate = partial(
+        trapezoid_rate, peak=learning_rate, first=0, last=steps, warmup=max(1, steps // 20), decay=steps // 2
+    )
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
-    plan = Plan(steps=steps, clip=1.0, dropout=False)
-    if not Training(_Healing(model, loss_of), optimizer, plan, rate=rate).run(quiet=True, progress=progress):
+    training = Training(_HealingTask(model, loss_of), optimizer, Plan(steps=steps, clip=1.0, dropout=False), rate=rate)
+    if not training.run(quiet=True, progress=progress):
         raise KeyboardInterrupt
     for part in weights:
         part.grad = None
+    for part in others:
+        part.requires_grad_(True)
+    return Lens(twin.adapter, f"{lens.model_id}, healed", lens.revision)
 
 
 @dataclass
-class _Healing:
-    """Task of the training loop; nothing is kept of it, so that it needs no identity."""
+class _HealingTask:
+    """Task of the training loop; nothing of it is saved, so that it needs no identity."""
 
     model: torch.nn.Module
     loss: Callable[[int], Tensor]

@@ -14,14 +14,11 @@ from torch.utils._pytree import tree_map
 from tsfm_lens.compress.factors import Factors, product
 from tsfm_lens.errors import WiringError
 
-__all__ = ["Compressed", "LowRank", "Part", "replace_layer", "widened"]
+__all__ = ["Compressed", "LowRankLinear", "PartialLinear", "replace_layer"]
 
 
 class _LazyMatrix(Tensor):
-    """A matrix that is made when it is first computed with.
-
-    Libraries ask a layer's weight for its type and its device at every pass; that must not cost a product.
-    """
+    """A matrix that is computed when an operation needs it: libraries ask for type and device at every pass."""
 
     make: Callable[[], Tensor]
     # transformers initialises what has no such mark, also inside of modules that it has loaded
@@ -38,11 +35,7 @@ class _LazyMatrix(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Make the matrix, then call the function on it.
-
-        Raises:
-            WiringError: something would be written into it, and be lost.
-        """
+        """Make the matrix, then call the function on it; refuse to write into it, which would be lost."""
         if func._schema.is_mutable:
             raise WiringError(
                 f"{func} on the weight of a compressed layer: it is made of the parameters that the layer holds, which "
@@ -57,16 +50,22 @@ class Compressed(nn.Module):
 
     Wirings, hooks and ``lens.weights`` find what they find in a dense layer.
 
-    Attributes:
-        bias: (out,), or None.
+    Args:
+        shape: (out, in) of the matrix.
+        bias: (out,), kept as it is; None for none.
         gain: factor that the layer puts on its output, as unit-scaled ones do.
-        out_features, in_features: of the matrix.
+        parts: tensors that are held, by name.
     """
 
     bias: nn.Parameter | None
-    gain: float
-    out_features: int
-    in_features: int
+
+    def __init__(self, shape: tuple[int, int], bias: Tensor | None, gain: float, **parts: Tensor) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.register_parameter(name, nn.Parameter(part.detach()))
+        self.bias = None if bias is None else nn.Parameter(bias.detach())
+        self.gain = float(gain)
+        self.out_features, self.in_features = shape
 
     @contextmanager
     def as_matrix(self, matrix: Tensor) -> Iterator[None]:
@@ -83,22 +82,19 @@ class Compressed(nn.Module):
         return sum(part.numel() for name, part in self.named_parameters() if name != "bias")
 
 
-class LowRank(Compressed):
+class LowRankLinear(Compressed):
     """A linear layer that holds its matrix as two factors, ``x -> gain · (up (down x) + bias)``.
 
     Args:
         factors: see :class:`Factors`.
-        bias: (out,), kept as it is; None for none.
-        gain: see :class:`Compressed`.
+        bias, gain: see :class:`Compressed`.
     """
 
+    down: nn.Parameter
+    up: nn.Parameter
+
     def __init__(self, factors: Factors, bias: Tensor | None = None, gain: float = 1.0) -> None:
-        super().__init__()
-        self.down = nn.Parameter(factors.down.detach())
-        self.up = nn.Parameter(factors.up.detach())
-        self.bias = None if bias is None else nn.Parameter(bias.detach())
-        self.gain = float(gain)
-        self.out_features, self.in_features = factors.shape
+        super().__init__(factors.shape, bias, gain, down=factors.down, up=factors.up)
 
     @property
     def factors(self) -> Factors:
@@ -126,7 +122,7 @@ class LowRank(Compressed):
         return f"{self.in_features} -> {self.factors.rank} -> {self.out_features}, bias={self.bias is not None}"
 
 
-class Part(Compressed):
+class PartialLinear(Compressed):
     """A linear layer of which some rows, or some columns, are left; the others are zero.
 
     Args:
@@ -134,12 +130,11 @@ class Part(Compressed):
         places: of its rows or columns in the whole matrix, ascending.
         size: rows, or columns, of the whole.
         of: "rows" or "columns".
-        bias: (out,); None for none.
-        gain: see :class:`Compressed`.
+        bias, gain: see :class:`Compressed`.
     """
 
+    rest: nn.Parameter
     places: Tensor
-    of: Literal["rows", "columns"]
 
     def __init__(
         self,
@@ -150,20 +145,16 @@ class Part(Compressed):
         bias: Tensor | None = None,
         gain: float = 1.0,
     ) -> None:
-        super().__init__()
-        self.rest = nn.Parameter(rest.detach())
+        super().__init__((size, rest.shape[1]) if of == "rows" else (rest.shape[0], size), bias, gain, rest=rest)
         self.register_buffer("places", places.clone(), persistent=False)
         self.of = of
-        self.bias = None if bias is None else nn.Parameter(bias.detach())
-        self.gain = float(gain)
-        self.out_features, self.in_features = (size, rest.shape[1]) if of == "rows" else (rest.shape[0], size)
 
     @property
     def weight(self) -> Tensor:
         """Matrix (out, in) with zeros in the place of what is gone; nothing can be written into it."""
-        shape = self.out_features, self.in_features
-        rest, places, of = self.rest.detach(), self.places, self.of
-        return _LazyMatrix(lambda: widened(rest, places, shape, of), shape, rest)
+        shape, axis = (self.out_features, self.in_features), 0 if self.of == "rows" else 1
+        rest, places = self.rest.detach(), self.places
+        return _LazyMatrix(lambda: rest.new_zeros(shape).index_copy(axis, places, rest), shape, rest)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""
@@ -179,11 +170,6 @@ class Part(Compressed):
         """Describe the sizes."""
         whole = self.out_features if self.of == "rows" else self.in_features
         return f"{self.in_features} -> {self.out_features}, {len(self.places)} of {whole} {self.of}"
-
-
-def widened(rest: Tensor, places: Tensor, shape: tuple[int, int], of: str) -> Tensor:
-    """Return a matrix (out, in) of rows or columns in their places, zero elsewhere."""
-    return rest.new_zeros(shape).index_copy(0 if of == "rows" else 1, places, rest)
 
 
 def _by_head(x: Tensor, matrices: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Four methods that lead from a share, a threshold or a rank to a smaller model."""
+"""Four methods of compression, to a share, a threshold or a rank."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from tsfm_lens.compress.allocate import Progress, allocated
-from tsfm_lens.compress.gradients import felt_moments
-from tsfm_lens.compress.matrices import Matrix, factorised, matrices
-from tsfm_lens.compress.moments import second_moments
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.compress.allocate import allocated
+from tsfm_lens.compress.matrices import WeightMatrix, factorised, matrices
+from tsfm_lens.compress.moments import output_sensitivity, second_moments
 from tsfm_lens.compress.schedule import ranks_by_epsilon, ranks_by_share
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import parameters
@@ -20,8 +20,8 @@ from tsfm_lens.models.run import Run
 __all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed"]
 
 METHODS = ("svd", "weighted", "sensitive", "measured")
-"""Plain truncation; weighted by what enters; and by what the forecast feels of what leaves; weighted by what enters,
-with ranks by what each matrix does to the forecast."""
+"""Plain truncation; weighted by what enters; by the sensitivity to what leaves, too; weighted by what enters, with
+ranks by the deviation of the forecast that each matrix causes."""
 
 
 def calibration_run(run: Run) -> Run:
@@ -87,7 +87,7 @@ def chosen_ranks(
     return ranks_by_epsilon({name: _spectra(lens, each, by_head) for name, each in by_name.items()}, epsilon)
 
 
-def _spectra(lens: Lens, matrix: Matrix, by_head: bool) -> np.ndarray:
+def _spectra(lens: Lens, matrix: WeightMatrix, by_head: bool) -> np.ndarray:
     """Compute the singular values of each block, (block, j)."""
     weight, _ = parameters(lens.adapter.model, matrix.path)
     form, exact = matrix.form(by_head=by_head), weight.detach().double()
@@ -112,16 +112,17 @@ def compressed(
     Args:
         run: the whole model on calibration series, over a horizon of one pass; "svd" does not look at them.
         keep, epsilon, rank, of, mlps, by_head: as in :func:`chosen_ranks`; one of the first three.
-        method: "svd", "weighted", "sensitive" or "measured". Under "measured" what these ranks take is spread over the
-            matrices by what each does to the forecast, at the same size.
+        method: "svd", "weighted", "sensitive" or "measured", which spreads what these ranks take over the matrices by
+            what each does to the forecast, at the same size.
         progress: called with the matrices measured and their number.
 
     Returns:
-        The model, and the rank of every matrix that may have been cut off, by name.
+        The model, and the rank of every matrix that may be truncated, by name.
 
     Raises:
         UnknownNameError: no such method.
-        InputError: as in :func:`chosen_ranks`, :func:`second_moments`, :func:`felt_moments` and :func:`factorised`.
+        InputError: as in :func:`chosen_ranks`, :func:`second_moments`, :func:`output_sensitivity` and
+            :func:`factorised`.
 
     Example:
         >>> smaller, ranks = compress.compressed(run, 0.25, method="svd")
@@ -132,8 +133,8 @@ def compressed(
         raise unknown_name("method", method, METHODS)
     ranks = chosen_ranks(run.lens, keep=keep, epsilon=epsilon, rank=rank, of=of, mlps=mlps, by_head=by_head)
     moments = None if method == "svd" else second_moments(run, ranks)
-    gradient_moments = felt_moments(run, ranks) if method == "sensitive" else None
+    sensitivity = output_sensitivity(run, ranks) if method == "sensitive" else None
     if method == "measured":
         ranks = allocated(run, ranks, moments=moments, by_head=by_head, progress=progress).ranks
     name = f"{run.lens.model_id} ({method})"
-    return factorised(run.lens, ranks, moments=moments, felt=gradient_moments, by_head=by_head, name=name), ranks
+    return factorised(run.lens, ranks, moments=moments, sensitivity=sensitivity, by_head=by_head, name=name), ranks

@@ -1,28 +1,34 @@
-"""Second moments of the inputs of a model's matrices over calibration series."""
+"""Second moments over calibration series of what enters each matrix, and of the gradient at what leaves it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tsfm_lens.compress.matrices import matrices
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.compress.matrices import matrices_by_name
+from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.replay import seen_inputs
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
 
-__all__ = ["second_moments"]
+__all__ = ["output_sensitivity", "second_moments"]
 
 # series in one forward; what enters is added up at once and never held
 _AT_ONCE = 32
+DRAWS = 4
 
 
 def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Tensor]:
     """Compute the mean of x xᵀ over what enters each matrix in single forwards over a run's series.
 
-    Series of one length go through the model together, so that no padding is counted. Memory does not grow with their
-    number. Of a token model the decoder follows the run's path.
+    Series of one length go through the model together, so that no padding is counted. Of a token model the decoder
+    follows the run's path.
 
     Args:
         run: a forecast of the calibration series, over a horizon of one pass.
@@ -41,44 +47,40 @@ def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Te
         >>> moments["decoder_blocks.0.cross_attn.q"].shape == (lens.d_model, lens.d_model)
         True
     """
-    lens = run.lens
-    by_name = matrices(lens)
-    keys = list(by_name if names is None else names)
-    if not set(keys) <= set(by_name):
-        by_name = matrices(lens, mlps=True)
-    for name in keys:
-        if name not in by_name:
-            raise unknown_name("matrix", name, by_name)
-    of_path = {by_name[name].path: name for name in keys}
-    sums = {name: torch.zeros(by_name[name].shape[1], by_name[name].shape[1], dtype=torch.float64) for name in keys}
-    counts = dict.fromkeys(keys, 0)
+    by_name = matrices_by_name(run.lens, names)
+    name_of = {matrix.path: name for name, matrix in by_name.items()}
+    sums = {name: torch.zeros(2 * matrix.shape[1:], dtype=torch.float64) for name, matrix in by_name.items()}
+    counts = dict.fromkeys(by_name, 0)
     # queries, keys and values read one tensor, whose moment is taken once
     last: list[tuple[Tensor, Tensor]] = []
 
-    def look(path: str, x: Tensor) -> None:
-        name = of_path[path]
+    def add(path: str, x: Tensor) -> None:
         # what is held cannot be another tensor's memory
         if not (last and _same(last[0][0], x)):
             rows = x.reshape(-1, x.shape[-1]).double()
             last[:] = [(x, (rows.T @ rows).cpu())]
-        sums[name] += last[0][1]
-        counts[name] += x.numel() // x.shape[-1]
+        sums[name_of[path]] += last[0][1]
+        counts[name_of[path]] += x.numel() // x.shape[-1]
 
-    with torch.no_grad(), seen_inputs(lens.adapter.model, of_path, look):
-        for part in alike(run):
-            lens.adapter.run(part.encoded.inputs)
-    for name in keys:
-        if not counts[name] or not bool(torch.isfinite(sums[name]).all()):
-            what = "is not finite" if counts[name] else "is nothing: the forward never calls it"
-            raise InputError(f"what enters {name} on the calibration series {what}; give other series")
-    return {name: sums[name] / counts[name] for name in keys}
+    with torch.no_grad(), seen_inputs(run.lens.adapter.model, name_of, add):
+        for part in _parts_of_one_length(run):
+            run.lens.adapter.run(part.encoded.inputs)
+    return _means(sums, counts, "what enters {}", "is nothing: the forward never calls it")
+
+
+def _means(sums: Mapping[str, Tensor], counts: Mapping[str, int], what: str, missing: str) -> dict[str, Tensor]:
+    for name, total in sums.items():
+        if not counts[name] or not bool(torch.isfinite(total).all()):
+            fault = "is not finite" if counts[name] else missing
+            raise InputError(f"{what.format(name)} on the calibration series {fault}; give other series")
+    return {name: total / counts[name] for name, total in sums.items()}
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return all(of(one) == of(other) for of in (Tensor.data_ptr, Tensor.size, Tensor.stride, lambda x: x._version))
 
 
-def alike(run: Run) -> Iterator[Run]:
+def _parts_of_one_length(run: Run) -> Iterator[Run]:
     """Split a run into parts, each of series of one length and one number of variates."""
     items: dict[str, list[int]] = {}
     for index, group in enumerate(run.batch.groups):
@@ -91,3 +93,83 @@ def alike(run: Run) -> Iterator[Run]:
             rows = [index for members in same[first : first + _AT_ONCE] for index in members]
             along = run.path[rows] if run.tokens_read else None
             yield run.lens.run(run.batch.select(rows), run.horizon, along=along)
+
+
+class _GradientTap(torch.autograd.Function):
+    """The identity, which passes the gradient that comes back through it to a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, look: Callable[[Tensor], None]) -> Tensor:
+        ctx.look = look
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.look(gradient)
+        return gradient, None
+
+
+def output_sensitivity(
+    run: Run, names: Iterable[str] | None = None, *, draws: int = DRAWS, seed: int = 0
+) -> dict[str, Tensor]:
+    """Compute the mean of g gᵀ over what leaves each matrix, where the square of g is the forecast's deviation.
+
+    To second order :func:`deviation` under small errors d of one token is the mean of (g · d)². Of a token model that
+    is the Fisher information: g is the gradient of the log-probability of tokens drawn from its own distribution. Of
+    all others g is the gradient of the outputs summed with random signs, in units of the spread of the context.
+
+    Args:
+        run: a forecast of the calibration series, over a horizon of one pass.
+        names: of the matrices; those of all attentions if None.
+        draws: of tokens or signs.
+        seed: of these.
+
+    Returns:
+        By name, (out, out) in double precision, on the CPU.
+
+    Raises:
+        UnknownNameError: no such matrix.
+        InputError: the library's backward pass is not the derivative, a gradient is not finite, or none came back.
+
+    Example:
+        >>> sensitivity = compress.output_sensitivity(run, ["decoder_blocks.0.cross_attn.o"])
+        >>> sensitivity["decoder_blocks.0.cross_attn.o"].shape == (lens.d_model, lens.d_model)
+        True
+    """
+    refuse_gradients(run.lens.wiring)
+    by_name = matrices_by_name(run.lens, names)
+    twin = copy.deepcopy(run.lens)
+    sums = {name: torch.zeros(2 * matrix.shape[:1], dtype=torch.float64) for name, matrix in by_name.items()}
+    counts = dict.fromkeys(by_name, 0)
+
+    def tapped(name: str, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def add(gradient: Tensor) -> None:
+            rows = gradient.reshape(-1, gradient.shape[-1]).double()
+            sums[name] += (rows.T @ rows).cpu()
+            counts[name] += len(rows)
+
+        return lambda *args, **kwargs: _GradientTap.apply(forward(*args, **kwargs), add)
+
+    for name, matrix in by_name.items():
+        layer: Any = twin.adapter.model.get_submodule(matrix.path)
+        layer.__dict__["forward"] = tapped(name, layer.forward)
+    generator = torch.Generator().manual_seed(seed)
+    for part in _parts_of_one_length(run):
+        inputs = part.encoded.inputs
+        for _ in range(draws):
+            with torch.enable_grad():
+                _random_scalar(twin, part, twin.adapter.run(inputs), generator).backward()
+    return _means(sums, counts, "the gradient at {}", "never came back")
+
+
+def _random_scalar(lens: Lens, run: Run, output: Tensor, generator: torch.Generator) -> Tensor:
+    """Compute a scalar whose gradient has the deviation's curvature as its mean square."""
+    if run.tokens_read:
+        logs = output.float().log_softmax(-1)
+        flat = logs.detach().exp().flatten(0, -2).cpu()
+        tokens = torch.multinomial(flat, 1, generator=generator).reshape(*logs.shape[:-1], 1).to(logs.device)
+        return logs.gather(-1, tokens).sum()
+    spread = np.array([np.nanstd(series) for series in run.batch.values])
+    scale = torch.as_tensor(np.where(spread > 0, spread, 1.0)).to(output)
+    signs = (torch.randint(0, 2, output.shape, generator=generator) * 2 - 1).to(output)
+    return (output * signs / scale[:, None, None])[..., : run.horizon].sum()

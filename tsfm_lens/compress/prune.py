@@ -1,4 +1,4 @@
-"""Heads and MLPs taken out of a model, with their weights, so that it is smaller and computes less."""
+"""Heads and MLPs removed from a model, with their weights, so that it is smaller and computes less."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from tsfm_lens.compress.layers import Compressed, Part, replace_layer
+from tsfm_lens.compress.layers import Compressed, PartialLinear, replace_layer
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import parameters
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 
-__all__ = ["native_without", "taken_out", "without"]
+__all__ = ["prune", "prune_native", "pruned"]
 
 UNIFORM_HEADS = ("chronos", "chronos-bolt", "t5")
 """Architectures whose configuration says how many heads all attentions have, apart from their size."""
 Side = Literal["rows", "columns"]
-Cuts = dict[str, tuple[Side, Tensor]]
-"""By path of a layer, whether "rows" or "columns" go, and which, (size,) of bool."""
+Branch = tuple[str, int, str]
+"""Stack, layer and kind."""
 
 
-def without(lens: Lens, components: Iterable[str | Component], *, name: str | None = None) -> Lens:
+def prune(lens: Lens, components: Iterable[str | Component], *, name: str | None = None) -> Lens:
     """Copy a model without some heads and MLPs: what zero-ablating them gives, without their weights.
 
     Queries, keys, values and outputs of a head go; keys and values that several heads share go with the last of them.
@@ -45,7 +45,7 @@ def without(lens: Lens, components: Iterable[str | Component], *, name: str | No
         WiringError: as in :func:`matrices`.
 
     Example:
-        >>> smaller = compress.without(lens, ["decoder.0.cross_attn.0", "decoder.1.mlp"])
+        >>> smaller = compress.prune(lens, ["decoder.0.cross_attn.0", "decoder.1.mlp"])
         >>> compress.sizes(smaller)["mlp"] < compress.sizes(lens)["mlp"]
         True
     """
@@ -60,95 +60,91 @@ def without(lens: Lens, components: Iterable[str | Component], *, name: str | No
         layer: Any = twin.adapter.model.get_submodule(path)
         if isinstance(layer, Compressed):
             raise InputError(f"{by_path[path].name} is compressed already ({layer}); begin with the whole model")
-        rest_index = (~places).nonzero()[:, 0]
-        rest = layer.weight.detach()[rest_index] if of == "rows" else layer.weight.detach()[:, rest_index]
+        index, weight = (~places).nonzero()[:, 0], layer.weight.detach()
         bias = None if layer.bias is None else layer.bias.detach().clone()
         if bias is not None and of == "rows":
             bias[places] = 0.0
         if bias is not None and path in silent:
             bias.zero_()
-        replace_layer(twin.adapter.model, path, Part(rest, rest_index, len(places), of, bias, by_path[path].gain))
+        rest = weight[index] if of == "rows" else weight[:, index]
+        partial = PartialLinear(rest, index, len(places), of, bias, by_path[path].gain)
+        replace_layer(twin.adapter.model, path, partial)
     return Lens(twin.adapter, name or f"{lens.model_id} ({len(targets)} components taken out)", lens.revision)
 
 
-def _cuts(lens: Lens, targets: Iterable[Component]) -> tuple[Cuts, set[str]]:
-    """Collect the rows and columns to cut, and the layers whose bias goes, too, because nothing is written any more."""
-    heads: dict[tuple[str, int, str], set[int]] = {}
-    whole: set[tuple[str, int, str]] = set()
-    for component in targets:
-        stack = lens.wiring.stack(component.stack)
-        for row in stack.rows(component.layer):
-            place = (stack.name, component.layer, row.kind)
-            if component.kind not in (None, row.kind):
-                continue
-            if component.head is None:
-                whole.add(place)
-            else:
-                heads.setdefault(place, set()).add(component.head)
-    cuts: Cuts = {}
+def _cuts(lens: Lens, targets: Iterable[Component]) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
+    """Collect the cuts, and the layers whose bias goes, too, because nothing is written any more.
+
+    A cut is by path of the layer: "rows" or "columns", and those that go, (size,) of bool.
+    """
+    heads, whole = _by_branch(lens, targets)
+    cuts: dict[str, tuple[Side, Tensor]] = {}
     silent: set[str] = set()
+
+    def cut(path: str, part: Projection, of: Side, places: Tensor | None = None) -> None:
+        size = parameters(lens.adapter.model, path, part)[0].shape[int(of == "columns")]
+        _, gone = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
+        gone[slice(None) if places is None else places] = True
+
     for stack in lens.wiring.stacks:
         for layer in range(stack.n_layers):
+            block = stack.block(layer)
             for row in stack.rows(layer):
-                place = (stack.name, layer, row.kind)
-                if place in whole:
-                    _refuse_other_write(lens, stack, layer, row)
-                    silent.add(f"{stack.block(layer)}.{row.o.module if isinstance(row, Attention) else row.o}")
-                if isinstance(row, Mlp) and place in whole:
-                    _mlp(lens, stack, layer, row, cuts)
-                elif isinstance(row, Attention) and (place in whole or place in heads):
-                    out = set(range(stack.n_heads)) if place in whole else heads[place]
-                    _heads(lens, stack, layer, row, out, cuts)
+                branch = (stack.name, layer, row.kind)
+                output = row.o if isinstance(row, Attention) else Projection(row.o)
+                if branch in whole:
+                    norm = lens.adapter.model.get_submodule(f"{block}.{row.post_norm}") if row.post_norm else None
+                    if getattr(norm, "bias", None) is not None:
+                        raise WiringError(
+                            f"{stack.prefix}.{layer}.{row.kind} writes through {row.post_norm}, whose bias stays when "
+                            "all before it is gone"
+                        )
+                    silent.add(f"{block}.{output.module}")
+                if isinstance(row, Mlp) and branch in whole:
+                    for part in (row.i, row.gate):
+                        if part is not None:
+                            cut(f"{block}.{part.module}", part, "rows")
+                    cut(f"{block}.{row.o}", output, "columns")
+                if not isinstance(row, Attention) or branch not in whole | heads.keys():
+                    continue
+                out = set(range(stack.n_heads)) if branch in whole else heads[branch]
+                for letter in "qkvo":
+                    part = getattr(row, letter)
+                    n_heads = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads)
+                    group = stack.n_heads // n_heads
+                    # keys and values go with the last head that reads them
+                    gone = [head for head in range(n_heads) if set(range(head * group, (head + 1) * group)) <= out]
+                    if gone:
+                        of: Side = "columns" if letter == "o" else "rows"
+                        path = f"{block}.{part.module}"
+                        size = parameters(lens.adapter.model, path, part)[0].shape[int(of == "columns")]
+                        cut(path, part, of, _places(part, size, n_heads)[gone].flatten())
     return cuts, silent
 
 
-def _refuse_other_write(lens: Lens, stack: Stack, layer: int, row: Attention | Mlp) -> None:
-    norm = lens.adapter.model.get_submodule(f"{stack.block(layer)}.{row.post_norm}") if row.post_norm else None
-    if getattr(norm, "bias", None) is not None:
-        raise WiringError(
-            f"{stack.prefix}.{layer}.{row.kind} writes through {row.post_norm}, whose bias stays when all before it is "
-            "gone"
-        )
+def _by_branch(lens: Lens, targets: Iterable[Component]) -> tuple[dict[Branch, set[int]], set[Branch]]:
+    """Sort components into single heads by branch, and whole branches."""
+    heads: dict[Branch, set[int]] = {}
+    whole: set[Branch] = set()
+    for component in targets:
+        for row in lens.wiring.stack(component.stack).rows(component.layer):
+            branch = (component.stack, component.layer, row.kind)
+            if component.kind in (None, row.kind) and component.head is None:
+                whole.add(branch)
+            elif component.kind == row.kind and component.head is not None:
+                heads.setdefault(branch, set()).add(component.head)
+    return heads, whole
 
 
-def _heads(lens: Lens, stack: Stack, layer: int, row: Attention, out: set[int], cuts: Cuts) -> None:
-    for letter in "qkvo":
-        part: Projection = getattr(row, letter)
-        path = f"{stack.block(layer)}.{part.module}"
-        of: Side = "columns" if letter == "o" else "rows"
-        n_heads = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads)
-        group_size = stack.n_heads // n_heads
-        # keys and values go with the last head that reads them
-        theirs = [head for head in range(n_heads) if set(range(head * group_size, (head + 1) * group_size)) <= out]
-        if not theirs:
-            continue
-        size = parameters(lens.adapter.model, path, part)[0].shape[int(of == "columns")]
-        sizes = {"head": n_heads, **({"part": part.parts} if part.parts > 1 else {})}
-        axes = "part head d_head" if part.parts > 1 else "head d_head"
-        places = rearrange(torch.arange(size), f"{part.layout} -> {axes}", **sizes)
-        if part.parts > 1:
-            places = places[part.part]
-        _add(cuts, path, of, size, places[theirs].flatten())
+def _places(part: Projection, size: int, n_heads: int) -> Tensor:
+    """Return the rows or columns of each head, (head, d_head)."""
+    if part.parts == 1:
+        return rearrange(torch.arange(size), f"{part.layout} -> head d_head", head=n_heads)
+    axes = f"{part.layout} -> part head d_head"
+    return rearrange(torch.arange(size), axes, head=n_heads, part=part.parts)[part.part]
 
 
-def _mlp(lens: Lens, stack: Stack, layer: int, row: Mlp, cuts: Cuts) -> None:
-    for part in (row.i, row.gate):
-        if part is not None:
-            path = f"{stack.block(layer)}.{part.module}"
-            size = parameters(lens.adapter.model, path, part)[0].shape[0]
-            _add(cuts, path, "rows", size, torch.arange(size))
-    path = f"{stack.block(layer)}.{row.o}"
-    size = parameters(lens.adapter.model, path)[0].shape[1]
-    _add(cuts, path, "columns", size, torch.arange(size))
-
-
-def _add(cuts: Cuts, path: str, of: Side, size: int, places: Tensor) -> None:
-    if path not in cuts:
-        cuts[path] = of, torch.zeros(size, dtype=torch.bool)
-    cuts[path][1][places] = True
-
-
-def native_without(lens: Lens, components: Iterable[str | Component]) -> Any:
+def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     """Build a native model with fewer heads, where its configuration can say it: T5, Chronos and Chronos-Bolt.
 
     Their configuration has one number of heads for all attentions, and the heads of a stack's self-attentions share the
@@ -163,84 +159,51 @@ def native_without(lens: Lens, components: Iterable[str | Component]) -> Any:
         The library's own model, as ``load`` takes it; what it saves, the library opens.
 
     Raises:
-        InputError: the configuration cannot say it; :func:`without` needs no such thing.
+        InputError: the configuration cannot say it; :func:`prune` needs no such thing.
 
     Example:
-        >>> smaller = tsfm_lens.load(compress.native_without(lens, ["*.*.*_attn.0"]))
+        >>> smaller = tsfm_lens.load(compress.prune_native(lens, ["*.*.*_attn.0"]))
         >>> lens.wiring.output_stack.n_heads - smaller.wiring.output_stack.n_heads
         1
     """
     model: Any = lens.adapter.model
     if lens.wiring.architecture not in UNIFORM_HEADS:
         raise InputError(
-            f"the configuration of {lens.wiring.architecture} has no place for this; without() takes heads out"
+            f"the configuration of {lens.wiring.architecture} has no place for this; prune() takes heads out"
         )
-    remaining = _remaining_heads(lens, lens.components(*components))
-    counts = {len(heads) for heads in remaining.values()}
-    if len(counts) != 1 or not max(counts):
-        raise InputError(
-            f"attentions would keep {', '.join(map(str, sorted(counts)))} heads; the configuration of "
-            f"{lens.wiring.architecture} has one number from 1 on for all of them. without() takes any out"
-        )
-    for stack in lens.wiring.stacks:
-        choices = {remaining[stack.name, layer, "self_attn"] for layer in range(stack.n_layers)}
-        if len(choices) > 1:
-            raise InputError(
-                f"the self-attentions of the {stack.name} would keep different heads, but share a position bias by "
-                "head; take the same ones out of all its layers, or use without()"
-            )
-    config = copy.deepcopy(model.config)
-    config.num_heads = next(iter(counts))
-    smaller = type(model)(config).eval().to(next(model.parameters()))
-    smaller.load_state_dict(_state_of(lens, remaining))
-    return smaller
-
-
-def taken_out(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, bool]:
-    """Take heads and MLPs out of a model, in the library's own form where its configuration can say it.
-
-    Returns:
-        The model, and whether the library itself opens what is saved of it; see :func:`native_without` and
-        :func:`without`.
-
-    Raises:
-        UnknownNameError, InputError, WiringError: as in :func:`without`.
-
-    Example:
-        >>> compress.taken_out(lens, ["*.*.*_attn.0"])[1], compress.taken_out(lens, ["decoder.1.mlp"])[1]
-        (True, False)
-    """
-    patterns = list(components)
-    smaller = without(lens, patterns)
-    try:
-        native = native_without(lens, patterns)
-    except InputError:
-        return smaller, False
-    return Lens(load(native, check=False).adapter, smaller.model_id, lens.revision), True
-
-
-def _remaining_heads(lens: Lens, targets: Iterable[Component]) -> dict[tuple[str, int, str], tuple[int, ...]]:
-    removals: dict[tuple[str, int, str], set[int]] = {}
-    for component in targets:
-        if component.head is None or component.kind is None:
-            raise InputError(f"{component} is no head; a native configuration can say fewer heads alone. See without()")
-        removals.setdefault((component.stack, component.layer, component.kind), set()).add(component.head)
-    return {
-        (stack.name, layer, row.kind): tuple(
-            head for head in range(stack.n_heads) if head not in removals.get((stack.name, layer, row.kind), ())
-        )
+    targets = lens.components(*components)
+    other = next((each for each in targets if each.head is None), None)
+    if other is not None:
+        raise InputError(f"{other} is no head; a native configuration can say fewer heads alone. See prune()")
+    gone, _ = _by_branch(lens, targets)
+    remaining = {
+        (stack.name, layer, row.kind): [
+            head for head in range(stack.n_heads) if head not in gone.get((stack.name, layer, row.kind), ())
+        ]
         for stack in lens.wiring.stacks
         for layer in range(stack.n_layers)
         for row in stack.attentions(layer)
     }
-
-
-def _state_of(lens: Lens, remaining: dict[tuple[str, int, str], tuple[int, ...]]) -> dict[str, Tensor]:
-    state = dict(lens.adapter.model.state_dict())
+    counts = {len(heads) for heads in remaining.values()}
+    if len(counts) != 1 or not max(counts):
+        raise InputError(
+            f"attentions would keep {', '.join(map(str, sorted(counts)))} heads; the configuration of "
+            f"{lens.wiring.architecture} has one number from 1 on for all of them. prune() takes any out"
+        )
+    for stack in lens.wiring.stacks:
+        if len({tuple(remaining[stack.name, layer, "self_attn"]) for layer in range(stack.n_layers)}) > 1:
+            raise InputError(
+                f"the self-attentions of the {stack.name} would keep different heads, but share a position bias by "
+                "head; take the same ones out of all its layers, or use prune()"
+            )
+    config = copy.deepcopy(model.config)
+    config.num_heads = next(iter(counts))
+    smaller = type(model)(config).eval().to(next(model.parameters()))
+    state = dict(model.state_dict())
     for stack in lens.wiring.stacks:
         for layer in range(stack.n_layers):
             for row in stack.attentions(layer):
-                heads = list(remaining[stack.name, layer, row.kind])
+                heads = remaining[stack.name, layer, row.kind]
                 places = torch.arange(stack.n_heads * stack.d_head).reshape(stack.n_heads, -1)[heads].flatten()
                 for part in (row.q, row.k, row.v):
                     name = f"{stack.block(layer)}.{part.module}.weight"
@@ -250,4 +213,27 @@ def _state_of(lens: Lens, remaining: dict[tuple[str, int, str], tuple[int, ...]]
                 bias = f"{stack.block(layer)}.{row.module}.relative_attention_bias.weight"
                 if bias in state:
                     state[bias] = state[bias][:, heads]
-    return state
+    smaller.load_state_dict(state)
+    return smaller
+
+
+def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, bool]:
+    """Prune a model, in the library's own form where its configuration can say it.
+
+    Returns:
+        The model, and whether the library itself opens what is saved of it; see :func:`prune_native` and :func:`prune`.
+
+    Raises:
+        UnknownNameError, InputError, WiringError: as in :func:`prune`.
+
+    Example:
+        >>> compress.pruned(lens, ["*.*.*_attn.0"])[1], compress.pruned(lens, ["decoder.1.mlp"])[1]
+        (True, False)
+    """
+    patterns = list(components)
+    smaller = prune(lens, patterns)
+    try:
+        native = prune_native(lens, patterns)
+    except InputError:
+        return smaller, False
+    return Lens(load(native, check=False).adapter, smaller.model_id, lens.revision), True

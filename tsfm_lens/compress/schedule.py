@@ -1,8 +1,4 @@
-"""Rank of each matrix: by depth, by a threshold, or by a share; and the size that a choice of ranks comes to.
-
-The :class:`Form` of a matrix stands for it: blocks that are cut off by themselves (one, or one a head), each of so many
-rows and columns.
-"""
+"""Rank of each matrix: by depth, by a threshold, or by a share; and the size that a choice of ranks comes to."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import numpy as np
 from tsfm_lens.errors import InputError
 from tsfm_lens.ranks import epsilon_rank
 
-__all__ = ["Form", "Ratio", "guideline", "rank_schedule", "ranks_by_epsilon", "ranks_by_share", "ratio_of"]
+__all__ = ["BlockShape", "Ratio", "guideline", "rank_schedule", "ranks_by_epsilon", "ranks_by_share", "ratio_of"]
 
 # slack for rounding in shares of whole numbers
 _SLACK = 1e-9
@@ -23,13 +19,8 @@ R_MIN = 16
 """The smallest rank of the guideline where the rank of embedded series is not known."""
 
 
-class Form(NamedTuple):
-    """Form of one matrix that is cut off.
-
-    Attributes:
-        blocks: parts with ranks of their own; 1, or the number of heads.
-        rows, columns: of each part.
-    """
+class BlockShape(NamedTuple):
+    """Shape of one matrix that is truncated: blocks with ranks of their own, 1 or one a head, each (rows, columns)."""
 
     blocks: int
     rows: int
@@ -154,7 +145,7 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
 
 
 def ranks_by_share(
-    forms: Mapping[str, Form], share: float, *, of: Literal["rank", "parameters"] = "rank"
+    forms: Mapping[str, BlockShape], share: float, *, of: Literal["rank", "parameters"] = "rank"
 ) -> dict[str, int]:
     """Choose one share of every matrix's rank, or of its entries, by name.
 
@@ -168,7 +159,7 @@ def ranks_by_share(
         InputError: the share is out of range, or so small that not even rank 1 meets it.
 
     Example:
-        >>> compress.ranks_by_share({"q": compress.Form(1, 64, 64)}, 0.25, of="parameters")
+        >>> compress.ranks_by_share({"q": compress.BlockShape(1, 64, 64)}, 0.25, of="parameters")
         {'q': 8}
     """
     if not 0 < share <= 1:
@@ -191,7 +182,7 @@ def ranks_by_share(
     return {name: min(rank, forms[name].full) for name, rank in ranks.items()}
 
 
-def ratio_of(forms: Mapping[str, Form] | Sequence[Form], ranks: Mapping[str, int] | Sequence[int]) -> Ratio:
+def ratio_of(forms: Mapping[str, BlockShape] | Sequence[BlockShape], ranks: Mapping[str, int] | Sequence[int]) -> Ratio:
     """Compute the share that a choice of ranks comes to, over all matrices.
 
     Args:
@@ -204,10 +195,10 @@ def ratio_of(forms: Mapping[str, Form] | Sequence[Form], ranks: Mapping[str, int
         InputError: ranks and matrices do not belong together, or a rank is below 1 or above the full one.
 
     Example:
-        >>> compress.ratio_of([compress.Form(1, 64, 64)], [16])
+        >>> compress.ratio_of([compress.BlockShape(1, 64, 64)], [16])
         Ratio(ranks=0.25, factors=0.5, stored=0.5)
     """
-    shapes: dict[Any, Form] = dict(forms) if isinstance(forms, Mapping) else dict(enumerate(forms))
+    shapes: dict[Any, BlockShape] = dict(forms) if isinstance(forms, Mapping) else dict(enumerate(forms))
     rank_of: dict[Any, int] = dict(ranks) if isinstance(ranks, Mapping) else dict(enumerate(ranks))
     if not shapes or set(shapes) != set(rank_of):
         raise InputError(f"{len(rank_of)} ranks for {len(shapes)} matrices; expected one each, and at least one")

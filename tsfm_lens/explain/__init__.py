@@ -8,13 +8,12 @@ from tsfm_lens.registry import export
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
     from tsfm_lens.explain.attribution import *
-    from tsfm_lens.explain.behaviour import *
+    from tsfm_lens.explain.covariate_use import *
     from tsfm_lens.explain.curves import *
-    from tsfm_lens.explain.hierarchy import *
+    from tsfm_lens.explain.faithfulness import *
     from tsfm_lens.explain.masking import *
     from tsfm_lens.explain.nulls import *
     from tsfm_lens.explain.over_items import *
-    from tsfm_lens.explain.proof import *
     from tsfm_lens.explain.routes import *
     from tsfm_lens.explain.segments import *
     from tsfm_lens.explain.shapley import *

@@ -12,11 +12,10 @@ import xarray as xr
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.explain.baselines import flow_shares, rollout_shares
-from tsfm_lens.explain.gradients import gradient_times_input, integrated_gradients
+from tsfm_lens.explain.attention import flow_shares, rollout_shares
+from tsfm_lens.explain.gradients import slopes
 from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.occlusion import include_one, leave_one_out
-from tsfm_lens.explain.segments import EXACT, Segment, given_parts
+from tsfm_lens.explain.segments import EXACT, Segment, cut_parts, item_of, refined, segment_coords, token_edges
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley, shapley_interactions
 from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.forecast import is_count
@@ -24,78 +23,75 @@ from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import probe
 
-__all__ = ["METHODS", "attribute_inputs"]
+__all__ = ["METHODS", "attribute_inputs", "refine_inputs"]
 
 
 @dataclass
-class Found:
-    """Result of a method.
-
-    Attributes:
-        attribution: (segment, quantile, step).
-        error: standard errors of it, None where nothing is sampled.
-        more: further variables of the result, dimensions and values.
-        attrs: facts of the method.
-        source: where the method is from.
-    """
+class MethodResult:
+    """Result of a method: attribution (segment, quantile, step), standard errors, further variables and attributes."""
 
     attribution: Array
     error: Array | None = None
-    more: dict[str, tuple[tuple[str, ...], Array]] = field(default_factory=dict)
+    variables: dict[str, tuple[tuple[str, ...], Array]] = field(default_factory=dict)
     attrs: dict[str, object] = field(default_factory=dict)
-    source: str = ""
 
 
-def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **how: Any) -> Found:
+def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **options: Any) -> MethodResult:
     players = len(masks.segments)
     if players > exact:
-        estimate = sampled_shapley(lambda keep: _with_mean(masks(keep)), players, seed=masks.run.seed, **how)
-        facts: dict[str, object] = {"exact": 0, "orders": estimate.orders, "settled": int(estimate.settled)}
-        result = Found(estimate.attribution[..., :-1], estimate.error[..., :-1], attrs=facts, source=SOURCES["shapley"])
-        result.more["mean_error"] = (("segment", "quantile"), estimate.error[..., -1])
-        return result
+        # the mean over steps as one step more: its error does not follow from those of the steps
+        def values_and_mean(keep: np.ndarray) -> Array:
+            values = masks(keep)
+            return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
+
+        estimate = sampled_shapley(values_and_mean, players, seed=masks.run.seed, **options)
+        mean_error = (("segment", "quantile"), estimate.error[..., -1])
+        attrs: dict[str, object] = {"exact": 0, "orders": estimate.orders, "settled": int(estimate.settled)}
+        return MethodResult(estimate.attribution[..., :-1], estimate.error[..., :-1], {"mean_error": mean_error}, attrs)
     values = masks(all_masks(players))
-    result = Found(exact_shapley(values, players), attrs={"exact": 1}, source=SOURCES["shapley"])
+    result = MethodResult(exact_shapley(values, players), attrs={"exact": 1})
     if interactions and players > 1:
         dims = ("segment", "other_segment", "quantile", "step")
-        result.more["interaction"] = (dims, shapley_interactions(values, players))
+        result.variables["interaction"] = (dims, shapley_interactions(values, players))
     return result
 
 
-def _with_mean(values: Array) -> Array:
-    """Append the mean over steps as one step more, since its error does not follow from those of the steps."""
-    return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
+def _occlusion(masks: Masks) -> MethodResult:
+    single = np.eye(len(masks.segments), dtype=bool)
+    values = masks(np.concatenate([np.ones((1, len(single)), bool), ~single]))
+    return MethodResult(values[0] - values[1:])
 
 
-def _occlusion(masks: Masks) -> Found:
-    return Found(leave_one_out(masks, len(masks.segments)), source=SOURCES["occlusion"])
+def _inclusion(masks: Masks) -> MethodResult:
+    single = np.eye(len(masks.segments), dtype=bool)
+    values = masks(np.concatenate([np.zeros((1, len(single)), bool), single]))
+    return MethodResult(values[1:] - values[0])
 
 
-def _inclusion(masks: Masks) -> Found:
-    return Found(include_one(masks, len(masks.segments)), source=SOURCES["inclusion"])
+def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
+    if not is_count(steps):
+        raise InputError(f"steps={steps!r} places on the way from the reference; expected an integer of 1 or more")
+    # Gauss and Legendre, from -1 to 1
+    nodes, weights = np.polynomial.legendre.leggauss(steps)
+    return MethodResult(slopes(masks, (nodes + 1) / 2, weights / 2), attrs={"places": steps})
 
 
-def _integrated(masks: Masks, *, steps: int = 32) -> Found:
-    return Found(integrated_gradients(masks, steps), attrs={"places": steps}, source=SOURCES["integrated gradients"])
+def _slope(masks: Masks) -> MethodResult:
+    return MethodResult(slopes(masks, np.ones(1), np.ones(1)))
 
 
-def _slope(masks: Masks) -> Found:
-    return Found(gradient_times_input(masks), source=SOURCES["gradient × input"])
+def _rollout(masks: Masks) -> MethodResult:
+    return _share_of_change(masks, rollout_shares(masks))
 
 
-def _scaled_by_change(shares: Array, masks: Masks, name: str) -> Found:
+def _flow(masks: Masks) -> MethodResult:
+    return _share_of_change(masks, flow_shares(masks))
+
+
+def _share_of_change(masks: Masks, shares: Array) -> MethodResult:
     """Scale shares (segment, step) by the forecast less the reference forecast."""
-    whole, nothing = _ends(masks)
-    dims = ("segment", "step")
-    return Found(shares[:, None] * (whole - nothing), more={"share": (dims, shares)}, source=SOURCES[name])
-
-
-def _rollout(masks: Masks) -> Found:
-    return _scaled_by_change(rollout_shares(masks), masks, "attention roll-out")
-
-
-def _flow(masks: Masks) -> Found:
-    return _scaled_by_change(flow_shares(masks), masks, "attention flow")
+    whole, nothing = masks.ends
+    return MethodResult(shares[:, None] * (whole - nothing), variables={"share": (("segment", "step"), shares)})
 
 
 SOURCES = {
@@ -107,7 +103,7 @@ SOURCES = {
     "occlusion": "Zeiler and Fergus 2014, arXiv:1311.2901",
     "inclusion": "Covert et al. 2021, arXiv:2011.14878, include individual features",
 }
-METHODS: dict[str, Callable[..., Found]] = {
+METHODS: dict[str, Callable[..., MethodResult]] = {
     "shapley": _shapley,
     "occlusion": _occlusion,
     "inclusion": _inclusion,
@@ -146,7 +142,7 @@ def attribute_inputs(
       input": the slope at the input alone. The reference must be numbers. From a constant reference, such as "mean",
       both are the same in models that normalise each series: the way between only rescales it.
     - "attention roll-out", "attention flow": the share of attention on a segment, times the forecast less the reference
-      forecast. It measures no effect; it is here for comparison, because it is common.
+      forecast, for comparison: it measures no effect.
 
     Args:
         run: the forecast to explain.
@@ -167,13 +163,11 @@ def attribute_inputs(
         completeness for gradients, and the interaction of segments for occlusion and inclusion;
         ``attribution_error`` (segment, step, quantile) standard errors, where orders or sample paths are drawn, and
         ``mean_error`` (segment, quantile) that of the mean over steps; ``share`` (segment, step) of attention. In
-        rollouts of models that draw, all masks draw the same random numbers, and everything is the mean over so many
-        ``repeats`` under seeds of their own, whose spread gives the errors. Attributes
-        ``rounding``: how far rounding moves the forecast; ``reference_distance``: how far the middle of the reference
-        forecast is from the mean of the context, in its standard deviations: what is far from 0 is no forecast of
-        this series, and its level is a part of what is explained; ``missing_values``: see
-        :func:`tsfm_lens.explain.mask_seen`. Coordinates of ``segment``: ``row``, ``start``, ``stop``,
-        ``kind``.
+        rollouts of models that draw, everything is the mean over ``repeats`` seeds, whose spread gives the errors.
+        Attributes ``rounding``: how far rounding moves the forecast; ``reference_distance``: from the middle of the
+        reference forecast to the mean of the context, in its standard deviations (far from 0 it is no forecast of this
+        series, and its level is a part of what is explained); ``missing_values``: see
+        :func:`tsfm_lens.explain.mask_seen`. Coordinates of ``segment``: ``row``, ``start``, ``stop``, ``kind``.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014, arXiv:1311.2901.
@@ -191,80 +185,135 @@ def attribute_inputs(
         raise unknown_name("method", method, METHODS)
     if not is_count(repeats):
         raise InputError(f"repeats is {repeats!r}, expected how many seeds sample paths are drawn under, 1 or more")
-    masks = Masks(run, given_parts(run, item, target, parts), reference, item, target, seed, progress, repeats)
+    masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
     result = _over_seeds([METHODS[method](each, **how) for each in masks.redrawn])
-    data = described(masks, result.attribution, result.error)
-    for name, (dims, values) in result.more.items():
-        data[name] = (dims, values)
+    whole, nothing = masks.ends
+    axes = ("segment", "quantile", "step")
+    data = masks.run.dataset().assign_coords(
+        segment_coords(masks.segments) | {"quantile": list(quantiles_of(masks.run))}
+    )
+    data["attribution"] = (axes, result.attribution)
+    if result.error is not None:
+        data["attribution_error"] = (axes, result.error)
+    data["forecast"], data["reference_forecast"] = (axes[1:], whole), (axes[1:], nothing)
+    data["remainder"] = (axes[1:], whole - nothing - result.attribution.sum(0))
+    for name, variable in result.variables.items():
+        data[name] = variable
     data = data.transpose(..., "step", "quantile")
+    context = masks.batch.values[masks.row]
+    spread = float(np.nanstd(context))
+    distance = np.abs(nothing[masks.middle] - np.nanmean(context)).mean()
     data.attrs = masks.run.describe(
         "input_attribution",
         "Input attribution",
-        result.source,
+        SOURCES[method],
         method=method,
         reference=reference_words(reference),
         missing_values=masks.mask,
         statistic=statistic_of(run),
-        target=masks.batch.ids[masks.row],
-        units=masks.batch.units[masks.row],
+        target=masks.name,
+        units=masks.units,
         forecasts=sum(each.made for each in masks.redrawn),
         rounding=float(rounding(masks.run, masks.run.point)[masks.row]),
-        reference_distance=_distance(masks),
+        reference_distance=float(distance) / spread if spread > 0 else float("nan"),
         **result.attrs,
     )
     return data
 
 
-def described(masks: Masks, attribution: Array, error: Array | None = None) -> xr.Dataset:
-    """Build the dataset that every input attribution shares; see :func:`attribute_inputs`.
-
-    Args:
-        masks: the forecast to explain, by masks.
-        attribution: (segment, quantile, step).
-        error: standard errors of it, if any.
-    """
-    parts = masks.segments
-    whole, nothing = _ends(masks)
-    places = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
-    names = {"segment": [part.name for part in parts], "quantile": list(quantiles_of(masks.run))}
-    data = masks.run.dataset().assign_coords({**names, **places})
-    axes = ("segment", "quantile", "step")
-    data["attribution"] = (axes, attribution)
-    if error is not None:
-        data["attribution_error"] = (axes, error)
-    data["forecast"], data["reference_forecast"] = (axes[1:], whole), (axes[1:], nothing)
-    data["remainder"] = (axes[1:], whole - nothing - attribution.sum(0))
-    return data.transpose(..., "step", "quantile")
-
-
-def _ends(masks: Masks) -> tuple[Array, Array]:
-    """Compute the forecast of everything, and of nothing but the reference, (quantile, step) each."""
-    players = len(masks.segments)
-    ends = np.array([[True] * players, [False] * players])
-    whole, nothing = np.mean([each(ends) for each in masks.redrawn], axis=0)
-    return whole, nothing
-
-
-def _over_seeds(results: Sequence[Found]) -> Found:
+def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:
     """Average results under several seeds, and add their standard errors."""
     if len(results) < 2:
         return results[0]
     values = np.stack([each.attribution for each in results])
     by_seed = 1 / np.sqrt(len(results))
-    more = {
-        name: (dims, np.mean([each.more[name][1] for each in results], axis=0))
-        for name, (dims, _) in results[0].more.items()
+    variables = {
+        name: (dims, np.mean([each.variables[name][1] for each in results], axis=0))
+        for name, (dims, _) in results[0].variables.items()
     }
     # the spread over seeds has that over orders in it
-    more["mean_error"] = (("segment", "quantile"), values.mean(-1).std(0, ddof=1) * by_seed)
+    variables["mean_error"] = (("segment", "quantile"), values.mean(-1).std(0, ddof=1) * by_seed)
     error = values.std(0, ddof=1) * by_seed
-    return Found(values.mean(0), error, more, {**results[0].attrs, "repeats": len(results)}, results[0].source)
+    return MethodResult(values.mean(0), error, variables, {**results[0].attrs, "repeats": len(results)})
 
 
-def _distance(masks: Masks) -> float:
-    """Compute the mean distance of the reference forecast's middle from the context's mean, in standard deviations."""
-    context = masks.batch.values[masks.row]
-    _, nothing = _ends(masks)
-    middle = nothing[int(np.argmin(np.abs(np.array(quantiles_of(masks.run)) - 0.5)))]
-    spread = float(np.nanstd(context))
-    return float(np.abs(middle - np.nanmean(context)).mean()) / spread if spread > 0 else float("nan")
+@saying_once
+def refine_inputs(
+    run: Run,
+    item: int | str = 0,
+    method: str = "shapley",
+    reference: Reference = "mean",
+    *,
+    target: int | str = 0,
+    parts: Any = 4,
+    rounds: int = 2,
+    into: int = 4,
+    widths: Sequence[int] | None = None,
+    share: float = 0.6,
+    most: int = 24,
+    **how: Any,
+) -> xr.Dataset:
+    """Attribute to coarse segments, cut those that matter most, and attribute again: years into weeks into days.
+
+    Each round explains the whole anew, so that segments add up in every round. A coarse segment that moves the forecast
+    up in one part and down in another may look light and stay whole.
+
+    Args:
+        run, item, method, reference, target: see :func:`tsfm_lens.explain.attribute_inputs`.
+        parts: the first segments, as there.
+        rounds: how often the heaviest are cut.
+        into: pieces that each is cut into.
+        widths: steps of a piece in each round, counted back from the end of its segment, in place of ``into`` and
+            ``rounds``: (8760, 168, 24) for years, weeks and days of hours.
+        share: of the mass, the mean size of the effect over steps, that the segments to be cut make up.
+        most: segments at most; fewer are cut where there would be more.
+        how: further arguments of :func:`tsfm_lens.explain.attribute_inputs`.
+
+    Returns:
+        What :func:`tsfm_lens.explain.attribute_inputs` gives of the last segments, with ``first`` (segment), the
+        segment of the first round that it is of, and the attribute ``cuts``, the segments cut in each round.
+
+    Raises:
+        InputError: rounds, into or widths are no numbers of 1 or more, or share is none.
+
+    Example:
+        >>> found = explain.refine_inputs(driven, method="occlusion", parts=2, rounds=1, into=2)
+        >>> found.sizes["segment"] > 4
+        True
+    """
+    pieces = () if widths is None else tuple(widths)
+    if not all(map(is_count, (rounds, into, most, *pieces))) or not 0 < share <= 1:
+        raise InputError(
+            f"rounds={rounds!r}, into={into!r}, widths={widths!r}, share={share!r}, most={most!r}; expected numbers of "
+            "1 or more, and a share of the mass above 0 and up to 1"
+        )
+    edges = token_edges(item_of(run, item))
+    current = cut_parts(run, item, target, parts)
+    origin = {part: part.name for part in current}
+    cuts: list[str] = []
+
+    def attribution() -> xr.Dataset:
+        return attribute_inputs(run, item, method, reference, target=target, parts=current, **how)
+
+    result = attribution()
+    for width in pieces or [None] * rounds:
+        middle = result["attribution"].sel(quantile=0.5, method="nearest").transpose("segment", "step").values
+        mass = np.abs(middle).mean(1)
+        finer, cut, total = current, list[Segment](), 0.0
+        for index in np.argsort(-mass, kind="stable"):
+            if total >= share * mass.sum():
+                break
+            part = current[index]
+            total += float(mass[index])
+            trial = refined(finer, [part], into=into, width=width, edges=edges)
+            if len(finer) < len(trial) <= most:
+                origin |= {piece: origin[part] for piece in trial if piece not in finer}
+                finer = trial
+                cut.append(part)
+        if not cut:
+            break
+        cuts.append(", ".join(part.name for part in cut))
+        current = finer
+        result = attribution()
+    first = ("segment", [origin[part] for part in current])
+    return result.assign_coords(first=first).assign_attrs(cuts="; ".join(cuts))

@@ -13,9 +13,8 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.segments import Segment, given_parts
-from tsfm_lens.explain.sides import segment_coords
-from tsfm_lens.explain.values import Masks, quantiles_of
+from tsfm_lens.explain.segments import Segment, segment_coords
+from tsfm_lens.explain.values import Masks
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
@@ -28,10 +27,8 @@ _SOURCE = "Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.
 # orders of all segments that are drawn
 _ORDERS = 64
 
-Explanations = Mapping[str, Any]
 
-
-def _explanations(results: Any) -> tuple[Run, Explanations]:
+def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
     """Take the attribution of the inputs, with attention for a rival."""
     attribution = results["input_attribution"]
     explanations, rival = {str(attribution.attrs["method"]): attribution}, "attention roll-out"
@@ -56,7 +53,7 @@ def _reference(results: Any) -> dict[str, Any]:
 @saying_once
 def deletion_curves(
     run: Run,
-    explanations: Explanations | xr.Dataset,
+    explanations: Mapping[str, Any] | xr.Dataset,
     item: int | str = 0,
     *,
     target: int | str = 0,
@@ -68,9 +65,9 @@ def deletion_curves(
 ) -> xr.Dataset:
     """Mask segments in the order of each explanation, the largest first, and in random orders.
 
-    A true explanation names first what the forecast needs: without its first segments the forecast is far away
-    (deletion), and with them alone it is near (insertion). The area between the two curves is 0 on average for orders
-    drawn at random, whatever the model, and below 0 for an explanation that names the useless first.
+    Without the first segments of a true explanation the forecast is far away (deletion), and with them alone it is near
+    (insertion). The area between the two curves is 0 on average for random orders, whatever the model, and below 0 for
+    an explanation that names the useless first.
 
     Args:
         run: the forecast that is explained.
@@ -109,9 +106,9 @@ def deletion_curves(
         explanations = {str(explanations.attrs.get("method", "explanation")): explanations}
     if not explanations:
         raise InputError("there is no explanation to try: give results or scores by name")
-    segments = _segments(explanations) if parts is None else None
-    segments = given_parts(run, item, target, parts) if segments is None else segments
-    masks = Masks(run, segments, reference, item, target, seed, progress)
+    if parts is None:
+        parts = next((segments_in(each) for each in explanations.values() if isinstance(each, xr.Dataset)), None)
+    masks = Masks(run, parts, reference, item, target, seed, progress)
     players = len(masks.segments)
     if players < 2:
         raise InputError("there is one segment, which has no order; cut the input into more parts")
@@ -120,39 +117,19 @@ def deletion_curves(
     rng = np.random.default_rng(seed)
     permutations = np.stack([rng.permutation(players) for _ in range(orders)])
     deletion, insertion = _curves(masks, np.concatenate([rankings, permutations]))
-    plain = masks.run
-    floor = noise_floor(plain, lambda other, same: np.abs(other - same).mean(-1))[masks.row]
     everything = deletion[0, -1]
-    if everything <= floor:
+    if everything <= noise_floor(masks.run, lambda other, plain: np.abs(other - plain).mean(-1))[masks.row]:
         raise InputError(
-            f"the forecast of {masks.batch.ids[masks.row]!r} changes by no more than its noise when all segments are "
+            f"the forecast of {masks.name!r} changes by no more than its noise when all segments are "
             "masked, so that no order is better than another; choose another reference"
         )
     area = (deletion - insertion).mean(-1) / everything
-    data = _dataset(masks, list(scores), rankings, deletion, insertion, area)
-    data["everything_masked"] = ((), float(everything))
-    reference_name = reference_words(reference)
-    facts = {"reference": reference_name, "target": masks.batch.ids[masks.row], "orders": orders}
-    units = masks.batch.units[masks.row]
-    data.attrs = plain.describe("deletion_curves", "Deletion and insertion", _SOURCE, units=units, **facts)
-    return data
-
-
-def _dataset(
-    masks: Masks, names: list[str], rankings: np.ndarray, deletion: np.ndarray, insertion: np.ndarray, area: np.ndarray
-) -> xr.Dataset:
-    count, axes = len(names), ("explanation", "masked")
-    tail = (1 - CONFIDENCE) / 2
+    count, axes, tail = len(scores), ("explanation", "masked"), (1 - CONFIDENCE) / 2
     bands = np.quantile(np.stack([deletion[count:], insertion[count:]]), [tail, 1 - tail], axis=1)
-    p = (1 + (area[count:] >= area[:count, None]).sum(-1)) / (1 + len(area) - count)
-    coords = {
-        **segment_coords(masks.segments),
-        "explanation": names,
-        "masked": np.arange(deletion.shape[1]),
-        "curve": ["deletion", "insertion"],
-    }
+    coords = segment_coords(masks.segments)
+    coords |= {"explanation": list(scores), "masked": np.arange(players + 1), "curve": ["deletion", "insertion"]}
     data = masks.run.dataset().assign_coords(coords)
-    return data.assign(
+    data = data.assign(
         deletion=(axes, deletion[:count]),
         insertion=(axes, insertion[:count]),
         random_deletion=(("draw", "masked"), deletion[count:]),
@@ -161,9 +138,13 @@ def _dataset(
         random_high=(("curve", "masked"), bands[1]),
         area=(axes[:1], area[:count]),
         random_area=(("draw",), area[count:]),
-        p=(axes[:1], p),
+        p=(axes[:1], (1 + (area[count:] >= area[:count, None]).sum(-1)) / (1 + orders)),
         order=(("explanation", "rank"), rankings),
+        everything_masked=((), float(everything)),
     )
+    facts = {"reference": reference_words(reference), "target": masks.name, "orders": orders}
+    data.attrs = masks.run.describe("deletion_curves", "Deletion and insertion", _SOURCE, units=masks.units, **facts)
+    return data
 
 
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -172,17 +153,14 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     place = np.argsort(orders, axis=1)
     first = place[:, None, :] < np.arange(players + 1)[:, None]
     keep = np.stack([~first, first]).reshape(-1, players)
-    middle = int(np.argmin(np.abs(np.array(quantiles_of(masks.run)) - 0.5)))
-    forecasts = masks(np.concatenate([np.ones((1, players), dtype=bool), keep]))[:, middle]
+    forecasts = masks(np.concatenate([np.ones((1, players), dtype=bool), keep]))[:, masks.middle]
     distances = np.abs(forecasts[1:] - forecasts[0]).mean(-1)
     deletion, insertion = distances.reshape(2, len(orders), players + 1)
     return deletion, insertion
 
 
 def scores_of(explanation: Any, players: int) -> np.ndarray:
-    """Compute the importance of each segment, (segment,).
-
-    Of an attribution it is the mean size over steps at the middle quantile; scores stay as they are.
+    """Compute the importance of each segment, (segment,): the mean size over steps at the median, or scores as given.
 
     Raises:
         InputError: scores are no numbers, or not one for each segment.
@@ -202,15 +180,8 @@ def scores_of(explanation: Any, players: int) -> np.ndarray:
 
 def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
     """Return the segments of a result."""
-    kinds = data["kind"].values
+    columns = (data[name].values for name in ("segment", "row", "start", "stop", "kind"))
     return tuple(
         Segment(str(name), int(row), int(start), int(stop), kind)
-        for name, row, start, stop, kind in zip(
-            *(data[part].values for part in ("segment", "row", "start", "stop")), kinds, strict=True
-        )
+        for name, row, start, stop, kind in zip(*columns, strict=True)
     )
-
-
-def _segments(explanations: Explanations) -> tuple[Segment, ...] | None:
-    results = [each for each in explanations.values() if isinstance(each, xr.Dataset)]
-    return segments_in(results[0]) if results else None

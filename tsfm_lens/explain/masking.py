@@ -27,13 +27,10 @@ OWN_MASK = "the model's own mask"
 
 @dataclass(frozen=True, eq=False)
 class MaskedBatch(SeriesBatch):
-    """Series of which some may be all missing values, and known futures with gaps.
-
-    Made of a batch that has been checked, with other values in it.
-    """
+    """Series of a checked batch with other values: some may be all missing values, and known futures have gaps."""
 
     def __post_init__(self) -> None:
-        """Skip the checks of the base class: all columns were checked before anything was masked."""
+        """Skip the checks of the base class."""
 
 
 def reference_values(
@@ -86,24 +83,10 @@ def reference_values(
     return tuple(references)
 
 
-def reference_rows(
-    batch: SeriesBatch, numeric: SeriesBatch, reference: Reference, horizon: int, seed: int
-) -> tuple[np.ndarray, ...]:
-    """Return the values that replace each step of each series, (time + horizon,), by name or as they are.
-
-    Args:
-        batch: the series.
-        numeric: the same, categories as the numbers that the model reads.
-        reference, horizon, seed: as in :func:`reference_values`.
-
-    Raises:
-        UnknownNameError, InputError: as there, or the reference is of no kind that there is.
-    """
+def reference_rows(batch: SeriesBatch, reference: Reference, horizon: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Return a reference by name or as it is, (time + horizon,) for each series; see :func:`reference_values`."""
     if isinstance(reference, str | Mapping):
-        if numeric is not batch:
-            # a reference that categories refuse is refused for their numbers too
-            reference_values(batch, reference, horizon, seed)
-        return reference_values(numeric, reference, horizon, seed)
+        return reference_values(batch, reference, horizon, seed)
     if not isinstance(reference, Sequence | np.ndarray):
         raise InputError(
             f"reference={reference!r} is of no kind that there is; expected one of {', '.join(map(repr, REFERENCES))}, "
@@ -209,19 +192,16 @@ def masked(
 ) -> MaskedBatch:
     """Copy one item, with some of its segments masked in each copy.
 
-    Steps that belong to no segment are shown in every copy.
-
     Args:
         batch: the series of one item.
-        segments: of that item.
+        segments: of that item; steps of none are shown in every copy.
         keep: (mask, segment) whether a copy shows a segment.
-        reference: values of masked steps, see :func:`reference_values`; or the values themselves, for each series
-            (time + horizon,).
+        reference: values of masked steps, by name (:func:`reference_values`) or (time + horizon,) for each series.
         horizon: steps of known futures.
         seed: of a shuffled reference.
 
     Returns:
-        mask-major copies, which stay apart as groups of their own.
+        Copies, mask by mask, each a group of its own.
 
     Raises:
         InputError: the batch has several items, segments overlap or lie outside, or keep has another shape.
@@ -236,7 +216,7 @@ def masked(
         raise InputError(f"masks are of one item, and this batch has {len(set(batch.groups))}; use run.select(…)")
     refuse_overlap(segments, batch, horizon)
     visible = checked_keep(keep, len(segments))
-    stands = reference_rows(batch, batch, reference, horizon, seed)
+    stands = reference_rows(batch, reference, horizon, seed)
     rows = []
     for row in range(len(batch)):
         values = _whole(batch, row, horizon)
@@ -252,35 +232,25 @@ def masked(
                 copies[~visible[:, column], place] = stands[row][place]
         copies.flags.writeable = False
         rows.append(copies)
-    return _batch_of(batch, rows, len(visible))
+    masks = range(len(visible))
+    series = list(zip(rows, batch.lengths, [future is not None for future in batch.futures], strict=True))
+    columns: dict[str, Any] = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
+    columns |= {
+        name: tuple(f"{mask}/{each}" for mask in masks for each in getattr(batch, name)) for name in ("ids", "groups")
+    }
+    columns["values"] = tuple(copies[mask, :length] for mask in masks for copies, length, _ in series)
+    columns["futures"] = tuple(
+        copies[mask, length:] if known else None for mask in masks for copies, length, known in series
+    )
+    return MaskedBatch(freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns)
 
 
 def checked_keep(keep: Any, count: int) -> np.ndarray:
-    """Return ``keep`` as bools, (mask, segment).
-
-    Raises:
-        InputError: another shape, or nothing in it.
-    """
+    """Return ``keep`` as bools, (mask, segment)."""
     visible = np.atleast_2d(np.asarray(keep))
     if visible.ndim != 2 or visible.shape[1] != count or not len(visible) or not np.isin(visible, (0, 1)).all():
         raise InputError(f"keep has shape {np.shape(keep)}, expected bools (mask, segment) with {count} segments")
     return visible.astype(bool)
-
-
-def _batch_of(batch: SeriesBatch, rows: Sequence[np.ndarray], masks: int) -> MaskedBatch:
-    columns: dict[str, Any] = {name: getattr(batch, name) * masks for name in COLUMNS}
-    for name in ("ids", "groups"):
-        columns[name] = tuple(f"{mask}/{each}" for mask in range(masks) for each in getattr(batch, name))
-    has_future = [future is not None for future in batch.futures]
-    columns["values"] = tuple(
-        copies[mask, :length] for mask in range(masks) for copies, length in zip(rows, batch.lengths, strict=True)
-    )
-    columns["futures"] = tuple(
-        copies[mask, length:] if ahead else None
-        for mask in range(masks)
-        for copies, length, ahead in zip(rows, batch.lengths, has_future, strict=True)
-    )
-    return MaskedBatch(freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns)
 
 
 def reference_words(reference: Reference) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,38 +11,28 @@ import numpy as np
 import torch
 import xarray as xr
 
-from tsfm_lens.ablation.notices import saying_once
-from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.routes import all_effects, component_coords
-from tsfm_lens.explain.sides import two_sides
-from tsfm_lens.explain.values import single_pass
-from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import own_rounding, ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE, Control
 
-__all__ = ["NULLS", "held_against", "route_effects", "untrained_twin"]
+__all__ = ["NULLS", "held_against", "untrained_twin"]
 
 Null = Literal["untrained", "random components", "shuffled series"]
 NULLS: tuple[Null, ...] = ("untrained", "random components", "shuffled series")
 """What a claim is held against; see :func:`held_against`."""
-# untrained twins, or orders of the series
-_DRAWS = 3
+DRAWS = 3
+"""Untrained twins, or orders of the series."""
 
 
 def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
     """Copy a model without its learned structure: the entries of each matrix and bias in random order.
 
-    Only the sizes of the entries and the gains of norms remain of the training. The twin depends on the weights alone:
-    it is defined for every architecture, and is the same for the same files under any name. It is not the model before
-    its training; the recipes of the embedded checkpoints build that one.
+    Only the sizes of the entries and the gains of norms remain of the training. It depends on the weights alone, and is
+    not the model before its training.
 
     Args:
         lens: the model; it stays as it is.
@@ -77,7 +67,7 @@ def held_against(
     *,
     name: str,
     groups: str | None = None,
-    draws: int = _DRAWS,
+    draws: int = DRAWS,
     seed: int = 0,
     control: Control = "by",
     **options: Any,
@@ -128,17 +118,22 @@ def held_against(
         raise InputError(f"the result of kind {data.attrs.get('kind')!r} has no {name!r} over members and series")
     dims = [str(dim) for dim in data[name].dims if dim != "series"]
     own = _shares(data, name, dims)
-    labels = _groups(data, groups, dims, own.shape[:-1])
-    by_group = null == "random components" or (null == "untrained" and "segment" not in dims)
+    labels = np.zeros(own.shape[:-1], dtype=int)
+    if groups is not None:
+        numbers = data[groups].copy(data=np.unique(data[groups].values.astype(str), return_inverse=True)[1])
+        labels = numbers.broadcast_like(data[name].isel(series=0)).transpose(*dims).values
     if null == "random components":
         floor = _of_others(own, labels)
     else:
-        others = [_shares(probe(other, **options), name, dims) for other in null_runs(run, null, draws, seed)]
-        floor = _of_group(np.stack(others), labels) if by_group else np.max(others, axis=0)
+        others = np.stack([_shares(probe(other, **options), name, dims) for other in null_runs(run, null, draws, seed)])
+        floor = others.max(0)
+        if null == "untrained" and "segment" not in dims:
+            for label in np.unique(labels):
+                # (draw, member, series) of one group
+                floor[labels == label] = np.nanquantile(others[:, labels == label], CONFIDENCE, axis=(0, 1))
     share = f"{name}_share"
     data[share] = ((*dims, "series"), own)
-    floors = xr.DataArray(floor, dims=(*dims, "series"))
-    data = judge(data, share, floor=floors, groups=groups, control=control)
+    data = judge(data, share, floor=data[share].copy(data=floor), groups=groups, control=control)
     return data.assign_attrs(against=null, null_draws=0 if null == "random components" else draws)
 
 
@@ -147,25 +142,6 @@ def _shares(data: xr.Dataset, name: str, dims: list[str]) -> np.ndarray:
     values = np.abs(data[name].transpose(*dims, "series").values.astype(float))
     whole = np.nansum(values, axis=tuple(range(values.ndim - 1)))
     return np.divide(values, whole, out=np.zeros_like(values), where=whole > 0)
-
-
-def _groups(data: xr.Dataset, groups: str | None, dims: list[str], shape: tuple[int, ...]) -> np.ndarray:
-    """Return one label for each member, (member, …)."""
-    if groups is None:
-        return np.zeros(shape, dtype=int)
-    labels = data[groups].variable
-    numbers = np.unique(labels.values.astype(str), return_inverse=True)[1].reshape(labels.shape)
-    sizes = dict(zip(dims, shape, strict=True))
-    return xr.Variable(labels.dims, numbers).set_dims(sizes).transpose(*dims).values
-
-
-def _of_group(others: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Compute the 95 % quantile of others (draw, member, …) over draws and the group's members: (member, …, series)."""
-    floor = np.zeros(others.shape[1:])
-    for label in np.unique(labels):
-        # (draw, member, series) of one group
-        floor[labels == label] = np.nanquantile(others[:, labels == label], CONFIDENCE, axis=(0, 1))
-    return floor
 
 
 def _of_others(own: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -205,71 +181,3 @@ def _shuffle(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
             future = batch.futures[row]
             futures[row] = None if future is None else future[ahead[ahead < len(future)]]
     return replace(batch, values=tuple(values), futures=tuple(futures))
-
-
-@probe(
-    "route_effects",
-    lambda results: (single_pass(results.run),),
-    words="route_effects of all items",
-    options={"parts": 3, "reference": "mean"},
-)
-@saying_once
-def route_effects(
-    run: Run,
-    *,
-    parts: Mapping[str, Any] | int | None = None,
-    reference: Reference = "mean",
-    components: Sequence[str | Component] | None = None,
-    against: Null | None = None,
-    control: Control = "holm",
-    draws: int = _DRAWS,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> xr.Dataset:
-    """Measure the share of the input's influence that goes through each component, over many items.
-
-    Args:
-        run: the forecasts to explain.
-        parts, reference, components: as in :func:`tsfm_lens.explain.input_routes`; every component is tried.
-        against: also hold it against a null, see :func:`held_against`.
-        control: see :func:`tsfm_lens.probes.findings.judge`.
-        draws, seed: of the null; ``seed`` of a shuffled reference, too.
-        progress: called with the items done and their number.
-
-    Returns:
-        Dataset of kind "route_effects": ``carried`` (component, series), the mean absolute effect of all segments
-        through the component over their mean absolute total effect, with what ``judge`` adds, components of each kind
-        for themselves; over series, one for each item, its first target. Against a null also what
-        :func:`held_against` adds, as ``carried_share``.
-
-    Source:
-        Wang et al. 2022 (path patching); Adebayo et al. 2018 (nulls).
-
-    Raises:
-        InputError: as in :func:`tsfm_lens.explain.input_routes`.
-        UnknownNameError: no such reference, null or control.
-
-    Example:
-        >>> dict(explain.route_effects(driven, parts=2)["carried"].sizes)["series"]
-        1
-    """
-    if against is not None:
-        how: dict[str, Any] = {"parts": parts, "reference": reference, "components": components, "seed": seed}
-        more: dict[str, Any] = {"groups": "component_kind", "draws": draws, "control": control}
-        return held_against(route_effects, run, against, name="carried", **more, **how)
-    groups = list(dict.fromkeys(run.batch.groups))
-    rows = [run.batch.groups.index(group) for group in groups]
-    shares = []
-    for item in range(len(groups)):
-        places, effect, total = all_effects(two_sides(run, item, 0, parts, reference, seed), components)
-        sizes, whole = np.abs(effect).mean(-1).sum(0), np.abs(total).mean(-1).sum()
-        shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
-        if progress is not None:
-            progress(item + 1, len(groups))
-    data = run.dataset().isel(series=rows).assign_coords(component_coords(places))
-    data["carried"] = (("component", "series"), np.stack(shares, axis=1))
-    reference_name = reference_words(reference)
-    source = "Wang et al. 2022; Adebayo et al. 2018, arXiv:1810.03292"
-    data.attrs = run.describe("route_effects", "Routes over many series", source, reference=reference_name, units="")
-    floor = own_rounding(run)[rows] / np.maximum(ranges(run, run.point)[rows], np.finfo(float).tiny)
-    return judge(data, "carried", floor=floor, groups="component_kind", control=control)

@@ -1,8 +1,8 @@
-"""Input attribution of every item of a batch: sizes and directions of effects over many series."""
+"""Effects over every item of a batch: of its inputs, and of the components that they go through."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,19 @@ from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data.naive import seasonal_error
 from tsfm_lens.explain.attribution import attribute_inputs
-from tsfm_lens.explain.masking import Reference
-from tsfm_lens.explain.nulls import Null, held_against
-from tsfm_lens.models.noise import own_rounding
+from tsfm_lens.explain.masking import Reference, reference_words
+from tsfm_lens.explain.nulls import DRAWS, Null, held_against
+from tsfm_lens.explain.paired_runs import PairedRuns
+from tsfm_lens.explain.routes import all_effects, route_coords
+from tsfm_lens.explain.values import single_pass
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.models.noise import own_rounding, ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import Control
 
-__all__ = ["input_effects"]
+__all__ = ["input_effects", "route_effects"]
 
 
 @probe("input_effects", options={"parts": 6})
@@ -51,12 +56,10 @@ def input_effects(
 
     Returns:
         Dataset of kind "input_effects" over (segment, series), NaN where an item has no such segment or its target is
-        constant: ``effect``, what
-        it moves the middle of the forecast by, mean over steps; ``size``, the mean of the sizes over steps, with what
-        :func:`tsfm_lens.probes.findings.judge` adds, segments of each kind for themselves; ``value``, the mean of the
-        segment's values, in standard deviations from the mean of their context: whether a high value moves the
-        forecast up (NaN of a whole context). ``unit`` (series) in data units. Coordinates of ``segment``: ``row``,
-        ``start``, ``stop``, ``kind``.
+        constant: ``effect``, the move of the forecast's middle, mean over steps; ``size``, the mean of its sizes over
+        steps, with what :func:`tsfm_lens.probes.findings.judge` adds, segments of each kind for themselves; ``value``,
+        the mean of the segment's values, in standard deviations from the mean of their context (NaN of a whole
+        context). ``unit`` (series) in data units. Coordinates of ``segment``: ``row``, ``start``, ``stop``, ``kind``.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.
@@ -71,41 +74,40 @@ def input_effects(
     if against is not None:
         more: dict[str, Any] = {"method": method, "reference": reference, "parts": parts, "seed": seed, **how}
         return held_against(input_effects, run, against, name="size", groups="kind", **more)
-    batch = run.batch
-    groups = list(dict.fromkeys(batch.groups))
-    rows = [batch.groups.index(group) for group in groups]
+    batch, (groups, rows) = run.batch, _first_rows(run)
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
     results: list[xr.Dataset] = []
     for item in range(len(groups)):
         results.append(attribute_inputs(run, item, method, reference, parts=parts, seed=seed, **how))
         if progress is not None:
             progress(item + 1, len(groups))
+    # coordinates of each segment are those in the first item that has it
+    places = {name: one.sel(segment=name) for one in reversed(results) for name in one["segment"].values}
     names = list(dict.fromkeys(name for one in results for name in one["segment"].values))
-    shape = (len(names), len(rows))
-    effect, size, value = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape, np.nan)
+    effect, size, value = np.full((3, len(names), len(rows)), np.nan)
     for column, one in enumerate(results):
-        places = [names.index(name) for name in one["segment"].values]
+        at = [names.index(name) for name in one["segment"].values]
         middle = one["attribution"].sel(quantile=0.5, method="nearest")
-        effect[places, column] = middle.mean("step").values / unit[column]
-        size[places, column] = np.abs(middle.values).mean(middle.dims.index("step")) / unit[column]
-        value[places, column] = _heights(one)
-    data = run.dataset().isel(series=rows).assign_coords({"segment": names, **_places(results, names)})
+        effect[at, column] = middle.mean("step").values / unit[column]
+        size[at, column] = np.abs(middle.values).mean(middle.dims.index("step")) / unit[column]
+        value[at, column] = _heights(one)
+    coords: dict[str, Any] = {"segment": names}
+    for coord in ("row", "start", "stop", "kind"):
+        coords[coord] = ("segment", [places[name][coord].item() for name in names])
+    data = run.dataset().isel(series=rows).assign_coords(coords)
     axes = ("segment", "series")
     data = data.assign(effect=(axes, effect), size=(axes, size), value=(axes, value), unit=(("series",), unit))
-    about = {name: results[0].attrs[name] for name in ("method", "reference", "statistic", "missing_values")}
+    facts = {name: results[0].attrs[name] for name in ("method", "reference", "statistic", "missing_values")}
     total = sum(int(one.attrs["forecasts"]) for one in results)
-    data.attrs = run.describe(
-        "input_effects", "Effects of inputs", results[0].attrs["source"], **about, forecasts=total
-    )
+    source = results[0].attrs["source"]
+    data.attrs = run.describe("input_effects", "Effects of inputs", source, **facts, forecasts=total)
     return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
 
 
-def _places(results: list[xr.Dataset], names: list[str]) -> dict[str, tuple[str, list[Any]]]:
-    """Return coordinates of all segments, of each as in the first item that has it."""
-    first = {name: one.sel(segment=name) for one in reversed(results) for name in one["segment"].values}
-    return {
-        what: ("segment", [first[name][what].item() for name in names]) for what in ("row", "start", "stop", "kind")
-    }
+def _first_rows(run: Run) -> tuple[list[str], list[int]]:
+    """Return the items of a run, and the row of each one's first series."""
+    groups = list(dict.fromkeys(run.batch.groups))
+    return groups, [run.batch.groups.index(group) for group in groups]
 
 
 def _heights(one: xr.Dataset) -> np.ndarray:
@@ -124,3 +126,69 @@ def _heights(one: xr.Dataset) -> np.ndarray:
         spread = float(past.std())
         heights.append(float(part.mean() - past.mean()) / spread if len(part) and spread > 0 else np.nan)
     return np.array(heights)
+
+
+@probe(
+    "route_effects",
+    lambda results: (single_pass(results.run),),
+    words="route_effects of all items",
+    options={"parts": 3, "reference": "mean"},
+)
+@saying_once
+def route_effects(
+    run: Run,
+    *,
+    parts: Mapping[str, Any] | int | None = None,
+    reference: Reference = "mean",
+    components: Sequence[str | Component] | None = None,
+    against: Null | None = None,
+    control: Control = "holm",
+    draws: int = DRAWS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure the share of the input's influence that goes through each component, over many items.
+
+    Args:
+        run: the forecasts to explain.
+        parts, reference, components: as in :func:`tsfm_lens.explain.input_routes`; every component is tried.
+        against: also hold it against a null, see :func:`held_against`.
+        control: see :func:`tsfm_lens.probes.findings.judge`.
+        draws, seed: of the null; ``seed`` of a shuffled reference, too.
+        progress: called with the items done and their number.
+
+    Returns:
+        Dataset of kind "route_effects": ``carried`` (component, series), the mean absolute effect of all segments
+        through the component over their mean absolute total effect, with what ``judge`` adds, components of each kind
+        for themselves; over series, one for each item, its first target. Against a null also what
+        :func:`held_against` adds, as ``carried_share``.
+
+    Source:
+        Wang et al. 2022 (path patching); Adebayo et al. 2018 (nulls).
+
+    Raises:
+        InputError: as in :func:`tsfm_lens.explain.input_routes`.
+        UnknownNameError: no such reference, null or control.
+
+    Example:
+        >>> dict(explain.route_effects(driven, parts=2)["carried"].sizes)["series"]
+        1
+    """
+    if against is not None:
+        how: dict[str, Any] = {"parts": parts, "reference": reference, "components": components, "seed": seed}
+        more: dict[str, Any] = {"groups": "component_kind", "draws": draws, "control": control}
+        return held_against(route_effects, run, against, name="carried", **more, **how)
+    groups, rows = _first_rows(run)
+    shares = []
+    for item in range(len(groups)):
+        places, effect, total = all_effects(PairedRuns(run, parts, reference, item, 0, seed), components)
+        sizes, whole = np.abs(effect).mean(-1).sum(0), np.abs(total).mean(-1).sum()
+        shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
+        if progress is not None:
+            progress(item + 1, len(groups))
+    data = run.dataset().isel(series=rows).assign_coords(route_coords(places))
+    data["carried"] = (("component", "series"), np.stack(shares, axis=1))
+    source, words = "Wang et al. 2022; Adebayo et al. 2018, arXiv:1810.03292", reference_words(reference)
+    data.attrs = run.describe("route_effects", "Routes over many series", source, reference=words, units="")
+    floor = own_rounding(run)[rows] / np.maximum(ranges(run, run.point)[rows], np.finfo(float).tiny)
+    return judge(data, "carried", floor=floor, groups="component_kind", control=control)

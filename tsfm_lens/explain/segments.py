@@ -53,12 +53,12 @@ class Segment:
         return self.stop - self.start
 
 
-def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
-    """Return positions of the series of one item of a batch.
+def _is_position(value: Any, first: int, count: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(first <= value < count)
 
-    Args:
-        batch: the series.
-        item: the item's position, the name of its group, or the id of one of its series.
+
+def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
+    """Return positions of the series of one item: by its position, its group's name, or the id of one of its series.
 
     Raises:
         InputError: there are fewer items.
@@ -73,7 +73,7 @@ def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
         name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
         if name not in groups:
             raise unknown_name("item", item, dict.fromkeys([*groups, *batch.ids]))
-    elif isinstance(item, bool) or not isinstance(item, int | np.integer) or not -len(groups) <= item < len(groups):
+    elif not _is_position(item, -len(groups), len(groups)):
         raise InputError(f"item {item!r} of a batch of {len(groups)}; expected a position from 0, or a name")
     else:
         name = groups[int(item)]
@@ -91,23 +91,14 @@ def item_of(run: Run, item: int | str = 0) -> Run:
 
 
 def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
-    """Return the position in an item of the target that is explained.
-
-    Args:
-        batch: the series of one item.
-        target: its position among the item's targets, or the name of its variate or series.
-
-    Raises:
-        InputError: there are fewer targets.
-        UnknownNameError: no target is called so.
-    """
+    """Return the row of a target in its item, by its position among targets or the name of its variate or series."""
     rows = [row for row, role in enumerate(batch.roles) if role == "target"]
     if isinstance(target, str):
         by_name = {batch.ids[row]: row for row in rows} | {batch.variates[row]: row for row in rows}
         if target not in by_name:
             raise unknown_name("target", target, by_name)
         return by_name[target]
-    if isinstance(target, bool) or not isinstance(target, int | np.integer) or not 0 <= target < len(rows):
+    if not _is_position(target, 0, len(rows)):
         raise InputError(f"target {target!r} of an item with {len(rows)}; expected a position from 0, or a name")
     return rows[int(target)]
 
@@ -120,8 +111,7 @@ def token_edges(run: Run) -> tuple[int, ...]:
         (-2, -1, 0)
     """
     spans = run.spans[run.lens.wiring.stacks[0].name]
-    ends = {*spans.start, *spans.stop}
-    return tuple(sorted(edge for edge in ends if edge <= 0))
+    return tuple(sorted(edge for edge in {*spans.start, *spans.stop} if edge <= 0))
 
 
 def segments(
@@ -141,8 +131,8 @@ def segments(
 
     Args:
         run_or_batch: a run, or series, of which no tokens are known.
-        item: see :func:`item_rows`.
-        target: the target that is explained; see :func:`target_row`.
+        item: by position or name, see :func:`item_rows`.
+        target: the explained target, by position among the item's targets or by name.
         horizon: forecast steps; those of the run if None. A batch with known covariates needs it.
         parts: most stretches of the target's past; if None as many as make 12 segments in all, at least 4.
         season: steps of a season; the series' own if None, and 1 for none.
@@ -170,14 +160,17 @@ def segments(
         raise InputError("series with known covariates are cut up to the horizon; give horizon=…, or a run")
     ahead = 0 if steps is None else steps
     batch.known_future(ahead)
-    edges, first = _visible_range(run_or_batch, rows)
+    if isinstance(run_or_batch, Run):
+        one = run_or_batch.select(rows)
+        edges, first = token_edges(one), -min(batch.lengths[0], one.lens.context_length)
+    else:
+        first = -batch.lengths[0]
+        edges = tuple(range(first, 1))
     target_position = target_row(batch, target)
     period = batch.seasonalities[target_position] if season is None else season
     beside = len(batch) - 1 + ("known" in batch.roles and others == "past and future") * batch.roles.count("known")
     count = max(EXACT - beside, _FEWEST) if parts is None else parts
-    for value, what in ((count, "parts"), (period, "season")):
-        if not is_count(value):
-            raise InputError(f"{what}={value!r} is no number; expected an integer of 1 or more")
+    _refuse_no_count(parts=count, season=period)
     width = _width(-first, count, period, edges)
     result = []
     for row in [target_position, *(row for row in range(len(batch)) if row != target_position)]:
@@ -188,14 +181,10 @@ def segments(
     return tuple(result)
 
 
-def _visible_range(run_or_batch: Run | SeriesBatch, rows: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Return edges of tokens, and the first step that the model sees."""
-    if isinstance(run_or_batch, Run):
-        one = run_or_batch.select(list(rows))
-        first = -min(one.batch.lengths[0], run_or_batch.lens.context_length)
-        return token_edges(one), first
-    first = -run_or_batch.lengths[rows[0]]
-    return tuple(range(first, 1)), first
+def _refuse_no_count(**values: Any) -> None:
+    for name, value in values.items():
+        if not is_count(value):
+            raise InputError(f"{name}={value!r} is no number; expected an integer of 1 or more")
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
@@ -253,7 +242,7 @@ def refined(
 
     Args:
         parts: segments of one item.
-        where: which to cut: names, positions, segments, or one bool each.
+        where: names, positions or segments to cut, or one bool for each.
         into: pieces of each.
         width: steps of a piece, counted back from the end of its segment, in place of ``into``.
         edges: steps at which a piece may begin or end, as of :func:`token_edges`; any if None. Steps after the
@@ -268,28 +257,20 @@ def refined(
         >>> [part.name for part in explain.refined(whole, ["cause, future"], width=4)][-2:]
         ['cause 0 to 3', 'cause 4 to 7']
     """
-    for value, what in ((into, "into"), (1 if width is None else width, "width")):
-        if not is_count(value):
-            raise InputError(f"{what}={value!r} is no number; expected an integer of 1 or more")
-    positions = set(positions_of(parts, where))
+    _refuse_no_count(into=into, width=1 if width is None else width)
+    positions = set(_positions(parts, where))
     result: list[Segment] = []
     for index, part in enumerate(parts):
         result += _pieces(part, into, width, edges) if index in positions else [part]
     return tuple(result)
 
 
-def positions_of(parts: Sequence[Segment], where: Iterable[str | int | bool | Segment]) -> list[int]:
-    """Return positions of segments by name, by position, as they are, or by one bool each.
-
-    Raises:
-        InputError: a position is out of range, or there are more or fewer bools than segments.
-        UnknownNameError: no segment is called so.
-    """
+def _positions(parts: Sequence[Segment], where: Iterable[str | int | bool | Segment]) -> list[int]:
     selection: list[Any] = [where] if isinstance(where, str | Segment) else list(where)
     if selection and all(isinstance(each, bool | np.bool_) for each in selection):
         if len(selection) != len(parts):
             raise InputError(f"{len(selection)} bools choose among {len(parts)} segments; expected one each")
-        return [index for index, each in enumerate(selection) if each]
+        return np.flatnonzero(selection).tolist()
     names = [part.name for part in parts]
     positions = []
     for each in selection:
@@ -321,16 +302,7 @@ def _pieces(part: Segment, into: int, width: int | None, edges: Sequence[int] | 
 
 
 def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
-    """Refuse segments that are no parts of an item.
-
-    Args:
-        parts: segments.
-        batch: the series of the item.
-        horizon: forecast steps.
-
-    Raises:
-        InputError: names the first that overlaps another, lies outside of its series, or is called like another.
-    """
+    """Refuse segments that overlap, lie outside of their series in the item, or share a name."""
     if not parts:
         raise InputError("there are no segments to explain by; tsfm_lens.explain.segments(run) cuts an item")
     duplicates = [name for name, times in Counter(part.name for part in parts).items() if times > 1]
@@ -352,7 +324,13 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
         by_row[part.row].append(part)
 
 
-def given_parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
+def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
+    """Return coordinates of segments: name, row, start, stop and kind."""
+    columns = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
+    return {"segment": [part.name for part in parts], **columns}
+
+
+def cut_parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
     """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
     if parts is None or isinstance(parts, int):
         return segments(run, item, target=target, parts=parts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,8 +23,9 @@ from tsfm_lens.explain.masking import (
     mask_seen,
     masked,
     reference_rows,
+    reference_values,
 )
-from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row, token_edges
+from tsfm_lens.explain.segments import Segment, cut_parts, item_of, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
@@ -53,12 +54,10 @@ def forecasts(
 ) -> np.ndarray:
     """Compute a run's forecast of one target under each mask.
 
-    Each is the library's own forecast of the masked series, in rollouts too, and equal to it up to rounding; as many
-    run side by side as the memory takes. Of models that draw sample paths it is, in one pass, the value of a single
-    forward, which takes no draw: of token models the expected value at each step, given the context and the run's own
-    path so far, whatever is masked; of a distribution its mean. In a rollout it is the quantiles of the sample paths,
-    and every mask draws the same random numbers, those of the item alone under the run's seed. Further seeds measure
-    the remaining noise of the draws.
+    Each is the library's own forecast of the masked series, up to rounding. Of models that draw sample paths it is, in
+    one pass, the value of a single forward: of token models the expected value at each step, given the context and the
+    run's own path so far, whatever is masked; of a distribution its mean. In a rollout it is the quantiles of the
+    sample paths, and every mask draws the same random numbers, those of the item alone under the run's seed.
 
     Args:
         run: the forecast to explain.
@@ -98,42 +97,27 @@ def statistic_of(run: Run) -> str:
 
 
 @dataclass(eq=False)
-class Masks:
-    """Forecast of one target as a function of the visible segments; each mask is run once.
+class MaskedItem:
+    """One item of a run, whose input is cut into segments that can be masked.
 
     Attributes:
-        run, segments, reference, item, target, seed, progress: as in :func:`forecasts`; the run becomes that of the
-            item alone.
+        run, reference, item, target, seed: as in :func:`forecasts`; the run becomes that of the item alone.
+        segments: of the item, or what :func:`tsfm_lens.explain.segments` makes them from.
         row: of the target in the item.
-        made: number of forecasts so far.
-        repeats: seeds under which a rollout of a model that draws is looked at; see ``redrawn``.
-
-    In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share what the model makes of their
-    beginning, up to rounding. It needs a reference of numbers: gaps are filled from both sides. Over all masks of n
-    equal segments no more than 2 (1 - 2 ** -n) / n of the patches are left, which is a sixth of them for 12.
-
-    Of the other models none can: TimesFM 3 and TimesFM 2.5 of transformers are causal and keep no keys and values from
-    which to go on; Toto 1 keeps them and centres positions anew at each step, so that what goes on from them differs
-    from a whole forward by more than rounding; Toto 2 keeps them in the model for one fixed batch, whose rows cannot
-    part. In Chronos, Chronos-Bolt, Chronos-2 and Moirai 1.1 tokens look ahead, and Moirai 2 scales every patch by the
-    whole context.
     """
 
     run: Run
-    segments: Sequence[Segment]
+    segments: Any = None
     reference: Reference = "mean"
     item: int | str = 0
     target: int | str = 0
     seed: int = 0
-    progress: Progress | None = None
-    repeats: int = 1
     row: int = field(init=False)
-    _cache: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.run = item_of(self.run, self.item)
         self.row = target_row(self.run.batch, self.target)
-        self.segments = tuple(self.segments)
+        self.segments: tuple[Segment, ...] = cut_parts(self.run, 0, self.target, self.segments)
         refuse_overlap(self.segments, self.batch, self.run.horizon)
 
     @cached_property
@@ -142,15 +126,65 @@ class Masks:
         renumber: Any = getattr(self.run.lens.adapter, "numbered", None)
         return self.run.batch if renumber is None else renumber(self.run.batch)
 
+    @property
+    def name(self) -> str:
+        """Name of the target."""
+        return self.run.batch.ids[self.row]
+
+    @property
+    def units(self) -> str:
+        """Units of the target."""
+        return self.run.batch.units[self.row]
+
     @cached_property
     def stands(self) -> tuple[np.ndarray, ...]:
         """Values (time + horizon,) for each series that replace it where it is masked."""
-        return reference_rows(self.run.batch, self.batch, self.reference, self.run.horizon, self.seed)
+        if self.batch is not self.run.batch and isinstance(self.reference, str | Mapping):
+            # a reference that categories refuse is refused for their numbers too
+            reference_values(self.run.batch, self.reference, self.run.horizon, self.seed)
+        return reference_rows(self.batch, self.reference, self.run.horizon, self.seed)
+
+    def masked(self, keep: Any) -> MaskedBatch:
+        """Mask the series; see :func:`tsfm_lens.explain.masked`."""
+        return masked(self.batch, self.segments, keep, self.stands, horizon=self.run.horizon)
+
+
+@dataclass(eq=False)
+class Masks(MaskedItem):
+    """Forecast of one target as a function of the visible segments; each mask is run once.
+
+    Attributes:
+        progress: called with the masks done and their number.
+        repeats: seeds under which a rollout of a model that draws is run; see ``redrawn``.
+
+    In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share what the model makes of their
+    beginning, up to rounding. It needs a reference of numbers: gaps are filled from both sides. Over all masks of n
+    equal segments no more than 2 (1 - 2 ** -n) / n of the patches are left, which is a sixth of them for 12. No other
+    model can: tokens look ahead, or patches are scaled by the whole context, or no keys and values are kept, or those
+    that are kept give another forecast than a whole forward (Toto 1) or one fixed batch only (Toto 2).
+    """
+
+    progress: Progress | None = None
+    repeats: int = 1
+    _cache: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     @cached_property
     def mask(self) -> str:
         """Treatment of missing values by the model; see :func:`tsfm_lens.explain.mask_seen`."""
         return mask_seen(self.run.lens, self.batch)
+
+    @cached_property
+    def middle(self) -> int:
+        """Position of the quantile that is nearest to the median."""
+        return int(np.argmin(np.abs(np.array(quantiles_of(self.run)) - 0.5)))
+
+    @cached_property
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Forecast of everything, and of nothing but the reference, (quantile, step) each, mean over seeds."""
+        players = len(self.segments)
+        both = np.array([[True] * players, [False] * players])
+        whole, nothing = np.mean([each(both) for each in self.redrawn], axis=0)
+        return whole, nothing
 
     @cached_property
     def redrawn(self) -> tuple[Masks, ...]:
@@ -160,7 +194,7 @@ class Masks:
         run, others = self.run, []
         for _ in range(self.repeats - 1):
             run = run.redrawn
-            others.append(Masks(run, self.segments, self.reference, 0, self.target, self.seed, self.progress))
+            others.append(replace(self, run=run, item=0, repeats=1))
         return (self, *others)
 
     @property
@@ -168,32 +202,24 @@ class Masks:
         """Number of forecasts so far."""
         return len(self._cache)
 
-    def masked(self, keep: Any) -> MaskedBatch:
-        """Mask the series; see :func:`tsfm_lens.explain.masked`."""
-        return masked(self.batch, self.segments, keep, self.stands, horizon=self.run.horizon)
-
     def __call__(self, keep: Any) -> np.ndarray:
         """Compute forecasts (mask, quantile, step) of masks (mask, segment)."""
         self.run._refuse_other_hooks()
         visible = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
-        new = {key: index for index, key in enumerate(keys) if key not in self._cache}
-        pending = visible[list(new.values())]
-        names = list(new)
+        places = np.array([*{key: index for index, key in enumerate(keys) if key not in self._cache}.values()], int)
         if self._shares:
             # masks that begin alike stand together
-            order = np.lexsort(pending[:, np.argsort([part.start for part in self.segments])[::-1]].T)
-            pending, names = pending[order], [names[index] for index in order]
-        numbers = len(self.batch) * (max(self.batch.lengths) + self.run.horizon)
-        size = max(1, _NUMBERS // numbers)
+            order = np.argsort([part.start for part in self.segments])[::-1]
+            places = places[np.lexsort(visible[places][:, order].T)]
+        fit = max(1, _NUMBERS // (len(self.batch) * (max(self.batch.lengths) + self.run.horizon)))
         # chunks of equal size waste the least
-        size = -(-len(pending) // max(1, -(-len(pending) // size)))
-        for first in range(0, len(pending), max(size, 1)):
-            part = pending[first : first + size]
-            for key, value in zip(names[first:], self._forecast(part), strict=False):
-                self._cache[key] = value
+        size = max(1, -(-len(places) // max(1, -(-len(places) // fit))))
+        for first in range(0, len(places), size):
+            chunk = places[first : first + size]
+            self._cache |= zip([keys[place] for place in chunk], self._forecast(visible[chunk]), strict=True)
             if self.progress is not None:
-                self.progress(first + len(part), len(pending))
+                self.progress(first + len(chunk), len(places))
         return np.stack([self._cache[key] for key in keys])
 
     def _forecast(self, visible: np.ndarray) -> np.ndarray:
@@ -210,8 +236,15 @@ class Masks:
         else:
             quantiles = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
         values = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])[:, self.row]
-        if not np.isfinite(values).all():
-            raise InputError(self._no_number(visible[int(np.argmin(np.isfinite(values).all((1, 2))))]))
+        finite = np.isfinite(values).all((1, 2))
+        if not finite.all():
+            hidden = [
+                part.name for part, shown in zip(self.segments, visible[finite.argmin()], strict=True) if not shown
+            ]
+            raise InputError(
+                f"{run.lens.wiring.architecture} forecasts no number with {', '.join(hidden[:3])} masked; choose "
+                "another reference, such as 'mean' or 'seasonal naive'"
+            )
         return values
 
     @cached_property
@@ -243,13 +276,6 @@ class Masks:
                     f"{self.run.lens.wiring.architecture} has no mask: its library fills gaps by {self.mask}, and of "
                     f"{name!r} nothing would be left to fill from; choose reference='mean' or 'seasonal naive'"
                 )
-
-    def _no_number(self, visible: np.ndarray) -> str:
-        hidden = [part.name for part, is_visible in zip(self.segments, visible, strict=True) if not is_visible]
-        return (
-            f"{self.run.lens.wiring.architecture} forecasts no number with {', '.join(hidden[:3])} masked; choose "
-            "another reference, such as 'mean' or 'seasonal naive'"
-        )
 
 
 def takes_draws(run: Run) -> bool:

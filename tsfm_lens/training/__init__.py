@@ -1,24 +1,13 @@
-"""Training: one loop for reference checkpoints, healing, and the models of the lab, and a watch on any training."""
+"""Training: one loop, sharpness-aware minimisation, and a watch on any training."""
 
-from tsfm_lens.training.log import read_log
-from tsfm_lens.training.loop import Training
+from tsfm_lens.training.loop import Plan, Task, Training
 from tsfm_lens.training.sam import SAM
-from tsfm_lens.training.task import Plan, Task
-from tsfm_lens.training.watch import (
-    ATTENTION_MEASURES,
-    GradientNoise,
-    Sharpness,
-    Watch,
-    attention_measures,
-    attention_norms,
-    filter_normalised,
-    gradient_noise,
-    loss_landscape,
-    patterns_of,
-    read_watch,
-    sharpness,
-    together,
-)
+from tsfm_lens.training.state import read_log
+from tsfm_lens.training.watch.attention import ATTENTION_MEASURES, attention_measures, attention_norms, patterns_of
+from tsfm_lens.training.watch.callback import Watch
+from tsfm_lens.training.watch.landscape import filter_normalised, loss_landscape
+from tsfm_lens.training.watch.record import read_watch, together
+from tsfm_lens.training.watch.sharpness import GradientNoise, Sharpness, gradient_noise, sharpness
 
 __all__ = [
     "ATTENTION_MEASURES",

@@ -1,33 +1,79 @@
-"""The training loop of the project: reference checkpoints, healing after compression, and the models of the lab.
+"""One training loop, which can be stopped at any time and resumed.
 
-A run can be stopped at any time, by Ctrl-C or SIGTERM, and resumed; on one CPU thread it then ends with the weights and
-the log of a run that was never stopped, because a batch depends on step and seed alone and the state of torch's random
-numbers is kept.
+On one CPU thread a resumed run ends with the weights and the log of one that was never stopped, because a batch depends
+on step and seed alone and the state of torch's random numbers is kept.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
 
 from tsfm_lens.console import progress as progress_display
 from tsfm_lens.errors import CheckpointError, InputError
-from tsfm_lens.training.log import append, cut
-from tsfm_lens.training.state import LOG, put_back, read_state, write_snapshot, write_state
-from tsfm_lens.training.task import Plan, Task
+from tsfm_lens.training.state import LOG, append, cut, put_back, read_state, write_snapshot, write_state
 
-__all__ = ["Training"]
+__all__ = ["Plan", "Task", "Training"]
 
-Rate = Callable[[int], float]
-Callback = Callable[["Training"], object]
+
+@runtime_checkable
+class Task(Protocol):
+    """A model and its losses.
+
+    Attributes:
+        name: what is trained, in words.
+        model: the module, on the device where it is trained.
+        identity: JSON of all settings that the weights depend on; a run is resumed only by a task of the same.
+    """
+
+    model: nn.Module
+
+    @property
+    def name(self) -> str:
+        """Name in words."""
+
+    @property
+    def identity(self) -> str:
+        """JSON of all settings."""
+
+    def loss(self, step: int) -> Tensor:
+        """Compute the scalar loss of the batch of a step; the batch depends on the step and the task's seed alone."""
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Measure the model as it is, such as the validation error, the one to stop by first; {} for none."""
+
+
+class Plan(BaseModel):
+    """Plan of a run.
+
+    Attributes:
+        steps: of the optimiser.
+        save_every: steps between two saved states, each with a line of the mean loss since the last one in the log.
+        evaluate_every: steps between two evaluations; 0 for none.
+        patience: evaluations in a row without a lower first measure after which the run ends with the best weights;
+            None for never.
+        snapshots: steps at which the weights are kept in the history, 0 for the untrained ones.
+        clip: largest norm of a gradient, over all weights; None for any.
+        dropout: whether the model is in training mode, with its dropout.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(gt=0)
+    save_every: int = Field(default=200, gt=0)
+    evaluate_every: int = Field(default=0, ge=0)
+    patience: int | None = Field(default=None, ge=1)
+    snapshots: tuple[int, ...] = ()
+    clip: float | None = Field(default=None, gt=0)
+    dropout: bool = True
 
 
 class Training:
@@ -62,8 +108,8 @@ class Training:
         plan: Plan,
         out: str | Path | None = None,
         *,
-        rate: Rate | None = None,
-        callbacks: Sequence[Callback] = (),
+        rate: Callable[[int], float] | None = None,
+        callbacks: Sequence[Callable[[Training], object]] = (),
     ) -> None:
         self.task, self.optimizer, self.plan, self.rate = task, optimizer, plan, rate
         self.out = None if out is None else Path(out)
@@ -79,17 +125,12 @@ class Training:
         self.best: tuple[float, int] | None = None
         self._best_weights: dict[str, Tensor] | None = None
         self._losses: list[Tensor] = []
-        self._stop_flag = self._patient_no_more = False
+        self._stop_flag = self._patience_over = False
 
     @property
-    def model(self) -> torch.nn.Module:
+    def model(self) -> nn.Module:
         """Model of the task."""
         return self.task.model
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        return next(self.model.parameters()).device
 
     def resume(self) -> None:
         """Go back to the last saved state.
@@ -100,12 +141,12 @@ class Training:
         """
         if self.out is None:
             raise InputError("a run without a folder cannot be resumed; give out=…")
-        state = read_state(self.out, self.task.identity, self.device)
+        state = read_state(self.out, self.task.identity, next(self.model.parameters()).device)
         put_back(self.out, state, self.model, self.optimizer)
         self.step, self.seconds = state["step"], state["seconds"]
         self.best, self._best_weights = state["best"], state["best_weights"]
         self._losses = list(state["losses"])
-        self._patient_no_more = state["ended"]
+        self._patience_over = state["ended"]
         cut(self.out / LOG, self.step)
 
     def run(
@@ -128,7 +169,7 @@ class Training:
                     # log of a run that was killed before its first state
                     (self.out / LOG).unlink(missing_ok=True)
                 self._after()
-            while self.step < last and not (self._stop_flag or self._patient_no_more):
+            while self.step < last and not self._ending:
                 self.train_step()
                 self._after()
                 bar.update(bar_task, completed=self.step)
@@ -144,11 +185,11 @@ class Training:
     @property
     def ended(self) -> bool:
         """End of the run: true when all steps are done, or patience is at its end."""
-        return self.step >= self.plan.steps or self._patient_no_more
+        return self.step >= self.plan.steps or self._patience_over
 
     @property
     def _ending(self) -> bool:
-        return self._stop_flag or self._patient_no_more
+        return self._stop_flag or self._patience_over
 
     def train_step(self) -> Tensor:
         """Do one step of the optimiser; return its loss, still on the device."""
@@ -157,27 +198,24 @@ class Training:
             rate = self.rate(self.step)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * group.get("share", 1.0)
-        first: list[Tensor] = []
+        losses: list[Tensor] = []
 
         def closure() -> Tensor:
             self.optimizer.zero_grad()
             loss = self.task.loss(self.step)
             loss.backward()
             if self.plan.clip is not None:
-                torch.nn.utils.clip_grad_norm_(self._weights(), self.plan.clip)
-            first.append(loss.detach())
+                # a weight may stand in the groups of two optimisers, and its gradient must be clipped once
+                weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
+                nn.utils.clip_grad_norm_({id(weight): weight for weight in weights}.values(), self.plan.clip)
+            losses.append(loss.detach())
             return loss
 
         self.optimizer.step(closure)  # type: ignore[arg-type]
-        self._losses.append(first[0])
+        self._losses.append(losses[0])
         self.step += 1
         self.seconds += time.perf_counter() - began
-        return first[0]
-
-    def _weights(self) -> list[Tensor]:
-        # a weight may stand in the groups of two optimisers, and its gradient must be clipped once
-        weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
-        return list({id(weight): weight for weight in weights}.values())
+        return losses[0]
 
     def _after(self) -> None:
         """Follow up a step: take a snapshot, evaluate, call the callbacks."""
@@ -204,7 +242,7 @@ class Training:
                 self._best_weights = {name: part.detach().clone() for name, part in self.model.state_dict().items()}
         elif self.plan.patience is not None:
             since = (self.step - self.best[1]) // self.plan.evaluate_every
-            self._patient_no_more = since >= self.plan.patience
+            self._patience_over = since >= self.plan.patience
 
     def _save(self) -> None:
         losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
@@ -236,7 +274,7 @@ class Training:
             "random": torch.get_rng_state(),
             "best": self.best,
             "best_weights": self._best_weights,
-            "ended": self._patient_no_more,
+            "ended": self._patience_over,
         }
         write_state(self.out, state)
 
@@ -244,7 +282,7 @@ class Training:
     def _stopping(self) -> Iterator[None]:
         """Let Ctrl-C and SIGTERM end the run after the step at hand, with its state saved."""
 
-        def stop(_number: int, _frame: FrameType | None) -> None:
+        def stop(*_: object) -> None:
             self._stop_flag = True
 
         try:

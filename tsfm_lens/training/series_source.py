@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.training.tsmixup import MAX_SERIES, draw_weights, tsmixup
 
 STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
 """Rows are also read at every second or third step: more lengths of season from one corpus."""
@@ -22,7 +22,6 @@ SHORTEST = 16
 NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
 """Observation noise, in standard deviations of the row."""
 
-
 FAR_SHARE = 0.25
 """Share of the rows with a level of their own that stand far from 0 for their spread."""
 
@@ -31,6 +30,10 @@ SHORT_SHARE = 0.2
 
 LENGTH = 640
 """Steps of a row; a shorter series is padded with NaN on the left."""
+
+
+MAX_SERIES, CONCENTRATION = 3, 1.5
+"""Of TSMixup (Ansari et al. 2024, Chronos, algorithm 1): slices of a mixture, and parameter of their weights."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,7 @@ class Corpus:
     rows: Mapping[str, tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Crops:
+class Crops(NamedTuple):
     """Pieces of the corpus that a batch holds; every array is (row, series of the row)."""
 
     rows: np.ndarray
@@ -140,3 +142,22 @@ class SeriesSource:
 
     def _to(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(array, dtype=np.float32)).to(self.device)
+
+
+def draw_weights(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+    """Draw Dirichlet(1.5) weights over the first k of three slots, k uniform in 1..3: array (count, 3)."""
+    # normalised gamma draws are a Dirichlet draw, and dropping slots first gives one of lower dimension
+    gamma = rng.gamma(CONCENTRATION, size=(count, MAX_SERIES))
+    gamma *= np.arange(MAX_SERIES)[None] < rng.integers(1, MAX_SERIES + 1, size=count)[:, None]
+    return gamma / gamma.sum(axis=1, keepdims=True)
+
+
+def tsmixup(slices: Tensor, weights: Tensor, context: int) -> Tensor:
+    """Mix ``slices`` (count, 3, length) by ``weights`` (count, 3) to series (count, length).
+
+    A slice is scaled by its first ``context`` steps, so that the mixture tells nothing of what is to be forecast. Slices
+    of weight 0 count as nothing even where they have gaps.
+    """
+    scale = slices[..., :context].abs().nanmean(-1, keepdim=True).nan_to_num(1.0)
+    parts = weights[..., None] * slices / torch.where(scale > 0, scale, 1.0)
+    return torch.where(weights[..., None] > 0, parts, 0.0).sum(1)

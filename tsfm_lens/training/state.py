@@ -1,9 +1,9 @@
-"""The state of a run on disk: whole or not there, and of one task alone."""
+"""State, log and history of a run on disk."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.places import replacing
+
+__all__ = ["read_log"]
 
 STATE = "state.pt"
 LOG = "log.jsonl"
@@ -45,26 +47,16 @@ def run_files(folder: Path) -> list[str]:
 
 
 def identity_of(folder: Path) -> str:
-    """Read the settings of the run in a folder, as its task gave them.
-
-    Raises:
-        CheckpointError: there is no run, or its state cannot be read.
-    """
+    """Read the identity of the task of the run in a folder; CheckpointError if there is none."""
     path = folder / STATE
     try:
-        identity: str = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["identity"]
+        return str(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["identity"])
     except Exception as error:
         raise CheckpointError(f"no training run in {folder}: {error}") from error
-    return identity
 
 
 def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, Any]:
-    """Read the last state of a run.
-
-    Raises:
-        CheckpointError: there is none, it cannot be read, is not whole, or is of another task; the message names what
-            differs.
-    """
+    """Read the last state of a run; CheckpointError if there is none, it is not whole, or is of another task."""
     path = folder / STATE
     if not path.exists():
         raise CheckpointError(f"no {STATE} in {folder}; start without --resume, or give the folder of a run")
@@ -80,8 +72,7 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
     if state["identity"] != identity:
         other = f"other settings{_difference(path, state['identity'], identity)}"
         raise CheckpointError(f"{path} was trained by {other}; go on with those, or give another folder")
-    whole: dict[str, Any] = state
-    return whole
+    return dict(state)
 
 
 def _damage_error(path: Path, how: str) -> CheckpointError:
@@ -102,11 +93,7 @@ def _refuse_parts(path: Path, state: object) -> None:
 
 
 def put_back(folder: Path, state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give a model, its optimiser and torch's random numbers what the state of a folder holds.
-
-    Raises:
-        CheckpointError: the state is not of such a model; the message names the first weight that is not.
-    """
+    """Restore model, optimiser and torch's random numbers; CheckpointError names the first weight that does not fit."""
     path = folder / STATE
     for part in ("model", "best_weights"):
         if state[part] is not None:
@@ -169,3 +156,44 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
 def snapshot_files(folder: Path) -> dict[int, Path]:
     """List the files of the history by step."""
     return {int(file.stem.split("-")[1]): file for file in sorted((folder / HISTORY).glob("step-*.safetensors"))}
+
+
+def read_log(file: str | Path) -> list[dict[str, Any]]:
+    """Read the lines of a log, each a mapping with "step"; a last line that a kill has cut short is left out.
+
+    Raises:
+        CheckpointError: there is no such file, or a line before the last one is no JSON.
+
+    Example:
+        >>> _ = (folder / "log.jsonl").write_text('{"step": 1, "loss": 0.5}' + chr(10) + '{"step": 2, "lo')
+        >>> training.read_log(folder / "log.jsonl")
+        [{'step': 1, 'loss': 0.5}]
+    """
+    path = Path(file)
+    if not path.exists():
+        raise CheckpointError(f"there is no log {path}; expected that of a training run")
+    return list(_lines(path))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    texts = path.read_text(encoding="utf-8").splitlines()
+    for place, text in enumerate(texts):
+        try:
+            yield json.loads(text)
+        except json.JSONDecodeError as error:
+            if place < len(texts) - 1:
+                raise CheckpointError(f"{path}, line {place + 1}: {error}; expected a line of JSON") from error
+
+
+def cut(file: Path, step: int) -> None:
+    """Drop the lines of a log that came after a step, which is to be gone through again."""
+    if file.exists():
+        lines = [line for line in _lines(file) if line["step"] <= step]
+        with replacing(file) as part:
+            part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def append(file: Path, line: dict[str, Any]) -> None:
+    """Add a line."""
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(line) + "\n")

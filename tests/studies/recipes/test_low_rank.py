@@ -12,7 +12,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from tsfm_lens import load
-from tsfm_lens.compress import Compressed, LowRank, cut_off, matrices, product
+from tsfm_lens.compress import Compressed, LowRankLinear, matrices, product, truncate
 from tsfm_lens.compress.layers import replace_layer
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.models import Lens
@@ -71,7 +71,7 @@ def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(tiny: T
             assert torch.equal(weight, state[name]), name
     for path in paths:
         layer, whole = low.get_submodule(path), dense.get_submodule(path).weight
-        assert isinstance(layer, LowRank)
+        assert isinstance(layer, LowRankLinear)
         assert_close(layer.weight.norm().item(), whole.norm().item(), depth=D, dtype=torch.float32)
         # no factor is the larger one
         assert_close(layer.up.norm().item(), layer.down.norm().item(), depth=D, dtype=torch.float32)
@@ -92,8 +92,8 @@ def test_factors_of_the_size_of_a_head_can_be_any_matrix(token_recipe: TrainingR
     twin = copy.deepcopy(dense)
     for matrix in matrices(opened(dense)).values():
         weight = twin.get_submodule(matrix.path).weight
-        factors = cut_off(weight, D_HEAD, heads=matrix.heads, of=matrix.of)
-        replace_layer(twin, matrix.path, LowRank(factors))
+        factors = truncate(weight, D_HEAD, heads=matrix.heads, of=matrix.of)
+        replace_layer(twin, matrix.path, LowRankLinear(factors))
     assert_close(logits(twin), logits(dense), depth=1000)
 
 
@@ -105,7 +105,7 @@ def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
 
 def test_heads_have_their_own_ranks_and_a_shared_sketch_one(token_recipe: TrainingRecipe) -> None:
     def entries(recipe: TrainingRecipe) -> list[int]:
-        return [module.entries for module in build_model(recipe).modules() if isinstance(module, LowRank)]
+        return [module.entries for module in build_model(recipe).modules() if isinstance(module, LowRankLinear)]
 
     assert set(entries(with_rank(token_recipe, rank=2))) == {HEADS * 2 * (D_HEAD + D)}
     assert set(entries(with_rank(token_recipe, rank=3, sketch="shared"))) == {3 * (D + HEADS * D_HEAD)}
@@ -169,7 +169,7 @@ def test_what_was_trained_at_low_rank_opens_with_every_hook_point(
         assert torch.equal(weight, lens.adapter.model.state_dict()[name]), name
         assert torch.equal(weight, last.adapter.model.state_dict()[name]), name
     assert list(lens.registry.points) == list(opened(build_model(tiny)).registry.points)
-    assert sum(isinstance(module, LowRank) for module in lens.adapter.model.modules()) == len(matrices(lens))
+    assert sum(isinstance(module, LowRankLinear) for module in lens.adapter.model.modules()) == len(matrices(lens))
 
 
 def test_a_new_option_leaves_the_identity_of_old_recipes_alone(

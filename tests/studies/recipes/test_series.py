@@ -18,8 +18,7 @@ from tsfm_lens.studies.recipes.corpus import LENGTH, REAL, Corpus, build_corpus,
 from tsfm_lens.studies.recipes.covariates import covariate_batch, standardised
 from tsfm_lens.studies.recipes.kernelsynth import PERIODS, compose, kernel_bank, kernelsynth
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training.series_source import FAR_SHARE, SeriesSource
-from tsfm_lens.training.tsmixup import draw_weights, tsmixup
+from tsfm_lens.training.series_source import FAR_SHARE, SeriesSource, draw_weights, tsmixup
 
 # the error of a method of fourth order falls by 2^4 when the step is halved, and by a term of the next order more
 NEXT_ORDER = 0.15

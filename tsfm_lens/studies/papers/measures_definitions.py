@@ -224,7 +224,7 @@ def guidelines(request: Asked, *, layers: int = 12, d_model: int = 768) -> Found
 
 def _mean_share(first: float, exponent: float, layers: int, d_head: int, start: int = 0) -> float:
     ranks = compress.rank_schedule(first, exponent, layers, d_head, start=start).tolist()
-    return compress.ratio_of([compress.Form(12, d_head, 12 * d_head)] * layers, ranks).ranks
+    return compress.ratio_of([compress.BlockShape(12, d_head, 12 * d_head)] * layers, ranks).ranks
 
 
 def _head_output(tokens: np.ndarray, weights: rank_theory.AttentionWeights, head: int) -> np.ndarray:

@@ -50,7 +50,7 @@ def cut_off(request: Asked) -> Found:
 
 
 def _at_ratio(
-    spectra: dict[str, np.ndarray], forms: dict[str, compress.Form], ratio: float
+    spectra: dict[str, np.ndarray], forms: dict[str, compress.BlockShape], ratio: float
 ) -> tuple[float, dict[str, int]]:
     """Find the ε at which the share of ranks is nearest to a ratio, and the ranks."""
     low, high = -12.0, 0.0
@@ -158,7 +158,7 @@ def sketches(request: Asked) -> Found:
     for heads, size in sizes:
         for of in ("rows", "columns"):
             weight = torch.randn(heads * size, heads * size, generator=generator, dtype=torch.float64)
-            factors = compress.cut_off(weight, size, heads=heads, of=of)
+            factors = compress.truncate(weight, size, heads=heads, of=of)
             off = compress.error_of(weight, compress.product(factors)) ** 0.5
             misses += off > heads * size * np.finfo(float).eps
     record = recipes.low_rank_record("attention")

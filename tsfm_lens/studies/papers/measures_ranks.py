@@ -103,18 +103,18 @@ def cut_off_matrices(requests: Iterator[Asked]) -> Found:
     for name, request in sheet.each(requests):
         weights = [one.weight.double().cpu() for one in weight_matrices(request.model, parts=ATTENTION)]
         spectra = {str(place): torch.linalg.svdvals(weight).numpy() for place, weight in enumerate(weights)}
-        forms = [compress.Form(1, *weight.shape) for weight in weights]
+        forms = [compress.BlockShape(1, *weight.shape) for weight in weights]
         for level in EPSILON:
             ranks = list(compress.ranks_by_epsilon(spectra, level).values())
             for weight, rank, values in zip(weights, ranks, spectra.values(), strict=True):
-                residual = weight - compress.product(compress.cut_off(weight, rank))
+                residual = weight - compress.product(compress.truncate(weight, rank))
                 off += int(torch.linalg.matrix_norm(residual, 2) > level * float(values[0]) * (1 + ROUNDING))
             ratio = compress.ratio_of(forms, ranks)
             sheet.put(name, f"ratio at ε = {level:g}, of ranks", ratio.ranks)
             sheet.put(name, f"ratio at ε = {level:g}, of entries of the factors", ratio.factors)
     sheet.values[paper.MODEL_CUT_OFF] = off
     for quantity, rank in ((paper.QUARTER, 16), (paper.HALF, 32)):
-        ratio = compress.ratio_of([compress.Form(12, 64, 768)], [rank])
+        ratio = compress.ratio_of([compress.BlockShape(12, 64, 768)], [rank])
         sheet.values[quantity] = ratio.ranks
         sheet.values[f"{quantity}, of entries of the factors"] = ratio.factors
     return sheet.result({}, **_levels())

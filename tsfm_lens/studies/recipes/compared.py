@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from tsfm_lens.compress import Form, matrices, quality, ratio_of, sizes
+from tsfm_lens.compress import BlockShape, matrices, quality, ratio_of, sizes
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.weights import parameters
@@ -120,7 +120,7 @@ def _sizes(arms: Mapping[str, Arm], lenses: Mapping[str, Lens], dense: Lens) -> 
     for name, arm in arms.items():
         target = arm.recipe.attention_rank
         by_head = target is None or target.sketch == "by head"
-        forms: dict[str, Form] = {key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()}
+        forms: dict[str, BlockShape] = {key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()}
         ranks = {key: form.full for key, form in forms.items()} if target is None else attention_ranks(dense, target)
         numbers = sizes(lenses[name])
         of_encoder = [

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.training.watch.attention import EPSILON, Patterns, attention_measures, checked, patterns_of
-from tsfm_lens.training.watch.gradients import gradient_noise
 from tsfm_lens.training.watch.guard import Losses, listed, trainable, undisturbed
 from tsfm_lens.training.watch.record import Record, plain
-from tsfm_lens.training.watch.sharpness import sharpness
+from tsfm_lens.training.watch.sharpness import gradient_noise, sharpness
 
 __all__ = ["Watch"]
 

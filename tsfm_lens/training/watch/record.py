@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import CheckpointError
+from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.places import replacing
-from tsfm_lens.training import log
+from tsfm_lens.training.state import append, cut, read_log
 
-__all__ = ["read_watch"]
+__all__ = ["read_watch", "together"]
 
 RECORD, PATTERNS = "watch.jsonl", "patterns"
 _HEAD = -1  # the step of the first line, which says what is watched
@@ -66,7 +66,7 @@ class Record:
                 )
             self._load()
         if not self._file.exists():
-            log.append(self._file, {"step": _HEAD, "settings": self.settings})
+            append(self._file, {"step": _HEAD, "settings": self.settings})
 
     def _load(self) -> None:
         assert self.folder is not None
@@ -88,7 +88,7 @@ class Record:
     def drop_after(self, step: int) -> None:
         """Forget what was seen after a step, which the training goes on from."""
         if self._file is not None:
-            log.cut(self._file, step)
+            cut(self._file, step)
         for later in [one for one in self.patterns if one > step]:
             del self.patterns[later]
             if self.folder is not None:
@@ -102,7 +102,7 @@ class Record:
             if self.folder is not None:
                 _write_patterns(_pattern_file(self.folder, row["step"]), patterns)
         if self._file is not None:
-            log.append(self._file, row)
+            append(self._file, row)
         self.rows.append(row)
 
     def dataset(self) -> xr.Dataset:
@@ -144,7 +144,7 @@ def read_watch(folder: str | Path) -> xr.Dataset:
 
 def lines_of(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
     """Read settings and rows of a record; None where not even the first line is whole."""
-    lines = log.read_log(folder / RECORD) if (folder / RECORD).exists() else []
+    lines = read_log(folder / RECORD) if (folder / RECORD).exists() else []
     if not lines:
         return None, []
     if not isinstance(lines[0], dict) or lines[0].get("step") != _HEAD or "settings" not in lines[0]:
@@ -236,3 +236,73 @@ def _number(value: float | None) -> float:
 def plain(value: float) -> float | None:
     """Return a number that JSON can keep."""
     return float(value) if math.isfinite(value) else None
+
+
+_NUMERIC_AXES = ("step", "snapshot", "first", "second")
+
+
+def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Dataset:
+    """Join datasets of one kind over a new axis ``run``, and ``seed`` where a run has several.
+
+    Args:
+        runs: a dataset by name, or one a seed; of kind "training_watch", "attention_norms" or "loss_landscape".
+
+    Returns:
+        Dataset of the same kind over all steps, layers and heads that occur, NaN where a run has none, with ``run``
+        first and then ``seed``, counted from 0.
+
+    Raises:
+        InputError: no run, or datasets of several kinds.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> watch = training.Watch(model, every=1)
+        >>> _ = watch(0, loss=1.0)
+        >>> dict(training.together({"Adam": watch.dataset(), "SAM": [watch.dataset()] * 2})["loss"].sizes)
+        {'run': 2, 'seed': 2, 'step': 1}
+    """
+    each = {name: [datasets] if isinstance(datasets, xr.Dataset) else list(datasets) for name, datasets in runs.items()}
+    every = [ds for datasets in each.values() for ds in datasets]
+    if not every or not all(each.values()):
+        raise InputError("no dataset of a run; expected at least one for each name")
+    kinds = {str(ds.attrs.get("kind")) for ds in every}
+    if len(kinds) > 1:
+        raise InputError(f"datasets of kinds {', '.join(sorted(kinds))}; runs are laid over each other of one kind")
+    labels = {dim: _union(str(dim), every) for dim in dict.fromkeys(dim for ds in every for dim in ds.dims)}
+    sizes = {
+        name: _of_layers(name, every) for name in ("n_queries", "n_keys") if any(name in ds.coords for ds in every)
+    }
+    seeds = max(map(len, each.values()))
+    rows = []
+    for datasets in each.values():
+        wide = [_spread(ds.drop_vars(("n_queries", "n_keys"), errors="ignore"), labels) for ds in datasets]
+        row = xr.concat(wide, "seed", data_vars="all", join="exact", combine_attrs="override")
+        rows.append(row.assign_coords(seed=range(len(datasets))).reindex(seed=range(seeds)))
+    data = xr.concat(rows, "run", data_vars="all", join="exact", combine_attrs="override").assign_coords(run=list(each))
+    data = data.assign_coords(
+        {name: ("layer", [by_layer[layer] for layer in labels["layer"]]) for name, by_layer in sizes.items()}
+    )
+    data = data.isel(seed=0, drop=True) if seeds == 1 else data
+    data.attrs = {**every[0].attrs, "model": ", ".join(each)}
+    return data
+
+
+def _union(dim: str, every: Sequence[xr.Dataset]) -> list:
+    """Unite the labels along an axis: numbers sorted, names in the order of the first dataset that has them."""
+    columns = [ds[dim].values for ds in every if dim in ds.dims]
+    labels = list(dict.fromkeys(label for values in columns for label in values.tolist()))
+    return sorted(labels) if dim in _NUMERIC_AXES or not isinstance(labels[0], str) else labels
+
+
+def _spread(ds: xr.Dataset, labels: Mapping) -> xr.Dataset:
+    missing = {dim: np.arange(ds.sizes[dim]) for dim in ds.dims if dim not in ds.coords}
+    return ds.assign_coords(missing).reindex({dim: labels[dim] for dim in ds.dims})
+
+
+def _of_layers(name: str, every: Sequence[xr.Dataset]) -> dict[str, int]:
+    """Return queries or keys by layer."""
+    sizes: dict[str, int] = {}
+    for ds in every:
+        if name in ds.coords:
+            sizes |= dict(zip(ds["layer"].values.tolist(), ds[name].values.tolist(), strict=True))
+    return sizes

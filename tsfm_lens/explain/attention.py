@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,18 +9,14 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.segments import Segment
 from tsfm_lens.explain.shapley import Array
 from tsfm_lens.explain.values import Masks
-from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Attention
-from tsfm_lens.models.run import Run
 
 # capacities are whole numbers of this share
 _UNIT = 10**6
 
-
-Part = tuple[np.ndarray, np.ndarray, Array]
+Update = tuple[np.ndarray, np.ndarray, Array]
+"""Tokens that an attention writes, tokens that it reads, and its mean pattern between them."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +24,13 @@ class Graph:
     """Tokens of all stacks, and the pattern of each attention between them, in order of execution.
 
     Attributes:
-        updates: for each attention, in parts that touch no common token, the tokens that it writes, those that it
-            reads, and its mean pattern over heads between them, whose rows sum to 1.
+        updates: of each attention, in parts that touch no common token; rows of patterns sum to 1.
         tokens: how many there are.
         inputs: (segment, token) the share of each token's steps that a segment covers.
         readout: (step, token) weights of the tokens from which a step of the target's forecast is read; they sum to 1.
     """
 
-    updates: tuple[tuple[Part, ...], ...]
+    updates: tuple[tuple[Update, ...], ...]
     tokens: int
     inputs: Array
     readout: Array
@@ -49,12 +43,8 @@ def rollout_shares(masks: Masks) -> Array:
     time, between series, and from a decoder to its encoder. Mass that ends at no segment is dropped, and the shares of
     a step sum to 1.
 
-    Args:
-        masks: the forecast to explain, by masks.
-
     Source:
-        Abnar and Zuidema 2020, arXiv:2005.00928, section 3; over several stacks as in Chefer et al. 2021,
-        arXiv:2103.15679.
+        Abnar and Zuidema 2020, section 3; over several stacks as in Chefer et al. 2021, arXiv:2103.15679.
 
     Raises:
         InputError: one pass does not cover the horizon.
@@ -71,16 +61,7 @@ def flow_shares(masks: Masks) -> Array:
     """Compute Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps.
 
     The most that can flow from a segment's tokens to all tokens that the forecast is read from, where each connection
-    carries at most half of its attention, and a token's own connection a half.
-
-    Args:
-        masks: the forecast to explain, by masks.
-
-    Source:
-        Abnar and Zuidema 2020, arXiv:2005.00928, section 3.
-
-    Raises:
-        InputError: one pass does not cover the horizon.
+    carries at most half of its attention, and a token's own connection a half (Abnar and Zuidema 2020, section 3).
     """
     return _shares(np.tile(largest_flows(graph_of(masks))[:, None], masks.run.horizon))
 
@@ -127,79 +108,64 @@ def _shares(mass: Array) -> Array:
 def graph_of(masks: Masks) -> Graph:
     """Build the graph of one item's tokens and their attention; errors as in :func:`rollout_shares`."""
     run = masks.run.in_one_pass()
-    stacks, series = run.lens.wiring.stacks, len(masks.batch)
-    spans = run.encoded.spans
-    packed = run.encoded.packed
-    rows = {stack.name: 1 if packed else series for stack in stacks}
-    first, offset = {}, 0
+    stacks, spans, packed = run.lens.wiring.stacks, run.encoded.spans, run.encoded.packed
+    first, count = {}, 0
     for stack in stacks:
-        first[stack.name] = offset
-        offset += rows[stack.name] * len(spans[stack.name])
-    layers = [
-        (stack, layer, row) for stack in stacks for layer in range(stack.n_layers) for row in stack.attentions(layer)
-    ]
-    points = [f"{stack.prefix}.{layer}.{row.kind}.hook_pattern" for stack, layer, row in layers]
-    acts = run.record(points)
+        first[stack.name] = count
+        count += (1 if packed else len(masks.batch)) * len(spans[stack.name])
+    layers = {
+        f"{stack.prefix}.{layer}.{row.kind}.hook_pattern": (stack.name, row.keys_from or stack.name, row.over)
+        for stack in stacks
+        for layer in range(stack.n_layers)
+        for row in stack.attentions(layer)
+    }
+    acts = run.record(list(layers))
     updates = []
-    for (stack, _, row), point in zip(layers, points, strict=True):
+    for point, (own, keys, over) in layers.items():
         pattern = acts[point].double().cpu().numpy().mean(1)
-        own, keys = first[stack.name], first[row.keys_from or stack.name]
-        sizes = (len(spans[stack.name]), len(spans[row.keys_from or stack.name]))
-        updates.append(tuple(_parts(row, pattern, own, keys, sizes)))
-    inputs = _inputs(masks.segments, masks.batch.lengths, spans[stacks[0].name], first[stacks[0].name], offset, packed)
-    output = run.lens.wiring.output_stack.name
-    readout = _readout_tokens(run, spans[output], first[output], offset, masks.row, packed)
-    return Graph(tuple(updates), offset, inputs, readout)
+        sizes = (len(spans[own]), len(spans[keys]))
+        updates.append(tuple(_parts(over == "variate", pattern, first[own], first[keys], sizes)))
+
+    def tokens_of(stack: str, row: int) -> list[tuple[int, int, int]]:
+        """Return place in the graph, start and stop of the tokens of one series, special ones left out."""
+        of = spans[stack]
+        own = [
+            token
+            for token, special in enumerate(of.special)
+            if not special and (not packed or not of.variate or of.variate[token] == row)
+        ]
+        offset = first[stack] if packed else first[stack] + row * len(of)
+        return [(offset + token, of.start[token], of.stop[token]) for token in own]
+
+    inputs = np.zeros((len(masks.segments), count))
+    for index, part in enumerate(masks.segments):
+        for place, start, stop in tokens_of(stacks[0].name, part.row):
+            common = min(stop, part.stop) - max(start, part.start)
+            if common > 0:
+                inputs[index, place] = common / (stop - start)
+    tokens = tokens_of(run.lens.wiring.output_stack.name, masks.row)
+    if not tokens:
+        raise InputError(f"no token of {run.lens.wiring.architecture} covers series {masks.row}")
+    readout = np.zeros((run.horizon, count))
+    for step in range(run.horizon):
+        # the tokens that cover a step, else the series' last one
+        covering = [place for place, start, stop in tokens if start <= step < stop] or [tokens[-1][0]]
+        readout[step, covering] = 1 / len(covering)
+    return Graph(tuple(updates), count, inputs, readout)
 
 
-def _parts(row: Attention, pattern: Array, own: int, keys: int, sizes: tuple[int, int]) -> list[Part]:
+def _parts(over_variates: bool, pattern: Array, own: int, keys: int, sizes: tuple[int, int]) -> list[Update]:
     """Split one attention into its independent parts: one for each series, or for each position over the series."""
-    parts: list[Part] = []
+    parts: list[Update] = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
         # a token that may attend to nothing keeps to itself
         alone = np.eye(*rows.shape) if rows.shape[0] == rows.shape[1] else np.full(rows.shape, 1 / rows.shape[1])
         mean = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
-        if row.over == "variate":
+        if over_variates:
             targets = sources = own + index + sizes[0] * np.arange(len(mean))
         else:
             targets = own + index * sizes[0] + np.arange(sizes[0])
             sources = keys + index * sizes[1] + np.arange(sizes[1])
         parts.append((targets, sources, mean))
     return parts
-
-
-def _places(spans: TokenSpans, series: int, packed: bool) -> np.ndarray:
-    """Return positions of a series' tokens among those of its row."""
-    special = np.array([bool(word) for word in spans.special])
-    if packed and spans.variate:
-        return np.flatnonzero((np.array(spans.variate) == series) & ~special)
-    return np.flatnonzero(~special)
-
-
-def _inputs(
-    segments: Sequence[Segment], lengths: Sequence[int], spans: TokenSpans, first: int, count: int, packed: bool
-) -> Array:
-    """Compute the share of each token's steps that belong to a segment, (segment, token)."""
-    shares = np.zeros((len(segments), count))
-    for index, part in enumerate(segments):
-        offset = first if packed else first + part.row * len(spans)
-        for token in _places(spans, part.row, packed):
-            start, stop = spans.start[token], spans.stop[token]
-            common = min(stop, part.stop) - max(start, part.start)
-            if common > 0:
-                shares[index, offset + token] = common / (stop - start)
-    return shares
-
-
-def _readout_tokens(run: Run, spans: TokenSpans, first: int, count: int, row: int, packed: bool) -> Array:
-    """Return the tokens that each step is read from, (step, token): those that cover it, else the series' last one."""
-    tokens = _places(spans, row, packed)
-    if not len(tokens):
-        raise InputError(f"no token of {run.lens.wiring.architecture} covers series {row}")
-    readout = np.zeros((run.horizon, count))
-    offset = first if packed else first + row * len(spans)
-    for step in range(run.horizon):
-        covering_tokens = [token for token in tokens if spans.start[token] <= step < spans.stop[token]]
-        readout[step, offset + np.array(covering_tokens or [tokens[-1]])] = 1 / max(len(covering_tokens), 1)
-    return readout

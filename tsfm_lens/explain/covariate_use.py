@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.naive import seasonal_error
 from tsfm_lens.errors import InputError
+from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
@@ -22,7 +24,6 @@ __all__ = ["covariate_use"]
 
 WAYS = ("removed", "constant", "shuffled")
 _SOURCE = "tsfm-lens: forecasts with a covariate, without it, with its mean and with its values in random order"
-Progress = Callable[[int, int], None]
 
 
 @probe("covariate_use")
@@ -63,10 +64,11 @@ def covariate_use(
         ('covariate', 'way', 'series')
     """
     batch = run.batch
-    informative = telling_rows(batch)
-    if isinstance(shuffles, bool) or not isinstance(shuffles, int) or shuffles < 1:
+    informative = _informative_rows(batch)
+    if not is_count(shuffles):
         raise InputError(f"shuffles is {shuffles!r}, expected how often values are put in random order, 1 or more")
-    names = covariate_names(batch)
+    roles = _roles(batch)
+    names = list(roles)
     rows = np.flatnonzero(batch.is_target)
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
     if np.isnan(unit).all():
@@ -76,73 +78,56 @@ def covariate_use(
         )
     rng = np.random.default_rng(run.seed if seed is None else seed)
     plain = run.forecast.median[rows]
-    shift = np.full((len(names), len(WAYS), len(rows)), np.nan)
-    error_without = np.full_like(shift, np.nan)
     truth = None if run.truth is None else run.truth[rows]
+    shift, error_without = (np.full((len(names), len(WAYS), len(rows)), np.nan) for _ in range(2))
     count, total = 0, len(names) * (2 + shuffles)
     for place, name in enumerate(names):
         groups = [batch.groups[row] for row in informative if batch.variates[row] == name]
         has_covariate = np.isin([batch.groups[row] for row in rows], groups)
-        forecasts: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
-        for way in ("removed", "constant", *["shuffled"] * shuffles):
-            other = _forecast(run, _replace_covariate(batch, name, way, rng))
-            forecasts[way].append(other)
-            count += 1
-            if progress is not None:
-                progress(count, total)
         for column, way in enumerate(WAYS):
-            change = np.mean([np.abs(other - plain).mean(-1) for other in forecasts[way]], axis=0)
+            forecasts = []
+            for _ in range(shuffles if way == "shuffled" else 1):
+                forecasts.append(_forecast(run, _replace_covariate(batch, name, way, rng)))
+                count += 1
+                if progress is not None:
+                    progress(count, total)
+            change = np.mean([np.abs(other - plain).mean(-1) for other in forecasts], axis=0)
             shift[place, column] = np.where(has_covariate, change / unit, np.nan)
             if truth is not None:
-                errors = np.mean([_mae(other, truth) for other in forecasts[way]], axis=0)
+                errors = np.mean([mae(other, truth) for other in forecasts], axis=0)
                 error_without[place, column] = np.where(has_covariate, errors / unit, np.nan)
-    return _result(run, rows, names, unit, shift, error_without)
-
-
-def _result(
-    run: Run, rows: np.ndarray, names: list[str], unit: np.ndarray, shift: np.ndarray, error_without: np.ndarray
-) -> xr.Dataset:
     axes = ("covariate", "way", "series")
-    roles = {name: role for name, role in zip(run.batch.variates, run.batch.roles, strict=True) if role != "target"}
     data = run.dataset().isel(series=rows)
-    data = data.assign_coords(covariate=names, way=list(WAYS), role_of=("covariate", [roles[name] for name in names]))
+    data = data.assign_coords(covariate=names, way=list(WAYS), role_of=("covariate", [*roles.values()]))
     data["moved"] = (axes, shift)
     data["unit"] = (("series",), unit)
     data.attrs = run.describe("covariate_use", "Use of covariates", _SOURCE)
-
-    def floor(measure: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> xr.DataArray:
-        return xr.DataArray(noise_floor(run, measure)[rows] / unit, dims="series")
-
-    change = floor(lambda other, plain: np.abs(other - plain).mean(-1))
-    data = judge(data, "moved", floor=change, groups="way")
-    if run.truth is not None:
-        error = _mae(run.forecast.median[rows], run.truth[rows]) / unit
-        data["error"] = (("series",), error)
-        data["error_without"] = (axes, error_without)
-        data["worth"] = (axes, error_without - error)
-        data = judge(data, "worth", floor=change, signed=True, groups="way")
-    return data
+    noise = noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows] / unit
+    floor = xr.DataArray(noise, dims="series")
+    data = judge(data, "moved", floor=floor, groups="way")
+    if truth is None:
+        return data
+    error = mae(run.forecast.median[rows], truth) / unit
+    data["error"] = (("series",), error)
+    data["error_without"] = (axes, error_without)
+    data["worth"] = (axes, error_without - error)
+    return judge(data, "worth", floor=floor, signed=True, groups="way")
 
 
-def covariate_names(batch: SeriesBatch) -> list[str]:
-    """Return names of the covariates of a batch, in order of first appearance."""
-    pairs = zip(batch.variates, batch.roles, strict=True)
-    return list(dict.fromkeys(variate for variate, role in pairs if role != "target"))
+def _roles(batch: SeriesBatch) -> dict[str, str]:
+    """Return roles of the covariates by name, in order of first appearance."""
+    return {name: role for name, role in zip(batch.variates, batch.roles, strict=True) if role != "target"}
 
 
-def telling_rows(batch: SeriesBatch) -> list[int]:
-    """Return rows of the informative covariates: those that change, and are not the target themselves.
-
-    Raises:
-        InputError: there are no covariates, or one tells nothing in any series.
-    """
+def _informative_rows(batch: SeriesBatch) -> list[int]:
+    """Return rows of the informative covariates; refuse one that never changes or is the target in every series."""
     if not batch.has_covariates:
         raise InputError(
             "these series have no covariates; name columns with known=… and past=…, or give entries with "
             "past_covariates"
         )
     faults = {row: _fault(batch, row) for row, role in enumerate(batch.roles) if role != "target"}
-    for name in covariate_names(batch):
+    for name in _roles(batch):
         reasons = [fault for row, fault in faults.items() if batch.variates[row] == name]
         if all(reasons):
             raise InputError(f"{reasons[0]}; leave it out")
@@ -176,39 +161,25 @@ def _replace_covariate(batch: SeriesBatch, name: str, way: str, rng: np.random.G
     if way == "removed":
         return batch.select([row for row in range(len(batch)) if row not in rows])
     values, futures = list(batch.values), list(batch.futures)
-    categories = list(batch.categories)
     for row in rows:
         past, future = batch.values[row], batch.futures[row]
         ahead = np.empty(0) if future is None else future
         if way == "constant":
             # of categories the most frequent one, since a mean of their numbers is none
             finite = past[np.isfinite(past)]
-            level = np.nanmean(past) if categories[row] is None else np.bincount(finite.astype(int)).argmax()
+            level = np.nanmean(past) if batch.categories[row] is None else np.bincount(finite.astype(int)).argmax()
             both = np.full(len(past) + len(ahead), float(level))
         else:
-            both = _shuffle(past, ahead, rng)
+            # gaps stay where they are
+            both = np.concatenate([past, ahead])
+            finite = np.isfinite(both)
+            both[finite] = rng.permutation(both[finite])
         values[row] = both[: len(past)]
         futures[row] = None if future is None else both[len(past) :]
     return replace(batch, values=tuple(values), futures=tuple(futures))
-
-
-def _shuffle(past: np.ndarray, ahead: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Put finite values in random order; gaps stay where they are."""
-    both = np.concatenate([past, ahead])
-    finite = np.isfinite(both)
-    both[finite] = rng.permutation(both[finite])
-    return both
 
 
 def _forecast(run: Run, batch: SeriesBatch) -> np.ndarray:
     """Compute the median under the run's seed, (target, step)."""
     how: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed}
     return run.lens.forecast(batch, run.horizon, **how).median[batch.is_target]
-
-
-def _mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Compute the mean absolute error over finite steps, (series,); NaN where there are none."""
-    finite = np.isfinite(truth)
-    off = np.where(finite, np.abs(forecast - np.where(finite, truth, 0.0)), 0.0).sum(-1)
-    count = finite.sum(-1)
-    return np.divide(off, count, out=np.full(len(off), np.nan), where=count > 0)

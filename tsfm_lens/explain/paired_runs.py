@@ -1,4 +1,4 @@
-"""One item whole and with segments masked: two runs under the same settings, with activations that fit."""
+"""One item whole and with segments masked: runs under the same settings, with activations that fit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import point_forecasts
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.masking import Reference, masked, reference_rows
-from tsfm_lens.explain.segments import Segment, given_parts, item_of, refuse_overlap, target_row
+from tsfm_lens.explain.segments import segment_coords
+from tsfm_lens.explain.values import MaskedItem
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -30,29 +29,11 @@ from tsfm_lens.probes.places import Place, later_branches
 _STEPS, _NUMBERS = 48, 2**26
 
 
-@dataclass(frozen=True, eq=False)
-class Sides:
-    """One item's run, and runs of the same item with segments masked.
+@dataclass(eq=False)
+class PairedRuns(MaskedItem):
+    """One item's run with everything shown, and runs of the same item with segments masked."""
 
-    Attributes:
-        run: of the item alone, everything shown.
-        row: of the target in the item.
-        segments: of the item.
-        stands: values of masked steps, (time + horizon,) for each series.
-        numeric: the item, categories as the numbers that the model reads.
-    """
-
-    run: Run
-    row: int
-    segments: tuple[Segment, ...]
-    stands: tuple[np.ndarray, ...]
-    numeric: SeriesBatch
-    _cache: dict[tuple[int, ...], Run] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name of the target."""
-        return self.run.batch.ids[self.row]
+    _last: tuple[tuple[int, ...], Run] | None = field(init=False, default=None)
 
     def without(self, hidden: Sequence[int]) -> Run:
         """Run the item with some segments masked, as the whole one is run; the last such run is cached.
@@ -61,15 +42,13 @@ class Sides:
             InputError: other tokens than with everything shown.
         """
         key = tuple(sorted(hidden))
-        if key not in self._cache:
-            self._cache.clear()
-            self._cache[key] = self._without(key)
-        return self._cache[key]
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self._without(key))
+        return self._last[1]
 
     def _without(self, hidden: tuple[int, ...]) -> Run:
         run = self.run
-        keep = np.isin(np.arange(len(self.segments)), hidden, invert=True)[None]
-        batch = masked(self.numeric, self.segments, keep, self.stands, horizon=run.horizon)
+        batch = self.masked(np.isin(np.arange(len(self.segments)), hidden, invert=True)[None])
         # one copy is the item itself
         batch = replace(batch, ids=run.batch.ids, groups=run.batch.groups)
         # what a decoder reads as its own past is the same on both sides
@@ -83,15 +62,20 @@ class Sides:
             )
         return other
 
+    def total(self, without: Run) -> np.ndarray:
+        """Compute the loss of the target's forecast in another run of the item, (step,), in data units."""
+        return np.asarray(self.run.point[self.row] - without.point[self.row])
+
     def change(self, variants: Sequence[Variant], of: Run | None = None) -> np.ndarray:
-        """Compute the loss of the target's forecast under variants of the run, (variant, step), in data units."""
+        """Compute the loss of the target's forecast under variants of a run, (variant, step), in data units."""
         if not variants:
             return np.empty((0, self.run.horizon))
         return self.run.point[self.row] - point_forecasts(of or self.run, variants)[:, self.row]
 
-    def written_at(self, branch: Component) -> str:
-        """Return the hook point of a branch's write."""
-        return f"{self.run.lens.wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
+    def written_at(self, branches: Sequence[Component]) -> list[str]:
+        """Return the hook points of branches' writes."""
+        stack = self.run.lens.wiring.stack
+        return [f"{stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out" for branch in branches]
 
     @cached_property
     def branches(self) -> list[Component]:
@@ -108,8 +92,7 @@ class Sides:
 
         A component of an earlier stack then has no way to the readout.
         """
-        whole = self.run.record([self.written_at(branch) for branch in self.branches])
-        wiring = self.run.lens.wiring
+        whole, wiring = self.run.record(self.written_at(self.branches)), self.run.lens.wiring
         return [
             Variant(
                 f"{component} alone",
@@ -150,58 +133,22 @@ class Sides:
     def estimated(self, without: Run, places: Sequence[Place], slopes: Activations) -> np.ndarray:
         """Estimate effects through places to first order, (place, step), in data units.
 
-        Steps that go together have their mean.
-
-        NaN where there is no number, as at tokens that nobody reads.
+        Steps of a block have their mean; NaN where there is no number, as at tokens that nobody reads.
         """
         along = self.run.in_one_pass().path if self.run.tokens_read else None
         once = without if not without.rollout else replace(without, rollout=False, along=along, _of=None)
         there = once.record(sorted({place.point for place in places}))
         effects = np.empty((len(places), self.run.horizon))
         for values, place in zip(effects, places, strict=True):
-            for block, effect in zip(self._blocks, _products(place, slopes, there), strict=True):
+            product = (slopes[place.point] - there[place.point]) * slopes[f"{place.point}_grad"]
+            if place.head is not None:
+                product = product[..., place.head, :]
+            by_block = np.asarray(product.detach().double().flatten(1).sum(1).cpu())
+            for block, effect in zip(self._blocks, by_block, strict=True):
                 values[block] = effect
         return effects
 
     def dataset(self) -> xr.Dataset:
         """Return context, coordinates of segments, and the forecast with everything visible."""
-        coords = segment_coords(self.segments)
-        data = self.run.dataset().assign_coords(coords)
+        data = self.run.dataset().assign_coords(segment_coords(self.segments))
         return data.assign(forecast=(("step",), self.run.point[self.row]))
-
-
-def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
-    """Return coordinates of segments, as every result about them has them."""
-    facts = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
-    return {"segment": [part.name for part in parts], **facts}
-
-
-def _products(place: Place, slopes: Activations, there: Activations) -> np.ndarray:
-    """Multiply an activation's loss on the other side by its gradient, summed over series and tokens: (block,)."""
-    product = (slopes[place.point] - there[place.point]) * slopes[f"{place.point}_grad"]
-    if place.head is not None:
-        product = product[..., place.head, :]
-    return np.asarray(product.detach().double().flatten(1).sum(1).cpu())
-
-
-def two_sides(
-    run: Run,
-    item: int | str = 0,
-    target: int | str = 0,
-    parts: Any = None,
-    reference: Reference = "mean",
-    seed: int = 0,
-) -> Sides:
-    """Prepare one item of a run for masking; arguments as in :func:`tsfm_lens.explain.input_routes`.
-
-    Raises:
-        InputError: segments or the reference do not fit the item.
-        UnknownNameError: no such item, target or reference.
-    """
-    alone = item_of(run, item)
-    segments = given_parts(run, item, target, parts)
-    renumber: Any = getattr(alone.lens.adapter, "numbered", None)
-    numeric = alone.batch if renumber is None else renumber(alone.batch)
-    refuse_overlap(segments, numeric, alone.horizon)
-    stands = reference_rows(alone.batch, numeric, reference, alone.horizon, seed)
-    return Sides(alone, target_row(alone.batch, target), segments, stands, numeric)

@@ -1,9 +1,8 @@
-"""Proof of routes: the effect of cutting and restoring named components, against random components."""
+"""Faithfulness of routes: the effect of cutting and restoring named components, against random components."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
@@ -14,8 +13,8 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.curves import segments_in
 from tsfm_lens.explain.masking import Reference, reference_words
+from tsfm_lens.explain.paired_runs import PairedRuns
 from tsfm_lens.explain.routes import all_writers
-from tsfm_lens.explain.sides import Sides, two_sides
 from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -131,84 +130,81 @@ def prove_routes(
     for what, value in (("controls", controls), ("most", most)):
         if not is_count(value):
             raise InputError(f"{what} is {value!r}, expected a number of 1 or more")
-    sides = two_sides(run, item, target, segments_in(routes), reference, seed)
-    route_names = (
-        named_routes(routes) if named is None else {name: list(map(str, each)) for name, each in named.items()}
-    )
-    unknown = set(route_names) - {part.name for part in sides.segments}
+    pair = PairedRuns(run, segments_in(routes), reference, item, target, seed)
+    lens, names = pair.run.lens, [part.name for part in pair.segments]
+    by_segment = {
+        name: [component for each in selection for component in lens.components(str(each))]
+        for name, selection in (named_routes(routes) if named is None else named).items()
+    }
+    unknown = sorted(set(by_segment) - set(names))
     if unknown:
-        raise InputError(f"{sorted(unknown)[0]!r} is no segment of these routes")
-    totals = np.abs(routes["total"].values).mean(-1)
-    numbers = [int(n) for n in np.argsort(-totals, kind="stable") if route_names.get(sides.segments[n].name)][:most]
+        raise InputError(f"{unknown[0]!r} is no segment of these routes")
+    order = np.argsort(-np.abs(routes["total"].values).mean(-1), kind="stable")
+    numbers = [int(number) for number in order if by_segment.get(names[number])][:most]
     if not numbers:
         raise InputError("no segment has a named route to prove: none stands out of the noise")
-    proofs = []
-    for index, number in enumerate(numbers):
-        names = route_names[sides.segments[number].name]
-        proofs.append(_prove(sides, routes, number, names, controls, np.random.default_rng([seed, number])))
-        if progress is not None:
-            progress(index + 1, len(numbers))
-    data = _dataset(sides, numbers, proofs)
-    facts = {"target": sides.name, "controls": controls, "rollout": int(sides.run.rollout)}
-    reference_name = reference_words(reference)
-    units = sides.run.batch.units[sides.row]
-    data.attrs = sides.run.describe("route_proof", "Proof of routes", _SOURCE, units=units, reference=reference_name)
-    return data.assign_attrs(facts)
-
-
-@dataclass(frozen=True)
-class _SegmentProof:
-    """Measurements of one segment.
-
-    Attributes:
-        names: of cuts; prediction, measurement: (cut, step); total: (step,).
-        shares: (2, 1 + controls) of the effect, lost without and restored by the named components and random ones.
-    """
-
-    names: list[str]
-    prediction: np.ndarray
-    measurement: np.ndarray
-    total: np.ndarray
-    shares: np.ndarray
-
-
-def _prove(
-    sides: Sides, routes: xr.Dataset, number: int, names: Sequence[str], controls: int, rng: np.random.Generator
-) -> _SegmentProof:
-    lens = sides.run.lens
-    components = [each for name in names for each in lens.components(name)]
-    sets = [components, *matched_sets(lens, components, controls, rng)]
-    without = sides.without([number])
-    total = sides.run.point[sides.row] - without.point[sides.row]
-    points = sorted({place.point for each in sets for place in places_of(lens, list(each))})
-    there, whole = without.record(points), sides.run.record(points)
-    cuts = [[component] for component in components] + sets
-    change = sides.change([Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts])
-    restorations = [Variant("restored", tuple(PatchFrom(each, whole) for each in each_set)) for each_set in sets]
-    back = point_forecasts(without, restorations)[:, sides.row] - without.point[sides.row]
-    count = len(components)
-    scale = np.square(total).sum()
-    shares = np.stack([change[count:], back]) @ total / (scale if scale > 0 else np.nan)
+    cuts, steps = 1 + max(len(by_segment[names[number]]) for number in numbers), pair.run.horizon
+    cut_names = np.full((len(numbers), cuts), "", dtype=object)
+    predicted, measured = (np.full((len(numbers), cuts, steps), np.nan) for _ in range(2))
+    total, single = np.empty((len(numbers), steps)), np.empty(len(numbers))
+    # of the effect, lost without and restored by the named components and random ones
+    shares = np.empty((2, len(numbers), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
-    prediction = np.full((count + 1, sides.run.horizon), np.nan)
-    prediction[-1] = total
-    for place, name in enumerate(map(str, components)):
-        if "estimate" in routes and name in candidates:
-            prediction[place] = routes["estimate"].values[number, candidates.index(name)]
-    return _SegmentProof([*map(str, components), "all together"], prediction, change[: count + 1], total, shares)
+    for place, number in enumerate(numbers):
+        components = by_segment[names[number]]
+        sets = [components, *matched_sets(lens, components, controls, np.random.default_rng([seed, number]))]
+        without = pair.without([number])
+        total[place] = pair.total(without)
+        lost, restored = _cut_and_restore(pair, without, components, sets)
+        # all together always stand last
+        where = [*range(len(components)), cuts - 1]
+        cut_names[place, where] = [*map(str, components), "all together"]
+        measured[place, where] = lost[: len(where)]
+        predicted[place, -1] = total[place]
+        for cut, name in enumerate(map(str, components)):
+            if "estimate" in routes and name in candidates:
+                predicted[place, cut] = routes["estimate"].values[number, candidates.index(name)]
+        size = np.square(total[place]).sum()
+        shares[:, place] = np.stack([lost[len(components) :], restored]) @ total[place] / (size if size > 0 else np.nan)
+        single[place] = (lost[: len(components)] @ total[place]).sum() / size
+        if progress is not None:
+            progress(place + 1, len(numbers))
+    of = ("segment",)
+    data = pair.dataset().isel(segment=numbers).assign_coords(cut=np.arange(cuts))
+    data = data.assign(
+        cut_name=(("segment", "cut"), cut_names.astype(str)),
+        predicted=(("segment", "cut", "step"), predicted),
+        measured=(("segment", "cut", "step"), measured),
+        total=(("segment", "step"), total),
+        prediction_error=(of, _relative_error(predicted[:, -1:], measured[:, -1:])),
+        single_error=(of, _relative_error(predicted[:, :-1], measured[:, :-1])),
+        overlap=(of, single / shares[0, :, 0]),
+    )
+    for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
+        data[name], data[f"random_{name}"] = (of, values[:, 0]), (("segment", "draw"), values[:, 1:])
+        as_good = (values[:, 1:] >= values[:, :1]).sum(-1)
+        data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
+    words = reference_words(reference)
+    data.attrs = pair.run.describe("route_proof", "Proof of routes", _SOURCE, units=pair.units, reference=words)
+    return data.assign_attrs(target=pair.name, controls=controls, rollout=int(pair.run.rollout))
+
+
+def _cut_and_restore(
+    pair: PairedRuns, without: Run, components: Sequence[Component], sets: Sequence[Sequence[Component]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the effect lost by cutting single components and sets, and that restored by sets, (cut, step) each."""
+    points = sorted({place.point for each in sets for place in places_of(pair.run.lens, list(each))})
+    there, whole = without.record(points), pair.run.record(points)
+    cuts = [*([component] for component in components), *sets]
+    lost = pair.change([Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts])
+    restorations = [Variant("restored", tuple(PatchFrom(each, whole) for each in each_set)) for each_set in sets]
+    return lost, point_forecasts(without, restorations)[:, pair.row] - without.point[pair.row]
 
 
 def matched_sets(
     lens: Lens, components: Sequence[Component], count: int, rng: np.random.Generator
 ) -> list[list[Component]]:
-    """Draw sets of random components, as many of each stack and kind as among some, others where possible.
-
-    Args:
-        lens: the model.
-        components: heads and branches.
-        count: of sets.
-        rng: of the draws.
-    """
+    """Draw sets of random components, as many of each stack and kind as among some, others where possible."""
     pools: dict[tuple[object, ...], list[Component]] = {}
     for each in [*all_writers(lens), *components]:
         pools.setdefault(_kind(each), [])
@@ -228,35 +224,6 @@ def matched_sets(
 
 def _kind(component: Component) -> tuple[object, ...]:
     return component.stack, component.kind, component.head is None
-
-
-def _dataset(sides: Sides, numbers: Sequence[int], proofs: Sequence[_SegmentProof]) -> xr.Dataset:
-    steps, cuts = sides.run.horizon, max(len(each.names) for each in proofs)
-    names = np.full((len(numbers), cuts), "", dtype=object)
-    prediction, measurement = (np.full((len(numbers), cuts, steps), np.nan) for _ in range(2))
-    for place, each in enumerate(proofs):
-        # all together always stand last
-        where = [*range(len(each.names) - 1), cuts - 1]
-        names[place, where] = each.names
-        prediction[place, where], measurement[place, where] = each.prediction, each.measurement
-    shares = np.stack([each.shares for each in proofs], axis=1)
-    single = np.stack([(each.measurement[:-1] @ each.total).sum() / np.square(each.total).sum() for each in proofs])
-    data = sides.dataset().isel(segment=list(numbers)).assign_coords(cut=np.arange(cuts))
-    of = ("segment",)
-    data = data.assign(
-        cut_name=(("segment", "cut"), names.astype(str)),
-        predicted=(("segment", "cut", "step"), prediction),
-        measured=(("segment", "cut", "step"), measurement),
-        total=(("segment", "step"), np.stack([each.total for each in proofs])),
-        prediction_error=(of, _relative_error(prediction[:, -1:], measurement[:, -1:])),
-        single_error=(of, _relative_error(prediction[:, :-1], measurement[:, :-1])),
-        overlap=(of, single / shares[0, :, 0]),
-    )
-    for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
-        data[name], data[f"random_{name}"] = (of, values[:, 0]), (("segment", "draw"), values[:, 1:])
-        as_good = (values[:, 1:] >= values[:, :1]).sum(-1)
-        data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
-    return data
 
 
 def _relative_error(prediction: np.ndarray, measurement: np.ndarray) -> np.ndarray:
