@@ -13,7 +13,7 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.viz.ablation import strongest
-from tsfm_lens.viz.marks import NOT_ABOVE
+from tsfm_lens.viz.noise import NOT_ABOVE
 
 FLOOR = 0.05
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from tsfm_lens.catalogue import Figure, Measurement, figures, find, work_on
 from tsfm_lens.catalogue.computing import found_probe
@@ -19,27 +18,24 @@ def entries() -> list[Entry]:
     """
     by_name: dict[str, Entry] = {}
     for measurement, figure in figures():
-        if figure.name in by_name:
-            continue
-        if measurement.compute is not None:
-            by_name[figure.name] = _entry(measurement, figure)
-        elif measurement.across:
-            by_name[figure.name] = _comparison(measurement, figure)
+        if figure.name not in by_name and (measurement.compute is not None or measurement.across):
+            by_name[figure.name] = (_entry if measurement.compute is not None else _comparison)(measurement, figure)
     return list(by_name.values())
 
 
 def _entry(measurement: Measurement, figure: Figure) -> Entry:
-    words = [
-        computing.words
-        for computing in (measurement.compute, *(find(kind).compute for kind in figure.beside))
-        if computing
-    ]
+    def draw(run: Run) -> list[Plate]:
+        work = work_on(run)
+        results = tuple(work.result(kind) for kind in (measurement.kind, *figure.beside))
+        return [Plate("", figure.draw(*results), results)]
+
+    computed = [measurement.compute, *(find(kind).compute for kind in figure.beside)]
     return Entry(
         figure.name,
         figure.title,
-        "; ".join(words),
+        "; ".join(computing.words for computing in computed if computing),
         (figure.name,),
-        partial(_draw, measurement, figure),
+        draw,
         needs=tuple(needs for needs in (measurement.needs, figure.needs) if needs is not None),
         instead=f"figure {figure.instead!r} shows what its layers hold" if figure.instead else "",
     )
@@ -52,9 +48,3 @@ def _comparison(measurement: Measurement, figure: Figure) -> Entry:
 
     words = f"{measurement.across} of the models that are named"
     return Entry(figure.name, figure.title, words, (figure.name,), lambda run: compare([run.lens]), compare=compare)
-
-
-def _draw(measurement: Measurement, figure: Figure, run: Run) -> list[Plate]:
-    work = work_on(run)
-    results = tuple(work.result(kind) for kind in (measurement.kind, *figure.beside))
-    return [Plate("", figure.draw(*results), results)]
