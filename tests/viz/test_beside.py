@@ -27,12 +27,12 @@ def test_both_halves_hold_what_each_figure_holds() -> None:
     for drawn, figure in ((both.data[: len(one.data)], one), (both.data[len(one.data) :], two)):
         for trace, known in zip(drawn, figure.data, strict=True):
             np.testing.assert_array_equal(trace.y, known.y)
-    assert {trace.xaxis for trace in both.data} == {"x", "x2"}
-    assert both.layout.xaxis.domain[1] < both.layout.xaxis2.domain[0]
-    assert (both.layout.yaxis.anchor, both.layout.yaxis2.anchor) == ("x", "x2")
+    assert {trace.xaxis for trace in both.data} == {"x", "x101"}
+    assert both.layout.xaxis.domain[1] < both.layout.xaxis101.domain[0]
+    assert (both.layout.yaxis.anchor, both.layout.yaxis101.anchor) == ("x", "x101")
     # values are in metres at the left, in other units at the right
-    assert both.layout.yaxis2.matches is None
-    assert viz.side_by_side([one, one], ["a", "b"]).layout.yaxis2.matches == "y"
+    assert both.layout.yaxis101.matches is None
+    assert viz.side_by_side([one, one], ["a", "b"]).layout.yaxis101.matches == "y"
     listed = [trace.name for trace in both.data if trace.showlegend]
     assert len(listed) == len(set(listed))
     words = " ".join(note.text for note in both.layout.annotations)
@@ -48,7 +48,7 @@ def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) ->
     assert ends[0] == ends[1]
     assert ends[0][1] == max(fig.layout.coloraxis.cmax for fig in figures)
     assert [axis.showscale for axis in both.select_coloraxes()] == [False, None]
-    assert {trace.coloraxis for trace in heatmaps(both)} >= {"coloraxis", "coloraxis21"}
+    assert {trace.coloraxis for trace in heatmaps(both)} >= {"coloraxis", "coloraxis101"}
 
 
 def test_what_cannot_stand_side_by_side_is_refused() -> None:

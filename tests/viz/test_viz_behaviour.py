@@ -16,7 +16,7 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
 from tsfm_lens.viz.induction import read_induction
 from tsfm_lens.viz.maps import HeadMap, two_digits
-from tsfm_lens.viz.marks import NOT_ABOVE
+from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.theme import PALE
 
 

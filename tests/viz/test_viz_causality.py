@@ -15,7 +15,7 @@ from tsfm_lens.data import bundled, remove_motif, shift_phase
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.marks import NOT_ABOVE
+from tsfm_lens.viz.noise import NOT_ABOVE
 
 SENDERS = ["decoder.*.cross_attn.*", "decoder.*.mlp"]
 DRAWN = {

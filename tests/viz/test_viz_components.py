@@ -12,7 +12,7 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.marks import NOT_ABOVE
+from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.tokens import pooled, ruler, token_axis
 
 
@@ -288,7 +288,7 @@ def test_special_keys_do_not_set_the_colours_of_an_attention_grid(attention) -> 
 def test_an_attention_grid_of_four_heads_fits_a_page(attention) -> None:
     four = attention.isel(head=[0, 1, 0, 1]).assign_coords(head=range(4))
     assert viz.attention_grid(four).layout.meta["min_width"] <= 700
-    assert viz.for_print(viz.attention_grid(four)).layout.meta["type_pt"] == 7
+    assert viz.for_print(viz.attention_grid(four)).layout.meta["type_pt"] == 6
 
 
 def test_ticks_stand_at_whole_steps(attention) -> None:

@@ -12,7 +12,7 @@ import xarray as xr
 import planted
 from tsfm_lens import viz
 from tsfm_lens.testing.tolerance import assert_close
-from tsfm_lens.viz.marks import NOT_ABOVE
+from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.zero_ablation import strongest
 
 FLOOR = 0.05

@@ -122,7 +122,7 @@ def test_norms_have_the_grid_of_attention_and_a_unit_of_their_own() -> None:
     ordinary = [not word for word in ds["key_special"].values]
     for trace, head in zip(fig.data, (2, 3), strict=True):
         np.testing.assert_array_equal(np.asarray(trace.z)[:, : sum(ordinary)], ds["norm"].values[1, head][:, ordinary])
-    assert "residual stream units" in fig.layout.coloraxis.colorbar.title.text
+    assert "residual stream" in fig.layout.coloraxis.colorbar.title.text
     with pytest.raises(InputError, match="norm_weighted_map draws that kind"):
         viz.attention_grid(ds)
 

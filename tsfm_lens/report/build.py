@@ -19,7 +19,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.registry import Measurement, ReportPanel, find, measurements
 from tsfm_lens.report.downloads import Download, download
-from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
+from tsfm_lens.viz.saving import BROWSER_CONFIG, write_together
 from tsfm_lens.viz.select import kind_word, model_of, names, shown
 from tsfm_lens.viz.theme import true_minus, untitled
 
@@ -102,7 +102,7 @@ def build_report(
             raise unknown_name("result", name, results)
     target = page_at(path)
     page = page_of(results, panels_of(results), title=title, provenance=provenance, remarks=remarks)
-    return write_atomically(target, page)
+    return write_together({target: page})[0]
 
 
 def page_at(path: str | Path) -> Path:

@@ -403,7 +403,7 @@ def pattern_heads(
         [1] * columns,
         row_gap=8,
         column_gap=0.08 / columns,
-        min_width=max(420, 130 + (100 if columns <= _MAX_NUMBERED else 52) * columns),
+        min_width=max(420, 130 + (110 if columns <= _MAX_NUMBERED else 60) * columns),
         above=28,
         below=56,
         shared_xaxes="all",

@@ -36,18 +36,18 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
         most: panels side by side, 2 for those that need the width.
     """
     # long names take a second line
-    titles = [[part for line in title for part in shortened(line, _LONGEST, _TYPE, 2).split("\n")] for title in titles]
+    words = ["\n".join(shortened(line, _LONGEST, _TYPE, 2) for line in title) for title in titles]
     columns = columns_for(len(titles), most)
     rows = -(-len(titles) // columns)
-    lines = max(len(title) for title in titles)
+    lines = max(title.count("\n") for title in words)
     canvas = sheet(
         [row_height] * rows,
         [1] * columns,
-        titles=["\n".join(title) for title in titles],
+        titles=words,
         title_type=_TYPE,
-        row_gap=_GAP + 14 * (lines - 1),
+        row_gap=_GAP + 14 * lines,
         column_gap=min(0.08, 0.3 / columns),
-        above=16 + 14 * lines,
+        above=30 + 14 * lines,
         min_width=width_for(columns),
         shared_xaxes="all",
         shared_yaxes="all",

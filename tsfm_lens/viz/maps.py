@@ -10,16 +10,14 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.marks import PRINTED, Look
 from tsfm_lens.viz.noise import Finding
-from tsfm_lens.viz.room import shortened, text_width
+from tsfm_lens.viz.room import shortened
 from tsfm_lens.viz.select import layer_names, names
-from tsfm_lens.viz.sheet import sheet
-from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL, VERMILION, plain
+from tsfm_lens.viz.sheet import PRINTED, Look, sheet
+from tsfm_lens.viz.theme import DIVERGING, LABEL_TYPE, SEQUENTIAL, VERMILION, plain
 
 _MAX_NUMBERED = 60  # cells of one of several maps that still have room for their number
 _ABREAST = 3  # maps in one row; of more, two
-_NUMBER_TYPE, _BAR_TYPE = 11, 12  # pixels
 _FOOT, _BAR = 46, 62  # pixels under the maps for the head axis, and for colour bars
 
 
@@ -45,9 +43,8 @@ def colour_scale(
         bar: settings of the colour bar.
     """
     finite = np.empty(0) if values is None else values[np.isfinite(values)]
-    if diverging:
-        finite = np.abs(finite)
-    top = high if high is not None else float(np.quantile(finite, robust)) if len(finite) else 1.0
+    sizes = np.abs(finite) if diverging else finite
+    top = high if high is not None else float(np.quantile(sizes, robust)) if len(sizes) else 1.0
     if diverging:
         top = top or 1.0
         low = -top
@@ -70,10 +67,9 @@ class HeadMap:
 
     Attributes:
         values: (layer, head), NaN where there is none.
-        title: over the map, where there are several; word: what the values are; unit: of them.
+        title: over the map, where there are several; word: for the values; unit: of them.
         low, high: ends of the colours; those of the finite values if None.
-        diverging: whether colours part at 0, then equally far to both sides.
-        reverse: whether low values are dark.
+        diverging: colours part at 0, then equally far to both sides; reverse: low values are dark.
         write: how a number is written in its cell.
         notes: (layer, head), further words for each cell's hover box.
         noise: of (layer, head), where it is known.
@@ -119,11 +115,11 @@ class HeadMap:
         low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
         # white is for nothing, so a scale that does not start at nothing begins below its lowest value
         pad = 0.1 * ((high - low) or 1.0)
-        ends = {
-            "low": (low if self.reverse else low - pad) if self.low is None else self.low,
-            "high": (high + pad if self.reverse else high) if self.high is None else self.high,
+        ends: Look = {
+            "low": low - pad * (not self.reverse) if self.low is None else self.low,
+            "high": high + pad * self.reverse if self.high is None else self.high,
         }
-        options: Look = {"diverging": self.diverging, "dark_low": self.reverse, **({} if self.diverging else ends)}
+        options = {"diverging": True} if self.diverging else {"dark_low": self.reverse, **ends}
         return colour_scale(title or self.label, self.values, **options, **bar)
 
 
@@ -144,9 +140,8 @@ def head_maps(
     """
     layers, heads, several = layer_names(ds), names(ds, "head"), len(maps) > 1
     columns = len(maps) if len(maps) <= _ABREAST else 2
-    most = _MAX_NUMBERED if several else PRINTED
-    width = max((_number_width(one) if one.values.size <= most else 16 if several else 26) for one in maps) * len(heads)
-    titles = [shortened(one.label, 0.95 * max(width, 150), _BAR_TYPE) for one in maps]
+    width = max(150, 16 * len(heads)) if several else 26 * len(heads)
+    titles = [shortened(one.label, 0.95 * width, LABEL_TYPE) for one in maps]
     foot = _FOOT + _BAR + 14 * max(title.count("\n") for title in titles)
     canvas = sheet(
         [max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns),
@@ -154,7 +149,7 @@ def head_maps(
         titles=[one.title for one in maps] if several else None,
         row_gap=foot + 30,
         column_gap=0.06,
-        min_width=110 + columns * max(width, 150) if several else max(360, 150 + width),
+        min_width=110 + columns * width if several else max(360, 150 + width),
         below=foot if several else 52,
         shared_yaxes=True,
     )
@@ -166,7 +161,7 @@ def head_maps(
             layers,
             one.hover,
             write=one.write or two_digits,
-            printed=most,
+            printed=_MAX_NUMBERED if several else PRINTED,
             noise=one.noise,
             coloraxis=axis,
             name=one.title,
@@ -186,16 +181,6 @@ def head_maps(
         canvas.panel(row, col).x(visible=False)
         canvas.panel(row, col).y(visible=False)
     return canvas.dress(title, *remarks)
-
-
-def _number_width(one: HeadMap) -> int:
-    """Return the pixels of the widest number of a map, in brackets where some do not stand out of the noise."""
-    write = one.write or two_digits
-    pale = one.noise is not None and bool(one.noise.pale.any())
-    words = [
-        f"({write(float(value))})" if pale else write(float(value)) for value in one.values.ravel() if value == value
-    ]
-    return round(max((text_width(word, _NUMBER_TYPE) for word in words), default=26)) + 5
 
 
 def _under(place: Any, height: int) -> dict[str, Any]:

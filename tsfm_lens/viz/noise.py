@@ -12,6 +12,7 @@ from tsfm_lens.stats import mean_interval
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import number, percent
 
+NOT_ABOVE = "does not stand out of the noise"
 _SMALL = 1e-3  # of the largest effect: a floor so far below it is no number that says anything
 
 
@@ -21,7 +22,7 @@ class Finding:
 
     Attributes:
         estimate, low, high: the effect and the ends of its interval; they coincide where there is no interval.
-        stands: whether it stands out of the noise, for each member.
+        stands: True for each member that stands out of the noise.
         floor, lowest: the largest and the smallest noise floor over series and members; unit: of them and the effect.
     """
 
@@ -74,7 +75,7 @@ class Finding:
 
     def told(self, i: int | tuple[int, ...]) -> str:
         """Describe one member for a hover box."""
-        words = "stands out of the noise" if self.stands[i] else "does not stand out of the noise"
+        words = "stands out of the noise" if self.stands[i] else NOT_ABOVE
         ends = f"mean {number(self.estimate[i])}, interval {number(self.low[i])} to {number(self.high[i])}"
         return f"{ends}<br>{words}" if self.high[i] > self.low[i] else words
 
@@ -96,8 +97,9 @@ def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) ->
     if any(variable not in ds or set(ds[variable].dims) - set(at) != set(dims) for variable in variables):
         return None
     estimate, low, high, stands = (array(ds, variable, *dims, **at) for variable in variables)
-    floors = np.zeros(1)
+    floors = np.empty(0)
     if f"{name}_floor" in ds:
-        values = np.asarray(ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float).ravel()
-        floors = values[np.isfinite(values)] if np.isfinite(values).any() else floors
-    return Finding(estimate, low, high, stands > 0, float(floors.max()), float(floors.min()), unit)
+        floors = np.asarray(ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float).ravel()
+        floors = floors[np.isfinite(floors)]
+    ends = (float(floors.max()), float(floors.min())) if len(floors) else (0.0, 0.0)
+    return Finding(estimate, low, high, stands > 0, *ends, unit)

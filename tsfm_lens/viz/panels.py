@@ -19,12 +19,12 @@ class Scene:
     """One series around the start of its forecast, cut to what is drawn.
 
     Attributes:
-        place, id, unit: which series, and the unit of its values; title: of an axis over these; statistic: what the
-            middle of its forecast is.
+        place, id, unit: of the series and its values; title: of an axis over these; statistic: "median" or another
+            middle of its forecast.
         time: the timeline of context and forecast.
-        past: steps of the drawn context, (time,); ``context`` its values in data units.
-        future: forecast steps, (step,); ``truth`` their true values, NaN where unknown.
-        hidden: how many older context values are not drawn.
+        past: steps of the drawn context, (time,); context: its values in data units.
+        future: forecast steps, (step,); truth: their true values, NaN where unknown.
+        hidden: older context values that are not drawn.
     """
 
     place: int
@@ -93,7 +93,7 @@ def scene(ds: xr.Dataset, series: str | int, context_steps: int | None, least: i
 
     Args:
         series: id, or place counted from 0.
-        context_steps: how many context steps; if None two horizons and at least ``least``, or five horizons and at
+        context_steps: steps of the context; if None two horizons and at least ``least``, or five horizons and at
             least 60 where that is None too.
     """
     at = series_position(ds, series)
@@ -144,15 +144,23 @@ def draw_bands(
     """
     order = np.argsort(quantiles)
     quantiles, values = np.asarray(quantiles, dtype=float)[order], values[order]
-    pairs = _pairs(quantiles)
+    # places of levels that sum to 1, the widest pair first
+    partners = [(i, int(np.argmin(np.abs(quantiles - (1 - q))))) for i, q in enumerate(quantiles) if q < 0.499]
+    pairs = [(low, high) for low, high in partners if abs(quantiles[low] + quantiles[high] - 1) < 1e-6]
+    shares = [f"{100 * (quantiles[high] - quantiles[low]):.3g} %" for low, high in pairs]
     x, middle = view.time.at(view.future), statistic or view.statistic
     for rank, (low, high) in enumerate(pairs if bands else []):
         colour = mixed(BLUE, 0.16 + 0.3 * rank / max(len(pairs) - 1, 1))
-        # the first of a row of shares says what they are
-        name = _share(quantiles, low, high) + " interval" * (rank == 0)
-        panel.band(x, values[low], values[high], colour, name, legend=True)
-    single = set(range(len(quantiles))) - {i for pair in pairs for i in pair}
-    for i in sorted(single):
+        # the first of a row of shares names them
+        panel.band(x, values[low], values[high], colour, shares[rank] + " interval" * (rank == 0), legend=True)
+    intervals = [
+        "".join(
+            f"<br>with {share} probability {number(now[low])} to {number(now[high])} {plain(view.unit)}"
+            for share, (low, high) in zip(shares, pairs, strict=True)
+        )
+        for now in values.T
+    ]
+    for i in sorted(set(range(len(quantiles))) - {i for pair in pairs for i in pair}):
         centre = abs(quantiles[i] - 0.5) < 1e-6
         word = middle if centre else f"quantile {quantiles[i]:.3g}"
         panel.line(
@@ -162,26 +170,8 @@ def draw_bands(
             f"{view.time.hover}<br>{word} %{{y:.4g}} {plain(view.unit)}%{{text}}",
             colour=BLUE,
             width=2 if centre else 1,
-            text=[_interval_text(quantiles, values[:, t], pairs, view.unit) for t in range(values.shape[1])],
+            text=intervals,
         )
-
-
-def _pairs(quantiles: np.ndarray) -> list[tuple[int, int]]:
-    """Find places (low, high) of ascending levels that sum to 1, the widest pair first."""
-    places = [(i, int(np.argmin(np.abs(quantiles - (1 - q))))) for i, q in enumerate(quantiles) if q < 0.499]
-    return [(low, high) for low, high in places if abs(quantiles[low] + quantiles[high] - 1) < 1e-6]
-
-
-def _share(quantiles: np.ndarray, low: int, high: int) -> str:
-    return f"{100 * (quantiles[high] - quantiles[low]):.3g} %"
-
-
-def _interval_text(quantiles: np.ndarray, values: np.ndarray, pairs: list[tuple[int, int]], unit: str) -> str:
-    return "".join(
-        f"<br>with {_share(quantiles, low, high)} probability "
-        f"{number(values[low])} to {number(values[high])} {plain(unit)}"
-        for low, high in pairs
-    )
 
 
 def fitted_range(core: np.ndarray, others: np.ndarray, reach: float = 0.6) -> tuple[tuple[float, float], bool]:
@@ -190,19 +180,15 @@ def fitted_range(core: np.ndarray, others: np.ndarray, reach: float = 0.6) -> tu
     Returns:
         The range with a 4 % pad, and whether some of ``others`` lies outside it.
     """
-    core = core[np.isfinite(core)]
-    others = others[np.isfinite(others)]
+    core, others = core[np.isfinite(core)], others[np.isfinite(others)]
     if not len(core):
         core = others if len(others) else np.array([0.0])
     low, high = float(core.min()), float(core.max())
     span = (high - low) or max(abs(high), 1.0) * 0.1
-    if len(others):
-        low = min(low, max(float(others.min()), low - reach * span))
-        high = max(high, min(float(others.max()), high + reach * span))
+    low = min(low, max(float(others.min(initial=np.inf)), low - reach * span))
+    high = max(high, min(float(others.max(initial=-np.inf)), high + reach * span))
     pad = 0.04 * (high - low or span)
-    bounds = (low - pad, high + pad)
-    cut = bool(len(others) and ((others < bounds[0]) | (others > bounds[1])).any())
-    return bounds, cut
+    return (low - pad, high + pad), bool(((others < low - pad) | (others > high + pad)).any())
 
 
 def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any) -> str:
@@ -214,15 +200,16 @@ def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, 
 
 def means(values: np.ndarray) -> np.ndarray:
     """Average every row that has a finite value, NaN for the others, as it is judged. ``values``: (row, series)."""
-    valid = np.isfinite(values).any(axis=1)
-    out = np.full(len(values), np.nan)
-    out[valid] = np.nanmean(values[valid], axis=1)
-    return out
+    return _over_series(np.nanmean, values)
 
 
 def medians(values: np.ndarray) -> np.ndarray:
     """Take the median of every row that has a finite value, NaN for the others. ``values``: (row, series)."""
+    return _over_series(np.nanmedian, values)
+
+
+def _over_series(middle: Any, values: np.ndarray) -> np.ndarray:
     valid = np.isfinite(values).any(axis=1)
     out = np.full(len(values), np.nan)
-    out[valid] = np.nanmedian(values[valid], axis=1)
+    out[valid] = middle(values[valid], axis=1)
     return out

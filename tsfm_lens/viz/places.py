@@ -58,9 +58,10 @@ class Places:
         if len(self.names) <= most:
             return {"tickvals": list(range(len(self.names))), "ticktext": [plain(label) for label in self.labels]}
         several = len(set(self.stack)) > 1
-        rows = list(zip(self.stack, self.layer.tolist(), self.kind, strict=True))
-        by_kind = _blocks(rows)
-        blocks = by_kind if len(by_kind) <= _BRANCHES else _blocks([row[:2] for row in rows])
+        rows: list[tuple[Any, ...]] = list(zip(self.stack, self.layer.tolist(), self.kind, strict=True))
+        if len(_blocks(rows)) > _BRANCHES:
+            rows = [row[:2] for row in rows]
+        blocks = _blocks(rows)
         blocks = blocks[:: -(-len(blocks) // most)]
         texts = [
             OUTPUT if key[1] == _LAST else " ".join([*(key[:1] * several), f"layer {key[1]}", *map(str, key[2:])])
@@ -74,8 +75,7 @@ class Places:
 
     def what(self) -> str:
         """Name the places for a subtitle."""
-        stacks = " and ".join(stack for stack in dict.fromkeys(self.stack) if stack)
-        of_stack = f" of the {stacks}" if stacks else ""
+        of_stack = f" of the {' and '.join(dict.fromkeys(filter(None, self.stack)))}" if any(self.stack) else ""
         if set(self.kind) == {"stream"}:
             return f"residual stream{of_stack}"
         word = "heads" if (self.head >= 0).all() else "attention and MLP" if (self.head < 0).all() else "heads and MLPs"
@@ -100,15 +100,12 @@ def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
         InputError: coordinates are missing.
     """
     along = {name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")}
-    missing = [name for name, values in along.items() if len(values) != ds.sizes[dim]]
-    if missing:
-        raise InputError(f"the coordinate {missing[0]!r} does not lie along {dim!r}.")
+    for name, values in along.items():
+        if len(values) != ds.sizes[dim]:
+            raise InputError(f"the coordinate {name!r} does not lie along {dim!r}.")
+    stack, kind, layer, head = along.values()
     return _sort(
-        names(ds, dim),
-        [str(v) for v in along["stack"]],
-        [str(v) for v in along["kind"]],
-        along["layer_index"].astype(int),
-        along["head"].astype(int),
+        names(ds, dim), stack.astype(str).tolist(), kind.astype(str).tolist(), layer.astype(int), head.astype(int)
     )
 
 
@@ -119,9 +116,9 @@ def places_named(labels: Sequence[str]) -> Places:
         InputError: a name that is none of these.
     """
     matches = [_NAME.fullmatch(label) for label in labels]
-    unknown = [label for label, match in zip(labels, matches, strict=True) if match is None and label != OUTPUT]
-    if unknown:
-        raise InputError(f"{unknown[0]!r} is no component, such as decoder.3.self_attn.5 or 3.mlp, and not {OUTPUT!r}.")
+    for label, match in zip(labels, matches, strict=True):
+        if match is None and label != OUTPUT:
+            raise InputError(f"{label!r} is no component, such as decoder.3.self_attn.5 or 3.mlp, and not {OUTPUT!r}.")
     stacks = [match["stack"] or "" for match in matches if match]
     return _sort(
         list(labels),
@@ -139,20 +136,14 @@ def separate(panel: Panel, breaks: Sequence[float], *, across: bool = True) -> N
 
 def _sort(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:
     stacks, kinds = list(dict.fromkeys(stack)), list(dict.fromkeys(kind))
-    ranks = [
-        _STREAM_ENDS.get(label.rsplit(".", 1)[-1], 102) if one == "stream" else kinds.index(one)
-        for label, one in zip(labels, kind, strict=True)
-    ]
-    keys = [(stacks.index(s), int(at), rank) for s, at, rank in zip(stack, layer, ranks, strict=True)]
-    order = np.array(sorted(range(len(labels)), key=lambda i: keys[i]), dtype=int)
-    return Places(
-        order=order,
-        names=[labels[i] for i in order],
-        stack=[stack[i] for i in order],
-        kind=[kind[i] for i in order],
-        layer=layer[order],
-        head=head[order],
-    )
+
+    def depth(i: int) -> tuple[int, int, int]:
+        stream = _STREAM_ENDS.get(labels[i].rsplit(".", 1)[-1], 102)
+        return stacks.index(stack[i]), int(layer[i]), stream if kind[i] == "stream" else kinds.index(kind[i])
+
+    order = np.array(sorted(range(len(labels)), key=depth), dtype=int)
+    sorted_words = ([words[i] for i in order] for words in (labels, stack, kind))
+    return Places(order, *sorted_words, layer[order], head[order])
 
 
 def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
@@ -168,8 +159,5 @@ def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
 
 def _blocks(keys: list[Any]) -> list[tuple[Any, float]]:
     """Return runs of equal keys, with the middle of each."""
-    runs = []
-    for key, group in groupby(range(len(keys)), key=lambda i: keys[i]):
-        members = list(group)
-        runs.append((key, (members[0] + members[-1]) / 2))
-    return runs
+    runs = [(key, list(group)) for key, group in groupby(range(len(keys)), key=keys.__getitem__)]
+    return [(key, (members[0] + members[-1]) / 2) for key, members in runs]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -56,7 +57,7 @@ def save(
         raise InputError(f"{path.name!r} has no known suffix: a figure can be saved as {suffixes}.")
     refuse_unwritable(path.parent)
     content = rendered(fig, kind, width=width, height=height, scale=scale, self_contained=self_contained)
-    return write_atomically(path, content)
+    return write_together({path: content})[0]
 
 
 def rendered(
@@ -73,12 +74,9 @@ def rendered(
         return fig.to_html(include_plotlyjs=self_contained or "cdn", config=BROWSER_CONFIG, div_id="figure").encode()
     if kind == "json":
         return fig.to_json().encode()
-    return _static(fig, kind, width, height, scale)
-
-
-def write_atomically(path: Path, content: bytes) -> Path:
-    """Put ``content`` at ``path`` in one move, so that no reader and no crash meets half a file."""
-    return write_together({path: content})[0]
+    size = {"width": width or fig.layout.width or _WIDTH, "height": height or fig.layout.height or 500}
+    # vector files keep the size in which the figure was laid out
+    return _static(fig, {"format": kind, **size, "scale": scale if kind == "png" else 1})
 
 
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
@@ -95,8 +93,9 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
     return list(contents)
 
 
-def _static(fig: go.Figure, kind: str, width: int | None, height: int | None, scale: float) -> bytes:
+def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
     """Draw in a headless browser through kaleido, without its MathJax, which it would fetch from the net."""
+    kind = options["format"]
     if find_spec("kaleido") is None:
         raise RenderError(
             f"a .{kind} file needs kaleido, which is not installed: "
@@ -106,36 +105,23 @@ def _static(fig: go.Figure, kind: str, width: int | None, height: int | None, sc
     from choreographer.errors import BrowserClosedError, BrowserDepsError, ChromeNotFoundError
     from kaleido.errors import BrowserFailedError, JavascriptError, KaleidoError
 
-    options = {
-        "format": kind,
-        "width": width or fig.layout.width or _WIDTH,
-        "height": height or fig.layout.height or 500,
-        # vector files keep the size in which the figure was laid out
-        "scale": scale if kind == "png" else 1,
-    }
-    draw: Callable[..., bytes] = kaleido.calc_fig_sync
     page = kaleido.PageGenerator(mathjax=False)
     # kaleido prints a .pdf with margins of its own, which push the figure to the right and down and cut its ends off
     page.footer = page.footer.replace("</head>", "<style>@page { margin: 0 }</style></head>", 1)
+    failures = (BrowserClosedError, BrowserDepsError, BrowserFailedError, JavascriptError, KaleidoError, TimeoutError)
     try:
         with warnings.catch_warnings():
             # a kaleido server that the caller runs has options of its own
             warnings.filterwarnings("ignore", message="The kopts argument is ignored")
-            return draw(fig.to_dict(), opts=options, kopts={"page_generator": page})
+            drawing: bytes = kaleido.calc_fig_sync(fig.to_dict(), opts=options, kopts={"page_generator": page})
+            return drawing
     except ChromeNotFoundError as error:
         raise RenderError(
             f"a .{kind} file needs a Chrome or Chromium, and none was found. Install one (Debian and Ubuntu: "
             "apt install chromium; elsewhere: kaleido_get_chrome), or name it in the environment variable "
             "BROWSER_PATH. Saving as .html or .json needs none."
         ) from error
-    except (
-        BrowserClosedError,
-        BrowserDepsError,
-        BrowserFailedError,
-        JavascriptError,
-        KaleidoError,
-        TimeoutError,
-    ) as error:
+    except failures as error:
         raise RenderError(
             f"the browser could not draw the .{kind} file ({type(error).__name__}: {error}). "
             "Try .html, or another Chromium through the environment variable BROWSER_PATH."

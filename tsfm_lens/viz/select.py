@@ -1,4 +1,4 @@
-"""Reading a labelled result: its kind, and which series, layer, head or method is meant."""
+"""Reading a labelled result: its kind, and the places of series, layers, heads and methods in it."""
 
 from __future__ import annotations
 
@@ -54,11 +54,7 @@ def series_position(ds: xr.Dataset, series: str | int) -> int:
 
 
 def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
-    """Return the place of one series; of all for None.
-
-    Raises:
-        UnknownNameError: there is no such series.
-    """
+    """Return the place of one series, of all for None; errors as in :func:`series_position`."""
     return list(range(ds.sizes["series"])) if series is None else [series_position(ds, series)]
 
 
@@ -75,11 +71,7 @@ def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
 
 
 def positions(ds: xr.Dataset, dim: str, values: Sequence[str | int] | None) -> list[int]:
-    """Return several positions along ``dim``; all of them for None.
-
-    Raises:
-        UnknownNameError: one of the labels does not exist.
-    """
+    """Return several positions along ``dim``, all of them for None; errors as in :func:`position`."""
     return list(range(ds.sizes[dim])) if values is None else [position(ds, dim, v) for v in values]
 
 
@@ -96,11 +88,10 @@ def statistic_of(ds: xr.Dataset) -> str:
 
 def unit_of(ds: xr.Dataset, series: int | None = None) -> str:
     """Return the unit of the data, of one series where each has its own; "" if it is not known."""
+    own = ""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
-        unit = str(ds["units"].values[series])
-        if unit:
-            return unit
-    unit = str(ds.attrs.get("units", "") or "")
+        own = str(ds["units"].values[series])
+    unit = own or str(ds.attrs.get("units", "") or "")
     return "" if unit == "data units" else unit
 
 
@@ -127,8 +118,8 @@ def kind_word(kind: str) -> str:
 
 def layer_names(ds: xr.Dataset, rows: Sequence[int] | None = None) -> list[str]:
     """Name the layers in words, all or those at some places."""
-    labels = names(ds, "layer")
-    return [layer_name(labels[i]) for i in (range(len(labels)) if rows is None else rows)]
+    labels = [layer_name(label) for label in names(ds, "layer")]
+    return labels if rows is None else [labels[i] for i in rows]
 
 
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:

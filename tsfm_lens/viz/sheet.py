@@ -1,45 +1,64 @@
-"""Grammar of figures: a sheet of panels, and the marks that are drawn on them.
+"""Grammar of figures: a sheet of panels, and the look of curves, fans, points, bars and maps on them.
 
-A renderer says what stands on the axes, on which scale and in which words. How a curve, a fan, bars, points or a map
-look, what their hover boxes and the legend show, and how much room all of it takes, is said here once.
+What a result says of its noise is drawn here, and nowhere else: bands, whiskers, hollow points, hatched bars, and maps
+whose cells in the noise are pale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from tsfm_lens.viz.lettering import along, folded_names, legend_pitch, legend_rows, wrapped_titles
-from tsfm_lens.viz.marks import Canvas, titled
-from tsfm_lens.viz.marks import Look as Look
-from tsfm_lens.viz.marks import Panel as Panel
-from tsfm_lens.viz.room import thin_dates, width_of_words, written
-from tsfm_lens.viz.theme import dress, plain, true_minus
+from tsfm_lens.viz.noise import NOT_ABOVE, Finding
+from tsfm_lens.viz.room import legend_rows, text_width, wrapped
+from tsfm_lens.viz.theme import GREY, INK, LABEL_TYPE, PALE, TITLE_TYPE, dress, mixed, plain, true_minus
 
-# pixels: beside the panels for a colour bar, its longest, the type of its title
-_BAR_MARGIN, _BAR_LENGTH, _BAR_TYPE = 96, 320, 12
-_USUAL = 640  # pixels: width for which a legend's rows are counted
-_EXTRA_ROWS, _MANY = 1, 6  # rows by which a legend may be higher in a narrower figure, unless it has many
+Look = dict[str, Any]
+"""Settings of a mark or an axis."""
+
+PRINTED = 500  # cells of a map that still have room for their number
+_MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
+_ALWAYS: Look = {"exclude_empty_subplots": False}  # or plotly leaves out what is drawn before the first trace
+_LEFT, _RIGHT = 64, 20  # pixels beside the panels
+_APART, _CELL = 8, 7  # pixels between two texts, and beside a number in its cell
+_HALF = 2.1  # of the figure to what is beside its panels, at least
+_USUAL, _MANY = 640, 5  # pixels: width for which rows of the legend are counted, and needed by more rows than so many
+_BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels: beside the panels for a colour bar, and its longest
 
 
 @dataclass
-class Sheet(Canvas):
-    """Panels in rows and columns, and the room that they take.
+class Sheet:
+    """Panels in rows and columns, the room that they take, and what legend and subtitle say of them.
 
     Attributes:
+        fig: the figure.
         places: (row, column) of each panel, counted from 1; none on a sheet of one panel.
-        plot_height: of all panels together; min_width: what the marks need, words come on top; in pixels.
-        below: pixels under the panels for ticks and titles.
+        plot_height: of all panels together; min_width: that the marks need, words: that words need in the panels; in
+            pixels.
+        above: pixels over the highest panels, for their titles and for notes; below: under the lowest, for ticks and
+            titles.
+        legend: entries of the legend so far; each is listed once, however many panels have it.
+        signs: how what does not stand out of the noise is drawn; floors: the noise floors that the figure has;
+            has_band: whether one is drawn.
     """
 
+    fig: go.Figure
     places: list[tuple[int, int]]
     plot_height: int
-    min_width: int = 360
+    min_width: float = 360
     below: int = 52
+    above: int = 10
+    words: float = 0
+    legend: set[str] = field(default_factory=set)
+    signs: dict[str, None] = field(default_factory=dict)
+    floors: dict[str, None] = field(default_factory=dict)
+    has_band: bool = False
 
     def panel(self, row: int = 1, col: int = 1, **axes: Any) -> Panel:
         """Return one panel; ``axes`` says which, where a place has two."""
@@ -50,20 +69,35 @@ class Sheet(Canvas):
 
     def x(self, title: str | None = None, **settings: Any) -> None:
         """Set every horizontal axis."""
-        self.fig.update_xaxes(**titled(title), **settings)
+        self.fig.update_xaxes(**_titled(title), **settings)
 
     def y(self, title: str | None = None, **settings: Any) -> None:
         """Set every vertical axis."""
-        self.fig.update_yaxes(**titled(title), **settings)
+        self.fig.update_yaxes(**_titled(title), **settings)
 
     def colours(self, scale: dict[str, Any]) -> None:
         """Set colours of all maps, with a bar beside them that is no longer than needed to read it."""
         bar = {"len": min(1.0, _BAR_LENGTH / self.plot_height), **scale["colorbar"]}
-        title = along(bar["title"]["text"], bar["len"] * self.plot_height, _BAR_TYPE)
+        title = wrapped(bar["title"]["text"], bar["len"] * self.plot_height, LABEL_TYPE)
         bar["title"] = {**bar["title"], "text": title}
-        self.fig.update_layout(
-            coloraxis={**scale, "colorbar": bar}, margin_r=_BAR_MARGIN + 1.3 * _BAR_TYPE * title.count("<br>")
-        )
+        margin = _BAR_MARGIN + 1.3 * LABEL_TYPE * title.count("<br>")
+        self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
+
+    def noisy(self, noise: Finding, sign: str = "") -> None:
+        """Remember for the subtitle the floor of a finding, and the sign of what does not stand out if it is drawn."""
+        if noise.floor > 0:
+            self.floors[noise.floor_words] = None
+        if sign:
+            self.signs[sign] = None
+
+    def write_abreast(self, texts: Sequence[tuple[float, str]], size: float) -> None:
+        """Give room to texts beside each other, each with the share of the panels at which its middle stands."""
+        widths = sorted((middle, text_width(text, size) + _APART) for middle, text in texts)
+        gaps = [
+            ((one + next_one) / 2) / (after - at) for (at, one), (after, next_one) in pairwise(widths) if after > at
+        ]
+        # one text may reach over the margins
+        self.words = max([self.words, *gaps, *(width - 2 * _RIGHT for _, width in widths)])
 
     def dress(self, title: str, *remarks: str) -> go.Figure:
         """Finish the figure.
@@ -72,33 +106,54 @@ class Sheet(Canvas):
             title: plain words.
             remarks: parts of the subtitle; empty ones are left out, what is drawn of the noise is added.
         """
-        right = self.fig.layout.margin.r
-        thin_dates(self.fig)
-        layout, traces = written(self.fig)
-        self.fig.update_layout(folded_names(layout, traces, self.plot_height))
-        self.fig.update_layout(wrapped_titles(layout, self.plot_height))
-        words = true_minus("; ".join(remark for remark in (*remarks, self.noise_words) if remark))
-        least, legend = self._least()
-        below = self.below + round(legend * legend_pitch({})) - 5 * (legend > 0)
-        # plotly gives a legend at most half of the figure
-        spare = self.above + self.plot_height + below - 2 * (legend + 1) * legend_pitch({})
-        plot = round(self.plot_height + max(0.0, -spare) * (legend > 0))
-        room = {"plot_height": plot, "above": self.above, "min_width": least}
-        fig = dress(self.fig, title, words, below=below, **room)
-        if right is not None:
-            fig.update_layout(margin_r=right)
-        fig.layout.meta = {**fig.layout.meta, "legend_rows": legend}
-        return fig
+        left = self._letter_axes()
+        names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in self.fig.data if trace.showlegend]
+        least = max(self.min_width, left + self.words + _RIGHT, _HALF * left, *names)
+        rows = legend_rows(self.fig, max(least, _USUAL))
+        remarks = (*remarks, self._noise_words())
+        return dress(
+            self.fig,
+            title,
+            true_minus("; ".join(remark for remark in remarks if remark)),
+            plot_height=self.plot_height,
+            above=self.above,
+            below=self.below,
+            min_width=round(max(least, _USUAL * (rows > _MANY))),
+            left=left,
+            legend=rows,
+        )
 
-    def _least(self) -> tuple[int, int]:
-        """Return the width from which on the figure can be read, and the rows of its legend where there is room."""
-        layout, traces = written(self.fig)
-        least = max(self.min_width, width_of_words(layout, traces))
-        rows = legend_rows(layout, traces, max(least, _USUAL))
-        # in a narrower figure the panels give up height, but not all of it
-        while legend_rows(layout, traces, least) > rows + _EXTRA_ROWS * (rows < _MANY):
-            least += 20
-        return least, rows
+    def _letter_axes(self) -> float:
+        """Break titles of axes that are longer than these; return pixels for titles and names at the left."""
+        titled = [axis for axis in self.fig.select_xaxes() if axis.title.text and axis.visible is not False]
+        self.write_abreast([(sum(axis.domain or (0, 1)) / 2, axis.title.text) for axis in titled], TITLE_TYPE)
+        labels: list[str] = []
+        for axis in self.fig.select_yaxes():
+            low, high = axis.domain or (0, 1)
+            if axis.title.text:
+                axis.title.text = wrapped(axis.title.text, (high - low) * self.plot_height, TITLE_TYPE)
+            labels += map(str, axis.ticktext or ())
+        for trace in self.fig.data:
+            y = trace.y
+            if y is not None and len(y) and isinstance(y[0], str):
+                labels += y
+            if isinstance(trace.x, np.ndarray) and trace.x.dtype.kind == "M":
+                self._thin_dates(trace.xaxis)
+        return max(_LEFT, 36 + max((text_width(label, LABEL_TYPE) for label in labels), default=0.0))
+
+    def _thin_dates(self, name: str | None) -> None:
+        """Set few labels on an axis over dates that has no number of them yet; plotly turns long ones."""
+        axis = self.fig.layout[(name or "x").replace("x", "xaxis")]
+        if axis.nticks is axis.dtick is axis.tickvals is None:
+            low, high = axis.domain or (0, 1)
+            # labels that are turned would need room under the axis
+            axis.update(nticks=5 if high - low > 0.6 else 3, tickangle=0)
+
+    def _noise_words(self) -> str:
+        """Return words of a subtitle on the noise that is drawn, "" if none is known."""
+        signs = f"{' or '.join(self.signs)}: {NOT_ABOVE}" if self.signs else ""
+        floor = f"noise floor {next(iter(self.floors))}{', grey' * self.has_band}" if len(self.floors) == 1 else ""
+        return f"{signs} ({floor})" if signs and floor else signs or floor
 
 
 def blank(height: int = 300, min_width: int = 360, below: int = 52) -> Sheet:
@@ -111,7 +166,7 @@ def sheet(
     widths: Sequence[float] = (1,),
     *,
     titles: Sequence[str] | None = None,
-    title_type: float = 12,
+    title_type: float = LABEL_TYPE,
     row_gap: float = 0,
     column_gap: float = 0.0,
     min_width: int = 360,
@@ -144,4 +199,275 @@ def sheet(
     fig.layout.annotations = [{**note, "font": {"size": title_type}, "yshift": 1} for note in notes]
     places = [(row, col) for row in range(1, len(heights) + 1) for col in range(1, len(widths) + 1)]
     room = (30 if titles is not None else 10) if above is None else above
-    return Sheet(fig, places, total, above=room, min_width=min_width, below=below)
+    made = Sheet(fig, places, total, above=room, min_width=min_width, below=below)
+    made.write_abreast([(note["x"], note["text"]) for note in notes], title_type)
+    return made
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes of a sheet, and what can be drawn on it.
+
+    ``hover`` is always plotly's template of a hover box, "" for none; names are shown letter by letter.
+    """
+
+    sheet: Sheet
+    at: dict[str, Any]
+
+    def add(
+        self,
+        kind: Callable[..., Any],
+        name: str,
+        hover: str,
+        *,
+        legend: bool = True,
+        group: str | None = None,
+        **props: Any,
+    ) -> None:
+        """Add a trace; ``group``: with which entry of the legend it is hidden, its own unless given."""
+        entry = group or name
+        in_legend = legend and bool(name) and entry not in self.sheet.legend
+        if in_legend:
+            self.sheet.legend.add(entry)
+        box = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+        membership = {"legendgroup": plain(entry)} if entry else {}
+        trace = kind(name=plain(name) or None, showlegend=in_legend, **membership, **box, **props)
+        self.sheet.fig.add_trace(trace, **self.at)
+
+    def line(
+        self,
+        x: Any,
+        y: Any,
+        name: str = "",
+        hover: str = "",
+        *,
+        colour: str = INK,
+        width: float = 1.5,
+        dash: str | None = None,
+        dots: float = 0,
+        **more: Any,
+    ) -> None:
+        """Draw a curve, with dots of a size on it."""
+        look: Look = {"color": colour, "width": width} | ({"dash": dash} if dash else {})
+        marks: Look = {"marker": {"size": dots}} if dots else {}
+        options: Look = {"mode": "lines+markers" if dots else "lines", "line": look, **marks}
+        self.add(go.Scatter, name, hover, x=x, y=y, **{**options, **more})
+
+    def band(self, x: Any, low: Any, high: Any, colour: str, name: str, *, legend: bool = False) -> None:
+        """Draw the area between two curves."""
+        look: Look = {"x": x, "mode": "lines", "line": {"width": 0, "color": colour}, "group": name}
+        self.add(go.Scatter, f"{name} from", "", y=low, legend=False, **look)
+        self.add(go.Scatter, name, "", y=high, fill="tonexty", fillcolor=colour, legend=legend, **look)
+
+    def dots(
+        self,
+        x: Any,
+        y: Any,
+        name: str = "",
+        hover: str = "",
+        *,
+        colour: Any = INK,
+        size: float = 7,
+        symbol: Any = None,
+        edge: str | None = None,
+        noise: Finding | None = None,
+        across: bool = False,
+        **more: Any,
+    ) -> None:
+        """Draw points, with whiskers (``across``: along the horizontal axis) and hollow where the noise says so."""
+        marker: Look = {"color": colour, "size": size}
+        marker |= {"symbol": symbol} if symbol is not None else {}
+        marker |= {"line": {"color": edge, "width": 0.5}} if edge else {}
+        marker |= more.pop("marker", {})
+        if noise is not None:
+            marker["symbol"] = [f"{symbol or 'circle'}{'-open' * bool(pale)}" for pale in noise.pale]
+            self.sheet.noisy(noise, "hollow" * bool(noise.pale.any()))
+        bars = _whiskers(noise, x if across else y, across=across)
+        self.add(go.Scatter, name, hover, x=x, y=y, **{"mode": "markers", "marker": marker, **bars, **more})
+
+    def bars(
+        self,
+        places: Any,
+        lengths: Any,
+        name: str = "",
+        hover: str = "",
+        *,
+        colour: Any = GREY,
+        across: bool = False,
+        noise: Finding | None = None,
+        **more: Any,
+    ) -> None:
+        """Draw bars upwards, or to the right (``across``), with whiskers and hatched where the noise says so."""
+        where = {"x": lengths, "y": places, "orientation": "h"} if across else {"x": places, "y": lengths}
+        marker: Look = {"color": colour}
+        if noise is not None:
+            shapes = ["/" * bool(pale) for pale in noise.pale]
+            marker["pattern"] = {"shape": shapes, "fillmode": "replace", "size": 6, "solidity": 0.3}
+            self.sheet.noisy(noise, "hatched" * bool(noise.pale.any()))
+        self.add(go.Bar, name, hover, marker=marker, **where, **_whiskers(noise, lengths, across=across), **more)
+
+    def cells(
+        self,
+        z: np.ndarray,
+        x: Any = None,
+        y: Any = None,
+        hover: str = "",
+        *,
+        write: Callable[[float], str] | None = None,
+        printed: int = PRINTED,
+        noise: Finding | None = None,
+        **more: Any,
+    ) -> None:
+        """Draw a heat map on the sheet's colours.
+
+        Args:
+            z: (row, column), NaN where there is nothing.
+            x, y: labels or edges.
+            write: how a number is written in its cell, none if None.
+            printed: the most cells that get their number.
+            noise: of (row, column); cells that do not stand out of it are drawn pale under a dot, or with their
+                number in brackets.
+        """
+        where = {name: value for name, value in (("x", x), ("y", y)) if value is not None}
+        pale = np.zeros(z.shape, dtype=bool) if noise is None else noise.pale & np.isfinite(z)
+        texts = None
+        if write is not None and z.size <= printed:
+            texts = np.array([[write(float(v)) if np.isfinite(v) else "" for v in row] for row in z], dtype=object)
+            size = 10 if z.shape[1] > 12 else 11
+            look: Look = {"texttemplate": "%{text}", "textfont": {"size": size}}
+            more |= {"text": np.where(pale, "", texts).tolist(), **look}
+            widest = max(texts.ravel(), key=len, default="") + "()" * bool(pale.any())
+            low, high = self._place().xaxis.domain or (0, 1)
+            self.sheet.words = max(self.sheet.words, (text_width(widest, size) + _CELL) * z.shape[1] / (high - low))
+        options: Look = {"coloraxis": "coloraxis", "xgap": 1, "ygap": 1, "hoverongaps": False, **more}
+        trace = go.Heatmap(z=z, hovertemplate=f"{hover}<extra></extra>", **where, **options)
+        self.sheet.fig.add_trace(trace, **self.at)
+        if noise is not None:
+            self.sheet.noisy(noise, f"pale, {'dotted' if texts is None else 'in brackets'}" * bool(pale.any()))
+        if pale.any():
+            small = max(z.shape) <= _MAX_DOTS
+            signs = np.full(z.shape, "·" * small) if texts is None else "(" + texts + ")"
+            self._veil(pale, np.where(pale, signs, "").tolist(), 14 if texts is None else 10, where)
+
+    def _veil(self, pale: np.ndarray, signs: list[list[str]], size: float, where: Look) -> None:
+        """Draw white over cells that do not stand out, and a sign in each that needs no colour."""
+        white = "rgba(255,255,255,0.6)"
+        look: Look = {"colorscale": [[0, white], [1, white]], "zmin": 0, "zmax": 1, "showscale": False}
+        text: Look = {"text": signs, "texttemplate": "%{text}", "textfont": {"size": size, "color": GREY}}
+        options: Look = {"name": NOT_ABOVE, "hoverinfo": "skip", "xgap": 1, "ygap": 1, **look, **text, **where}
+        self.sheet.fig.add_trace(go.Heatmap(z=np.where(pale, 0.0, np.nan), **options), **self.at)
+
+    def level(self, y: float, *, colour: str = GREY, width: float = 1, dash: str | None = None, **more: Any) -> None:
+        """Draw a line across the panel."""
+        self.sheet.fig.add_hline(y=y, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at)
+
+    def upright(self, x: float, *, colour: str = GREY, width: float = 1, dash: str | None = None, **more: Any) -> None:
+        """Draw a line from the foot of the panel to its top."""
+        self.sheet.fig.add_vline(x=x, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at)
+
+    def shape(self, kind: str, x: Sequence[Any], y: Sequence[Any], **look: Any) -> None:
+        """Draw a plotly shape between two corners."""
+        self.sheet.fig.add_shape(type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **look, **self.at)
+
+    def partings(self, places: Sequence[float], *, across: bool) -> None:
+        """Draw thin lines across the panel, or from its foot to its top."""
+        free, fixed = ("y", "x") if across else ("x", "y")
+        refs = self._axes()
+        refs[f"{fixed}ref"] += " domain"
+        look: Look = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
+        self._add_shapes([{f"{free}0": at, f"{free}1": at, f"{fixed}0": 0, f"{fixed}1": 1, **look} for at in places])
+
+    def frames(self, cells: np.ndarray, colour: str) -> None:
+        """Draw a frame around each cell (row, column) of a map whose rows and columns are counted from 0."""
+        look: Look = {"type": "rect", **self._axes(), "line": {"color": colour, "width": 2}}
+        self._add_shapes(
+            [
+                {"x0": col - 0.46, "x1": col + 0.46, "y0": row - 0.44, "y1": row + 0.44, **look}
+                for row, col in np.argwhere(cells)
+            ]
+        )
+
+    def _add_shapes(self, shapes: list[dict[str, Any]]) -> None:
+        """Add shapes all at once: plotly looks at every shape of a figure whenever one is added."""
+        if shapes:
+            self.sheet.fig.layout.shapes = [*self.sheet.fig.layout.shapes, *shapes]
+
+    def _place(self) -> Any:
+        """Return the panel's axes in the layout."""
+        return self.sheet.fig.get_subplot(**self.at) if self.at else self.sheet.fig.layout
+
+    def _axes(self) -> dict[str, str]:
+        """Name the panel's axes, as shapes and notes refer to them."""
+        place = self._place()
+        names = {f"{letter}ref": getattr(place, f"{letter}axis").plotly_name for letter in "xy"}
+        return {ref: name.replace("axis", "") for ref, name in names.items()}
+
+    def floor(self, noise: Finding | None, *, signed: bool = True, across: bool = False) -> None:
+        """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known.
+
+        It is left out where the noise of one series exceeds every effect that stands out in the others.
+        """
+        if noise is None or not noise.floor > 0:
+            return
+        if noise.stands.any() and noise.floor > np.abs(noise.estimate[noise.stands]).max():
+            return
+        self.sheet.noisy(noise)
+        # a subtitle must not name what cannot be seen
+        if not noise.floor_is_tiny:
+            self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
+            self.sheet.has_band = True
+
+    def stripe(self, low: float, high: float, colour: str, *, across: bool = False) -> None:
+        """Draw a stripe behind the marks, from side to side (``across``: from foot to top)."""
+        look: Look = {"line_width": 0, "fillcolor": colour, "layer": "below", **_ALWAYS}
+        if across:
+            self.sheet.fig.add_vrect(x0=low, x1=high, **look, **self.at)
+        else:
+            self.sheet.fig.add_hrect(y0=low, y1=high, **look, **self.at)
+
+    def arrow(
+        self, tail: tuple[float, float], tip: tuple[float, float], colour: str, width: float, head: float = 1
+    ) -> None:
+        """Draw an arrow between two places on the axes."""
+        refs = self._axes()
+        where = {"x": tip[0], "y": tip[1], "ax": tail[0], "ay": tail[1], **refs}
+        where |= {"axref": refs["xref"], "ayref": refs["yref"]}
+        look = {"showarrow": True, "arrowhead": 2, "arrowsize": head, "arrowwidth": width, "arrowcolor": colour}
+        self.sheet.fig.add_annotation(text="", **where, **look)
+
+    def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
+        """Write a few words; with "domain" for ``xref`` or ``yref``, placed in shares of the panel."""
+        for axis in ("x", "y"):
+            if more.get(f"{axis}ref") == "domain":
+                more[f"{axis}ref"] = f"{axis} domain"
+        if more.get("yref") == "y domain" and more.get("yanchor") == "bottom" and y == 1:
+            # over the panels there is room for it
+            self.sheet.above = max(self.sheet.above, round(1.8 * size))
+        font = {"size": size} | ({"color": more.pop("colour")} if "colour" in more else {})
+        self.sheet.fig.add_annotation(text=text, x=x, y=y, showarrow=False, font=font, **more, **self.at)
+
+    def x(self, title: str | None = None, **settings: Any) -> None:
+        """Set title and settings of the horizontal axis."""
+        self.sheet.fig.update_xaxes(**_titled(title), **settings, **self.at)
+
+    def y(self, title: str | None = None, **settings: Any) -> None:
+        """Set title and settings of the vertical axis."""
+        self.sheet.fig.update_yaxes(**_titled(title), **settings, **self.at)
+
+
+def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, Any]:
+    """Return error bars of a trace over the intervals of its effects; none where there are no intervals."""
+    if noise is None or not noise.spread:
+        return {}
+    middle = np.asarray(values, dtype=float)
+    ends = {"array": np.maximum(noise.high - middle, 0), "arrayminus": np.maximum(middle - noise.low, 0)}
+    return {f"error_{'x' if across else 'y'}": {"type": "data", "color": INK, "thickness": 1, "width": 3, **ends}}
+
+
+def _titled(title: str | None) -> dict[str, str]:
+    """Return the title of an axis, letter by letter; nothing for None."""
+    return {} if title is None else {"title_text": plain(title).replace("\n", "<br>")}
+
+
+def _stroke(colour: str, width: float, dash: str | None) -> dict[str, Any]:
+    return {"color": colour, "width": width} | ({"dash": dash} if dash else {})

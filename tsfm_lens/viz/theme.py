@@ -20,82 +20,68 @@ ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
 CATEGORICAL = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)
 INK, GREY, PALE = "#1A1A1A", "#5F5F5F", "#D4D4D4"
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
-SEQUENTIAL = (
-    (0.0, "#FFFFFF"),
-    (0.06, "#FFF3B8"),
-    (0.2, "#E8CF5A"),
-    (0.4, "#B3A369"),
-    (0.6, "#7C7B78"),
-    (0.8, "#434E6C"),
-    (1.0, "#00224E"),
-)
-DIVERGING = (
-    (0.0, "#144E72"),
-    (0.25, "#5A9DC8"),
-    (0.45, "#D5E6F2"),
-    (0.5, "#FFFFFF"),
-    (0.55, "#F7DDC9"),
-    (0.75, "#CA7D44"),
-    (1.0, "#743100"),
-)
+
+_AMOUNTS = ("#FFFFFF", "#FFF3B8", "#E8CF5A", "#B3A369", "#7C7B78", "#434E6C", "#00224E")
+SEQUENTIAL = tuple(zip((0.0, 0.06, 0.2, 0.4, 0.6, 0.8, 1.0), _AMOUNTS, strict=True))
+_SIDES = ("#144E72", "#5A9DC8", "#D5E6F2", "#FFFFFF", "#F7DDC9", "#CA7D44", "#743100")
+DIVERGING = tuple(zip((0.0, 0.25, 0.45, 0.5, 0.55, 0.75, 1.0), _SIDES, strict=True))
+
+TITLE_TYPE, LABEL_TYPE = 13, 12  # pixels: titles of axes, and all other type
+LEGEND_ROW = 24  # pixels
 _TITLE_CHARACTERS, _SUBTITLE_CHARACTERS = 84, 116
 _TOOLS = 32  # pixels, for the buttons that show when a figure is hovered
 _TITLE_LINE, _SUBTITLE_LINE, _TOP_PAD, _CAPITAL = 21, 17, 12, 11  # pixels
 
 
-def _build_template() -> go.layout.Template:
+def template(scale: float = 1.0) -> go.layout.Template:
+    """Return the look of every figure, with its type and its lengths in pixels multiplied by ``scale``."""
+    title, label = ({"size": scale * size} for size in (TITLE_TYPE, LABEL_TYPE))
     axis: dict[str, Any] = {
         "showgrid": False,
         "zeroline": False,
         "showline": True,
         "linecolor": GREY,
+        "linewidth": scale,
         "ticks": "outside",
-        "ticklen": 4,
+        "ticklen": 4 * scale,
+        "tickwidth": scale,
         "tickcolor": GREY,
         "automargin": True,
-        "title": {"standoff": 6, "font": {"size": 13}},
-        "tickfont": {"size": 12},
+        "title": {"standoff": 6 * scale, "font": title},
+        "tickfont": label,
     }
-    bar: dict[str, Any] = {
+    bar = {
         "outlinewidth": 0,
-        "thickness": 14,
+        "thickness": 14 * scale,
         "ticks": "outside",
-        "ticklen": 3,
-        "tickfont": {"size": 11},
+        "ticklen": 3 * scale,
+        "tickfont": label,
+        "title": {"side": "right", "font": label},
     }
-    bar["title"] = {"side": "right", "font": {"size": 12}}
     return go.layout.Template(
         layout={
-            "font": {"family": FONT, "size": 13, "color": INK},
+            "font": {"family": FONT, "size": scale * TITLE_TYPE, "color": INK},
             "paper_bgcolor": "#FFFFFF",
             "plot_bgcolor": "#FFFFFF",
             "colorway": list(CATEGORICAL),
-            "colorscale": {
-                "sequential": SEQUENTIAL,
-                "sequentialminus": SEQUENTIAL,
-                "diverging": DIVERGING,
-            },
+            "colorscale": {"sequential": SEQUENTIAL, "sequentialminus": SEQUENTIAL, "diverging": DIVERGING},
             "coloraxis": {"colorbar": bar},
             "xaxis": axis,
             "yaxis": axis,
             "hovermode": "closest",
-            "hoverlabel": {"align": "left", "bgcolor": "#FFFFFF", "font": {"family": FONT, "size": 12}},
+            "hoverlabel": {"align": "left", "bgcolor": "#FFFFFF", "font": {"family": FONT, **label}},
             "legend": {
                 "orientation": "h",
                 "x": 0.5,
                 "xanchor": "center",
                 "y": 0,
                 "yanchor": "bottom",
-                "font": {"size": 12},
+                "font": label,
+                "tracegroupgap": 4 * scale,
             },
-            "annotationdefaults": {"font": {"size": 13}, "showarrow": False},
+            "annotationdefaults": {"font": title, "showarrow": False},
         }
     )
-
-
-def register() -> None:
-    """Make the template known to plotly as ``"tsfm_lens"``; plotly's default stays what it is."""
-    pio.templates[TEMPLATE] = _build_template()
 
 
 _PERCENT = re.compile(r"(?<=\d) (?=%)")
@@ -153,9 +139,11 @@ def dress(
     subtitle: str,
     *,
     plot_height: int,
-    above: int = 10,
-    below: int = 52,
-    min_width: int = 360,
+    above: int,
+    below: int,
+    min_width: int,
+    left: float = 0,
+    legend: int = 0,
 ) -> go.Figure:
     """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels.
 
@@ -163,9 +151,12 @@ def dress(
         above: pixels between the title and the panels, for panel titles.
         below: pixels for the ticks and titles of the lowest axes.
         min_width: pixels under which the figure cannot be read; kept in ``layout.meta`` for reports.
+        left: pixels of labels and titles beside the panels.
+        legend: rows of the legend.
 
     Returns:
-        The same figure. ``layout.meta`` holds title, subtitle and min_width as plain text.
+        The same figure. ``layout.meta`` holds title and subtitle as plain text, and what pages and print need to know
+        of its size.
     """
     heads = _lines(title, _TITLE_CHARACTERS)
     subs = _lines(subtitle, _SUBTITLE_CHARACTERS)
@@ -173,11 +164,13 @@ def dress(
     if subs:
         text += f'<br><span style="font-size:12px;color:{GREY}">' + "<br>".join(subs) + "</span>"
     block = _TOP_PAD + _TITLE_LINE * len(heads) + _SUBTITLE_LINE * len(subs)
-    height = block + above + plot_height + below
+    below += LEGEND_ROW * legend
+    # plotly gives a legend at most half of the figure
+    height = max(block + above + plot_height + below, 2 * LEGEND_ROW * (legend + 1))
     fig.update_layout(
         template=TEMPLATE,
         height=height,
-        margin={"t": block + above, "b": below, "l": 64, "r": 20},
+        margin={"t": block + above, "b": below, "l": 64, "r": fig.layout.margin.r or 20},
         legend={"yref": "container"},
         title={
             "text": text,
@@ -191,7 +184,14 @@ def dress(
             "yanchor": "top",
             "pad": {"l": 12},
         },
-        meta={"title": title, "subtitle": subtitle, "min_width": min_width, "title_height": block},
+        meta={
+            "title": title,
+            "subtitle": subtitle,
+            "min_width": min_width,
+            "title_height": block,
+            "left": left,
+            "legend_rows": legend,
+        },
     )
     return fig
 
@@ -204,4 +204,4 @@ def untitled(fig: go.Figure) -> go.Figure:
     return bare
 
 
-register()
+pio.templates[TEMPLATE] = template()  # plotly's default stays what it is

@@ -1,0 +1,268 @@
+"""Room for words on sheets, and figures for print: column widths, type, lines told apart without colour."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import plotly.io as pio
+import pytest
+
+import planted
+from tsfm_lens import viz
+from tsfm_lens.errors import InputError
+from tsfm_lens.viz import printing, saving
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
+from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, SCALE, fits, for_print
+from tsfm_lens.viz.room import shortened, text_width
+from tsfm_lens.viz.sheet import Sheet, blank, sheet
+
+# sizes are whole pixels of the screen (0.26 mm, rounded) and whole points of the page
+A_PIXEL, A_POINT = 0.2, 1.0
+LONG = "thousand standard cubic metres per working day"
+needs_browser = pytest.mark.skipif(
+    not (shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")),
+    reason="no Chromium on the path",
+)
+DRAWN: dict[str, Callable[[Any], go.Figure]] = {
+    "forecast_fan": lambda get: viz.forecast_fan(get("forecast"), samples=2),
+    "layer_entropy": lambda get: viz.layer_entropy(get("logit")),
+    "layer_gain": lambda get: viz.layer_gain(get("gain")),
+    "ablation_heatmap": lambda get: viz.ablation_heatmap(get("ablation")),
+    "ablation_forecasts": lambda get: viz.ablation_forecasts(get("ablation")),
+    "attribution_heatmap": lambda get: viz.attribution_heatmap(get("attribution")),
+    "attention_map": lambda get: viz.attention_map(get("attention")),
+}
+
+
+@pytest.fixture(params=sorted(DRAWN))
+def figure(request: pytest.FixtureRequest) -> go.Figure:
+    return DRAWN[request.param](request.getfixturevalue)
+
+
+def least(canvas: Sheet) -> int:
+    return canvas.dress("title").layout.meta["min_width"]
+
+
+def test_markup_takes_no_room_and_lines_do_not_add_up() -> None:
+    assert text_width("<b>ab</b>", 10) == text_width("ab", 10)
+    assert text_width("ab<br>abc\nab", 10) == text_width("abc", 10) == 0.5 * text_width("abc", 20)
+    lines = shortened("word " * 40, 200, 13, lines=3).split("\n")
+    assert len(lines) == 3
+    assert lines[-1].endswith("…")
+    assert all(text_width(line, 13) <= 200 for line in lines)
+    assert shortened("short", 200, 13) == "short"
+
+
+def _panel_titles(words: str) -> Sheet:
+    return sheet([100], [1, 1, 1], titles=[words] * 3)
+
+
+def _axis_titles(words: str) -> Sheet:
+    canvas = sheet([100], [1, 1, 1])
+    canvas.x(words)
+    return canvas
+
+
+def _numbers(words: str) -> Sheet:
+    canvas = blank()
+    canvas.panel().cells(np.ones((2, 12)), write=lambda value: words[:12])
+    return canvas
+
+
+def _names(words: str) -> Sheet:
+    canvas = blank()
+    canvas.panel().bars([f"{words} {i}" for i in range(3)], [1, 2, 3], across=True)
+    return canvas
+
+
+@pytest.mark.parametrize(("draw", "needs"), [(_panel_titles, 3 * 12), (_axis_titles, 3 * 13), (_names, 12)])
+def test_titles_and_names_have_room(draw: Callable[[str], Sheet], needs: float) -> None:
+    assert least(draw("a")) == 360
+    assert least(draw(LONG)) > text_width(LONG, needs)
+
+
+def test_numbers_of_a_map_have_room() -> None:
+    assert least(_numbers("1")) == 360
+    assert least(_numbers("(-12345.678)")) >= 12 * text_width("(-12345.678)", 11)
+
+
+def test_long_titles_of_axes_and_colour_bars_have_several_lines() -> None:
+    grid = panel_grid([("a",), ("b",)], row_height=90)
+    title_axes(grid, "step", f"value ({LONG})")
+    canvas = blank(150)
+    canvas.colours(colour_scale(f"contribution ({LONG})", np.array([0.0, 1.0])))
+    titles = [grid.dress("title").layout.yaxis.title.text, canvas.fig.layout.coloraxis.colorbar.title.text]
+    for title, length in zip(titles, (90, 150), strict=True):
+        assert title.count("<br>") >= 2
+        assert text_width(title, 12) <= length
+
+
+def test_labels_of_a_logarithmic_axis_are_written_here_and_keep_apart() -> None:
+    """Plotly would set powers in larger type than all other labels."""
+    few, many = log_axis(np.array([0.2, 2.0])), log_axis(np.array([1e-9, 1e4]))
+    assert {"0.2", "0.5", "1", "2"} <= set(few["ticktext"])
+    assert {"1", "10<sup>−8</sup>", "10<sup>4</sup>"} <= set(many["ticktext"])
+    near = log_axis(np.array([1.0, 1.0001]))
+    assert near["range"][1] - near["range"][0] > 0.5
+    for low, high in ((0.3, 4.0), (1.0, 90.0), (2e-3, 0.4)):
+        places = np.log10(log_axis(np.array([low, high]))["tickvals"])
+        seen = places[(places >= np.log10(low)) & (places <= np.log10(high))]
+        assert len(seen) >= 2
+        assert np.diff(seen).min() > 0.1 * np.log10(high / low)
+
+
+def test_dates_get_few_labels() -> None:
+    days, canvas = np.arange("2001-01-01", "2001-01-06", dtype="datetime64[D]"), blank()
+    canvas.panel().line(days.astype("datetime64[ns]"), np.arange(5.0))
+    axis = canvas.dress("title").layout.xaxis
+    assert (axis.nticks, axis.tickangle) == (5, 0)
+
+
+def test_more_than_three_maps_stand_in_two_rows() -> None:
+    ds, values = planted.head_entropy(), np.full((2, 2), 0.5)
+    fig = head_maps(ds, [HeadMap(values, f"map {i}", "share") for i in range(4)], "title")
+    feet = [axis.domain[0] for axis in fig.select_yaxes()]
+    assert feet[0] == feet[1] > feet[2] == feet[3] == 0
+    # each bar under its own map
+    bars = [axis.colorbar.y for axis in fig.select_coloraxes()]
+    assert feet[2] < bars[0] < feet[0]
+    assert bars[2] < 0
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_a_legend_has_room_for_its_rows_on_the_screen_and_in_print(count: int) -> None:
+    canvas = blank()
+    for place in range(count):
+        canvas.panel().line([0, 1], [place, place], f"{LONG} {place}")
+    fig = canvas.dress("title")
+    assert fig.layout.meta["legend_rows"] >= count / 2
+    assert fig.layout.height - fig.layout.margin.t - fig.layout.margin.b >= 300
+    # plotly gives a legend at most half of the figure
+    assert fig.layout.height >= 2 * 24 * fig.layout.meta["legend_rows"]
+    printed = for_print(fig, "double")
+    assert printed.layout.margin.b < SCALE * fig.layout.margin.b + 1
+
+
+def sizes(part: Any, key: str = "") -> list[float]:
+    """Every type size of a figure, in pixels."""
+    if isinstance(part, dict):
+        own = [float(part["size"])] if key.endswith("font") and part.get("size") else []
+        return own + [size for name, value in part.items() for size in sizes(value, name)]
+    return [size for each in part for size in sizes(each, key)] if isinstance(part, list | tuple) else []
+
+
+def test_every_figure_has_the_width_and_type_of_a_journal(figure: go.Figure) -> None:
+    before = figure.to_json()
+    printed = for_print(figure)
+    assert figure.to_json() == before
+    meta = printed.layout.meta
+    assert meta["width_mm"] in COLUMNS.values()
+    assert printed.layout.width == round(meta["width_mm"] / 25.4 * 96)
+    assert not printed.layout.title.text
+    found = sizes({**printed.to_dict(), "meta": None})
+    assert min(found) >= 6 * PIXELS_PER_POINT - 0.01
+    assert max(found) <= 8 * PIXELS_PER_POINT
+    assert 0 < printed.layout.height - printed.layout.margin.t - printed.layout.margin.b < figure.layout.height
+    assert printed.layout.height <= 230 / 25.4 * 96
+    assert [trace.type for trace in printed.data] == [trace.type for trace in figure.data]
+    assert meta["title"] == figure.layout.meta["title"]
+    # one that was read from a file is printed alike
+    assert json.loads(for_print(pio.from_json(before)).to_json()) == json.loads(printed.to_json())
+
+
+@pytest.mark.parametrize("name", ["layer_entropy", "layer_gain", "ablation_forecasts"])
+def test_lines_of_two_colours_differ_in_grey(name: str, request: pytest.FixtureRequest) -> None:
+    printed = for_print(DRAWN[name](request.getfixturevalue))
+    lines = {(t.line.color, t.line.dash, t.mode) for t in printed.data if t.type == "scatter" and "lines" in t.mode}
+    dashes = {colour: {(dash or "solid", mode) for c, dash, mode in lines if c == colour} for colour, _, _ in lines}
+    assert len(dashes) >= 2
+    forms = [form for each in dashes.values() for form in each]
+    solid = [form for form in forms if form == ("solid", "lines")]
+    assert len(forms) - len(set(forms)) == max(len(solid) - 1, 0)
+    assert "6px,2px" in {dash for _, dash, _ in lines}
+
+
+def test_a_line_that_has_dashes_keeps_them_and_bars_get_hatches() -> None:
+    dashed = go.Scatter(y=[1, 2], mode="lines", line={"color": printing.VERMILION, "dash": "dot"})
+    bars = [go.Bar(y=[1], marker_color=colour) for colour in (printing.VERMILION, printing.BLUE)]
+    line, one, two = for_print(go.Figure([dashed, *bars])).data
+    assert (line.line.dash, one.marker.pattern.shape, two.marker.pattern.shape) == ("dot", "/", None)
+
+
+def test_a_figure_goes_into_the_narrowest_column_that_it_fits() -> None:
+    # 500 pixels of the screen are 400 in print: 106 mm
+    narrow, wide, widest, tall = (
+        go.Figure(layout={"meta": {"min_width": width}, "height": height})
+        for width, height in ((300, 500), (500, 500), (2000, 500), (300, 3000))
+    )
+    # a figure that somebody drew with plotly alone has no least width
+    assert fits(go.Figure(go.Scatter(y=[1, 2])), COLUMNS["single"])
+    for fig, column, width in ((narrow, None, 89), (wide, None, 183), (wide, 106, 106), (widest, None, 183)):
+        assert for_print(fig, column).layout.meta["width_mm"] == width
+    assert for_print(wide).layout.meta["type_pt"] == 6
+    for fig in (widest, tall):
+        assert for_print(fig, "double").layout.meta["type_pt"] < 6
+    assert for_print(tall).layout.meta["height_mm"] == pytest.approx(230, abs=A_PIXEL)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [("single", r"89 mm.*double"), (104, "104 mm"), ("triple", r"'triple'.*single.*double"), (5, "5 mm")],
+)
+def test_a_column_in_which_nothing_can_be_read_is_refused(column: str | float, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        for_print(go.Figure(layout={"meta": {"min_width": 500}}), column)
+
+
+def test_files_are_written_all_or_none(tmp_path: Path) -> None:
+    good, bad = tmp_path / "a.txt", tmp_path / "b.txt"
+    good.write_text("old")
+    with pytest.raises(TypeError):
+        saving.write_together({good: b"new", bad: "text is not bytes"})  # type: ignore[dict-item]
+    assert good.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert saving.write_together({good: b"new", bad: b"too"}) == [good, bad]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
+
+
+@pytest.mark.browser
+@needs_browser
+def test_a_pdf_page_is_as_wide_as_the_column(forecast: Any) -> None:
+    pytest.importorskip("kaleido")
+    content = saving.rendered(for_print(viz.forecast_fan(forecast), "single"), "pdf")
+    box = re.search(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", content)
+    assert box is not None
+    assert float(box[1]) == pytest.approx(89 / 25.4 * 72, abs=A_POINT)
+    # letters are embedded as outlines of a font, not as dots
+    assert b"/FontFile" in content
+
+
+@pytest.mark.browser
+@needs_browser
+def test_a_pdf_holds_the_whole_figure_at_its_size() -> None:
+    """What is drawn first is the page's ground: all of the figure, from the corner on, at 3/4 of a point a pixel."""
+    pytest.importorskip("kaleido")
+    content = saving.rendered(go.Figure(layout={"width": 400, "height": 300}), "pdf")
+    packed = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", content, re.DOTALL)
+    drawn = next(text for text in map(_unpacked, packed) if re.match(rb"[-\d. ]+ cm\n", text))
+    number = rb"(-?[\d.]+)"
+    corner, inner = re.findall(rb" ".join([number] * 6) + rb" cm", drawn)[:2]
+    assert float(corner[0]) * float(inner[0]) == pytest.approx(1 / PIXELS_PER_POINT)
+    assert (float(corner[4]), float(inner[4]), float(inner[5])) == (0, 0, 0)
+    assert b"\n0 0 400 300 re\n" in drawn
+
+
+def _unpacked(stream: bytes) -> bytes:
+    try:
+        return zlib.decompress(stream)
+    except zlib.error:
+        return b""
