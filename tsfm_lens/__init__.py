@@ -48,6 +48,7 @@ _PACKAGES = (
         "report",
         "results",
         "serve",
+        "stats",
         "studies",
         "sweep",
     ),

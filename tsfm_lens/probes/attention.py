@@ -27,7 +27,7 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
     stack = lens.wiring.output_stack
     kinds = dict.fromkeys(stack.attention_kinds())
     # one decoder token attends to itself alone, which shows nothing
-    single = stack.name == "decoder" and lens.adapter.readout == "quantile"
+    single = stack.name == "decoder" and lens.emits == "quantile"
     # attention between variates has no time axis, and one series has nobody to attend to
     in_time = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
     selection = [kind for kind in kinds if kind in in_time and not (single and kind == "self_attn")]

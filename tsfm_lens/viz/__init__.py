@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.stream_shares import *
     from tsfm_lens.viz.sweep_datasets import *
     from tsfm_lens.viz.sweep_heads import *
+    from tsfm_lens.viz.sweep_heads_at import *
     from tsfm_lens.viz.sweep_layers import *
     from tsfm_lens.viz.sweep_recipes import *
     from tsfm_lens.viz.training_history import *

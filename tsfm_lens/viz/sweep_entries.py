@@ -270,3 +270,18 @@ def sweep_subject(table: pd.DataFrame) -> str:
     windows = f", {counted(int(table.attrs['n_windows']), 'window')}" if "n_windows" in table.attrs else ""
     datasets = f" on {counted(count, 'dataset')}" if count else ""
     return f"{listed(models_in(table))}{datasets}{windows}"
+
+
+def least_words(rows: pd.DataFrame) -> str:
+    """Name the layer that needs its heads most, if losing all of them costs more there than in every other layer."""
+    most = told(rows[rows["leads"] == "highest"])
+    if most:
+        return f"layer {most[0]['layer']} bears least, it keeps {most[0]['kept']} of {most[0]['of']}"
+    low, high = rows["kept"].min(), rows["kept"].max()
+    span = f"{low}" if low == high else f"{low} to {high}"
+    return f"layers keep {span} of {counted(int(rows['of'].max()), 'head')}, and none stands out as bearing least"
+
+
+def plural_s(things: Sequence[Any]) -> str:
+    """Return the ending of a plural, for more than one thing."""
+    return "s" if len(things) > 1 else ""

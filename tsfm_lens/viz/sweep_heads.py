@@ -1,4 +1,4 @@
-"""Sweeps of heads across datasets: one by one, in growing numbers, and at one point of error."""
+"""Sweeps of heads across datasets: one by one, and in growing numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
@@ -30,9 +30,11 @@ from tsfm_lens.viz.sweep_entries import (
     family_of,
     finished,
     intervals_of,
+    least_words,
     level,
     models_in,
     order_words,
+    plural_s,
     runs,
     sweep_panel,
     sweep_subject,
@@ -46,7 +48,7 @@ from tsfm_lens.viz.sweep_entries import (
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, mixed, percent, plain
 from tsfm_lens.viz.words import listed
 
-__all__ = ["head_changes", "head_curves", "heads_at_layers"]
+__all__ = ["head_changes", "head_curves"]
 _COUNTS = ("model", "layer", "order", "ablated", "of", "share", "better", "within")
 _CURVE = ("mase", "change", "lower", "upper", "baseline_mase")
 _MAX_LABELS, _SPREAD = 12, 0.84  # heads with their number, of a model; share of a layer's room that its heads take
@@ -59,10 +61,9 @@ SWEEP_HEADS = measurement(
     theme="Sweeps",
     title="Heads one by one",
     summary="error without each head by itself, across datasets",
-    description="Every head is ablated by itself, all else in place. The interval says how far its change would "
-    "vary over datasets and series like these. An open dot may be noise, also where it is far from 0: "
-    "of many heads one is the largest by chance alone, and the correction is for how many were looked "
-    "at.",
+    description="Every head is ablated by itself, all else in place. The interval says how far its change would vary "
+    "over datasets and series like these. An open dot may be noise, also where it is far from 0: of many heads one is the "
+    "largest by chance alone, and the correction is for how many were looked at.",
     source="tsfm-lens, section 5",
     subject=sweep_subject,
 )
@@ -77,19 +78,6 @@ SWEEP_CURVES = measurement(
     "activations, in its reverse, or at random.",
     source="tsfm-lens, figures 7 and 10",
     paper=("S3-F7", "S3-F10"),
-    subject=sweep_subject,
-)
-
-
-SWEEP_HEADS_AT = measurement(
-    "sweep_heads_at",
-    theme="Sweeps",
-    title="Heads that each layer must keep",
-    summary="heads that each layer must keep (heads@1pp)",
-    description="The fewest heads that a layer keeps while the error rises by less than the tolerance (heads@1pp for 1 "
-    "%), all its others ablated at once.",
-    source="tsfm-lens, definition 5.2, figures 6 and 11",
-    paper=("S3-F11",),
     subject=sweep_subject,
 )
 
@@ -134,8 +122,8 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     metric = valid["judged_by"].iloc[0]
     out = [
         f"{model}: in {len(whole)} of {counted(len(valid), 'layer')} all heads can go at once with a rise of {metric} "
-        f"below {percent(tolerance_of(table))}{f' (layer{_s(whole)} {runs(whole)})' if whole else ''}; "
-        f"{_least(valid.assign(kept=valid['of'] - valid['within']))}."
+        f"below {percent(tolerance_of(table))}{f' (layer{plural_s(whole)} {runs(whole)})' if whole else ''}; "
+        f"{least_words(valid.assign(kept=valid['of'] - valid['within']))}."
     ]
     # a layer that bears every order says nothing about orders
     open_layers = valid[valid["within"] < valid["of"]]
@@ -146,46 +134,11 @@ def read_curves(table: pd.DataFrame) -> list[str]:
         none = int((open_layers["within"] == 0).sum())
         remark = f"; in {none} no head can go" if none else ""
         standing = better.loc[better["order_stands"], "layer"].tolist()
-        where = f"layer{_s(standing)} {runs(standing)}" if standing else "no layer"
+        where = f"layer{plural_s(standing)} {runs(standing)}" if standing else "no layer"
         out.append(
             f"Of the {counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}; that the "
             f"other order costs more there stands after Holm's correction in {where}."
         )
-    return out
-
-
-def _least(rows: pd.DataFrame) -> str:
-    """Name the layer that needs its heads most, if losing all of them costs more there than in every other layer."""
-    most = told(rows[rows["leads"] == "highest"])
-    if most:
-        return f"layer {most[0]['layer']} bears least, it keeps {most[0]['kept']} of {most[0]['of']}"
-    low, high = rows["kept"].min(), rows["kept"].max()
-    span = f"{low}" if low == high else f"{low} to {high}"
-    return f"layers keep {span} of {counted(int(rows['of'].max()), 'head')}, and none stands out as bearing least"
-
-
-def _s(things: Sequence[Any]) -> str:
-    return "s" if len(things) > 1 else ""
-
-
-def read_heads_at(table: pd.DataFrame) -> list[str]:
-    """State how many heads each model can do without, and what the search cost."""
-    table_of(table, "sweep_heads_at", "kept", "of", "layer", "better", "leads")
-    best = table[table["better"]]
-    out = []
-    for model in models_in(best):
-        rows = best[best["model"] == model]
-        total, remaining = int(rows["of"].sum()), int(rows["kept"].sum())
-        none = rows.loc[rows["kept"] == 0, "layer"].tolist()
-        text = (
-            f"{model}: layer by layer, {total - remaining} of {counted(total, 'head')} can go "
-            f"({percent((total - remaining) / total)}); {_least(rows)}"
-        )
-        out.append(text + (f"; layer{_s(none)} {runs(none)} need{'' if _s(none) else 's'} none." if none else "."))
-    evaluations, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
-    out.append(
-        f"The search ({table.attrs.get('search', 'scan')}) used {evaluations} of {counted(all_of, 'evaluation')}."
-    )
     return out
 
 
@@ -425,87 +378,6 @@ def _limit(grid: Sheet, base: float, step: float, values: np.ndarray) -> str:
     return fit(grid, np.array([base - step, base + 2 * step]), values, _REACH / 3, nticks=6)
 
 
-@SWEEP_HEADS_AT.figure("Heads that each layer must keep.", variables=None)
-def heads_at_layers(table: pd.DataFrame) -> go.Figure:
-    """Draw heads@k: how many heads every layer must keep for the error to stay within the tolerance.
-
-    Args:
-        table: of kind "sweep_heads_at".
-
-    Returns:
-        A panel a model, a dot a layer with its number in the better order, coloured by the share of the layer's heads
-        that stay; a dash where all would stay.
-
-    Raises:
-        InputError: ``table`` is of another kind or has no entries.
-
-    Example:
-        >>> fig = viz.heads_at_layers(tables["heads_at"])
-        >>> fig.layout.meta["title"]
-        'Heads that each layer must keep for MASE to stay within 1 %'
-    """
-    table_of(table, "sweep_heads_at", "model", "layer", "of", "kept", "ablated", "order", "better", "change")
-    rows, remark = finished(table[table["better"]], "heads that must stay", "kept", "of")
-    models = models_in(rows)
-    tolerance, metric = tolerance_of(table), str(table.attrs.get("metric", "MASE"))
-    grid = panel_grid(
-        [_removable_title(rows[rows["model"] == model], model) for model in models], row_height=170, most=2
-    )
-    for model, panel in zip(models, grid, strict=True):
-        mine = rows[rows["model"] == model].sort_values("layer")
-        if mine["layer"].duplicated().any():
-            raise InputError(f"two results for one layer of {model!r}; a sweep's result has one a layer")
-        x, remaining, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))
-        panel.dots(x, of, symbol="line-ew-open", colour=GREY, size=13, marker={"line": {"width": 1.5}})
-        texts = [
-            f"layer {each['layer']}: {each['kept']} of {each['of']} heads stay<br>{_order_and_cost(each, metric)}"
-            for each in told(mine)
-        ]
-        panel.dots(
-            x,
-            remaining,
-            hover="%{customdata}",
-            customdata=texts,
-            colour=100 * remaining / of,
-            size=13,
-            marker={"coloraxis": "coloraxis", "line": {"color": INK, "width": 1}},
-            mode="markers+text",
-            text=[f"{value:.0f}" for value in remaining],
-            textposition=[
-                "bottom center" if o - 2 < k < o else "top center" for k, o in zip(remaining, of, strict=True)
-            ],
-            textfont={"size": 10},
-        )
-    most = float(rows["of"].max())
-    grid.colours({"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 100, "colorbar": bar_title("share kept (%)")})
-    grid.y(range=[-0.06 * most, 1.2 * most], nticks=6)
-    title_axes(grid, "layer", "heads kept")
-    whole_ticks(grid, float(rows["layer"].max()))
-    return grid.dress(
-        f"Heads that each layer must keep for {metric} to stay within {percent(tolerance)}",
-        "all its other heads ablated at once, its MLP in place, in the better order; dash: all heads of the layer",
-        remark,
-    )
-
-
-def _order_and_cost(row: dict[str, Any], metric: str) -> str:
-    """Write in which order the others go, and what that costs."""
-    if row["kept"] >= row["of"]:
-        return order_words("")
-    change = f", {plain(metric)} {change_text(row['change'], 2)}" if np.isfinite(row["change"]) else ""
-    return f"{plain(order_words(row['order']))}{change}"
-
-
-def _removable_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
-    removable, total = int(rows["of"].sum() - rows["kept"].sum()), int(rows["of"].sum())
-    return model, f"{removable} of {counted(total, 'head')} can go, layer by layer"
-
-
-@SWEEP_HEADS.panels
-def _heads(table: pd.DataFrame) -> Iterator[ReportPanel]:
-    yield from sweep_panel("head_changes", table, head_changes, read_heads)
-
-
 @SWEEP_CURVES.panels
 def _curves(table: pd.DataFrame) -> Iterator[ReportPanel]:
     by_model = {model: table[table["model"] == model] for model in models_in(table)}
@@ -516,6 +388,4 @@ def _curves(table: pd.DataFrame) -> Iterator[ReportPanel]:
         yield from sweep_panel(f"head_curves-{model}", curves, head_curves, read_curves)
 
 
-@SWEEP_HEADS_AT.panels
-def _heads_at(table: pd.DataFrame) -> Iterator[ReportPanel]:
-    yield from sweep_panel("heads_at_layers", table, heads_at_layers, read_heads_at)
+SWEEP_HEADS.panels(partial(sweep_panel, "head_changes", draw=head_changes, words=read_heads))
