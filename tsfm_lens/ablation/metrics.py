@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from gluonts.ev.ts_stats import seasonal_error
 from scipy.signal import fftconvolve, periodogram
 from scipy.stats import rankdata
 
@@ -164,7 +163,7 @@ def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
-    """Compute the mean absolute seasonal difference of the context, the denominator of MASE (gluonts).
+    """Compute the mean absolute seasonal difference of the context, the denominator of MASE (as gluonts).
 
     NaN pairs are left out; NaN if there is no pair, or if the context repeats exactly.
 
@@ -176,8 +175,7 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
     season = seasonality if seasonality < len(series) else 1
     if len(series) < 2:
         return float("nan")
-    value = np.ma.filled(seasonal_error(series, seasonality=season, time_axis=0), np.nan)
-    scale = float(np.asarray(value).reshape(-1)[0])
+    scale = float(np.ma.filled(np.ma.abs(series[:-season] - series[season:]).mean(), np.nan))
     return scale if scale > 0 else float("nan")
 
 

@@ -62,8 +62,8 @@ SWEEP_HEADS = measurement(
     title="Heads one by one",
     summary="error without each head by itself, across datasets",
     description="Every head is ablated by itself, all else in place. The interval says how far its change would vary "
-    "over datasets and series like these. An open dot may be noise, also where it is far from 0: of many heads one is the "
-    "largest by chance alone, and the correction is for how many were looked at.",
+    "over datasets and series like these. An open dot may be noise, also where it is far from 0: of many heads one is "
+    "the largest by chance alone, and the correction is for how many were looked at.",
     source="tsfm-lens, section 5",
     subject=sweep_subject,
 )

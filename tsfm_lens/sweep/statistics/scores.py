@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from gluonts.ev import stats
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, MissingExtraError
 
-with warnings.catch_warnings():
-    # it recommends a faster JSON library, and nothing here reads JSON through it
-    warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
-    from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
+try:
+    with warnings.catch_warnings():
+        # it recommends a faster JSON library, and nothing here reads JSON through it
+        warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
+        from gluonts.ev import stats
+        from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
+except ImportError as error:
+    raise MissingExtraError('sweeps need gluonts: pip install "tsfm-lens-toolbox[sweep]"') from error
 
 SUMS = (
     "n",
