@@ -157,7 +157,7 @@ def _share_colours(one: Part, other: Part) -> None:
 
 
 def _share_range(one: Part, other: Part, name: str) -> None:
-    ends = [part.get("range") for part in (one, other)]
+    ends: list[Any] = [part.get("range") for part in (one, other)]
     numeric = one.get("type") in (None, "linear", "log") and "autorange" not in one and "tickvals" not in one
     if all(end is not None and end[0] < end[1] for end in ends):
         one["range"] = other["range"] = [min(end[0] for end in ends), max(end[1] for end in ends)]

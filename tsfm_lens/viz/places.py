@@ -142,8 +142,8 @@ def _sort(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarra
         return stacks.index(stack[i]), int(layer[i]), stream if kind[i] == "stream" else kinds.index(kind[i])
 
     order = np.array(sorted(range(len(labels)), key=depth), dtype=int)
-    sorted_words = ([words[i] for i in order] for words in (labels, stack, kind))
-    return Places(order, *sorted_words, layer[order], head[order])
+    labels, stack, kind = ([words[i] for i in order] for words in (labels, stack, kind))
+    return Places(order, labels, stack, kind, layer[order], head[order])
 
 
 def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
