@@ -1,8 +1,4 @@
-"""Attention capture: one interceptor of scaled dot-product attention for every architecture.
-
-Fused kernels never form the attention pattern. While a hook on q, k, v, scores or pattern is set, the calls of the
-attention modules concerned are taken, with an explicit softmax where a hook needs it; all other calls run fused.
-"""
+"""Attention capture: scaled dot-product attention with an explicit softmax where a hook needs it, else fused."""
 
 from __future__ import annotations
 

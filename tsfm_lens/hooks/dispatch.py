@@ -91,18 +91,17 @@ class HookScope(Context[T]):
         self.trace: set[str] = set()
         self.full_runs: set[str] = set()
         self.elsewhere = self._is_closed = False
-        in_use = {*dispatcher.unconnected(), *(name for name, _hook, _direction in self._hooks)}
-        connected = set().union(*(scope.targets for scope in dispatcher.acting()))
-        scoped = [(name, ScopedHook(hook, self, direction), direction) for name, hook, direction in self._hooks]
-        self._scoped = tuple((name, hook) for name, hook, _direction in scoped)
+        self._scoped = tuple([(name, ScopedHook(hook, self, side)) for name, hook, side in self._hooks])
+        in_use = {*dispatcher.unconnected(), *[name for name, _hook in self._scoped]}
+        connected = set().union(*[scope.targets for scope in dispatcher.acting()])
         self.begin()
         dispatcher.scopes = (*dispatcher.scopes, self)
-        for name, hook, direction in scoped:
-            table.hooked[name].add_hook(hook, dir=direction)
+        for name, hook in self._scoped:
+            table.hooked[name].add_hook(hook, dir=hook.direction)
         if self.observer is None:
             self.names = sorted(in_use, key=table.rank.__getitem__)
         # a write that carries edits of the stream is shown first, as it is without them
-        targets = {*self.names, *filter(None, (table.points[name].aside for name in self.names))}
+        targets = {*self.names, *filter(None, [table.points[name].aside for name in self.names])}
         paths = {table.points[name].site.module for name in targets - connected}
         refuse_hidden(table.model, [(path, table.modules[path]) for path in paths])
         self.targets = targets
@@ -188,7 +187,7 @@ class HookDispatcher:
         in_use = [name for name, point in self._table.hooked.items() if point.fwd_hooks or point.bwd_hooks]
         if not in_use:
             return []
-        connected = set().union(*(scope.targets for scope in self.acting()))
+        connected = set().union(*[scope.targets for scope in self.acting()])
         return [name for name in in_use if name not in connected and self._in_use(name)]
 
     def across_rows(self, *, parts: bool = True) -> list[str]:

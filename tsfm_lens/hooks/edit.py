@@ -179,16 +179,6 @@ def _stretch(index: Tensor) -> slice | Tensor:
     return slice(first, first + len(index)) if follows else index
 
 
-def _edit_own_keys(part: Tensor, rows: Tensor, change: Change, state: RunState) -> Tensor:
-    """Edit the attention between series of one variant only, where several variants run as rows of one batch."""
-    size = state.block_rows
-    assert size is not None
-    first = int(rows[0]) // size * size
-    new = part.clone()
-    new[..., first : first + size] = change(part[..., first : first + size], state)
-    return new
-
-
 def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) -> Tensor | None:
     """Return the rows of the activation for the chosen series; a series may have several (samples, quantile paths).
 

@@ -14,14 +14,6 @@ from tsfm_lens.errors import HookError, WiringError
 _CHECKPOINT = torch.utils.checkpoint.__file__
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Return whether calling a module runs compiled code: ``module.compile()``, ``torch.compile`` of it or forward."""
-    if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
-        return True
-    # set by torch.compile on the functions that it returns
-    return hasattr(module.__dict__.get("forward", type(module).forward), "_torchdynamo_orig_callable")
-
-
 def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> None:
     """Refuse hooks on modules whose call does not reach them.
 
@@ -51,7 +43,10 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
 
 
 def _refuse_compiled(path: str, module: nn.Module) -> None:
-    if is_compiled(module):
+    """Refuse ``module.compile()``, and ``torch.compile`` of a module or of its forward, by what torch sets on each."""
+    forward = module.__dict__.get("forward", type(module).forward)
+    is_wrapped = "_orig_mod" in module._modules or hasattr(forward, "_torchdynamo_orig_callable")
+    if is_wrapped or module._compiled_call_impl is not None:
         raise WiringError(
             f"{path or 'the model'} ({type(module).__name__}) is compiled, and compiled code passes hooks by. Set "
             "hooks on a model that is not: load it without torch.compile, or undo it, module._compiled_call_impl = "

@@ -1,7 +1,4 @@
-"""Reading and replacing tensors in the inputs and outputs of native modules.
-
-No other module deals with tuples, keyword arguments and model-output dataclasses.
-"""
+"""Reading and replacing tensors in the inputs and outputs of native modules."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Hook registry: TransformerLens hook points on a native model that is never edited.
-
-Native torch hooks exist only while a hook point is in use: :meth:`HookRegistry.attach` installs exactly
-those that the hook points in use need, and they are taken away when its block ends, however it ends.
-"""
+"""Hook registry: TransformerLens hook points on a native model that is never edited."""
 
 from __future__ import annotations
 
@@ -16,8 +12,6 @@ from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.dispatch import HookDispatcher, HookScope, Observer, dispatcher_of
 from tsfm_lens.hooks.hook_table import HookTable
 from tsfm_lens.hooks.state import RunState
-
-__all__ = ["HookRegistry", "Namespace", "attach_point"]
 
 
 class HookRegistry(HookTable):

@@ -1,8 +1,4 @@
-"""Weights of every head and MLP, read through the wiring's layouts.
-
-One view for every architecture: fused or separate projections, any order of heads in their rows, gains
-that a layer puts on its weights. Matrices follow TransformerLens: they act from the right, ``x @ W``.
-"""
+"""Weights of every head and MLP, read through the wiring's layouts; matrices act from the right, ``x @ W``."""
 
 from __future__ import annotations
 

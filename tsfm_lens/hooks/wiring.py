@@ -1,8 +1,4 @@
-"""Wiring of a model as a table: the module of each activation.
-
-A :class:`Wiring` holds one row per writer to the residual stream. Registry, probes, sweeps and the
-conformance suite read these rows and know no model by name, so a new architecture is new rows.
-"""
+"""Wiring of a model as a table: the module of each activation, one row per writer to the residual stream."""
 
 from __future__ import annotations
 
