@@ -50,7 +50,6 @@ class Adapter(ABC):
         draw_axis: axis along which a sampling model's elementwise draws count rows; None where that is not known.
         samples: sample paths of a sampling model, unless others are requested.
         integers: whether series are token ids.
-        passes: forwards of one forecast.
         context_length, prediction_length: steps; the latter is the default horizon.
         levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
         package: distribution whose version a result should name.
@@ -74,7 +73,6 @@ class Adapter(ABC):
     draw_axis: int | None = None
     samples: int = 20
     integers: bool = False
-    passes: int = 1
     decode_block_size: int | None = None
     context_length: int
     prediction_length: int
@@ -154,6 +152,11 @@ class Adapter(ABC):
     def longest_pass(self) -> int:
         """Longest horizon of a single forward."""
         return self.prediction_length
+
+    @property
+    def passes(self) -> int:
+        """Number of forwards of one forecast."""
+        return 1
 
     @property
     def device(self) -> torch.device:

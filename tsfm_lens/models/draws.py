@@ -179,11 +179,8 @@ class BlockDraws(TorchDispatchMode):
         return self._alike and all(state is states[0] for state in states)
 
     def _indices(self, func: Any, device: torch.device, args_of: list[tuple[Any, ...]]) -> list[Tensor]:
-        """Draw one index a row, from exponential variates that blocks in step have in common.
-
-        An index is drawn as the largest ratio of a probability to such a variate. The first block of every draw checks
-        that torch does the same, with as many random numbers.
-        """
+        """Draw one index a row, as the largest ratio of a probability to an exponential variate that blocks share."""
+        # the first block of every draw checks that torch does the same, with as many random numbers
         state = self._at(device)[0]
         expected, after = _draw(device, state, partial(func, *args_of[0]))
         variates, at = _draw(device, state, torch.empty_like(args_of[0][0]).exponential_)

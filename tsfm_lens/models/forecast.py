@@ -314,22 +314,14 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
         if values.shape != (len(batch), horizon):
             raise InputError(f"truth has shape {values.shape}, expected (series, step) = {(len(batch), horizon)}")
         data["truth"] = (("series", "step"), values)
-    return _with_timestamps(data, batch, width, horizon)
-
-
-def _with_timestamps(data: xr.Dataset, batch: SeriesBatch, width: int, horizon: int) -> xr.Dataset:
-    stamps = [forecast_timestamps(batch, index, horizon) for index in range(len(batch))]
+    stamps = [batch.timestamps(index, ahead=horizon) for index in range(len(batch))]
     if any(stamp is None for stamp in stamps):
         return data
-    past = np.full((len(batch), width), np.datetime64("NaT", "ns"))
-    future = np.full((len(batch), horizon), np.datetime64("NaT", "ns"))
-    for index, stamp in enumerate(stamps):
+    times = np.full((len(batch), width + horizon), np.datetime64("NaT", "ns"))
+    for row, stamp in zip(times, stamps, strict=True):
         assert stamp is not None
-        series = batch.values[index]
-        times = batch.timestamps(index)
-        assert times is not None
-        past[index, width - len(series) :] = times
-        future[index] = stamp
+        row[width + horizon - len(stamp) :] = stamp
     return data.assign_coords(
-        context_timestamp=(("series", "time"), past), forecast_timestamp=(("series", "step"), future)
+        context_timestamp=(("series", "time"), times[:, :width]),
+        forecast_timestamp=(("series", "step"), times[:, width:]),
     )

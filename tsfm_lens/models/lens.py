@@ -186,10 +186,11 @@ class Lens(LensBase, Hooked):
             num_samples: sample paths of a sampling model; its configured number if None.
             seed: of torch's generators for this call alone; the global state is left as it was.
             batch_size: most series per native call and per block of draws.
-            memory: bytes that tensors may take, or "2GB"; ``TSFM_LENS_MEMORY`` if None, else half of what is free.
+            memory: bytes for which parts are planned, or "2GB"; ``TSFM_LENS_MEMORY`` if None, else half of what is
+                free. At least one item runs at a time.
 
         Raises:
-            InputError: a wrong argument, or a forecast that is not finite or does not fit in the memory.
+            InputError: a wrong argument, or a forecast that is not finite or runs out of memory.
         """
         request = request_of(self, series, horizon, quantiles, num_samples, seed, batch_size, memory)
         forecast = forecast_in_parts(request)

@@ -85,10 +85,7 @@ def _from_object(native: object) -> Lens:
 
 
 def _refuse_beside(lens: Lens) -> None:
-    """Refuse layers whose low-rank adapter stands beside their matrix: their outputs are not the matrix's.
-
-    peft shows the matrix of such a layer under the layer's own name, so views of weights would leave the adapter out.
-    """
+    """Refuse layers with a low-rank adapter beside their matrix, which peft shows under the layer's own name."""
     names = [
         name
         for name, part in lens.model.named_modules()

@@ -140,11 +140,7 @@ class Capture:
         )
 
     def _joined(self, parts: Sequence[Activations], outer: int) -> Activations:
-        """Join activations of parts, which are emptied.
-
-        Raises:
-            HookError: passes of the parts differ in number.
-        """
+        """Join activations of parts, which are emptied; HookError if their passes differ in number."""
         whole = self._empty()
         whole.reduced |= parts[0].reduced
         for name in list(parts[0].recorded):
@@ -226,12 +222,7 @@ def _roll_out(capture: Capture, run: dict[str, Any]) -> tuple[Forecast, Activati
 
 
 def _names(lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
-    """Return the hook points that a run keeps.
-
-    Raises:
-        UnknownNameError: a name matches no hook point.
-        InputError: a forward that stops does not come to one of them.
-    """
+    """Return the hook points that a run keeps; errors as in :meth:`Lens.run_with_cache`."""
     names = resolve_filter(lens.registry.points, names_filter)
     if names_filter is None:
         names = [name for name in names if not name.endswith("hook_result")]

@@ -90,11 +90,7 @@ class ChronosAdapter(Adapter):
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
 
     def _check_ids(self, tokens: Tensor) -> None:
-        """Refuse values that are no token ids.
-
-        Raises:
-            InputError: names the first such value.
-        """
+        """Refuse values that are no token ids."""
         size = self.model.config.vocab_size
         wrong = (tokens != tokens.round()) | (tokens < 0) | (tokens >= size)
         if bool(wrong.any()):

@@ -6,7 +6,6 @@ import copy
 import re
 import reprlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,7 +68,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         if self.patch not in self.model.patch_sizes:
             raise InputError(f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}")
         length, roles = self.longest(batch), batch.roles[: batch.n_variates]
-        kind = require("moirai", "uni2ts.model.moirai").MoiraiForecast
+        kind = _library().MoiraiForecast
         sizes = {"prediction_length": horizon, "context_length": length, "patch_size": self.patch, "num_samples": 100}
         return self.forecaster(kind, roles, **sizes), _moirai.native_input(batch, length, horizon, self.device)
 
@@ -135,7 +134,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
 
 def _check(config: Mapping[str, Any], where: str) -> None:
     """Refuse all but distributions of uni2ts: the loader calls whatever a ``_target_`` names, with its arguments."""
-    nodes = [config.get("distr_output")]
+    nodes: list[Any] = [config.get("distr_output")]
     for node in nodes:
         target = node.get("_target_") if isinstance(node, Mapping) else None
         if not isinstance(target, str) or not TARGET.fullmatch(target):
@@ -158,32 +157,16 @@ def _blank(config: Mapping[str, Any]) -> Any:
     return library.MoiraiModule(**{**config, "distr_output": distribution})
 
 
-def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    native = require("moirai", "uni2ts.model.moirai").MoiraiModule.from_pretrained(folder, strict=True)
-    return native.to(device=device, dtype=dtype)
+def _library() -> Any:
+    return require("moirai", "uni2ts.model.moirai")
 
 
 def _native(d_model: int, num_layers: int, patch_sizes: tuple[int, ...], max_seq_len: int) -> Any:
-    module = require("moirai", "uni2ts.model.moirai").MoiraiModule
+    module = _library().MoiraiModule
     parts = require("moirai", "uni2ts.distribution")
-    mixture = parts.MixtureOutput(
-        [
-            parts.StudentTOutput(),
-            parts.NormalFixedScaleOutput(),
-            parts.NegativeBinomialOutput(),
-            parts.LogNormalOutput(),
-        ]
-    )
-    native = module(
-        distr_output=mixture,
-        d_model=d_model,
-        num_layers=num_layers,
-        patch_sizes=patch_sizes,
-        max_seq_len=max_seq_len,
-        attn_dropout_p=0.0,
-        dropout_p=0.0,
-        scaling=True,
-    )
+    kinds = (parts.StudentTOutput, parts.NormalFixedScaleOutput, parts.NegativeBinomialOutput, parts.LogNormalOutput)
+    mixture, rates = parts.MixtureOutput([kind() for kind in kinds]), {"attn_dropout_p": 0.0, "dropout_p": 0.0}
+    native = module(mixture, d_model, num_layers, patch_sizes, max_seq_len, **rates, scaling=True)
     return spread_weights(native, {"param_proj": 0.3, "var_attn_bias": 1.0, "mask_encoding": 3.0})
 
 
@@ -195,7 +178,7 @@ ARCHITECTURE = Architecture(
     claims_object=lambda native: type(native).__name__ in ("MoiraiModule", "MoiraiForecast"),
     keys=KEYS,
     check=_check,
-    open=_open,
+    open=lambda folder, dtype, device: _library().MoiraiModule.from_pretrained(folder, strict=True).to(device, dtype),
     blank=_blank,
     adapter=MoiraiAdapter,
     # the library has d_model // 64 heads

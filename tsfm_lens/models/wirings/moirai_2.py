@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ class Moirai2Adapter(_moirai.PackedAdapter):
     def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
         """Return a ``Moirai2Forecast`` and its arguments."""
         length, roles = self.longest(batch), batch.roles[: batch.n_variates]
-        kind = require("moirai", "uni2ts.model.moirai2").Moirai2Forecast
+        kind = _library().Moirai2Forecast
         forecast = self.forecaster(kind, roles, prediction_length=horizon, context_length=length)
         # the library's own transform fills gaps with 0 where there are several targets
         causal = roles.count("target") == 1
@@ -99,24 +98,17 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         return self.at(quantiles, levels)
 
 
-def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    native = require("moirai", "uni2ts.model.moirai2").Moirai2Module.from_pretrained(folder, strict=True)
-    return native.to(device=device, dtype=dtype)
+def _library() -> Any:
+    return require("moirai", "uni2ts.model.moirai2")
 
 
-def _native(**sizes: int) -> Any:
-    module = require("moirai", "uni2ts.model.moirai2").Moirai2Module
-    native = module(**sizes, attn_dropout_p=0.0, dropout_p=0.0, scaling=True, quantile_levels=DECILES)
+def _native(*sizes: int) -> Any:
+    module = _library().Moirai2Module
+    names = ("d_model", "d_ff", "num_layers", "patch_size", "max_seq_len", "num_predict_token")
+    native = module(
+        **dict(zip(names, sizes, strict=True)), attn_dropout_p=0.0, dropout_p=0.0, scaling=True, quantile_levels=DECILES
+    )
     return spread_weights(native, {"out_proj.output_layer": 0.3, "out_proj.residual_layer": 0.3})
-
-
-def _tiny() -> Any:
-    # the library has d_model // 64 heads
-    return _native(d_model=192, d_ff=48, num_layers=2, patch_size=4, max_seq_len=64, num_predict_token=2)
-
-
-def _build(_size: str) -> Any:
-    return _native(d_model=384, d_ff=1024, num_layers=6, patch_size=16, max_seq_len=512, num_predict_token=4)
 
 
 ARCHITECTURE = Architecture(
@@ -126,10 +118,11 @@ ARCHITECTURE = Architecture(
     claims=lambda config: "num_predict_token" in config and "quantile_levels" in config,
     claims_object=lambda native: type(native).__name__ in ("Moirai2Module", "Moirai2Forecast"),
     keys=KEYS,
-    open=_open,
-    blank=lambda config: require("moirai", "uni2ts.model.moirai2").Moirai2Module(**copy.deepcopy(dict(config))),
+    open=lambda folder, dtype, device: _library().Moirai2Module.from_pretrained(folder, strict=True).to(device, dtype),
+    blank=lambda config: _library().Moirai2Module(**copy.deepcopy(dict(config))),
     adapter=Moirai2Adapter,
-    tiny=_tiny,
-    build=_build,
+    # the library has d_model // 64 heads
+    tiny=lambda: _native(192, 48, 2, 4, 64, 2),
+    build=lambda size: _native(384, 1024, 6, 16, 512, 4),
     extra="moirai",
 )

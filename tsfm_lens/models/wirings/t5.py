@@ -70,11 +70,7 @@ class T5Adapter(Adapter):
         return Encoded(inputs, spans, torch.zeros_like(ones), ones, batch)
 
     def _ids(self, values: Tensor) -> Tensor:
-        """Return the token ids of values.
-
-        Raises:
-            InputError: a value is no token id.
-        """
+        """Return the token ids of values; InputError names the first that is none."""
         size = self.model.config.vocab_size
         wrong = (values != values.round()) | (values < 0) | (values >= size)
         if bool(wrong.any()):

@@ -135,18 +135,9 @@ def _native(**sizes: Any) -> Any:
 
 
 def _tiny() -> Any:
-    return _native(
-        patch_length=8,
-        context_length=512,
-        horizon_length=16,
-        num_hidden_layers=3,
-        hidden_size=36,
-        intermediate_size=24,
-        head_dim=8,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        output_quantile_len=32,
-    )
+    lengths = {"patch_length": 8, "context_length": 512, "horizon_length": 16, "output_quantile_len": 32}
+    heads = {"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 4}
+    return _native(**lengths, **heads, num_hidden_layers=3, hidden_size=36, intermediate_size=24)
 
 
 ARCHITECTURE = Architecture(

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -172,38 +171,22 @@ def _stack_returns(stack: Any, stream: Tensor) -> Iterator[None]:
             stack.__dict__["forward"] = before
 
 
-def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    native = require("timesfm", "timesfm3.torch").TimesFM3Torch.from_pretrained(folder, strict=True)
-    return native.to(device=device, dtype=dtype)
+def _library() -> Any:
+    return require("timesfm", "timesfm3.torch")
 
 
 def _native(**sizes: Any) -> Any:
-    return spread_weights(require("timesfm", "timesfm3.torch").TimesFM3Torch(**sizes), _timesfm.GAINS)
+    return spread_weights(_library().TimesFM3Torch(**sizes), _timesfm.GAINS)
 
 
 def _tiny() -> Any:
     configs = require("timesfm", "timesfm3.torch.configs")
-    layer = configs.TransformerConfig(
-        model_dims=40,
-        hidden_dims=24,
-        num_heads=4,
-        attention_norm="rms",
-        feedforward_norm="rms",
-        qk_norm="rms",
-        use_rope_seq=True,
-        use_rope_var=False,
-        use_bias=False,
-        ff_activation="relu",
-        deterministic=True,
-    )
-    return _native(
-        input_patch_len=8,
-        output_patch_len=16,
-        residual_block_config=configs.ResidualBlockConfig(
-            hidden_dims=40, output_dims=40, use_bias=False, activation="relu"
-        ),
-        transformer_config=configs.StackedTransformersConfig(num_layers=2, transformer=layer),
-    )
+    norms = dict.fromkeys(("attention_norm", "feedforward_norm", "qk_norm"), "rms")
+    sizes = {"model_dims": 40, "hidden_dims": 24, "num_heads": 4, "use_rope_seq": True, "use_rope_var": False}
+    layer = configs.TransformerConfig(**norms, **sizes, use_bias=False, ff_activation="relu", deterministic=True)
+    block = configs.ResidualBlockConfig(hidden_dims=40, output_dims=40, use_bias=False, activation="relu")
+    stack = configs.StackedTransformersConfig(num_layers=2, transformer=layer)
+    return _native(input_patch_len=8, output_patch_len=16, residual_block_config=block, transformer_config=stack)
 
 
 ARCHITECTURE = Architecture(
@@ -213,8 +196,8 @@ ARCHITECTURE = Architecture(
     claims=lambda config: "residual_block_config" in config and "transformer_config" in config,
     claims_object=lambda native: type(native).__name__ in ("TimesFM3Torch", "TimesFM3Forecaster"),
     keys=KEYS,
-    open=_open,
-    blank=lambda config: require("timesfm", "timesfm3.torch").TimesFM3Torch(**copy.deepcopy(dict(config))),
+    open=lambda folder, dtype, device: _library().TimesFM3Torch.from_pretrained(folder, strict=True).to(device, dtype),
+    blank=lambda config: _library().TimesFM3Torch(**copy.deepcopy(dict(config))),
     adapter=TimesFm3Adapter,
     tiny=_tiny,
     build=lambda size: _native(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ KEYS = keys(
 )
 # v·W_V is not the trap but its rows: in wQKV the head is the fastest index, in wO the slowest
 FUSED = "(part d_head head)"
-GAINS = {"output_distribution": 0.5}
 
 
 def _attention(*, across: bool) -> Attention:
@@ -136,8 +134,8 @@ class TotoAdapter(Adapter):
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Stack items with their variates, missing values as 0 under the mask, padded to whole patches on the left."""
-        inputs, length = self._native_input(batch)
-        patch = self.prediction_length
+        inputs, patch = self._native_input(batch), self.prediction_length
+        length = inputs["scaling_prefix_length"]
         _, loc, scale = self.model.scaler(
             inputs["inputs"],
             weights=torch.ones_like(inputs["inputs"]),
@@ -148,14 +146,14 @@ class TotoAdapter(Adapter):
         spans = {"": TokenSpans.patches(-length, length // patch, patch)}
         return Encoded(inputs, spans, loc[:, -1], scale[:, -1], batch, items=len(inputs["inputs"]))
 
-    def _native_input(self, batch: SeriesBatch) -> tuple[dict[str, Any], int]:
+    def _native_input(self, batch: SeriesBatch) -> dict[str, Any]:
         patch = self.prediction_length
         length = -(-self.longest(batch) // patch) * patch
         values = _series.by_item(batch, length).to(self.device)
         is_value = ~torch.isnan(values)
         values = torch.where(is_value, values, 0.0)
         inputs = {"inputs": values, "input_padding_mask": is_value, "id_mask": torch.zeros_like(values)}
-        return {**inputs, "scaling_prefix_length": length}, length
+        return {**inputs, "scaling_prefix_length": length}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the mean of the mixture for the next patch, in data units, (batch, 1, step)."""
@@ -175,7 +173,7 @@ class TotoAdapter(Adapter):
     @rows_apart
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Draw all sample paths in one batch of ``TotoForecaster.forecast``, and take their empirical quantiles."""
-        inputs, _ = self._native_input(batch)
+        inputs = self._native_input(batch)
         series = inputs["inputs"]
         future = _series.by_role(batch, 1, horizon).get("known", series.new_empty(len(series), 0, 1))[..., 1:]
         inputs_of_forecaster = require("toto", "toto.data.util.dataset").MaskedTimeseries(
@@ -229,18 +227,16 @@ def _toto() -> Any:
     return require("toto", "toto.model.toto").Toto
 
 
-def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    toto = _toto()
-    native = toto.from_pretrained(folder, map_location=device, use_memory_efficient_attention=False)
-    return native.to(device=device, dtype=dtype)
-
-
-def _blank(config: Mapping[str, Any]) -> Any:
-    return _toto()(**{**copy.deepcopy(dict(config)), "use_memory_efficient_attention": False})
-
-
-def _native(**sizes: Any) -> Any:
+def _native(patch: int, width: int, layers: int, heads: int, hidden: int, every: int, components: int) -> Any:
     config = {
+        "patch_size": patch,
+        "stride": patch,
+        "embed_dim": width,
+        "num_layers": layers,
+        "num_heads": heads,
+        "mlp_hidden_dim": hidden,
+        "spacewise_every_n_layers": every,
+        "output_distribution_kwargs": {"k_components": components},
         "dropout": 0.1,
         "spacewise_first": False,
         "scaler_cls": "<class 'model.scaler.CausalPatchStdMeanScaler'>",
@@ -248,37 +244,10 @@ def _native(**sizes: Any) -> Any:
         "use_memory_efficient_attention": False,
         "stabilize_with_global": True,
         "scale_factor_exponent": 10.0,
-        **sizes,
     }
-    native = spread_weights(_toto()(**config), GAINS)
+    native = spread_weights(_toto()(**config), {"output_distribution": 0.5})
     native.saved_config = config
     return native
-
-
-def _tiny() -> Any:
-    return _native(
-        patch_size=8,
-        stride=8,
-        embed_dim=32,
-        num_layers=4,
-        num_heads=4,
-        mlp_hidden_dim=48,
-        spacewise_every_n_layers=2,
-        output_distribution_kwargs={"k_components": 3},
-    )
-
-
-def _build(_size: str) -> Any:
-    return _native(
-        patch_size=64,
-        stride=64,
-        embed_dim=768,
-        num_layers=12,
-        num_heads=12,
-        mlp_hidden_dim=3072,
-        spacewise_every_n_layers=12,
-        output_distribution_kwargs={"k_components": 24},
-    )
 
 
 ARCHITECTURE = Architecture(
@@ -288,14 +257,16 @@ ARCHITECTURE = Architecture(
     claims=lambda config: "spacewise_every_n_layers" in config and "embed_dim" in config,
     claims_object=lambda native: type(native).__name__ in ("Toto", "TotoBackbone", "TotoForecaster"),
     keys=KEYS,
-    open=_open,
-    blank=_blank,
+    open=lambda folder, dtype, device: (
+        _toto().from_pretrained(folder, map_location=device, use_memory_efficient_attention=False).to(device, dtype)
+    ),
+    blank=lambda config: _toto()(**{**copy.deepcopy(dict(config)), "use_memory_efficient_attention": False}),
     # the names under xformers, and frequencies that the library computes whatever the file says
     renamed={".mlp.0.w12.": ".mlp.0.", ".mlp.0.w3.": ".mlp.2."},
     computed=("rotary_emb.freqs", "rotary_emb.scale"),
     adapter=TotoAdapter,
-    tiny=_tiny,
-    build=_build,
+    tiny=lambda: _native(8, 32, 4, 4, 48, 2, 3),
+    build=lambda size: _native(64, 768, 12, 12, 3072, 12, 24),
     save=lambda native, folder: write_checkpoint(native, native.saved_config, folder),
     extra="toto",
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -208,18 +207,13 @@ class Toto2Adapter(Adapter):
         return self.at(quantiles, levels)
 
 
-def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    native = require("toto2").Toto2Model.from_pretrained(folder, map_location=device)
-    return native.to(device=device, dtype=dtype)
-
-
-def _blank(config: Mapping[str, Any]) -> Any:
-    return require("toto2").Toto2Model(require("toto2", "toto2.configuration").Toto2ModelConfig(**config))
+def _library() -> Any:
+    require("toto2", "toto2.configuration")
+    return require("toto2")
 
 
 def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_head: int) -> Any:
-    model = require("toto2").Toto2Model
-    config = require("toto2", "toto2.configuration").Toto2ModelConfig(
+    config = _library().configuration.Toto2ModelConfig(
         patch_size=patch,
         d_model=d_model,
         d_ff=d_ff,
@@ -242,7 +236,7 @@ def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_
     )
     # readouts divide by their whole fan-in, so their weights are larger
     gains = {"attn.in_proj": 2.0, "proj.linear2.weight": 3.0, "proj.skip_proj.weight": 3.0}
-    return spread_weights(model(config), gains, unit_scaled=True)
+    return spread_weights(_library().Toto2Model(config), gains, unit_scaled=True)
 
 
 ARCHITECTURE = Architecture(
@@ -252,8 +246,10 @@ ARCHITECTURE = Architecture(
     claims=lambda config: "num_variate_layers_per_group" in config,
     claims_object=lambda native: type(native).__name__ == "Toto2Model",
     keys=KEYS,
-    open=_open,
-    blank=_blank,
+    open=lambda folder, dtype, device: (
+        _library().Toto2Model.from_pretrained(folder, map_location=device).to(device, dtype)
+    ),
+    blank=lambda config: _library().Toto2Model(_library().configuration.Toto2ModelConfig(**config)),
     adapter=Toto2Adapter,
     tiny=lambda: _native(8, 40, 48, 4, 4, 8),
     build=lambda size: _native(32, *SIZES[size], 64),
