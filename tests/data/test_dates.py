@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tsfm_lens.data import SeriesBatch, as_series, gluonts_set, read_series
+from tsfm_lens.data import SeriesBatch, as_series, gluonts_set
 from tsfm_lens.data.frequencies import start_of
 from tsfm_lens.data.instants import looks_like_dates, times_of
 from tsfm_lens.errors import InputError
