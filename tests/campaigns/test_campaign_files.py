@@ -175,5 +175,7 @@ def test_the_slow_reader_allows_what_can_be_read_in_one_way(rows: str, delimiter
 
 def test_a_column_that_no_note_tells_of_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not check(5814, tmp_path, Counter())
-    monkeypatch.setitem(globals(), "read_series", lambda path, read=read_series, **options: replace(read(path, **options), notes=()))
+    monkeypatch.setitem(
+        globals(), "read_series", lambda path, read=read_series, **options: replace(read(path, **options), notes=())
+    )
     assert "no note tells of ['Größe']" in check(5814, tmp_path, Counter())

@@ -18,7 +18,7 @@ OPTIONS: dict[str, Any] = {
     "time_format": Annotated[
         str | None,
         typer.Option(
-            "--time-format", metavar="FORMAT", rich_help_panel=PANEL, help="Such as %d.%m.%Y, or s since 1970; else ISO."
+            "--time-format", metavar="FORMAT", rich_help_panel=PANEL, help="Such as %d.%m.%Y, or s since 1970; else ISO"
         ),
     ],
     "targets": Annotated[
