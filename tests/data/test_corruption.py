@@ -27,24 +27,20 @@ def test_a_removed_motif_is_a_straight_line() -> None:
     for start in range(4, 96, 24):
         comb[start : start + 6] -= 7
     np.testing.assert_allclose(remove_motif(comb, 28 - 96, 34 - 96, every=24).values[0], line)
+    # at the end the line goes on level
+    np.testing.assert_allclose(remove_motif(TREND, -5, 0).values[0][-5:], TREND[-6])
 
 
-def test_a_motif_at_the_end_goes_on_level() -> None:
-    found = remove_motif(TREND, -5, 0).values[0]
-    np.testing.assert_allclose(found[-5:], TREND[-6])
-
-
-@pytest.mark.parametrize(("start", "stop"), [(5, 5), (8, 4), (0, 96), (90, 200), (-200, 5)])
-def test_a_motif_must_lie_inside(start: int, stop: int) -> None:
-    with pytest.raises(InputError, match="motif"):
-        remove_motif(TREND, start, stop)
-
-
-def test_motifs_need_room_between_them() -> None:
-    with pytest.raises(InputError, match="leaves nothing"):
-        remove_motif(TREND, 0, 12, every=12)
-    with pytest.raises(InputError, match="every is 0"):
-        remove_motif(TREND, 0, 12, every=0)
+@pytest.mark.parametrize(
+    ("start", "stop", "every", "message"),
+    [
+        *((start, stop, None, "motif") for start, stop in ((5, 5), (8, 4), (0, 96), (90, 200), (-200, 5))),
+        *((0, 12, 12, "leaves nothing"), (0, 12, 0, "every is 0")),
+    ],
+)
+def test_a_motif_must_lie_inside(start: int, stop: int, every: int | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        remove_motif(TREND, start, stop, every=every)
 
 
 @pytest.mark.parametrize("shift", [-12, -5, 0, 1, 6, 12, 30])

@@ -176,12 +176,6 @@ def test_columns_that_cannot_be_covariates_are_refused(
         as_series(frame, **{**OPTIONS, "past": [], **change})
 
 
-def test_a_gap_in_what_is_known_is_refused(frame: pd.DataFrame) -> None:
-    frame.loc[HOURS + 1, "temperature"] = np.nan
-    with pytest.raises(InputError, match=r"temperature.*no number at 2024-01-02 07:00:00"):
-        as_series(frame, **OPTIONS)
-
-
 @pytest.mark.parametrize(
     ("roles", "futures", "complaint"),
     [

@@ -16,16 +16,12 @@ GONE = [np.nan] * 3
 LONG = np.arange(12.0)
 
 
-@pytest.mark.parametrize(("values", "missing"), [([1, 2], 0), ([1, np.nan, 2, np.nan], 1), ([np.nan], 1)])
-def test_the_missing_values_at_an_end_are_counted(values: list[float], missing: int) -> None:
-    assert missing_at_end(np.array(values, dtype=float)) == missing
-
-
 def test_only_targets_are_noted_and_many_are_counted(tmp_path: Path) -> None:
     past = SeriesBatch(
         (LONG, np.r_[LONG[3:], GONE]), ("y", "x"), groups=("a", "a"), variates=("y", "x"), roles=("target", "past")
     )
     assert noted_ends(past).notes == ()
+    assert [missing_at_end(np.array(row)) for row in ([1.0, 2.0], [1.0, np.nan], [np.nan])] == [0, 1, 1]
     many = noted_ends(SeriesBatch(tuple(np.r_[LONG, GONE] for _ in range(5)), tuple("abcde")))
     assert "'a' with 3, 'b' with 3, 'c' with 3, … (5 series)" in many.notes[0]
     (tmp_path / "y.csv").write_text("y\n1\n2\n\n".replace("\n\n", "\nNA\n"))

@@ -344,20 +344,14 @@ def test_odd_columns(write_folder: Writer, tmp_path: Path, table: pa.Table, mess
         gift_eval_folder(folder, horizon=2)
 
 
-def test_nulls_and_integers_are_read_as_numbers(write_folder: Writer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [[1.0, None, 3.0, 4.0], [1, 2, 3, 4]])
+def test_nulls_and_integers_are_numbers_and_rows_without_id_are_numbered(
+    write_folder: Writer, tmp_path: Path, values: list
+) -> None:
     folder = write_folder(tmp_path / "odd", walks([9]), "D")
-    for values, expected in (([1.0, None, 3.0, 4.0], [1.0, np.nan, 3.0]), ([1, 2, 3, 4], [1.0, 2.0, 3.0])):
-        table = pa.table({"target": [values], "freq": ["D"]})
-        with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
-            stream.write_table(table)
-        (found,) = gift_eval_folder(folder, horizon=1)
-        np.testing.assert_array_equal(found.windows[0].context[0], expected)
-        assert found.windows[0].start is None
-
-
-def test_rows_without_id_are_numbered(write_folder: Writer, tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "odd", walks([9]), "D")
-    table = pa.table({"target": [[1.0, 2.0]] * 3, "freq": ["D"] * 3})
+    table = pa.table({"target": [values] * 3, "freq": ["D"] * 3})
     with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
         stream.write_table(table, max_chunksize=2)
-    assert [w.item for w in gift_eval_folder(folder, horizon=1)[0].windows] == ["0", "1", "2"]
+    (found,) = gift_eval_folder(folder, horizon=1)
+    assert [(window.item, window.start) for window in found.windows] == [("0", None), ("1", None), ("2", None)]
+    np.testing.assert_array_equal(found.windows[0].context[0], np.array(values[:3], dtype=float))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +85,11 @@ def test_univariate_rows_are_their_own_groups() -> None:
     assert as_series(np.zeros((2, 3))).multivariate is False
     assert "group" not in batch.to_frame()
     assert "groups" not in repr(batch)
+    made = forecast(batch)
+    assert {"group", "variate"}.isdisjoint(made.to_dataset().coords)
+    assert "group" not in made.to_frame()
+    with pytest.raises(InputError, match="no coordinate 'group'"):
+        made.by_variate()
 
 
 @pytest.mark.parametrize(
@@ -172,12 +176,9 @@ def test_groups_are_checked(fields: dict, message: str) -> None:
         SeriesBatch(**{"values": ROWS, **fields})
 
 
-def test_times_known_for_one_variate_only_are_no_contradiction() -> None:
+def test_groups_may_differ_in_size_and_lack_times() -> None:
     starts = (pd.Timestamp("2020-01-01"), None, None)
     assert SeriesBatch(ROWS, groups="aaa", variates="xyz", starts=starts, freqs=("D", None, "D")).n_variates == 3
-
-
-def test_unequal_groups_have_no_number_of_variates() -> None:
     with pytest.raises(InputError, match=r"'series-0' has 2, unlike 'series-1' \(1\), 'series-2' \(3\)"):
         _ = uneven().n_variates
     assert uneven().group_index.tolist() == [0, 0, 1, 2, 2, 2]
@@ -233,15 +234,6 @@ def test_forecast_has_dims_for_group_and_variate() -> None:
         np.testing.assert_array_equal(one["sample"], flat["sample"][row])
     frame = made.to_frame()
     assert frame.columns[:4].tolist() == ["id", "group", "variate", "step"]
-    assert made.distribution is None
-
-
-def test_univariate_forecast_has_no_variates() -> None:
-    made = forecast(as_series([[1, 2], [3, 4]]))
-    assert {"group", "variate"}.isdisjoint(made.to_dataset().coords)
-    assert "group" not in made.to_frame()
-    with pytest.raises(InputError, match="no coordinate 'group'"):
-        made.by_variate()
 
 
 def test_gaps_are_missing_values() -> None:
@@ -276,10 +268,3 @@ def test_labels_of_a_dataset_are_checked() -> None:
     holes = np.array(["0", None, "", "0", "1", "2"], dtype=object)
     with pytest.raises(InputError, match="'variate' has no value at position 1"):
         by_variate(flat.assign_coords(variate=("series", holes)))
-
-
-def test_distribution_is_kept_beside_the_arrays() -> None:
-    normal = torch.distributions.Normal(torch.zeros(2, 2), torch.ones(2, 2))
-    made = replace(forecast(as_series([[1, 2], [3, 4]])), distribution=normal)
-    assert made.distribution is normal
-    xr.testing.assert_identical(made.to_dataset(), replace(made, distribution=None).to_dataset())

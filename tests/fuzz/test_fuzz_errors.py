@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures
 
@@ -20,60 +21,14 @@ BAD_HORIZONS = (0, -1, 2.5, 3.0, "3", True, NAN, np.float32(2.0), [1], 10**30)
 Opened = Callable[[str], Lens]
 
 
-def selfish() -> list:
-    data: list = [1.0]
-    data.append(data)
-    return data
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (None, "NoneType is no series: expected arrays"),
-        (7, "int is no series"),
-        ((value for value in [1.0]), "generator is no series"),
-        ({1.0, 2.0}, "set is no series"),
-        (b"abc", "bytes is no series"),
-        ({}, "there is no series: expected at least one"),
-        ([[1.0], []], "series 'series-1' is empty"),
-        ({"a": {"b": 1.0}}, "series 'a' holds {'b': 1.0} at position 0, which is not a number"),
-        (np.float64(3.0), "0 axes"),
-        (torch.tensor(3.0), "0 axes"),
-        (np.zeros((1, 1, 1, 2)), "4 axes (shape (1, 1, 1, 2)), expected (time,), (series, time) or (series, variate"),
-        (np.zeros((3, 0)), "the array is empty (shape (3, 0))"),
-        ([[[1, 2], [3]]], "series 'series-0' is not a regular array of numbers"),
-        ([1.0, [2.0]], "series 'series-0' has shape (), expected (time,) or (variate, time)"),
-        (selfish(), "expected (time,) or (variate, time)"),
-        ([1.0, "x"], "holds 'x' at position 1, which is not a number"),
-        ([[1.0, "1,5"]], "holds '1,5' at position 1, which is not a number"),
-        (np.array([1.0, "x"], dtype=object), "holds 'x' at position 1, which is not a number"),
-        (np.ma.masked_array(["a", "b"], [True, False]), "holds 'b' at position 1, which is not a number"),
-        ([10**400, 1], "holds a number beyond double precision at position 0"),
-        ([1, 10**30], "holds 1e+30 at position 1; models compute in single precision"),
-        (np.array([1.0, -2e18]), "holds -2e+18 at position 1"),
-        (np.array([1.0, NAN, np.inf]), "is infinite at position 2; use NaN for missing values"),
-        (np.array([NAN, NAN]), "nothing but NaN (2 steps)"),
-        (np.ma.masked_all(4), "nothing but NaN (4 steps)"),
-        (np.array([1j]), "holds complex128, expected real numbers"),
-        (np.array(["2020-01-01"], dtype="datetime64[D]"), "holds datetime64[D], expected real numbers"),
-        (np.zeros(2, dtype=[("a", float), ("b", int)]), "expected real numbers"),
-        (np.zeros(2, dtype="V4"), "expected real numbers"),
-        (torch.eye(3).to_sparse(), "is not a dense tensor of numbers"),
-        (torch.empty(3, device="meta"), "is not a dense tensor of numbers"),
-        (torch.zeros(3, dtype=torch.complex64), "expected real numbers"),
-        ("a" * 5000, "aaa…' is no usable path: "),
-        ("a\0b", "there is no file"),
-        ([pd.DataFrame({"y": [1.0]})], "is a frame; give its values transposed"),
-        (pd.DataFrame(), "the frame has no rows"),
-    ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value[:30].strip("a\0"),
-)
-def test_what_is_no_series_is_named(opened: Opened, data: Any, said: str) -> None:
+@pytest.mark.parametrize("data", [None, [[1.0], []], np.array([1.0, NAN, np.inf]), pd.DataFrame(), "no file"], ids=repr)
+def test_a_lens_refuses_what_is_no_series(opened: Opened, data: Any) -> None:
     lens = opened("chronos-bolt")
+    with pytest.raises(InputError) as expected:
+        as_series(data)
     for call in (lens.forecast, lens.forward, lens.run_with_cache):
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=re.escape(str(expected.value))):
             call(data)
-        assert said in str(caught.value)
 
 
 def test_odd_numbers_are_numbers(opened: Opened, natively: Callable) -> None:

@@ -115,7 +115,7 @@ def test_text_that_tells_series_apart_is_never_left_out(shops: tuple[Path, np.nd
     assert "Name the column of ids with id_column=…" in str(e.value)
     when = {"time_column": "When?", "time_format": "%d %b %Y"}
     # naming the dates alone leaves four values a day
-    with pytest.raises(InputError, match="rows differ in 'Shop name' .*Name the column of ids with id_column=…"):
+    with pytest.raises(InputError, match=r"rows differ in 'Shop name' .*Name the column of ids with id_column=…"):
         sets(file(path, **when))
     (found,) = sets(file(path, id_column="Shop name", seasonality=7, **when))
     assert (found.freq, found.seasonality, found.notes) == ("D", 7, ())

@@ -83,7 +83,7 @@ class SeriesBatch:
         seasons = tuple(self.seasonality or season_of(freq) for freq in self.freqs)
         fill("seasonalities", tuple(self.seasonalities) or seasons)
         fill("groups", tuple(map(str, self.groups)) or self.ids)
-        defaults = {"starts": None, "units": "", "variates": "", "roles": "target", "futures": None}
+        defaults: dict[str, Any] = {"starts": None, "units": "", "variates": "", "roles": "target", "futures": None}
         for name, default in {**defaults, "categories": None, "static": {}}.items():
             column = tuple(getattr(self, name)) or (default,) * count
             fill(name, tuple(map(str, column)) if default == "" else column)

@@ -75,7 +75,7 @@ def as_series(
     freq = None if freq is None else known_frequency(freq)
     lists = {"targets": targets, "variates": variates, "known": known, "past": past}
     options: dict[str, Any] = {name: texts(each, name) for name, each in lists.items() if each is not None}
-    others = {"id_column": id_column, "time_column": time_column, "time_format": time_format}
+    others: dict[str, Any] = {"id_column": id_column, "time_column": time_column, "time_format": time_format}
     others |= {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header}
     options |= {name: value for name, value in others.items() if value is not None}
     data = to_pandas(data) if future is None else _continued(data, future)

@@ -50,8 +50,8 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> Seri
         item = entry.get("item_id")
         rows += _rows_of(entry, f"series-{number}" if item is None else label(item, f"item_id of entry {number}"))
     starts = [entry.get("start") for entry in entries]
-    freqs = {start.freqstr if isinstance(start, pd.Period) else None for start in starts}
-    if freq is None and len(freqs) == 1 and None not in freqs:
+    freqs = {start.freqstr if isinstance(start, pd.Period) else "" for start in starts}
+    if freq is None and len(freqs) == 1 and "" not in freqs:
         freq = stamp_frequency(freqs.pop())
     columns: dict[str, Any] = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else ("values",))}
     return SeriesBatch(**columns, freq=freq)
@@ -65,7 +65,9 @@ def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
     covariates = _features(entry, group, targets.shape[1]) | _named(entry, group, targets.shape[1])
     single = ("target" if covariates else "",)
     names = single if len(targets) == 1 else tuple(map(str, range(len(targets))))
-    members = [(name, "target", values, None, None) for name, values in zip(names, targets, strict=True)]
+    members: list[tuple[Any, ...]] = [
+        (name, "target", values, None, None) for name, values in zip(names, targets, strict=True)
+    ]
     for role in ("past", "known"):
         members += [
             (name, role, *each) for name, each in covariates.items() if (each[1] is not None) == (role == "known")

@@ -122,7 +122,7 @@ def _item_rows(
     labels: pd.Index,
 ) -> list[dict[str, Any]]:
     """Return the series of one item as fields of a batch: its targets, then its covariates."""
-    members = [(column, "target", values, None) for column, values in targets]
+    members: list[tuple[Any, ...]] = [(column, "target", values, None) for column, values in targets]
     members += [(column, *covariate) for column, covariate in covariates.items()]
     series = [values[rows] if grid is None else grid.filled(values[rows]) for _, _, values, _ in members]
     end = len(series[0])
@@ -231,7 +231,8 @@ def _values(frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashab
     columns = value_columns(frame.columns, names, others)
     if columns is not None:
         return columns
-    free = {column: kind for column, kind in zip(frame.columns, frame.dtypes, strict=True) if column not in others}
+    kinds = zip(frame.columns, frame.dtypes, strict=True)
+    free: dict[Hashable, Any] = {column: kind for column, kind in kinds if column not in others}
     numeric = [column for column, kind in free.items() if pd.api.types.is_numeric_dtype(kind)]
     if numeric or len(free) == 1:
         return numeric or list(free)  # of a single one the first value that is no number will be named

@@ -103,7 +103,7 @@ def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
             shape = row.pop(name)
             row[name.removesuffix(_SHAPE)] = row[name.removesuffix(_SHAPE)].reshape(shape)
         yield {
-            name: np.stack(cell) if isinstance(cell, np.ndarray) and cell.dtype == object else cell
+            name: np.stack(list(cell)) if isinstance(cell, np.ndarray) and cell.dtype == object else cell
             for name, cell in row.items()
         }
 
