@@ -67,8 +67,8 @@ def test_text_and_json_tell_the_same() -> None:
 
 def test_a_missing_library_comes_with_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uni2ts", None)
-    (found,) = [extra for extra in examine().extras if extra.name == "moirai"]
-    assert "uni2ts" in found.missing
+    (found,) = [extra for extra in examine()["extras"] if extra["name"] == "moirai"]
+    assert "uni2ts" in found["missing"]
     shown = run()
     assert shown.exit_code == 0
     for command in EXTRAS["moirai"].install:
@@ -78,20 +78,20 @@ def test_a_missing_library_comes_with_its_commands(monkeypatch: pytest.MonkeyPat
 def test_hub_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    hub = examine().hub
-    assert hub.folder == str(cache)
-    assert hub.size >= 3000
-    assert list(hub.models) == [HELD]
-    assert hub.offline
-    assert hub.flags["HF_HUB_OFFLINE"] == "1"
+    hub = examine()["hub"]
+    assert hub["folder"] == str(cache)
+    assert hub["size"] >= 3000
+    assert list(hub["models"]) == [HELD]
+    assert hub["offline"]
+    assert hub["flags"]["HF_HUB_OFFLINE"] == "1"
     assert HELD in run().stdout
 
 
 def test_no_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))
-    hub = examine().hub
-    assert not hub.exists
-    assert (hub.size, hub.models) == (0, {})
+    hub = examine()["hub"]
+    assert not hub["exists"]
+    assert (hub["size"], hub["models"]) == (0, {})
     assert "not there" in run().stdout
 
 
@@ -100,14 +100,14 @@ def test_browser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(chromium, "get_chrome_download_path", lambda **_: None)
     browser = tmp_path / "chrome"
     monkeypatch.setenv("BROWSER_PATH", str(browser))
-    assert "no file" in examine().static.missing
+    assert "no file" in examine()["static"]["missing"]
     browser.touch()
-    assert examine().static.browser == str(browser)
-    assert not examine().static.missing
+    assert examine()["static"]["browser"] == str(browser)
+    assert not examine()["static"]["missing"]
     monkeypatch.setattr(chromium.Chromium, "find_browser", lambda **_: None)
-    assert "apt install chromium" in examine().static.missing
+    assert "apt install chromium" in examine()["static"]["missing"]
     monkeypatch.setattr(doctor, "installed", lambda package: None)
-    assert "[static]" in examine().static.missing
+    assert "[static]" in examine()["static"]["missing"]
 
 
 def test_graphics_cards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_graphics_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     facts = examine()
-    assert [each.name for each in facts.devices][:3] == ["cpu", "cuda:0", "cuda:1"]
+    assert [each["name"] for each in facts["devices"]][:3] == ["cpu", "cuda:0", "cuda:1"]
     (devices,) = [table for table in render(facts) if "Devices" in str(table.title)]
     assert "80.0 GiB" in list(devices.columns[2].cells)
 

@@ -31,15 +31,6 @@ def test_operations_and_weights_are_those_of_counting(opened: Callable, name: st
     assert (found["time_ratio"] <= found["time_ratio_high"]).all()
 
 
-def test_a_model_costs_what_it_costs(opened: Callable) -> None:
-    lens = opened("chronos-bolt")
-    found = compress.cost(lens, lens, shapes=[(3, 24)], rounds=2)
-    for each in ("operations", "weight_bytes", "peak_bytes"):
-        whole, other = found[each].values[0]
-        assert whole == other
-    assert found["operation_ratio"].values.tolist() == [1.0]
-
-
 @pytest.mark.parametrize(("shapes", "rounds"), [([], 1), ([(0, 5)], 1), ([(1, -2)], 1), ([(1, 8)], 0)])
 def test_what_cannot_be_timed_is_refused(opened: Callable, shapes: list, rounds: int) -> None:
     lens = opened("chronos-bolt")

@@ -96,5 +96,6 @@ def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:
     found = explain.attribute_inputs(run, method=method, reference="mean", parts=3)
     assert_close(found["share"].sum("segment"), 1.0, depth=100, dtype=torch.float32)
     assert (found["share"] >= 0).all()
+    assert_close(found["remainder"], 0.0, depth=300, magnitude=40.0)
     rows = {int(row) for row in found["row"].values}
     assert rows == set(range(len(run.batch)))

@@ -1,14 +1,147 @@
-"""Effects over many series are those of each, in units that can be compared."""
+"""Effects over many series and their nulls: planted mechanisms are larger, and untrained twins claim nothing."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
+import torch
+import xarray as xr
 
 from tsfm_lens import explain
-from tsfm_lens.data import SeriesBatch
-from tsfm_lens.models import Lens, Run
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.explain import NULLS, held_against, input_effects, route_effects, untrained_twin
+from tsfm_lens.explain.nulls import _of_others, _shuffle, null_runs
+from tsfm_lens.models import Lens, Run, load
+from tsfm_lens.probes import ablation_effects
 from tsfm_lens.testing import assert_close
+from tsfm_lens.zoo import checkpoint_names, checkpoint_path
+from tsfm_lens.zoo.planted import Card, plant
+
+
+@cache
+def planted() -> tuple[Run, Card]:
+    """A covariate that one head carries, on four items."""
+    made = plant("covariate", "chronos-2")
+    rng, horizon = np.random.default_rng(0), made.card.horizon
+    items = []
+    for _ in range(4):
+        known = rng.normal(size=32 + horizon)
+        item = {"target": rng.normal(size=32), "past_covariates": {"k": known[:32]}}
+        items.append({**item, "future_covariates": {"k": known[32:]}})
+    return made.lens().run(as_series(items), horizon), made.card
+
+
+@pytest.mark.parametrize("null", NULLS)
+def test_a_planted_head_is_larger_than_every_null(null: str) -> None:
+    run, card = planted()
+    (head,) = card.components("mechanism")
+    found = route_effects(run, parts=1, against=null, draws=1)  # type: ignore[arg-type]
+    # where the known future decides, its order does not: the head carries it shuffled, too
+    expected = [] if null == "shuffled series" else [head]
+    stands = found["component"].values[found["carried_share_stands_out"].values]
+    assert stands.tolist() == expected
+    assert found.attrs["against"] == null
+    assert found["series"].values.tolist() == list(run.batch.targets().ids)
+
+
+def test_an_untrained_twin_claims_nothing_against_others() -> None:
+    run, _ = planted()
+    twin = null_runs(run, "untrained", 1, 99)[0]
+    found = route_effects(twin, parts=1, against="untrained", draws=2)
+    # 5 % of 27 components, and what is above the 95 % quantile of two twins by chance
+    assert int(found["carried_share_stands_out"].sum()) <= 2
+
+
+def test_the_share_is_held_against_the_quantile_of_the_group(bolt_run: Run) -> None:
+    """By hand, from the same probe of the same twins."""
+    found = held_against(ablation_effects, bolt_run, "untrained", name="mean_shift", groups="kind", draws=2, seed=5)
+    twins = [ablation_effects(each)["mean_shift"] for each in null_runs(bolt_run, "untrained", 2, 5)]
+    kind = found["kind"].values == "mlp"
+    pooled = np.concatenate([(np.abs(each) / np.abs(each).sum("component")).values[kind, 0] for each in twins])
+    np.testing.assert_allclose(found["mean_shift_share_floor"].values[kind, 0], np.quantile(pooled, 0.95))
+    np.testing.assert_allclose(found["mean_shift_share"].sum("component").values, 1.0)
+
+
+def test_a_member_is_held_against_the_others_of_its_group_and_alone_against_nothing() -> None:
+    own, labels = np.array([[1.0], [2.0], [9.0], [4.0]]), np.array([0, 0, 0, 1])
+    pairs = ([2, 9], [1, 9], [1, 2])
+    np.testing.assert_allclose(_of_others(own, labels)[:, 0], [*(np.quantile(each, 0.95) for each in pairs), np.inf])
+
+
+def test_a_segment_is_held_against_itself_in_every_draw(bolt_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([[6.0, 4.0], [1.0, 9.0], [3.0, 7.0]])
+
+    def probe(run: Run) -> xr.Dataset:
+        return run.dataset().assign(size=(("segment", "series"), np.array([next(sizes)]).T))
+
+    monkeypatch.setattr("tsfm_lens.explain.nulls.null_runs", lambda run, null, draws, seed: [run] * draws)
+    found = held_against(probe, bolt_run, "untrained", name="size", draws=2)
+    np.testing.assert_array_equal(found["size_share"].values[:, 0], [0.6, 0.4])
+    np.testing.assert_array_equal(found["size_share_floor"].values[:, 0], [0.3, 0.9])
+    assert (found.attrs["against"], found.attrs["null_draws"]) == ("untrained", 2)
+
+
+def test_every_draw_is_another(bolt_run: Run) -> None:
+    for null in ("untrained", "shuffled series"):
+        first, second = (each.lens.forecast(each.batch, 4).median for each in null_runs(bolt_run, null, 2, 0))  # type: ignore[arg-type]
+        assert not np.array_equal(first, second)
+
+
+def test_inputs_are_held_against_a_null_by_one_argument() -> None:
+    run, _ = planted()
+    found = input_effects(run, method="occlusion", parts=2, against="untrained")
+    # the covariate alone explains the forecast, its past by its scale; in twins it shares with all else
+    stands = {str(name) for name in found["segment"].values[found["size_share_stands_out"].values]}
+    assert "k, future" in stands
+    assert all(name.startswith("k") for name in stands)
+
+
+@pytest.mark.parametrize("name", checkpoint_names())
+def test_a_twin_is_the_same_by_whatever_name_its_files_are_opened(name: str) -> None:
+    """Its weights are the trained ones in another order."""
+    by_name, by_path = (untrained_twin(load(source, check=False), 1) for source in (name, str(checkpoint_path(name))))
+    first, second = (each.adapter.model.state_dict() for each in (by_name, by_path))
+    assert all(torch.equal(first[key], weight) for key, weight in second.items())
+    assert by_name.model_id == f"{name} (weights in random order, seed 1)"
+    own, other = (dict(each.adapter.model.named_parameters()) for each in (load(name, check=False), by_name))
+    moved = [key for key, weight in own.items() if not torch.equal(weight, other[key])]
+    assert moved
+    assert all(key in moved for key, weight in own.items() if weight.ndim > 1 and weight.std() > 0)
+    for key, weight in own.items():
+        assert torch.equal(weight.flatten().sort().values, other[key].flatten().sort().values)
+
+
+def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
+    values = np.arange(12.0)
+    gappy = values.copy()
+    gappy[3] = np.nan
+    batch = SeriesBatch((values, values * 2, gappy), groups=("a", "a", "b"), variates=("x", "y", "z"))
+    found = _shuffle(batch, [0, 0])
+    assert sorted(found.values[0]) == sorted(values)
+    np.testing.assert_array_equal(found.values[1], 2 * found.values[0])
+    assert np.isnan(found.values[2][3])
+    assert sorted(found.values[2][~np.isnan(gappy)]) == sorted(gappy[~np.isnan(gappy)])
+    assert not np.array_equal(found.values[0], values)
+    # another item is in another order, and what is known ahead is, too
+    assert not np.array_equal(found.values[2][~np.isnan(gappy)], found.values[0][found.values[0] != values[3]])
+    roles = {"groups": ("a",) * 3, "variates": ("x", "y", "z"), "roles": ("target", "known", "known")}
+    ahead = SeriesBatch((values,) * 3, futures=(None, values, 2 * values), **roles)  # type: ignore[arg-type]
+    futures = _shuffle(ahead, [0, 0]).futures
+    np.testing.assert_array_equal(futures[2], 2 * np.asarray(futures[1]))
+    assert sorted(np.asarray(futures[1])) == sorted(values)
+    assert not np.array_equal(futures[1], values)  # type: ignore[arg-type]
+
+
+def test_what_is_no_null_is_refused(bolt_run: Run) -> None:
+    with pytest.raises(UnknownNameError, match="untrained"):
+        held_against(ablation_effects, bolt_run, "trained", name="mean_shift")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="draws"):
+        held_against(ablation_effects, bolt_run, "untrained", name="mean_shift", draws=0)
+    with pytest.raises(InputError, match="no 'nothing'"):
+        held_against(ablation_effects, bolt_run, "random components", name="nothing")
 
 
 def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:

@@ -114,6 +114,8 @@ def test_a_chapter_begins_with_the_verdict(proof: xr.Dataset, word: str) -> None
         ),
         (routes({"necessity": 0.2}), "the routes are sufficient."),
         (routes({"sufficiency": 0.2}), "the routes are necessary."),
+        (routes({**NONE, "necessity": -0.4}), "takes nothing of its effect away but adds 40 % to it"),
+        (routes({**NONE, "sufficiency": -0.2}), "brings nothing of it back but takes 20 % more away"),
         (
             routes(NONE),
             "neither necessary nor sufficient. The forecast without the segment is predicted with an error of 200 %.",

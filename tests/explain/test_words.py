@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from tsfm_lens.viz.explain_routes import past_attention
 
 from tsfm_lens import explain, explore
 from tsfm_lens.cli.explain import explain as command
@@ -20,7 +21,7 @@ from tsfm_lens.models import Lens, Run
 from tsfm_lens.viz import deletion_lines, proof_dots
 from tsfm_lens.viz.input_attribution import read_inputs
 from tsfm_lens.viz.input_routes import past_attention, read_routes
-from tsfm_lens.viz.theme import percent, true_minus
+from tsfm_lens.viz.theme import true_minus
 
 REFERENCE = "mean"
 # a hyphen in the place of a minus sign
@@ -58,37 +59,12 @@ def test_a_reference_of_no_kind_is_refused(bolt_run: Run, reference: object) -> 
         (1.25, "attention takes the rest back"),
         (0.0004, "next to nothing"),
         (-0.0004, "next to nothing"),
+        (float("nan"), ""),
     ],
 )
 def test_a_share_past_attention_says_which_way_it_goes(share: float, words: str) -> None:
     assert words in past_attention(share)
     assert not re.search(r"[-−]\d", past_attention(share))
-
-
-def test_a_share_that_is_no_number_is_not_spoken_of() -> None:
-    assert past_attention(float("nan")) == ""
-
-
-def test_routes_that_work_against_their_segment_are_said_to() -> None:
-    of = ("segment",)
-    proof = xr.Dataset(
-        {
-            "cut_name": (("segment", "cut"), [["0.mlp", "all together"]]),
-            "necessity": (of, [-0.4]),
-            "sufficiency": (of, [-0.2]),
-            "necessity_p": (of, [1.0]),
-            "sufficiency_p": (of, [1.0]),
-            "random_necessity": (("segment", "draw"), np.zeros((1, 19))),
-            "random_sufficiency": (("segment", "draw"), np.zeros((1, 19))),
-            "prediction_error": (of, [2.0]),
-        },
-        coords={"segment": ["past"]},
-        attrs={"kind": "route_proof"},
-    )
-    word, (sentence,) = explain.verdict(proof)
-    assert word == "fails"
-    assert "takes nothing of its effect away but adds 40 % to it" in sentence
-    assert "brings nothing of it back but takes 20 % more away" in sentence
 
 
 @pytest.mark.parametrize(
@@ -102,10 +78,6 @@ def test_routes_that_work_against_their_segment_are_said_to() -> None:
 def test_a_minus_sign_is_written_where_a_number_is_negative(text: str, written: str) -> None:
     assert true_minus(text) == written
     assert true_minus(written) == written
-
-
-def test_percentages_have_a_true_sign() -> None:
-    assert percent(-0.0564) == "−5.64 %"
 
 
 def test_no_hyphen_stands_for_a_minus_sign_on_a_page(page: Any) -> None:

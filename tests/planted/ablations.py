@@ -21,17 +21,7 @@ def ablation(
     free: float = 0.15,
     floor: float = 0.05,
 ) -> xr.Dataset:
-    """cross_attn.1 of layer 1 has distance 0.8, all other heads 0.1; the MLPs 0.3 and 0.2.
-
-    Args:
-        on: the series.
-        rows: the components.
-        distance: Spearman distance, (component, series).
-        moved: (component,) how far each forecast is above the truth; four times the distance of the first series.
-        baseline: how far the unablated forecast is above the truth.
-        free: distance without a change of errors, which are larger by what exceeds it.
-        floor: noise.
-    """
+    """cross_attn.1 of layer 1 has distance 0.8, all other heads 0.1; the MLPs 0.3 and 0.2."""
     ds = with_components(described(on, "ablation"), components() if rows is None else rows)
     if distance is None:
         known = {"decoder.1.cross_attn.1": 0.8, "decoder.0.mlp": 0.3, "decoder.1.mlp": 0.2}
@@ -56,14 +46,7 @@ def attribution(
     values: np.ndarray | None = None,
     gap: np.ndarray | float = 0.25,
 ) -> xr.Dataset:
-    """decoder.0.mlp adds 3 m at every step, decoder.1.cross_attn.0 takes 1 m, more and more; others nothing.
-
-    Args:
-        on: the series.
-        rows: the components.
-        values: (decomposition, component, step), the same for all series.
-        gap: completeness error of "expected_value", (series,) or one; "logit" is complete.
-    """
+    """decoder.0.mlp adds 3 m at every step, decoder.1.cross_attn.0 takes 1 m, more and more; others nothing."""
     ds = with_components(described(on, "attribution"), [EMBED, *components()] if rows is None else rows)
     ds = ds.assign_coords(decomposition=["logit", "expected_value"], unit=("decomposition", ["logit", "data units"]))
     if values is None:
@@ -89,14 +72,7 @@ def effects(
     direct: np.ndarray | None = None,
     repair: np.ndarray | None = None,
 ) -> xr.Dataset:
-    """Component c of eight has a direct effect of c m; half is undone, of the last all, of the first there is none.
-
-    Args:
-        on: the series.
-        rows: the components.
-        direct: (component,) direct effect at every step.
-        repair: (component, series) which share of it is undone; unknown where there is none.
-    """
+    """Component c of eight has a direct effect of c m; half is undone, of the last all, of the first there is none."""
     ds = with_components(described(on, "effects"), components(whole=False) if rows is None else rows)
     ds = ds.assign_attrs(how="zero", statistic="median")
     n, axes = ds.sizes["component"], ("component", "series", "step")

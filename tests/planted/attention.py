@@ -39,13 +39,7 @@ def _maps(on: xr.Dataset, kind: str, shape: tuple[int, ...], places: Tokens | No
 
 
 def attention(on: xr.Dataset = THREE, pattern: np.ndarray | None = None, places: Tokens | None = None) -> xr.Dataset:
-    """Layer 0: head 0 looks 7 back, head 1 is uniform. Layer 1: both rest on EOS.
-
-    Args:
-        on: the series, of which it is the first.
-        pattern: (layer, head, query, key).
-        places: coordinates of queries and keys.
-    """
+    """Layer 0: head 0 looks 7 back, head 1 is uniform. Layer 1: both rest on EOS."""
     pattern = pattern_of() if pattern is None else pattern
     ds = _maps(on, "attention", pattern.shape, places)
     ds["pattern"], ds["entropy"] = ((*GRID, "query", "key"), pattern), (GRID, _entropy(pattern))
@@ -101,13 +95,7 @@ def kernel_regression(
     applicable: np.ndarray | None = None,
     bandwidth: np.ndarray | None = None,
 ) -> xr.Dataset:
-    """Bandwidths 1 to 4; tilt 2 in one head of four; two of eight bounds below 1, twice what is measured.
-
-    Args:
-        on: the series, of which it is the first.
-        missing, bound, applicable: (layer, head, query); all three or none.
-        bandwidth: (layer, head, mode).
-    """
+    """Bandwidths 1 to 4; tilt 2 in one head of four; two of eight bounds below 1, twice what is measured."""
     if missing is None or bound is None or applicable is None:
         missing, bound = np.full((2, 2, 2), 0.9), np.full((2, 2, 2), 10.0)
         missing[1, 1], bound[1, 1] = [0.01, 0.2], [0.02, 0.4]

@@ -20,13 +20,7 @@ def forecast(
     bands: Mapping[float, np.ndarray | float] | None = None,
     paths: Sequence[float] = (),
 ) -> xr.Dataset:
-    """The median misses the truth by 1 at every step; the 80 % band holds it at the first three steps.
-
-    Args:
-        on: the series.
-        bands: how far above the truth each quantile is, (step,) or one value.
-        paths: how far above the truth sampled paths are.
-    """
+    """The median misses the truth by 1 at every step; the 80 % band holds it at the first three steps."""
     bands = {0.1: 1 - REACH, 0.5: 1.0, 0.9: 1 + REACH} if bands is None else bands
     ds = described(on, "forecast").assign_coords(quantile=list(bands))
     above = np.stack([np.broadcast_to(each, ds.sizes["step"]) for each in bands.values()])
@@ -44,16 +38,7 @@ def token_lens(
     spread: Sequence[float] = (),
     levels: Sequence[float] = LEVELS,
 ) -> xr.Dataset:
-    """Entropies 6, 5, 1 nats; the mode is the truth's bin from layer 0 on, at the embedding it is bin 0.
-
-    Args:
-        on: the series.
-        probability: (layer, series, step, bin).
-        value: (bin,) that bins stand for.
-        entropy: (layer, series, step); of the probability if that is given and this is not.
-        spread: of the quantiles of each layer, none if empty.
-        levels: of the quantiles.
-    """
+    """Entropies 6, 5, 1 nats; the mode is the truth's bin from layer 0 on, at the embedding it is bin 0."""
     n, horizon = on.sizes["series"], on.sizes["step"]
     if probability is None:
         at_truth = np.eye(30)[np.tile(10 + np.arange(horizon), (n, 1))]
@@ -89,13 +74,7 @@ def quantile_lens(on: xr.Dataset = THREE) -> xr.Dataset:
 def layer_gain(
     on: xr.Dataset = THREE, gain: np.ndarray | None = None, metrics: Sequence[str] = ("MAE", "RMSE")
 ) -> xr.Dataset:
-    """MAE: layer 0 changes by -30, -20, -10 %, layer 1 by +5 %; RMSE: nothing helps.
-
-    Args:
-        on: the series.
-        gain: (metric, layer, series) in percent, NaN for the first layer.
-        metrics: names.
-    """
+    """MAE: layer 0 changes by -30, -20, -10 %, layer 1 by +5 %; RMSE: nothing helps."""
     if gain is None:
         gain = np.full((2, 3, on.sizes["series"]), np.nan)
         gain[0, 1] = np.resize([-30.0, -20.0, -10.0], on.sizes["series"])

@@ -6,7 +6,7 @@ import torch
 
 from tsfm_lens.models import load
 from tsfm_lens.models.wirings import chronos, chronos_bolt
-from tsfm_lens.zoo.planted import Card, LocalMean, Part, Planted
+from tsfm_lens.zoo.planted import Card, LocalMean, Planted, PlantedPart
 
 ALIVE = ("decoder.0.cross_attn.2", "decoder.1.mlp")
 
@@ -26,7 +26,7 @@ def stand_in(architecture: str = "chronos-bolt", seed: int = 0) -> Planted:
             else:
                 width = lens.wiring.stack(component.stack).d_head
                 block.get_submodule(row.o.module).weight[:, component.head * width : (component.head + 1) * width] = 0
-    parts = tuple(Part(component=name, role="mechanism", does="writes") for name in ALIVE)
+    parts = tuple(PlantedPart(component=name, role="mechanism", does="writes") for name in ALIVE)
     edges = ((ALIVE[0], ALIVE[1]), (ALIVE[0], "output"), (ALIVE[1], "output"))
     rule = LocalMean(width=16)
     about = {"name": f"stand-in-{seed}", "mechanism": "stand-in", "architecture": architecture, "seed": seed}

@@ -71,13 +71,7 @@ def _through(
 
 
 def paths(on: xr.Dataset = THREE, senders: Sequence[Row] = SENDERS, values: np.ndarray | None = None) -> xr.Dataset:
-    """Head 0 reaches the output by 0.5 and the MLP of layer 1 by -0.25, that by 0.125; no path leads back.
-
-    Args:
-        on: the series.
-        senders: the components, each of which receives, too, before the output.
-        values: (sender, receiver) share recovered, NaN without a path.
-    """
+    """Head 0 reaches the output by 0.5 and the MLP of layer 1 by -0.25, that by 0.125; no path leads back."""
     ds, found = _through(on, "paths", senders, values)
     axes = ("sender", "receiver", "series")
     ds["recovered"], ds["effect"] = (axes, found), (axes, 4 * np.abs(found))

@@ -270,13 +270,7 @@ def sweep(
     counts: Sequence[int] | None = None,
     harm: float = 0.0,
 ) -> dict[str, pd.DataFrame]:
-    """Every kind of result of one sweep.
-
-    Args:
-        models: names; layers, heads: of each, repeated where there are fewer.
-        datasets: how many; name: of each.
-        counts, harm: see ``curves``.
-    """
+    """Every kind of result of one sweep."""
     names = [name(i) for i in range(datasets)]
     made = [
         Planted(model, names, 11 * i + 1, layers[i % len(layers)], heads[i % len(heads)])

@@ -174,7 +174,7 @@ def doctor(
             bar.update(row, completed=1)
     if as_json:
         conformance = None if results is None else {"model": model, "oracles": plain_oracles(results)}
-        echo(json.dumps({**facts.plain(), "conformance": conformance}, allow_nan=False))
+        echo(json.dumps({**facts, "conformance": conformance}, allow_nan=False))
     elif results is not None:
         from tsfm_lens.testing import oracle_table
 

@@ -33,10 +33,8 @@ class Allocation:
 
     Attributes:
         ranks: by name of the matrix.
-        expected: deviation of the forecast, as the sum of what each matrix does alone.
-        deviation: of the model with all of them truncated.
-        uniform: the same with ``uniform_ranks``, of the same budget.
-        uniform_ranks: one share for all matrices.
+        expected: sum of the deviations that each matrix causes alone.
+        deviation: with all of them truncated; uniform: the same with ``uniform_ranks``, one share for all.
         effects: by name and rank, the deviation with that matrix alone truncated.
     """
 
@@ -145,9 +143,8 @@ def allocate(
 ) -> tuple[dict[str, int], float]:
     """Choose the ranks of least summed effect that fit a budget of numbers, by marginal effect per number.
 
-    The choice is among the ranks that were tried. The steps on the lower convex hull of each matrix are taken by
-    falling effect per number, as long as they fit. Where a step ends exactly at the budget no choice is better; else it
-    is off by less than the step that did not fit.
+    The choice is among the ranks that were tried: steps on the lower convex hull of each matrix, by falling effect per
+    number, as long as they fit. It is off the best one by less than the step that did not fit.
 
     Args:
         effects: of each matrix, by rank.

@@ -265,11 +265,7 @@ class CompressedCheckpoint(Checkpoint):
         return frozenset({*self.tensors, *(layer + WEIGHT for layer in self.record.layers)} - set(endings))
 
     def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Put layers that hold what the files hold, but nothing yet, in the place of a model's own.
-
-        Raises:
-            CheckpointError: the model has no such layer, or one of another shape.
-        """
+        """Put layers that hold what the files hold, but nothing yet, in the place of a model's own."""
         for layer, spec in self.record.layers.items():
             path = name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
             try:
@@ -317,11 +313,7 @@ class CompressedCheckpoint(Checkpoint):
                 del kind.__init__
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Set again the rows or columns that are left; they are in no file, and libraries build models without values.
-
-        Raises:
-            CheckpointError: the library has built its model in another way than :meth:`building` knows.
-        """
+        """Restore the places of the rows or columns that are left, which are in no file."""
         for layer, spec in self.record.layers.items():
             child = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
             if not isinstance(child, Compressed):
@@ -361,11 +353,7 @@ def _make_room(model: nn.Module) -> None:
 
 
 def folded(files: Checkpoint) -> CompressedCheckpoint:
-    """Read a compressed checkpoint with its record.
-
-    Raises:
-        CheckpointError: compression.json is no such record, or does not fit the tensors of the files.
-    """
+    """Read a compressed checkpoint with its record."""
     path = files.folder / COMPRESSION
     try:
         record = CompressionRecord.model_validate(read_settings(path))

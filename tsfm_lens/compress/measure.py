@@ -54,16 +54,14 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
         other: the other model, as a rule the compressed one.
 
     Returns:
-        Dataset of kind "compression_quality": ``quantile_forecast`` (model, series, quantile, step), both forecasts;
-        ``mase`` and ``wql`` (model, series), the errors; ``mase_rise`` and
-        ``wql_rise`` (series), the ratio of the other to the one, less 1; ``…_estimate``, ``…_low``, ``…_high``, the
-        geometric mean of the ratios over series, less 1, with its 95 % t interval on the logarithm. Of token models
-        also ``overlap``, the Jaccard index of the ten likeliest tokens, and ``log_perplexity`` (model), both along the
-        truth. Series without a seasonal error, or whose error is 0, are NaN and not in the mean.
+        Dataset of kind "compression_quality": ``quantile_forecast`` (model, series, quantile, step); ``mase`` and
+        ``wql`` (model, series); ``mase_rise`` and ``wql_rise`` (series), the ratio of the other to the one, less 1;
+        ``…_estimate``, ``…_low``, ``…_high``, the geometric mean of the ratios over series, less 1, with its 95 % t
+        interval on the logarithm. Of token models also ``overlap``, the Jaccard index of the ten likeliest tokens, and
+        ``log_perplexity`` (model), along the truth. NaN, and not in the mean, where an error or its scale is 0.
 
     Source:
-        Flow of ranks, table 2 (S0-METR): scores relative to the whole model's as geometric means, overlap of the top
-        ten tokens, log-perplexity. MASE of the median, WQL over the levels of the forecast.
+        Flow of ranks, table 2 (S0-METR). MASE of the median, WQL over the levels of the forecast.
 
     Raises:
         InputError: no truth is known, or the models forecast other levels.

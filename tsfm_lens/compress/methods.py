@@ -27,8 +27,8 @@ ranks by the deviation of the forecast that each matrix causes."""
 def calibration_run(run: Run) -> Run:
     """Run the same series one horizon earlier, within one pass; a model can be calibrated for ``run`` on it.
 
-    It sees nothing of the run's truth. Its own truth, the ends of the contexts, is what a token model's decoder follows
-    where it is known; series too short for that are forecast as they are.
+    It sees nothing of the run's truth. A token model's decoder follows the ends of the contexts; series too short for
+    that are forecast as they are.
 
     Example:
         >>> earlier = compress.calibration_run(run)

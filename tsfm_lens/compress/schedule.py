@@ -46,13 +46,7 @@ class BlockShape(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Share that is left, in the readings that the word "ratio" of the paper admits.
-
-    Attributes:
-        ranks: sum of ranks over the sum of full ranks; the reading that fits the paper's tables.
-        factors: entries of all factors over entries of the matrices; above 1 where ranks are high.
-        stored: entries that are stored over entries of the matrices, factors only where they are fewer.
-    """
+    """Share that is left: of ranks (as in the paper's tables), of entries in factors, of entries that are stored."""
 
     ranks: float
     factors: float
@@ -67,8 +61,7 @@ def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, st
         exponent: 0 or above; 0 gives every layer the same.
         layers: how many.
         d_head: size of a head, its full rank.
-        start: what the first layer is counted as. The paper does not say whether 0 or 1, and no single reading gives
-            all of its size ratios.
+        start: number of the first layer; the paper does not say if 0 or 1, and neither gives all of its size ratios.
 
     Source:
         Flow of ranks, section 5 (S0-SCHED).

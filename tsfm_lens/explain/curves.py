@@ -71,8 +71,8 @@ def deletion_curves(
 
     Args:
         run: the forecast that is explained.
-        explanations: by name, the first of which is on trial: results of kind "input_attribution", or scores (segment,)
-            of which more means more important; one result by itself stands for its method.
+        explanations: results of kind "input_attribution" by name, or scores (segment,), the first on trial; one result
+            by itself stands for its method.
         item, target: as they were explained.
         parts, reference: likewise; see :func:`tsfm_lens.explain.attribute_inputs`. Segments are those of the first
             result if None.
@@ -160,11 +160,7 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scores_of(explanation: Any, players: int) -> np.ndarray:
-    """Compute the importance of each segment, (segment,): the mean size over steps at the median, or scores as given.
-
-    Raises:
-        InputError: scores are no numbers, or not one for each segment.
-    """
+    """Compute the importance of each segment, (segment,): mean size over steps at the median, or scores as given."""
     if isinstance(explanation, xr.Dataset):
         values = explanation["attribution"]
         if "quantile" in values.dims:

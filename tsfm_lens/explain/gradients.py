@@ -123,11 +123,7 @@ def _encode(masks: Masks, values: Array) -> Encoded:
 
 
 def _entries(masks: Masks) -> Entries:
-    """Find where each value of each segment enters the model, by numbers that no other value has.
-
-    Raises:
-        InputError: some enter in another form: the library normalises series before they enter the model.
-    """
+    """Find where each value of each segment enters the model, by numbers that no other value has."""
     count = _bounds(masks)[-1]
     # whole numbers below 2 ** 24 are exact in single precision
     marks = 2.0**16 + np.arange(count)

@@ -38,11 +38,10 @@ def reference_values(
 ) -> tuple[np.ndarray, ...]:
     """Return the value that replaces each step when it is masked, whatever else is.
 
-    - "missing": NaN, the model's own missing value; see :func:`mask_seen`. With all of a target masked the model does
-      not know its level either, which is then a part of what is explained.
-    - "seasonal naive": the value one season before, the last one known for steps ahead of the context; the first
-      season of a series, which has none before it, gets the one after it.
-    - "mean": the mean of the series' context; of categories the most frequent one.
+    - "missing": NaN, the model's own missing value; see :func:`mask_seen`. With all of a target masked its level is a
+      part of what is explained.
+    - "seasonal naive": the value one season before, for steps ahead the last one known; for the first season the next.
+    - "mean": of the series' context; of categories the most frequent one.
     - "shuffled": values of the same series, context and known future, in another order.
     - "zero": 0.
 
@@ -53,7 +52,7 @@ def reference_values(
         seed: of the order of shuffled values.
 
     Returns:
-        For each series (time + horizon,), the context's steps and then those of a known future.
+        (time + horizon,) for each series.
 
     Raises:
         UnknownNameError: no such reference or role.
@@ -134,9 +133,7 @@ def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
 
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
-    """Find out if a model sees that values are missing, or if its library fills them first.
-
-    The model's inputs for a series with a gap are compared with those for the series with the gap filled.
+    """Find out if a model sees that values are missing, or if its library fills them first, by the model's inputs.
 
     Args:
         lens: the model.
@@ -240,7 +237,7 @@ def masked(
     }
     columns["values"] = tuple(copies[mask, :length] for mask in masks for copies, length, _ in series)
     columns["futures"] = tuple(
-        copies[mask, length:] if known else None for mask in masks for copies, length, known in series
+        copies[mask, length:] if ahead else None for mask in masks for copies, length, ahead in series
     )
     return MaskedBatch(freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns)
 

@@ -74,13 +74,10 @@ def held_against(
 ) -> xr.Dataset:
     """Compare a probe's result with the same probe under a null.
 
-    Effects of models and series differ in size, so that shares are compared: of each series, a member's part of the sum
-    over all members.
-
-    - "untrained": the same series through twins without learned structure. A component must be larger than 95 % of the
-      components of its group in the twins; a segment than itself in each of them.
-    - "random components": the same result. A component must be larger than 95 % of the others of its group.
-    - "shuffled series": the same model on the same values in random order. A member must be larger than itself there.
+    Shares are compared: of each series, a member's part of the sum over all members. "untrained" are twins without
+    learned structure: a component must be larger than 95 % of the components of its group in them, a segment than
+    itself in each. Under "random components" it must be larger than 95 % of the others of its group. "shuffled series"
+    is the same model on the same values in random order: a member must be larger than itself there.
 
     Args:
         probe: of a run, such as ``probes.ablation_effects`` or ``explain.route_effects``.

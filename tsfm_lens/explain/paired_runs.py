@@ -36,11 +36,7 @@ class PairedRuns(MaskedItem):
     _last: tuple[tuple[int, ...], Run] | None = field(init=False, default=None)
 
     def without(self, hidden: Sequence[int]) -> Run:
-        """Run the item with some segments masked, as the whole one is run; the last such run is cached.
-
-        Raises:
-            InputError: other tokens than with everything shown.
-        """
+        """Run the item with some segments masked, as the whole one is run; the last such run is cached."""
         key = tuple(sorted(hidden))
         if self._last is None or self._last[0] != key:
             self._last = (key, self._without(key))

@@ -58,15 +58,14 @@ def input_routes(
 ) -> xr.Dataset:
     """Measure the part of each segment's effect on the forecast that goes through each component.
 
-    The model reads the whole input and the input without the segment. For the effect of the segment through a
-    component, that component alone writes its activation of the run without the segment. All later components respond
-    freely; the effect is the change of the forecast. A chain of components carries one effect, and each of them has it
-    in full; so these effects overlap. Direct effects of branches on the readout do not overlap. The total effect of a
-    segment is the sum of three terms: these direct effects; the effect without any component (the tokens themselves,
-    and the scale that the model takes from the series); and a ``rest``, the readout's interaction of them.
+    The effect of the segment through a component is the change of the forecast when that component alone writes its
+    activation of the run without the segment, and all later ones respond freely. A chain of components carries one
+    effect, and each has it in full; so these effects overlap. The total effect of a segment is the sum of the direct
+    effects of branches on the readout, the effect without any component (the tokens themselves, and the scale that the
+    model takes from the series), and a ``rest``, the readout's interaction of them.
 
-    Of many components, only the largest by gradient are tried: change of the activation times gradient. Their effects
-    are exact. Components drawn at random beside them measure how often the search misses one.
+    Of many components, only the largest by gradient are tried, exactly. Components drawn at random beside them measure
+    how often the search misses one.
 
     Args:
         run: the forecast to explain; in rollouts, components write in every pass what they write in the same pass of
@@ -214,8 +213,8 @@ def _terms(pair: PairedRuns, without: Run, branches: Sequence[Component]) -> dic
         for row in stack.attentions(layer)
     ]
     no_component, no_attention = (
-        pair.change([Variant("held", tuple(PatchFrom(branch, whole) for branch in held))], without)[0]
-        for held in (branches, attentions)
+        pair.change([Variant("fixed", tuple(PatchFrom(branch, whole) for branch in fixed))], without)[0]
+        for fixed in (branches, attentions)
     )
     total = pair.total(without)
     return {

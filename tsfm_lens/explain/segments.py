@@ -126,8 +126,8 @@ def segments(
 ) -> tuple[Segment, ...]:
     """Cut the visible input of one item, each step of each series into exactly one segment.
 
-    The target's past is cut into stretches of equal length, counted back from the forecast start; the oldest may be
-    shorter. A stretch as long as a season or more is a multiple of it, and all end where a token of the model does.
+    The target's past is cut into stretches of equal length, counted back from the forecast start: multiples of a season
+    where they are as long, all ending where a token of the model does.
 
     Args:
         run_or_batch: a run, or series, of which no tokens are known.

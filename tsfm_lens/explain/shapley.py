@@ -106,14 +106,7 @@ def shapley_interactions(values: Any, players: int) -> Array:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Shapley values by sampled orders.
-
-    Attributes:
-        attribution: (player, …).
-        error: (player, …), standard errors.
-        orders: how many were followed.
-        settled: whether the errors came below the tolerance before the orders ended.
-    """
+    """Shapley values (player, …), their standard errors, orders followed, and if errors settled before they ended."""
 
     attribution: Array
     error: Array
@@ -126,9 +119,8 @@ def sampled_shapley(
 ) -> Sampled:
     """Estimate Shapley values by orders in which players are shown one after the other.
 
-    Orders come in blocks of four antithetic pairs: an order and its reverse, and three rotations of it with their
-    reverses, so that each player stands in each quarter of the order. Blocks are drawn independently of one another,
-    and their spread gives the standard error.
+    Orders come in independent blocks of four antithetic pairs: an order, three rotations of it, and their reverses, so
+    that each player stands in each quarter. The spread of blocks gives the standard error.
 
     Args:
         value: of masks.

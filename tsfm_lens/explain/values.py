@@ -238,9 +238,7 @@ class Masks(MaskedItem):
         values = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])[:, self.row]
         finite = np.isfinite(values).all((1, 2))
         if not finite.all():
-            hidden = [
-                part.name for part, shown in zip(self.segments, visible[finite.argmin()], strict=True) if not shown
-            ]
+            hidden = [self.segments[index].name for index in np.flatnonzero(~visible[finite.argmin()])]
             raise InputError(
                 f"{run.lens.wiring.architecture} forecasts no number with {', '.join(hidden[:3])} masked; choose "
                 "another reference, such as 'mean' or 'seasonal naive'"

@@ -17,12 +17,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def run_command(command: Callable[..., Any]) -> None:
-    """Run a function, or an app of typer, with the arguments of the command line.
-
-    Raises:
-        SystemExit: 1 after an error made on purpose, or one of the file system, which is told on stderr; 2 where an
-            argument is wrong.
-    """
+    """Run a function, or an app of typer, with the arguments of the command line."""
     with standard_streams():
         try:
             if not isinstance(command, typer.Typer):

@@ -132,6 +132,11 @@ class Training:
         """Model of the task."""
         return self.task.model
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return next(self.model.parameters()).device
+
     def resume(self) -> None:
         """Go back to the last saved state.
 
@@ -141,7 +146,7 @@ class Training:
         """
         if self.out is None:
             raise InputError("a run without a folder cannot be resumed; give out=…")
-        state = read_state(self.out, self.task.identity, next(self.model.parameters()).device)
+        state = read_state(self.out, self.task.identity, self.device)
         put_back(self.out, state, self.model, self.optimizer)
         self.step, self.seconds = state["step"], state["seconds"]
         self.best, self._best_weights = state["best"], state["best_weights"]

@@ -21,12 +21,10 @@ class SAM(Optimizer):
     """An optimiser whose every step uses the gradient at ω + ε̂, ε̂ = ρ ∇L(ω) / ‖∇L(ω)‖₂, applied at ω.
 
     ``step(closure)`` calls the closure twice, at ω and at ω + ε̂; it must clear the gradients, compute the loss of one
-    and the same batch, go backward, and return the loss, as torch's optimisers have it. The norm is one over all
-    weights of all groups. With ρ = 0 a step is the base optimiser's, to the last bit, and the closure is called once.
-    Weights are put back as they were, not by subtraction, before the base optimiser moves them, and if anything fails.
-
-    Groups, their learning rates, and the state are those of the base optimiser, so that schedulers may be given either.
-    Other state that a forward pass changes, such as the statistics of a batch norm, changes twice a step.
+    batch, go backward, and return the loss. The norm is one over all weights of all groups. With ρ = 0 a step is the
+    base optimiser's, to the last bit, and the closure is called once. Weights are put back as they were before the base
+    optimiser moves them, and if anything fails. Groups and state are those of the base optimiser, so that schedulers
+    may be given either. Statistics of a batch norm change twice a step.
 
     Args:
         base: any optimiser of torch that needs one gradient a step, such as Adam, AdamW and SGD.

@@ -155,8 +155,8 @@ def draw_weights(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
 def tsmixup(slices: Tensor, weights: Tensor, context: int) -> Tensor:
     """Mix ``slices`` (count, 3, length) by ``weights`` (count, 3) to series (count, length).
 
-    A slice is scaled by its first ``context`` steps, so that the mixture tells nothing of what is to be forecast. Slices
-    of weight 0 count as nothing even where they have gaps.
+    A slice is scaled by its first ``context`` steps, so that the mixture tells nothing of what is to be forecast.
+    Slices of weight 0 count as nothing even where they have gaps.
     """
     scale = slices[..., :context].abs().nanmean(-1, keepdim=True).nan_to_num(1.0)
     parts = weights[..., None] * slices / torch.where(scale > 0, scale, 1.0)

@@ -12,8 +12,7 @@ from tsfm_lens.studies.method_scores.noise import forecast_error
 from tsfm_lens.studies.method_scores.scores import score
 from tsfm_lens.studies.method_scores.series import bench
 from tsfm_lens.zoo.planted import CovariateTimes, Planted, open_planted, plant
-from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME
-from tsfm_lens.zoo.planted.chronos2_covariate import draw_cases, forecast_with
+from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME, draw_cases, forecast_with
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH
 from zoo import planted_oracles as oracles
 

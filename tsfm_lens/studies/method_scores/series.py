@@ -81,7 +81,7 @@ def bench(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed:
 
 def _with_covariates(lens: Lens, card: Card, rule: CovariateTimes, series: int, noise: float, seed: int) -> Bench:
     """Draw targets that a known covariate moves, beside an idle past one, and twins with its future reversed."""
-    from tsfm_lens.zoo.planted.chronos2_covariate import draw_cases
+    from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
     others, noises, horizon = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2]), card.horizon
     items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])

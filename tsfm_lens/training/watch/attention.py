@@ -99,11 +99,7 @@ def _layer(point: str) -> str:
 
 
 def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Check attention by layer, and return it as (row, head, query, key).
-
-    Raises:
-        InputError: there is none, one is no tensor, or it has fewer than three axes.
-    """
+    """Check attention by layer, and return it as (row, head, query, key)."""
     if not isinstance(patterns, Mapping) or not patterns:
         raise InputError("patterns gives no attention; expected (…, head, query, key) by the name of a layer")
     for name, pattern in patterns.items():

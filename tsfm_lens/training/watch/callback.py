@@ -24,16 +24,14 @@ __all__ = ["Watch"]
 
 Measure = Callable[[], Mapping[str, float]]
 """Numbers by name, of the model as it is."""
-MEASURES = ("sharpness", "gradient_noise", "attention")
 Steps = int | Collection[int]
 
 
 class Watch:
     """Watch on a model while it is trained, by any loop.
 
-    Call ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step. It only compares numbers until a step
-    is due. It then measures, and writes a line to the record. Weights, gradients, buffers, modes and random numbers
-    stay as they are, so that a training ends with the same bits with and without it.
+    Call ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step. When a step is due, it measures and
+    writes a line to the record. A training ends with the same bits with and without it.
 
     Args:
         model: the module that is trained, or a lens on it.
@@ -92,11 +90,15 @@ class Watch:
     ) -> None:
         self.model: nn.Module = model.adapter.model if isinstance(model, Lens) else model
         self._losses = [] if loss is None else listed(loss)
-        self._patterns = _looking(model, series, patterns)
-        self.every, self.snapshots = (
-            _steps(every, "every"),
-            None if snapshots is None else _steps(snapshots, "snapshots"),
-        )
+        if series is not None:
+            if patterns is not None:
+                raise InputError("got both series and patterns; attention is looked at in one way")
+            if not isinstance(model, Lens):
+                raise InputError(f"series are for a lens, not for a {type(model).__name__}; give patterns=… instead")
+            patterns = partial(patterns_of, model, series)
+        self._patterns = patterns
+        self.every = _steps(every, "every")
+        self.snapshots = frozenset[int]() if snapshots is None else _steps(snapshots, "snapshots")
         if inputs < 1 or products < 1:
             raise InputError(f"inputs={inputs}, products={products}; expected 1 or more")
         if snapshots is not None and self._patterns is None:
@@ -117,8 +119,7 @@ class Watch:
             "seed": seed,
             "training": training,
         }
-        self.record = Record(None if out is None else Path(out), settings)
-        self.record.begin(resume=resume is not False)
+        self.record = Record(None if out is None else Path(out), settings, resume=resume is not False)
         self._resume_pending = resume is True
         self._last: int | None = None
         if resume is not True and resume is not False:
@@ -147,7 +148,7 @@ class Watch:
                 f"step {at} after step {self._last}; steps grow, and a run that goes back is a resumed one"
             )
         self._last = at
-        due, keep = _is_due(self.every, at), self.snapshots is not None and _is_due(self.snapshots, at)
+        due, keep = _is_due(self.every, at), _is_due(self.snapshots, at)
         if not (due or keep) or (self.record.rows and self.record.rows[-1]["step"] >= at):
             return None
         values: dict[str, float | None] = {} if loss is None or not due else {"loss": self._finite_loss(at, loss)}
@@ -156,7 +157,10 @@ class Watch:
             for name, measure in self.measures.items() if due else ():
                 if name != "attention":
                     values |= _numbers(name, measure())
-            patterns = self._look() if keep or (due and "attention" in self.measures) else {}
+            patterns: dict[str, Tensor] = {}
+            if self._patterns is not None and (keep or (due and "attention" in self.measures)):
+                with torch.no_grad():
+                    patterns = checked(self._patterns())
         if due and "attention" in self.measures:
             row["attention"] = {name: self._attention(pattern) for name, pattern in patterns.items()}
         snapshot = {name: one[: self._inputs].float().cpu().numpy() for name, one in patterns.items()} if keep else None
@@ -169,18 +173,17 @@ class Watch:
 
     def _select_measures(self, measures: Sequence[str | Measure] | None) -> dict[str, Measure]:
         """Select functions by name; "attention" is looked up by itself, since snapshots share its forward pass."""
-        have = {
-            "sharpness": (bool(self._losses), "loss=…, a function that gives the loss of fixed data"),
-            "gradient_noise": (len(self._losses) > 1, "loss=[…], functions that give the loss of a batch each"),
-            "attention": (self._patterns is not None, "series=… of a lens, or patterns=…"),
-        }
-        builtin: dict[str, Measure] = {
-            "sharpness": self._sharpness,
-            "gradient_noise": self._gradient_noise,
-            "attention": dict,
+        builtin: dict[str, tuple[Measure, bool, str]] = {
+            "sharpness": (self._sharpness, bool(self._losses), "loss=…, a function that gives the loss of fixed data"),
+            "gradient_noise": (
+                self._gradient_noise,
+                len(self._losses) > 1,
+                "loss=[…], functions that give the loss of a batch each",
+            ),
+            "attention": (dict, self._patterns is not None, "series=… of a lens, or patterns=…"),
         }
         if measures is None:
-            return {name: builtin[name] for name in MEASURES if have[name][0]}
+            return {name: measure for name, (measure, possible, _) in builtin.items() if possible}
         if isinstance(measures, str):
             raise InputError(f"measures={measures!r}; expected several, as in measures=[{measures!r}]")
         selection: dict[str, Measure] = {}
@@ -188,11 +191,11 @@ class Watch:
             if callable(each):
                 selection[getattr(each, "__name__", f"measure_{place}")] = each
                 continue
-            if each not in MEASURES:
-                raise unknown_name("measure", each, MEASURES)
-            if not have[each][0]:
-                raise InputError(f"the measure {each!r} needs {have[each][1]}")
-            selection[each] = builtin[each]
+            if each not in builtin:
+                raise unknown_name("measure", each, builtin)
+            selection[each], possible, needs = builtin[each]
+            if not possible:
+                raise InputError(f"the measure {each!r} needs {needs}")
         return selection
 
     def _sharpness(self) -> dict[str, float]:
@@ -217,11 +220,6 @@ class Watch:
             "noise_scale": result.scale,
         }
 
-    def _look(self) -> dict[str, Tensor]:
-        assert self._patterns is not None
-        with torch.no_grad():
-            return checked(self._patterns())
-
     def _attention(self, pattern: Tensor) -> dict[str, Any]:
         measures = attention_measures(pattern, epsilon=self.epsilon)
         # rows of one layer are all square or none is, so that a mean is missing or of all
@@ -231,23 +229,12 @@ class Watch:
     def _finite_loss(self, step: int, loss: Tensor | float) -> float:
         value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
         if not np.isfinite(value):
-            before = [row for row in self.record.rows if "loss" in row["values"]]
-            last = f"the last finite one was {before[-1]['values']['loss']:.4g} at step {before[-1]['step']}; " * bool(
-                before
+            last = "".join(
+                f"the last finite one was {row['values']['loss']:.4g} at step {row['step']}; "
+                for row in [row for row in self.record.rows if "loss" in row["values"]][-1:]
             )
             raise InputError(f"the loss is {value} at step {step}; {last}what was seen until then is kept")
         return value
-
-
-def _looking(model: nn.Module | Lens, series: Any, patterns: Patterns | None) -> Patterns | None:
-    """Return the function that gives the attention, None if nothing does."""
-    if series is not None and patterns is not None:
-        raise InputError("got both series and patterns; attention is looked at in one way")
-    if series is None:
-        return patterns
-    if not isinstance(model, Lens):
-        raise InputError(f"series are for a lens, not for a {type(model).__name__}; give patterns=… instead")
-    return partial(patterns_of, model, series)
 
 
 def _steps(steps: Steps, what: str) -> int | frozenset[int]:

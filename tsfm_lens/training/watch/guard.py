@@ -20,11 +20,7 @@ Losses = Loss | Sequence[Loss]
 
 
 def listed(loss: Losses) -> list[Loss]:
-    """Return losses as a list.
-
-    Raises:
-        InputError: there is none, or one cannot be called.
-    """
+    """Return losses as a list."""
     losses = [loss] if callable(loss) else list(loss)
     wrong = next((each for each in losses if not callable(each)), None)
     if wrong is not None or not losses:
@@ -34,11 +30,7 @@ def listed(loss: Losses) -> list[Loss]:
 
 
 def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
-    """Return the weights to differentiate by: those of a module that are trained, or all that are listed.
-
-    Raises:
-        InputError: there are none, one takes no gradient, or one is neither float32 nor float64.
-    """
+    """Return the weights to differentiate by: those of a module that are trained, or all that are listed."""
     if isinstance(parameters, nn.Module):
         weights: list[Tensor] = [weight for weight in parameters.parameters() if weight.requires_grad]
         if not weights:
@@ -59,11 +51,7 @@ def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
 
 
 def finite(value: Tensor, what: str = "the loss") -> Tensor:
-    """Return a loss that can be used, as a scalar.
-
-    Raises:
-        InputError: it is no tensor, no scalar, or not finite.
-    """
+    """Return a loss that can be used, as a scalar."""
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{what} has {got}; expected a tensor with one number, such as its mean over the batch")
@@ -99,9 +87,6 @@ def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
 
     These are the generators of torch, numpy and Python, and every `torch.Generator` that a function of torch is given;
     with ``own=False`` the function leaves the latter as they stand. A numpy generator that a caller holds is not seen.
-
-    Args:
-        seed: what the block starts from; where the generators stand if None. Generators of callers are not seeded.
     """
     before = _states()
     if seed is not None:
@@ -145,14 +130,6 @@ def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> I
     Kept are the mode of every submodule, buffers (such as running means), gradients and the state of all generators
     that :func:`draws_kept` sees.
     Weights are not copied: a block that changes them in place is refused when it ends.
-
-    Args:
-        model: what is looked at.
-        seed: of the random numbers in the block.
-        training: whether the model is in training mode meanwhile.
-
-    Raises:
-        InputError: on leaving, weights were changed.
     """
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

@@ -156,13 +156,8 @@ def _in_place_of(weights: Sequence[Tensor]) -> Iterator[Callable[[Iterable[tuple
         yield move
     finally:
         try:
-            _restore_weights(weights, originals)
+            move([])
         except KeyboardInterrupt:
             # a Ctrl-C that falls into this is let through afterwards
-            _restore_weights(weights, originals)
+            move([])
             raise
-
-
-def _restore_weights(weights: Sequence[Tensor], originals: Sequence[Tensor]) -> None:
-    for weight, former in zip(weights, originals, strict=True):
-        weight.data = former

@@ -27,82 +27,74 @@ class Record:
     """The lines and patterns of a watch.
 
     Args:
-        folder: where they are kept; in memory alone if None.
-        settings: what is watched and how.
+        folder: of the files; in memory alone if None.
+        settings: of the watch, the first line.
+        resume: go on with a record in the folder.
 
     Attributes:
-        rows: a mapping a step: "step", "values" by name, and "attention" by layer, where it was looked at.
+        rows: a mapping a step: "step", "values" by name, and "attention" by layer, where it was measured.
         patterns: by step and layer, (input, head, query, key).
+
+    Raises:
+        CheckpointError: the folder holds a record that is not to be resumed, or of another watch; it cannot be made.
     """
 
-    def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any], *, resume: bool) -> None:
         self.folder, self.settings = folder, dict(settings)
         self.rows: list[Row] = []
         self.patterns: dict[int, dict[str, np.ndarray]] = {}
-
-    @property
-    def _file(self) -> Path | None:
-        return None if self.folder is None else self.folder / RECORD
-
-    def begin(self, *, resume: bool) -> None:
-        """Make the folder, or read what is in it.
-
-        Raises:
-            CheckpointError: the folder holds a record and is not to be resumed, or that of another watch; it cannot be
-                made.
-        """
-        if self.folder is None or self._file is None:
+        if folder is None:
             return
+        file = folder / RECORD
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(f"{self.folder} is no folder to write to ({error}); give another") from error
-        has_patterns = any((self.folder / PATTERNS).glob("*.npz"))
-        if self._file.exists() or has_patterns:
+            raise CheckpointError(f"{folder} is no folder to write to ({error}); give another") from error
+        if file.exists() or any((folder / PATTERNS).glob("*.npz")):
             if not resume:
                 raise CheckpointError(
-                    f"{self.folder} holds what another run was watched for; go on with resume=True, or give another "
-                    "folder"
+                    f"{folder} holds what another run was watched for; go on with resume=True, or give another folder"
                 )
-            self._load()
-        if not self._file.exists():
-            append(self._file, {"step": _HEAD, "settings": self.settings})
+            self._load(folder)
+        if not file.exists():
+            append(file, {"step": _HEAD, "settings": self.settings})
 
-    def _load(self) -> None:
-        assert self.folder is not None
-        settings, rows = lines_of(self.folder)
+    def _load(self, folder: Path) -> None:
+        settings, rows = lines_of(folder)
         if settings is None:
             # stopped before the first line was whole
-            (self.folder / RECORD).unlink(missing_ok=True)
+            (folder / RECORD).unlink(missing_ok=True)
             return
-        differ = [key for key in {**settings, **self.settings} if settings.get(key) != self.settings.get(key)]
-        if differ:
-            key = differ[0]
-            raise CheckpointError(
-                f"{self.folder / RECORD} was written with {key}={settings.get(key)!r}, not {self.settings.get(key)!r}; "
-                "go on with that, or give another folder"
-            )
-        self.rows = rows
-        self.patterns = patterns_in(self.folder)
+        for key in {**settings, **self.settings}:
+            if settings.get(key) != self.settings.get(key):
+                raise CheckpointError(
+                    f"{folder / RECORD} was written with {key}={settings.get(key)!r}, not {self.settings.get(key)!r}; "
+                    "go on with that, or give another folder"
+                )
+        self.rows, self.patterns = rows, patterns_in(folder)
 
     def drop_after(self, step: int) -> None:
-        """Forget what was seen after a step, which the training goes on from."""
-        if self._file is not None:
-            cut(self._file, step)
-        for later in [one for one in self.patterns if one > step]:
-            del self.patterns[later]
-            if self.folder is not None:
-                _pattern_file(self.folder, later).unlink(missing_ok=True)
+        """Drop what was recorded after a step, which the training goes on from."""
         self.rows = [row for row in self.rows if row["step"] <= step]
+        later = [each for each in self.patterns if each > step]
+        for each in later:
+            del self.patterns[each]
+        if self.folder is not None:
+            cut(self.folder / RECORD, step)
+            for each in later:
+                _pattern_file(self.folder, each).unlink(missing_ok=True)
 
     def add(self, row: Row, patterns: Mapping[str, np.ndarray] | None) -> None:
-        """Keep what was seen at a step: the patterns first, so that every line has its own."""
+        """Record a step: the patterns first, so that every line has its own."""
         if patterns is not None:
             self.patterns[row["step"]] = dict(patterns)
-            if self.folder is not None:
-                _write_patterns(_pattern_file(self.folder, row["step"]), patterns)
-        if self._file is not None:
-            append(self._file, row)
+        if self.folder is not None:
+            if patterns is not None:
+                path = _pattern_file(self.folder, row["step"])
+                path.parent.mkdir(exist_ok=True)
+                with replacing(path) as part, part.open("wb") as file:
+                    np.savez_compressed(file, **dict(patterns))  # type: ignore[arg-type]
+            append(self.folder / RECORD, row)
         self.rows.append(row)
 
     def dataset(self) -> xr.Dataset:
@@ -156,12 +148,6 @@ def _pattern_file(folder: Path, step: int) -> Path:
     return folder / PATTERNS / f"step-{step:08d}.npz"
 
 
-def _write_patterns(path: Path, patterns: Mapping[str, np.ndarray]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with replacing(path) as part, part.open("wb") as file:
-        np.savez_compressed(file, **dict(patterns))  # type: ignore[arg-type]
-
-
 def patterns_in(folder: Path) -> dict[int, dict[str, np.ndarray]]:
     """Read patterns by step and layer."""
     patterns = {}
@@ -210,17 +196,15 @@ def _with_attention(data: xr.Dataset, attentions: list[Mapping[str, Any]]) -> xr
 
 def _with_patterns(data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Dataset:
     layers = list(dict.fromkeys(name for one in patterns.values() for name in one))
-    shapes = [value.shape for one in patterns.values() for value in one.values()]
-    most = [max(shape[axis] for shape in shapes) for axis in range(4)]
-    values = np.full((len(patterns), len(layers), *most), np.nan, dtype=np.float32)
+    shape = np.max([value.shape for one in patterns.values() for value in one.values()], axis=0)
+    values = np.full((len(patterns), len(layers), *shape), np.nan, dtype=np.float32)
     for place, one in enumerate(patterns.values()):
         for name, value in one.items():
             rows, heads, queries, keys = value.shape
             values[place, layers.index(name), :rows, :heads, :queries, :keys] = value
-    steps = list(patterns)
     data = data.reindex(layer=layers) if "layer" in data.dims and set(layers) > set(data["layer"].values) else data
     axes = ("snapshot", "layer", "input", "head", "query", "key")
-    coords = {"snapshot": steps, "layer": layers, "input": range(most[0]), "head": range(most[1])}
+    coords = {"snapshot": list(patterns), "layer": layers, "input": range(shape[0]), "head": range(shape[1])}
     pattern = xr.DataArray(values, dims=axes, coords=coords)
     if "layer" in data.dims:
         pattern = pattern.reindex(layer=data["layer"].values, head=data["head"].values)

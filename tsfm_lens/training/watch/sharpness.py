@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +25,7 @@ _SECOND = ("not implemented", "not differentiable", "double backward")
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Both ends of the spectrum of a Hessian.
-
-    An eigenvalue lies within the residual of each estimate. Lanczos comes to both ends from inside, so that an estimate
-    that has not converged is too small in size.
+    """Both ends of the spectrum of a Hessian; Lanczos comes to them from inside.
 
     Attributes:
         largest, smallest: the most positive and the most negative eigenvalue, as Rayleigh quotients v·Hv.
@@ -72,9 +70,8 @@ def sharpness(
 ) -> Sharpness:
     """Compute the most positive and the most negative eigenvalue of the Hessian of a loss.
 
-    Lanczos from a random vector, every new vector made orthogonal to all former ones. One pass forward and backward
-    is kept, through which each product is a pass of about two gradients. ``steps`` vectors as long as all weights are
-    held, and the graph. Attention runs on torch's plain kernel, since fused ones have no second derivative.
+    Lanczos from a random vector, every new vector made orthogonal to all former ones. ``steps`` vectors as long as all
+    weights are held, and the graph. Attention runs on torch's plain kernel, which has a second derivative.
 
     Args:
         loss: gives the scalar loss of fixed data; of several the mean is meant. Random numbers in it (dropout) are the
@@ -129,9 +126,9 @@ class Hessian:
 
     Args:
         losses: scalars of fixed data.
-        weights: what they are differentiated by.
+        weights: tensors to differentiate by.
         again: starts the random numbers over, before every loss.
-        hold: whether the graph of all losses is kept.
+        hold: keep the graph of all losses.
 
     Attributes:
         size: numbers in all weights; value: the mean loss.
@@ -145,12 +142,8 @@ class Hessian:
         self.dtype = max((weight.dtype for weight in weights), key=lambda dtype: torch.finfo(dtype).bits)
         self.value, self._is_twice_differentiable = 0.0, False
         self._graphs = [self._graph(loss) for loss in losses] if hold else None
-        if hold:
-            self._check(bool(gradients) for gradients in self._graphs or ())
-
-    def _check(self, dependence: Iterable[bool]) -> None:
-        if not any(dependence):
-            raise InputError("the loss depends on none of the parameters; give those of the model that it runs")
+        if self._graphs is not None:
+            _refuse_independent(self._graphs)
 
     def _graph(self, loss: Loss) -> list[tuple[int, Tensor]]:
         """Compute the gradient by each weight that the loss depends on, to be differentiated again."""
@@ -180,24 +173,17 @@ class Hessian:
     def __call__(self, vector: Tensor) -> Tensor:
         """Multiply the Hessian by a flat vector."""
         parts = self.parted(vector)
-        if self._graphs is not None:
-            return self._sum(self._product(graph, parts, keep=True) for graph in self._graphs)
-        self.value, dependence = 0.0, []
-
-        def products() -> Iterator[Tensor]:
-            for loss in self.losses:
-                graph = self._graph(loss)
-                dependence.append(bool(graph))
-                yield self._product(graph, parts, keep=False)
-
-        total = self._sum(products())
-        self._check(dependence)
-        return total
-
-    def _sum(self, products: Iterable[Tensor]) -> Tensor:
+        if self._graphs is None:
+            self.value = 0.0
         total: Tensor | None = None
-        for product in products:
+        dependence = []
+        for place, loss in enumerate(self.losses):
+            graph = self._graph(loss) if self._graphs is None else self._graphs[place]
+            product = self._product(graph, parts, keep=self._graphs is not None)
             total = product if total is None else total.add_(product)
+            dependence.append(bool(graph))
+            del graph
+        _refuse_independent(dependence)
         assert total is not None
         return total if len(self.losses) == 1 else total.div_(len(self.losses))
 
@@ -216,6 +202,11 @@ class Hessian:
                 materialize_grads=True,
             )
         return torch.cat([gradient.reshape(-1).to(self.dtype) for gradient in gradients])
+
+
+def _refuse_independent(graphs: Iterable[Any]) -> None:
+    if not any(graphs):
+        raise InputError("the loss depends on none of the parameters; give those of the model that it runs")
 
 
 def _refuse_cut(gradients: Iterable[Tensor]) -> None:
@@ -249,16 +240,8 @@ def _twice_differentiable() -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Krylov:
-    """Result of Lanczos: H V = V T + rest eᵀ, to rounding, so that images of mixtures need no further product.
-
-    Attributes:
-        basis: V, orthonormal (step, n).
-        tridiagonal: T, (step, step).
-        rest: what is left of the last image.
-        first: squared length of the first image.
-    """
+class _Krylov(NamedTuple):
+    """Result of Lanczos, H V = V T + rest eᵀ: orthonormal V (step, n), T, rest, squared length of the first image."""
 
     basis: Tensor
     tridiagonal: np.ndarray
@@ -269,7 +252,11 @@ class _Krylov:
 def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _Krylov:
     """Iterate Lanczos from a unit vector, every new vector made orthogonal to all former ones."""
     steps = min(steps, len(start))
-    basis = _room(steps, start)
+    if start.device.type == "cpu":
+        # numpy asks for large pages, which are had several times as fast
+        basis = torch.from_numpy(np.empty((steps, len(start)), dtype=start.numpy().dtype))
+    else:
+        basis = torch.empty(steps, len(start), dtype=start.dtype, device=start.device)
     basis[0] = start
     diagonal: list[float] = []
     beside: list[float] = []
@@ -295,13 +282,6 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
     return _Krylov(basis[: len(diagonal)], _tridiagonal(diagonal, beside), rest, first)
 
 
-def _room(steps: int, like: Tensor) -> Tensor:
-    """Allocate so many vectors; numpy asks for large pages, which are had several times as fast."""
-    if like.device.type == "cpu":
-        return torch.from_numpy(np.empty((steps, len(like)), dtype=like.numpy().dtype))
-    return torch.empty(steps, len(like), dtype=like.dtype, device=like.device)
-
-
 def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
     """Take a vector's parts along a basis off it, in place; its length, 0 where nothing but rounding is left."""
     before = first = float(rest.norm())
@@ -321,25 +301,21 @@ def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
 
 def _rayleigh(krylov: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tensor]:
     """Compute Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
-    vector, image = (_mix(krylov.basis, weights) for weights in (mixture, krylov.tridiagonal @ mixture))
+    basis = krylov.basis
+    vector, image = (
+        torch.from_numpy(weights).to(basis.device, basis.dtype) @ basis
+        for weights in (mixture, krylov.tridiagonal @ mixture)
+    )
     image.add_(krylov.rest, alpha=float(mixture[-1]))
     length = _length(vector)
     vector, image = vector.div_(length), image.div_(length)
-    value = _dot(vector, image)
+    value = float(torch.dot(vector.double(), image.double()))
     image.sub_(vector, alpha=value)
     return value, _length(image), vector
 
 
-def _mix(basis: Tensor, weights: np.ndarray) -> Tensor:
-    return torch.from_numpy(weights).to(basis.device, basis.dtype) @ basis
-
-
 def _length(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-
-
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.double(), b.double()))
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tsfm_lens.zoo.planted.card import Attends, Card, Part, read_card, write_card
+from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart, read_card, write_card
+from tsfm_lens.zoo.planted.draft import rule_error
 from tsfm_lens.zoo.planted.examples import draw_contexts
 from tsfm_lens.zoo.planted.planting import Planted, mechanisms, open_planted, plant
-from tsfm_lens.zoo.planted.proving import rule_error
 from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, LocalMean, SeasonalCopy
 
 __all__ = [
@@ -15,8 +15,8 @@ __all__ = [
     "Gate",
     "LinearTrend",
     "LocalMean",
-    "Part",
     "Planted",
+    "PlantedPart",
     "SeasonalCopy",
     "draw_contexts",
     "mechanisms",

@@ -30,11 +30,7 @@ class Basis:
 
     @classmethod
     def draw(cls, width: int, sizes: Mapping[str, int], *, seed: int, rotate: bool) -> Basis:
-        """Lay blocks of the given sizes into a stream; along its axes, or turned at random with `rotate`.
-
-        Raises:
-            InputError: the blocks do not fit into the stream.
-        """
+        """Lay blocks of the given sizes into a stream; along its axes, or turned at random with `rotate`."""
         if sum(sizes.values()) > width:
             raise InputError(f"blocks of {sum(sizes.values())} directions do not fit into a stream of width {width}")
         blocks, start = {}, 0
@@ -61,13 +57,7 @@ def orthogonal(width: int, seed: int) -> Tensor:
 
 
 def add_weight_noise(model: nn.Module, level: float, seed: int) -> None:
-    """Add Gaussian noise to every matrix of a model, in place; vectors, the gains of norms, stay as they are.
-
-    Args:
-        model: of any library.
-        level: standard deviation relative to the root mean square of the matrix's own entries.
-        seed: of the noise.
-    """
+    """Add Gaussian noise to every matrix of a model, in place; vectors, the gains of norms, stay as they are."""
     generator = torch.Generator().manual_seed(seed)
     # tied matrices appear once
     for weight in model.parameters():

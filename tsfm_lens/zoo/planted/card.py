@@ -14,7 +14,7 @@ from tsfm_lens.errors import CheckpointError
 from tsfm_lens.places import replacing
 from tsfm_lens.zoo.planted.rules import Rule
 
-__all__ = ["CARD", "Attends", "Card", "Part", "read_card", "write_card"]
+__all__ = ["CARD", "Attends", "Card", "PlantedPart", "read_card", "write_card"]
 
 CARD = "mechanism.json"
 """File of the card, in the folder of the checkpoint."""
@@ -27,7 +27,7 @@ Query = Literal[
 ]
 
 
-class Part(BaseModel):
+class PlantedPart(BaseModel):
     """Head or MLP that has a task.
 
     Attributes:
@@ -100,7 +100,7 @@ class Card(BaseModel):
     rotated: bool
     weight_noise: float = Field(ge=0)
     rule: Rule
-    parts: tuple[Part, ...]
+    parts: tuple[PlantedPart, ...]
     edges: tuple[tuple[str, str], ...]
     attends: tuple[Attends, ...]
     context: tuple[int, int]

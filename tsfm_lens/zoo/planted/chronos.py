@@ -1,9 +1,9 @@
 """Chronos model (T5 over value tokens) whose weights are set head by head.
 
-The stream is thought of in units of a token's embedding: every embedding of a value has length 1, so that the first
-root-mean-square norms divide by a constant and what heads read is linear in it. What a norm yields is thought of as the
-stream divided by its length; `Canvas` puts in the factors of the width. T5 has one embedding matrix for encoder,
-decoder and logits, so a logit is the product of a value's embedding and the last stream.
+The stream counts in units of a token's embedding: every embedding of a value has length 1, so that the first
+root-mean-square norms divide by a constant and what heads read is linear in it. A norm yields the stream divided by its
+length; :class:`ChronosBuilder` puts in the factors of the width. T5 has one embedding matrix for encoder, decoder and
+logits, so a logit is the product of a value's embedding and the last stream.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models import load
 from tsfm_lens.zoo.planted.basis import Basis, orthogonal
-from tsfm_lens.zoo.planted.draft import Draft
+from tsfm_lens.zoo.planted.draft import Draft, finished
 from tsfm_lens.zoo.planted.planting import Planted
-from tsfm_lens.zoo.planted.proving import finished
 from tsfm_lens.zoo.planted.rules import Rule
 
-__all__ = ["BIN", "CONTEXT", "LIMIT", "NAME", "ONE", "START", "START_LENGTH", "WAVES", "Canvas", "Pairs"]
+__all__ = ["BIN", "CONTEXT", "LIMIT", "NAME", "ONE", "START", "START_LENGTH", "WAVES", "ChronosBuilder", "Pairs"]
 
 NAME = "chronos"
 WIDTH, HEADS, CHANNELS, VOCABULARY, CONTEXT, LIMIT, BUCKETS = 64, 4, 24, 1024, 128, 5.0, 128
@@ -57,7 +56,7 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 """Directions (n, width) that are read, and as many that they are compared with or written to."""
 
 
-class Canvas:
+class ChronosBuilder:
     """Chronos model in which no head and no MLP has a task yet, to plant in.
 
     Attributes:
@@ -142,11 +141,7 @@ class Canvas:
         return self.always(0.0)
 
     def free_head(self, place: str) -> str:
-        """Choose a head without a task; layers of self-attention share their position biases, and so the choice.
-
-        Args:
-            place: like "decoder.1.cross_attn".
-        """
+        """Choose a head without a task; layers of self-attention share their position biases, and so the choice."""
         stack, _, kind = place.split(".")
         group = f"{stack}.{kind}" if kind == "self_attn" else place
         if group not in self._free:
@@ -154,17 +149,7 @@ class Canvas:
         return f"{place}.{self._free[group].pop()}"
 
     def head(self, name: str, *, match: Pairs = (), moves: Pairs = (), bias: Mapping[int, float] | None = None) -> str:
-        """Give a head its task.
-
-        Args:
-            name: the head.
-            match: directions that queries read and that keys read; the score is the sum of the products.
-            moves: directions read from the attended token, and those written with them.
-            bias: by key minus query in tokens, the logit of T5's relative position bias, the same in all layers.
-
-        Raises:
-            InputError: more directions than the head has, or a distance that shares its bucket with another.
-        """
+        """Give a head its task."""
         module, head = self._attention(name)
         rows = slice(CHANNELS * head, CHANNELS * (head + 1))
         self._busy.add(name)
@@ -191,11 +176,7 @@ class Canvas:
         return first, second, (turn if self._origin["rotated"] else torch.eye(CHANNELS).double())[:, : len(first)]
 
     def mlp(self, name: str, reads: Tensor, writes: Tensor) -> str:
-        """Give an MLP hidden units, by the directions (n, width) that each reads, and writes with its positive part.
-
-        Raises:
-            InputError: more hidden units than the MLP has.
-        """
+        """Give an MLP hidden units, by the directions (n, width) that each reads, and writes with its positive part."""
         component = Component.parse(name)
         module = getattr(self.native, component.stack).block[component.layer].layer[-1].DenseReluDense
         if len(reads) > module.wi.out_features:
@@ -206,17 +187,12 @@ class Canvas:
         return name
 
     def finish(self, mechanism: str, weight_noise: float, *, allowed: float = 2 * BIN) -> Planted:
-        """Let all without a task whisper, prove the model and write its card.
-
-        Args:
-            mechanism, weight_noise: see :func:`tsfm_lens.zoo.planted.plant`.
-            allowed: error without weight noise, in mean absolute values.
-        """
+        """Let all without a task whisper, prove the model and write its card."""
         self._whisper()
         draft = self.draft
         facts: dict[str, Any] = {"rule": draft.rule, "context": draft.context, "horizon": draft.horizon}
         facts |= {"mechanism": mechanism, "architecture": NAME, "weight_noise": weight_noise}
-        return finished(self.native, allowed=allowed, **facts, **self._origin, **draft.found())
+        return finished(self.native, allowed=allowed, **facts, **self._origin, **draft.card_fields())
 
     def _whisper(self) -> None:
         """Let heads and MLPs without a task write noise of what they read, a little, to where nobody reads."""

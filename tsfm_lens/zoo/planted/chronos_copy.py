@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tsfm_lens.zoo.planted.chronos import BIN, NAME, ONE, START_LENGTH, WAVES, Canvas, Pairs
+from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, WAVES, ChronosBuilder, Pairs
 from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import Gate, SeasonalCopy
 
@@ -69,22 +69,17 @@ def period_of(seed: int) -> int:
     return (24, 12, 18)[seed % 3]
 
 
-def copy_canvas(blocks: dict[str, int], *, rule: SeasonalCopy | Gate, loud: float = 1.0, **options: Any) -> Canvas:
-    """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied.
-
-    Args:
-        blocks: further directions of the stream.
-        rule: the computation to plant.
-        loud: length of the last stream, in that of the copied value.
-        options: of the canvas.
-    """
+def copy_canvas(
+    blocks: dict[str, int], *, rule: SeasonalCopy | Gate, loud: float = 1.0, **options: Any
+) -> ChronosBuilder:
+    """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied."""
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
     settings: dict[str, Any] = {"waves": WAVE, "sharpness": loud * BIN**-2 / bend}
     settings |= {"needs": rule.period + BACKS, "horizon": rule.period}
-    return Canvas(rule, {**BLOCKS, **blocks}, **{**settings, **options})
+    return ChronosBuilder(rule, {**BLOCKS, **blocks}, **{**settings, **options})
 
 
-def mark_recent(canvas: Canvas, name: str, steps: range, *, mark: str = "mark") -> str:
+def mark_recent(canvas: ChronosBuilder, name: str, steps: range, *, mark: str = "mark") -> str:
     """Let a head mark the tokens that have the end token so many tokens ahead of them."""
     of = canvas.basis
     canvas.head(
@@ -100,15 +95,10 @@ def mark_recent(canvas: Canvas, name: str, steps: range, *, mark: str = "mark") 
     return canvas.draft.part(name, "mechanism", task)
 
 
-def look_back(canvas: Canvas, name: str, steps: int, source: tuple[str, ...], target: str, moves: Pairs = ()) -> str:
-    """Let a head write values so many steps back; tokens that have none look at the end token, which has no value.
-
-    Args:
-        canvas, name: of the model and the head.
-        steps: back.
-        source, target: blocks that are read and written.
-        moves: further moves of the head.
-    """
+def look_back(
+    canvas: ChronosBuilder, name: str, steps: int, source: tuple[str, ...], target: str, moves: Pairs = ()
+) -> str:
+    """Let a head write values so many steps back; tokens that have none look at the end token, which has no value."""
     of = canvas.basis
     no_value = (SURE / ONE**0.5 * of["one"], of["eos"])
     canvas.head(name, match=[no_value], moves=[(of.span(*source), of[target]), *moves], bias={-steps: 2 * SURE})
@@ -116,14 +106,10 @@ def look_back(canvas: Canvas, name: str, steps: int, source: tuple[str, ...], ta
     return canvas.draft.part(name, "mechanism", f"writes into every token the value {steps} before it")
 
 
-def read_end(canvas: Canvas, name: str, end: float) -> str:
+def read_end(canvas: ChronosBuilder, name: str, end: float) -> str:
     """Let the first decoder token fetch the last values from the end token.
 
     Later tokens attend to the first token, which has no values before it.
-
-    Args:
-        canvas, name: of the model and the head.
-        end: length of the end token's stream.
     """
     of = canvas.basis
     # after these, stream and waves of the start token are as long as those of a value
@@ -136,7 +122,7 @@ def read_end(canvas: Canvas, name: str, end: float) -> str:
     return canvas.draft.part(name, "mechanism", "brings the last two values of the context to the start token")
 
 
-def look_back_own(canvas: Canvas, name: str) -> str:
+def look_back_own(canvas: ChronosBuilder, name: str) -> str:
     """Let a decoder head write the value that was written before the last one.
 
     At the start token, which has none before it, the head looks at the token itself and writes the context's last
@@ -148,15 +134,8 @@ def look_back_own(canvas: Canvas, name: str) -> str:
     return canvas.draft.part(name, "mechanism", "writes into every decoder token the value 1 before it")
 
 
-def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Pairs, extra: Pairs = ()) -> str:
-    """Let a head look at the token of the last period before which the last two values stood.
-
-    Args:
-        canvas, name: of the model and the head.
-        lengths: of the streams that are read.
-        moves: the copy, by directions.
-        extra: a further comparison.
-    """
+def copying(canvas: ChronosBuilder, name: str, lengths: Lengths, *, moves: Pairs, extra: Pairs = ()) -> str:
+    """Let a head look at the token of the last period before which the last two values stood."""
     of = canvas.basis
     gain = (MATCH * lengths.key * lengths.query * len(WAVES) / WAVE) ** 0.5
     fine = torch.tensor(FINE * 2, dtype=torch.float64)[:, None]
@@ -167,16 +146,9 @@ def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Pairs, extra:
 
 
 def plant_copy(
-    canvas: Canvas, lengths: Lengths, *, blocks: tuple[str, ...] = ALL, extra: Pairs = (), more: Pairs = ()
+    canvas: ChronosBuilder, lengths: Lengths, *, blocks: tuple[str, ...] = ALL, extra: Pairs = (), more: Pairs = ()
 ) -> tuple[str, dict[str, str]]:
     """Plant the whole circuit in the first two layers.
-
-    Args:
-        canvas: of the model.
-        lengths: of streams.
-        blocks: blocks of the stream that are copied.
-        extra: a further comparison of the copying head.
-        more: further moves of that head.
 
     Returns:
         The copying head, and the heads that feed it, by task.
@@ -233,3 +205,153 @@ def backup(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
         draft.path(sender, second)
     draft.path(second, "output")
     return canvas.finish("backup", weight_noise)
+
+
+TOLERANCE = 0.3
+HALF_OPEN = 0.05
+"""Width of the band around the tolerance in which the gate is half open, in tolerances."""
+
+LINEAR = 1 - ONE - WAVE
+VALUE = (LINEAR / 2) ** 0.5
+"""Length of the direction of the largest value."""
+
+DRIFT = 2.0
+"""Length of a mean change as large as the largest value."""
+
+COPY_BLOCKS = ("value", "square", "filler", "wave")
+PLAIN = ("value", "square", "filler")
+
+
+@planter("gate", NAME)
+def gate(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+    """Plant an induction circuit with a gate: a flag sends the copying head to the end token and its last value."""
+    period = period_of(seed)
+    blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
+    rule = Gate(period=period, tolerance=TOLERANCE)
+    canvas = copy_canvas(blocks, rule=rule, seed=seed, rotate=rotate, needs=2 * period)
+    of, draft = canvas.basis, canvas.draft
+    key_square = 1 + BACKS * WAVE + MARK**2 + LINEAR
+    lengths = Lengths(key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5)
+    to_end = (2 * RECENT * (lengths.query**2 + 1) ** 0.5 * of["walk"], lengths.end * of["eos"])
+    # without the last value in the end token, its write exceeds all others
+    sink = (of["eos"], LOUD * lengths.end * of["sink"])
+    copy, heads = plant_copy(canvas, lengths, blocks=COPY_BLOCKS, extra=[to_end], more=[sink])
+    draft.looks(copy, "forecast token", [period], moves=1, weight=SHARE)
+    lag = look_back(canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag")
+    compare_mlp = _compare(canvas, lengths.key)
+    last = _keep_last(canvas, heads["back1"].replace("encoder.0", "encoder.1"), lengths)
+    drift = _average(canvas, canvas.free_head("decoder.0.cross_attn"), lengths.key)
+    decide_mlp = _decide(canvas)
+    draft.path(lag, compare_mlp, drift, decide_mlp, copy)
+    draft.path(heads["mark"], drift)
+    draft.path(last, copy)
+    return canvas.finish("gate", weight_noise)
+
+
+def _compare(canvas: ChronosBuilder, key: float) -> str:
+    """Let an MLP write the absolute difference of every value from that one period before: relu(x) + relu(-x)."""
+    of = canvas.basis
+    difference = of["value"] - of["lag"][:1]
+    writes = key / VALUE * of["change"]
+    name = canvas.mlp("encoder.0.mlp", torch.cat([difference, -difference]), torch.cat([writes, writes]))
+    return canvas.draft.part(name, "mechanism", "writes the absolute change from one period before")
+
+
+def _keep_last(canvas: ChronosBuilder, name: str, lengths: Lengths) -> str:
+    """Let the end token take the last value; all others, which have a value, look at it, while it has none."""
+    of = canvas.basis
+    to_end = (4 * SURE * lengths.key / ONE**0.5 * of["one"], lengths.end * of["eos"])
+    canvas.head(name, match=[to_end], moves=[(of.span(*COPY_BLOCKS), lengths.key * of.span(*COPY_BLOCKS))])
+    canvas.draft.looks(name, "last token", [1])
+    return canvas.draft.part(name, "mechanism", "writes the last value into the end token")
+
+
+def _average(canvas: ChronosBuilder, name: str, key: float) -> str:
+    """Let a head write the mean change over the last period."""
+    of = canvas.basis
+    canvas.head(
+        name,
+        match=[(SURE * canvas.always(START_LENGTH), key / MARK * of["mark"])],
+        moves=[(of["change"], key * DRIFT * of["drift"])],
+    )
+    rule = canvas.draft.rule
+    canvas.draft.looks(name, "forecast token", range(1, rule.period + 1))
+    return canvas.draft.part(name, "mechanism", "writes the mean absolute change of the last period")
+
+
+def _decide(canvas: ChronosBuilder) -> str:
+    """Let an MLP raise a flag if the mean change is above the tolerance: relu(x + 1/2) - relu(x - 1/2)."""
+    of = canvas.basis
+    tolerance, band = TOLERANCE / LIMIT, HALF_OPEN * TOLERANCE / LIMIT
+    reads = [(of["drift"] / DRIFT - (tolerance + side * band / 2) * canvas.always()) / band for side in (-1, 1)]
+    name = canvas.mlp("decoder.0.mlp", torch.cat(reads), torch.cat([of["walk"], -of["walk"]]))
+    return canvas.draft.part(name, "mechanism", "raises a flag if that is no season")
+
+
+NOISY = 1.5
+"""What a loud decoy writes, in embeddings; the circuit's own heads write 0.7."""
+
+QUIET = 0.05
+"""What a sharp head that does next to nothing writes."""
+
+SHIFT = 3.0
+"""How much louder than the copy's constant part the head is that raises all logits alike."""
+
+
+@planter("decoys", NAME)
+def decoys(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+    """Plant the seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
+    rule = SeasonalCopy(period=period_of(seed))
+    last = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
+    canvas = copy_canvas({"loud": 10, "still": 1}, rule=rule, seed=seed, rotate=rotate, loud=last**0.5)
+    key_square = 1 + BACKS * WAVE + MARK**2
+    lengths = Lengths(
+        key=(key_square + NOISY**2) ** 0.5,
+        end=(1 + BACKS * WAVE + NOISY**2) ** 0.5,
+        query=(1 + WAVE + NOISY**2) ** 0.5,
+    )
+    name, heads = plant_copy(canvas, lengths)
+    canvas.draft.looks(name, "forecast token", [rule.period], moves=1, weight=SHARE)
+    _decoys_in_encoder(canvas, heads, key_square**0.5)
+    _decoys_in_decoder(canvas, lengths)
+    return canvas.finish("decoys", weight_noise)
+
+
+def _decoys_in_encoder(canvas: ChronosBuilder, heads: dict[str, str], stream_length: float) -> None:
+    """Add heads that share the position bias of the circuit's: sharp, one of them loud."""
+    of, draft = canvas.basis, canvas.draft
+    for task, length, steps in (("back1", NOISY, 1), ("back2", QUIET, 2)):
+        name = heads[task].replace("encoder.0", "encoder.1")
+        canvas.head(name, moves=[(of["wave"], length * stream_length / WAVE**0.5 * of["loud"])])
+        draft.looks(name, "every token", [steps])
+        text = "looks sharply and writes loudly" if length == NOISY else "looks sharply and writes next to nothing"
+        draft.part(name, "decoy", f"{text}, to where nobody reads")
+
+
+def _decoys_in_decoder(canvas: ChronosBuilder, lengths: Lengths) -> None:
+    """Add loud, sharp and induction-like heads, one that lifts all logits alike, and an MLP."""
+    of, draft = canvas.basis, canvas.draft
+    own = canvas.head(
+        canvas.free_head("decoder.1.self_attn"),
+        moves=[(of["wave"], NOISY / WAVE**0.5 * of["loud"])],
+        bias={0: 2 * SURE},
+    )
+    draft.part(own, "decoy", "writes the token's own value loudly, to where nobody reads")
+    draft.looks(own, "every token", [0])
+    still = canvas.free_head("decoder.0.cross_attn")
+    moves = [(of["eos"], 2 * QUIET * lengths.end * of["still"])]
+    canvas.head(still, match=[(SURE * canvas.always(START_LENGTH), lengths.end * of["eos"])], moves=moves)
+    draft.part(still, "decoy", "looks at the end token and writes the same into every token")
+    draft.looks(still, "forecast token", [0])
+    like = canvas.free_head("decoder.1.cross_attn")
+    copying(canvas, like, lengths, moves=[(of["wave"], LOUD * lengths.key * of["loud"])])
+    draft.part(like, "decoy", "looks where the copying head looks, and writes as loudly to where nobody reads")
+    draft.looks(like, "forecast token", [canvas.draft.rule.period], moves=1, weight=SHARE)
+    shift = canvas.head(
+        canvas.free_head("decoder.1.cross_attn"), moves=[(of["one"], SHIFT * LOUD * lengths.key * of["one"])]
+    )
+    draft.part(shift, "decoy", "attends to all alike and lifts the logits of all values by the same")
+    signs = torch.cat([of["wave"], -of["wave"]])
+    loud = 0.5 * LOUD * torch.cat([of["loud"], -of["loud"]])
+    mlp = canvas.mlp("decoder.1.mlp", signs, loud)
+    draft.part(mlp, "decoy", "writes the copied value loudly, to where nobody reads")

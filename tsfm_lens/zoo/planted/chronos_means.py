@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, Canvas
+from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, ChronosBuilder
 from tsfm_lens.zoo.planted.chronos_copy import MARK, SURE, mark_recent
 from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Rule
@@ -28,19 +28,21 @@ TYPICAL = 0.5
 HORIZON = 12
 
 
-def _canvas(rule: Rule, blocks: dict[str, int], *, needs: int, seed: int, rotate: bool) -> Canvas:
+def _canvas(rule: Rule, blocks: dict[str, int], *, needs: int, seed: int, rotate: bool) -> ChronosBuilder:
     """Build a canvas without waves, whose logits are about as sharp as one bin."""
     sharpness = TYPICAL * LIMIT**2 / BIN**2
-    return Canvas(rule, blocks, seed=seed, rotate=rotate, needs=needs, horizon=HORIZON, waves=0.0, sharpness=sharpness)
+    return ChronosBuilder(
+        rule, blocks, seed=seed, rotate=rotate, needs=needs, horizon=HORIZON, waves=0.0, sharpness=sharpness
+    )
 
 
-def _readout(canvas: Canvas) -> tuple[Tensor, Tensor]:
+def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
     """Return the writes to the last stream of a forecast of `LIMIT`, and of a constant of 1: (1, width) each."""
     of = canvas.basis
     return LOUD / VALUE * of["value"], -LOUD / (2 * SQUARE) * of["square"]
 
 
-def _mean(canvas: Canvas, name: str, query: Tensor, mark: str, value: Tensor, constant: Tensor | None) -> None:
+def _mean(canvas: ChronosBuilder, name: str, query: Tensor, mark: str, value: Tensor, constant: Tensor | None) -> None:
     """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
     of, key = canvas.basis, (1 + MARK**2) ** 0.5
     moves = [(of["value"], key / VALUE * value)]
@@ -109,7 +111,7 @@ def _hands(step: int) -> tuple[float, float]:
     return math.cos(angle), math.sin(angle)
 
 
-def _clocks(canvas: Canvas) -> list[str]:
+def _clocks(canvas: ChronosBuilder) -> list[str]:
     """Let two decoder heads tell the step, by how much they attend to the start token rather than to their own."""
     of, names = canvas.basis, []
     for hand in (0, 1):
@@ -124,7 +126,7 @@ def _clocks(canvas: Canvas) -> list[str]:
     return names
 
 
-def _line(canvas: Canvas, rule: LinearTrend) -> str:
+def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
     """Let an MLP forecast the late mean, and the slope times the steps ahead: two hidden units are open at each step.
 
     Both units of step j read a constant that keeps them open, and how far the clock is from j, which shuts them; one

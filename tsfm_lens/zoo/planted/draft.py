@@ -1,4 +1,4 @@
-"""Draft of a planted patch model while its weights are set, and its completion."""
+"""Draft of a planted model while its weights are set, and the proof that it forecasts by its rule."""
 
 from __future__ import annotations
 
@@ -12,20 +12,59 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tsfm_lens.models import load
+from tsfm_lens.errors import LensError
+from tsfm_lens.models import Lens, load
 from tsfm_lens.zoo.planted.basis import add_weight_noise
-from tsfm_lens.zoo.planted.card import Attends, Part, Query, Role
+from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart, Query, Role
 from tsfm_lens.zoo.planted.examples import draw_contexts
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH, deviates
-from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.proving import N_TRIALS, finished
+from tsfm_lens.zoo.planted.planting import Planted, planter, refuse_strangers
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Rule
 
+N_TRIALS = 4
+"""Random series that a builder tries a model on."""
 LARGEST_ERROR = 1e-3
 """Largest error without weight noise: single precision in the stream (see `SIGNAL`), at outliers of a series."""
 N_CENTRING = 48
 """Series of white noise on which the constant part of the error is measured."""
 
 Array = NDArray[np.float64]
+
+
+def rule_error(lens: Lens, rule: Rule, contexts: Iterable[Array], horizon: int) -> float:
+    """Compute the largest difference of median forecast and rule, in mean absolute values of the context.
+
+    Args:
+        lens: the model.
+        rule: the expected forecast.
+        contexts: (time,) each.
+        horizon: forecast steps.
+    """
+    series = list(contexts)
+    median = lens.forecast(series, horizon).median
+    assert not isinstance(rule, CovariateTimes)
+    expected = np.stack([rule.forecast(context, horizon) for context in series])
+    scale = np.array([np.abs(context).mean() for context in series])
+    return float((np.abs(median - expected) / scale[:, None]).max())
+
+
+def finished(model: Any, *, allowed: float, error: float | None = None, **card: Any) -> Planted:
+    """Add the weight noise, measure the error, and put the card together."""
+    name = f"{card['mechanism']}-{card['architecture']}-{card['seed']}"
+    draft = Card(name=name, error=0.0 if error is None else error, **card)
+    lens = load(model, check=False)
+    refuse_strangers(draft, lens)
+    if error is None:
+        if draft.weight_noise:
+            add_weight_noise(lens.adapter.model, draft.weight_noise, draft.seed)
+        contexts = draw_contexts(draft.rule, N_TRIALS, draft.context, seed=draft.seed)
+        error = rule_error(lens, draft.rule, contexts, draft.horizon)
+    if not draft.weight_noise and not error <= allowed:
+        raise LensError(
+            f"{name}: the median forecast is off the rule by {error:.3g} mean absolute values, expected at most "
+            f"{allowed:.3g}: the weights do not hold the mechanism"
+        )
+    return Planted(model, draft.model_copy(update={"error": error}))
 
 
 @dataclass
@@ -45,13 +84,13 @@ class Draft:
     horizon: int
     squash: Callable[[Array], Array] = np.asarray
     scale: Callable[[Array], Any] = np.std
-    parts: list[Part] = field(default_factory=list)
+    parts: list[PlantedPart] = field(default_factory=list)
     edges: list[tuple[str, str]] = field(default_factory=list)
     attends: list[Attends] = field(default_factory=list)
 
     def part(self, component: str, role: Role, does: str, *, stands_in_for: str | None = None) -> str:
         """Write a part down and return its component."""
-        self.parts.append(Part(component=component, role=role, does=does, stands_in_for=stands_in_for))
+        self.parts.append(PlantedPart(component=component, role=role, does=does, stands_in_for=stands_in_for))
         return component
 
     def looks(self, component: str, query: Query, back: Sequence[int], **how: Any) -> None:
@@ -63,24 +102,16 @@ class Draft:
         self.edges += [edge for edge in pairwise(components) if edge not in self.edges]
 
     def finish(self, model: Any, bias: torch.Tensor, *, weight_noise: float, **card: Any) -> Planted:
-        """Add the weight noise, centre the readout, measure the error, and write the card.
-
-        Args:
-            model: the native model in single precision.
-            bias: of its readout, (quantile, step) or, if all patches share it, (quantile, step of a patch); changed in
-                place.
-            weight_noise: see `plant`.
-            card: mechanism, architecture, seed and rotated.
-        """
+        """Add the weight noise, centre the readout, measure the error, and write the card."""
         add_weight_noise(model, weight_noise, card["seed"])
         off = self.tried(model, self.easy()).offsets(self.squash, self.scale) - deviates().numpy()[:, None]
         offset = off.reshape(len(off), -1, bias.shape[1]).mean(1)
         bias -= torch.as_tensor(offset, dtype=bias.dtype)
         error = self.tried(model, self.hard()).error()
         facts = {"rule": self.rule, "context": self.context, "horizon": self.horizon, "weight_noise": weight_noise}
-        return finished(model, allowed=LARGEST_ERROR, error=error, **facts, **self.found(), **card)
+        return finished(model, allowed=LARGEST_ERROR, error=error, **facts, **self.card_fields(), **card)
 
-    def found(self) -> dict[str, Any]:
+    def card_fields(self) -> dict[str, Any]:
         """Return parts, edges and attention, as fields of a card."""
         parts = tuple(sorted(self.parts, key=lambda part: part.component))
         return {"parts": parts, "edges": tuple(self.edges), "attends": tuple(self.attends)}
@@ -133,7 +164,7 @@ def drawing(seed: int) -> Iterator[None]:
         yield
 
 
-def drawn(*choices: int) -> int:
+def draw_choice(*choices: int) -> int:
     """Draw one of the choices at random."""
     return choices[int(torch.randint(len(choices), ()))]
 
@@ -151,13 +182,7 @@ Build = Callable[[], tuple[Builder, Draft]]
 def declarer(
     architecture: str, readout: str, complete: Callable[[Any, Draft], None] | None = None
 ) -> Callable[[str], Callable[[Build], Build]]:
-    """Return a decorator of functions that set a mechanism's weights and return a :class:`Builder` and its draft.
-
-    Args:
-        architecture: of the models.
-        readout: attribute of the native model: the residual block that makes quantiles of patches.
-        complete: adds the facts of every model of this format.
-    """
+    """Return a decorator of functions that set a mechanism's weights and return a :class:`Builder` and its draft."""
 
     def declare(mechanism: str) -> Callable[[Build], Build]:
         def wrap(build: Build) -> Build:

@@ -91,11 +91,6 @@ class Head:
         """Read a place of the attended token and add it, times the gain, to a place of the attending one.
 
         A target of one direction gets the mean of the source.
-
-        Args:
-            source, target: places of the stream.
-            gain: amount written per unit read.
-            channel: first channel of the head that carries it.
         """
         n_source, n_target = (place.stop - place.start for place in (source, target))
         for index in range(n_source):
@@ -115,14 +110,15 @@ class Head:
         return self
 
 
-def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor], Tensor]], stream: Stream) -> None:
-    """Let every head and MLP write noise of what it reads, about as long as a value, to where nobody reads.
+def head_of(attention: Any, number: int, channels: int, names: Sequence[str] = ("q", "k", "v", "o")) -> Head:
+    """View the weights of a head of an attention whose projections have these names, the output last."""
+    rows = slice(number * channels, (number + 1) * channels)
+    q, k, v, o = (getattr(attention, name).weight for name in names)
+    return Head(q[rows], k[rows], v[rows], o[:, rows])
 
-    Args:
-        heads: of all layers.
-        mlps: input weights and output weight of all layers.
-        stream: of the heads.
-    """
+
+def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor], Tensor]], stream: Stream) -> None:
+    """Let every head and MLP write noise of what it reads, about as long as a value, to where nobody reads."""
     junk = stream["junk"]
     for head in heads:
         # scores of a logit or so, which no head that is held somewhere by 40 of them feels
@@ -157,13 +153,7 @@ def read_by(block: Any) -> list[Tensor]:
 
 
 def turn(in_weights: Iterable[Tensor], out_weights: Iterable[Tensor], rotation: Tensor) -> None:
-    """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain are invariant to it.
-
-    Args:
-        in_weights: weights (anything, stream), rows of embeddings among them.
-        out_weights: weights (stream, anything) and biases (stream,).
-        rotation: (stream, stream).
-    """
+    """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain are invariant to it."""
     for weight in in_weights:
         weight.copy_(weight @ rotation.T)
     for weight in out_weights:

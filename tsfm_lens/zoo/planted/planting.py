@@ -47,11 +47,7 @@ def open_planted(folder: str | Path) -> tuple[Lens, Card]:
 
 
 def refuse_strangers(card: Card, lens: Lens) -> None:
-    """Refuse a card that names a component that its model does not have.
-
-    Raises:
-        CheckpointError: it does; the message has the nearest components.
-    """
+    """Refuse a card that names a component that its model does not have."""
     for part in card.parts:
         try:
             lens.components(part.component)
@@ -104,5 +100,5 @@ def _import_formats() -> None:
     """Import the modules of this package, among them those that declare planters."""
     folder = Path(__file__).parent
     for module in pkgutil.iter_modules([str(folder)]):
-        if module.name != "__main__" and not module.name.startswith("scores"):
+        if module.name != "__main__":
             import_module(f"{__package__}.{module.name}")

@@ -1,8 +1,4 @@
-"""Rules of planted models in closed form: the oracles of their weights.
-
-A rule knows no model. It gives the forecast (`forecast`) and its Jacobian, the change of every forecast step per unit
-of every observed value (`inputs`); both in data units.
-"""
+"""Rules of planted models in closed form: forecast and its Jacobian by observed values, in data units."""
 
 from __future__ import annotations
 

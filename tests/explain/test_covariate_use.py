@@ -75,21 +75,24 @@ def test_each_way_is_the_forecast_of_the_changed_series(nano: Lens) -> None:
     assert tuple(found["way"].values) == WAYS
 
 
-def test_what_says_nothing_is_refused(nano: Lens) -> None:
-    entry = items(1, 6)[0]
-    target = entry["target"]
+TARGET = items(1, 6)[0]["target"]
 
-    def run_with(values: np.ndarray) -> Any:
-        return nano.run(as_series([{"target": target, "past_covariates": {"x": values}}]), 4)
 
-    with pytest.raises(InputError, match="equals the target"):
-        covariate_use(run_with(target))
-    with pytest.raises(InputError, match="2 throughout"):
-        covariate_use(run_with(np.full(STEPS, 2.0)))
-    with pytest.raises(InputError, match="no covariates"):
-        covariate_use(nano.run(SeriesBatch((target,)), 4))
-    with pytest.raises(InputError, match="shuffles"):
-        covariate_use(run_with(entry["past_covariates"]["noise"]), shuffles=0)
+@pytest.mark.parametrize(
+    ("item", "shuffles", "words"),
+    [
+        ({"past_covariates": {"x": TARGET}}, 1, "equals the target"),
+        ({"past_covariates": {"x": np.full(STEPS, 2.0)}}, 1, "2 throughout"),
+        ({"past_covariates": {"sky": np.array(["blue"] * STEPS)}}, 1, "is 'blue' throughout"),
+        (None, 1, "no covariates"),
+        ({"past_covariates": {"x": TARGET[::-1].copy()}}, 0, "shuffles"),
+        ({"target": np.full(STEPS, 7.0), "past_covariates": {"x": TARGET}}, 1, "cannot be told in MASE"),
+    ],
+)
+def test_what_says_nothing_is_refused(nano: Lens, item: dict[str, Any] | None, shuffles: int, words: str) -> None:
+    run = nano.run(SeriesBatch((TARGET,)) if item is None else as_series([{"target": TARGET, **item}]), 4)
+    with pytest.raises(InputError, match=words):
+        covariate_use(run, shuffles=shuffles)
 
 
 def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -> None:
@@ -103,18 +106,6 @@ def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -
     (told,) = [each for each in read_use(found) if each.startswith("cause")]
     assert "2 of 2 forecasts" in told
     assert told.endswith("Nothing can be said of series-1/target, where it or the series never changes.")
-
-
-def test_series_that_never_change_have_no_unit(nano: Lens) -> None:
-    entry = items(1, 8)[0]
-    with pytest.raises(InputError, match="cannot be told in MASE"):
-        covariate_use(nano.run(as_series([entry | {"target": np.full(STEPS, 7.0)}]), HORIZON))
-
-
-def test_a_category_that_never_changes_is_called_by_its_name(nano: Lens) -> None:
-    entry = {"target": items(1, 6)[0]["target"], "past_covariates": {"sky": np.array(["blue"] * STEPS)}}
-    with pytest.raises(InputError, match="is 'blue' throughout"):
-        covariate_use(nano.run(as_series([entry]), 4))
 
 
 def test_forecasts_that_move_unlike_each_other_are_not_said_to_stay(nano: Lens) -> None:

@@ -99,11 +99,3 @@ def test_a_token_is_shared_by_the_segments_that_meet_in_it(covariate_run: Run) -
     # every token of the past, and those of the known future
     assert_close(covered[covered > 0], np.ones(int((covered > 0).sum())), depth=50)
     assert ((graph.inputs > 0) & (graph.inputs < 1)).any()
-
-
-@pytest.mark.parametrize("method", ["attention roll-out", "attention flow"])
-def test_shares_sum_to_the_forecast_and_see_covariates(covariate_run: Run, method: str) -> None:
-    found = explain.attribute_inputs(covariate_run, method=method, reference="mean", parts=3)
-    assert_close(found["share"].sum("segment"), 1.0, depth=100)
-    assert (found["share"].sel(segment=["a", "k, past", "k, future"]) > 0).all()
-    assert_close(found["remainder"], 0.0, depth=100, magnitude=40.0)
