@@ -25,12 +25,7 @@ HeadRanking = Mapping[int, Sequence[int]]
 
 
 class LayersAt(Strict):
-    """Layers taken to heads@k.
-
-    Attributes:
-        layers: indices, "all", "middle third", or "others": all that the recipe does not name elsewhere.
-        extra: heads kept beyond heads@k.
-    """
+    """Layers taken to heads@k, or ``extra`` heads more; "others" are all that the recipe does not name elsewhere."""
 
     layers: LayerSelection
     extra: int = Field(default=0, ge=0)

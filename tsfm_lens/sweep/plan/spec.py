@@ -100,12 +100,7 @@ class PlanEntry:
 
 
 def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0) -> VariantSpec:
-    """Specify the variant without some components.
-
-    Args:
-        lens: the model.
-        patterns: components or globs, in any order; overlaps do not matter.
-        how, seed: see :class:`VariantSpec`.
+    """Specify the variant without some components, or globs of them, in any order; overlaps do not matter.
 
     Raises:
         UnknownNameError: a pattern matches nothing, or no such ``how``.
@@ -124,24 +119,19 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
 
 
 def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
-    """Return a plan as a table, one row per entry.
-
-    Returns:
-        Columns model, family, label, variant (id), components (list), how, spec_seed, and every tag; None where an
-        entry has no such tag.
-    """
+    """Return a plan as a table, one row per entry; None where an entry has no such tag."""
     rows = [
-        {
-            "model": entry.model,
-            "family": entry.family,
-            "label": entry.label,
-            "variant": entry.spec.id,
-            "components": list(entry.spec.components),
-            "how": entry.spec.how,
-            "spec_seed": entry.spec.seed,
-            **{tag: entry.tags.get(tag) for tag in TAGS},
-        }
-        for entry in entries
+        (
+            e.model,
+            e.family,
+            e.label,
+            e.spec.id,
+            list(e.spec.components),
+            e.spec.how,
+            e.spec.seed,
+            *map(e.tags.get, TAGS),
+        )
+        for e in entries
     ]
-    base_columns = ("model", "family", "label", "variant", "components", "how", "spec_seed")
-    return pd.DataFrame(rows, columns=[*base_columns, *TAGS], dtype=object).astype({"spec_seed": int})
+    columns = ["model", "family", "label", "variant", "components", "how", "spec_seed", *TAGS]
+    return pd.DataFrame(rows, columns=columns, dtype=object).astype({"spec_seed": int})

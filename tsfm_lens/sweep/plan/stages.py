@@ -32,13 +32,7 @@ _Queries = dict[_Place, list[tuple[int, int]]]
 
 @dataclass(frozen=True, eq=False)
 class SweepStage:
-    """Variants that can run without knowing more.
-
-    Attributes:
-        title: in words.
-        entries: the variants, and why they are run.
-        looks: on which windows: those of the first so many looks, all if None.
-    """
+    """Variants that can run without knowing more, on the windows of the first ``looks`` looks, on all if None."""
 
     title: str
     entries: list[PlanEntry]
@@ -73,12 +67,6 @@ def parts_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[E
 
 class ModelPlan:
     """The variants of one model, stage by stage.
-
-    Args:
-        lens: the model.
-        model: its name and settings.
-        config: the sweep.
-        sets: what it is measured on.
 
     Attributes:
         first: what is known beforehand.
@@ -219,8 +207,8 @@ class ModelPlan:
         """Return the entries of one round of all searches: by look, then by place and number of heads kept."""
         entries: dict[int, dict[tuple[_Place, int], PlanEntry]] = defaultdict(dict)
         for place, requests in queries.items():
-            for kept, look in requests:
-                (entries[look][place, kept],) = self._counts(place, [self._searches[place].of - kept])
+            for count, look in requests:
+                (entries[look][place, count],) = self._counts(place, [self._searches[place].of - count])
         return entries
 
     def _answer(self, queries: _Queries, entries: dict[int, dict[tuple[_Place, int], PlanEntry]], rows: Rows) -> None:
@@ -228,7 +216,7 @@ class ModelPlan:
         answer_of = {look: self._judge(list(of_look.values()), look, rows) for look, of_look in entries.items()}
         for place, requests in queries.items():
             self._searches[place].answer(
-                {(kept, look): answer_of[look](entries[look][place, kept].spec.id) for kept, look in requests}
+                {(count, look): answer_of[look](entries[look][place, count].spec.id) for count, look in requests}
             )
 
     def _judge(self, entries: Sequence[PlanEntry], look: int, rows: Rows) -> Callable[[str], Answer]:

@@ -187,8 +187,7 @@ class VariantPlanner:
         """Plan the first k heads of a layer in some order, for several k; none of them is the plain model.
 
         Args:
-            layer: whose heads.
-            order: name of the order, such as "stable_rank:low".
+            layer, order: whose heads, and by which order, such as "stable_rank:low".
             ranking: all heads of the layer, the first to be ablated first.
             counts: numbers of heads ablated; 0 to all if None.
 
@@ -269,8 +268,7 @@ class VariantPlanner:
 
         Args:
             name: of the recipe.
-            heads: layer -> indices of the heads that go.
-            mlps: layers whose MLP goes.
+            heads, mlps: layer -> indices of the heads that go; layers whose MLP goes.
             selection: how the heads were chosen: "listed", the name of an order, or "random".
             draw: seed of a random choice, -1 where there is none.
 
@@ -307,13 +305,7 @@ class VariantPlanner:
     def random(
         self, recipe: str, keep: Mapping[int, int], seeds: Sequence[int], mlps: Sequence[int] = ()
     ) -> list[PlanEntry]:
-        """Draw a recipe's counts of heads at random without replacement, once per seed.
-
-        Args:
-            recipe: its name.
-            keep: layer -> heads that stay.
-            seeds: of the draws.
-            mlps: layers whose MLP goes.
+        """Draw a recipe's counts of heads (``keep``: layer -> heads that stay) without replacement, once per seed.
 
         Source:
             tsfm-lens paper, figures 12 and 13 (S3-ORD).

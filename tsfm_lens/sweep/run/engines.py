@@ -124,16 +124,16 @@ def _distribute(
 ) -> None:
     """Hand tasks to workers until all are done; those that are held or lost come again."""
     idle: list[WorkerSlot] = []
-    held: deque[tuple[float, GroupTask]] = deque()
+    waiting: deque[tuple[float, GroupTask]] = deque()
     losses: Counter[str] = Counter()
     futures: dict[Future[Any], tuple[WorkerSlot, GroupTask | None]] = {slot.start(): (slot, None) for slot in slots}
-    while pending or held or any(task for _, task in futures.values()):
-        while held and held[0][0] <= time.monotonic():
-            pending.append(held.popleft()[1])
+    while pending or waiting or any(task for _, task in futures.values()):
+        while waiting and waiting[0][0] <= time.monotonic():
+            pending.append(waiting.popleft()[1])
         while idle and pending:
             slot, task = idle.pop(), pending.popleft()
             futures[slot.run(task)] = slot, task
-        for future in _ended(futures, held[0][0] - time.monotonic() if held else None):
+        for future in _ended(futures, waiting[0][0] - time.monotonic() if waiting else None):
             slot, group = futures.pop(future)
             error = future.exception()
             key = "start" if group is None else group.key
@@ -158,7 +158,7 @@ def _distribute(
                 if done.how == "stop":
                     raise StoreError(done.error)
                 if done.how == "held":
-                    held.append((time.monotonic() + _RETRY_SECONDS, group))
+                    waiting.append((time.monotonic() + _RETRY_SECONDS, group))
                 else:
                     tell(done)
 

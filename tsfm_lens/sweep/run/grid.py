@@ -21,14 +21,7 @@ _TOKENS = 64
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a plan.
-
-    Attributes:
-        key: of its content.
-        model, variant, dataset: names.
-        chunk: number of the chunk in its dataset.
-        series: rows that it has.
-    """
+    """One cell of a plan: the key of its content, names, the number of its chunk, and how many series it has."""
 
     key: str
     model: str

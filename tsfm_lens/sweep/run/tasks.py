@@ -126,14 +126,7 @@ class WorkerSlot(Protocol):
 
 
 class Worker:
-    """Computation of groups in one process.
-
-    Args:
-        make_worker, common: as of ``run_groups``.
-        device: torch device, None for the model's own.
-        path: of the store.
-        threads: that its libraries use; their own number if None.
-    """
+    """Computation of groups in one process, of a store at a path, with so many threads of its libraries if not None."""
 
     def __init__(
         self, make_worker: MakeWorker, common: Any, device: str | None, path: Path, threads: int | None = None
@@ -165,11 +158,7 @@ class Worker:
 
 
 def run_group(store: Store, task: GroupTask, compute: Work) -> GroupDone:
-    """Lock a group, skip it if another process has finished it, compute it, and write it.
-
-    Raises:
-        BrokenExecutor: the worker died.
-    """
+    """Lock a group, skip it if another process has finished it, compute it, and write it."""
     start = time.perf_counter()
     try:
         with store.lock(task.key) as ours:
