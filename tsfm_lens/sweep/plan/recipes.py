@@ -16,8 +16,7 @@ from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.sweep.plan.orders import parse_orders, rankings
 from tsfm_lens.sweep.plan.released import SAME_WEIGHTS, Released, at_depth, middle_third, released_lists
-from tsfm_lens.sweep.plan.spec import PlanEntry
-from tsfm_lens.sweep.plan.variants import VariantPlanner, kinds_of
+from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, kinds_of
 
 LayerSelection = tuple[int, ...] | Literal["all", "middle third", "others"]
 HeadRanking = Mapping[int, Sequence[int]]

@@ -19,8 +19,7 @@ from tsfm_lens.models import Lens
 from tsfm_lens.sweep.plan.config import HeadsAtConfig, ModelConfig, SweepConfig
 from tsfm_lens.sweep.plan.orders import parse_orders, rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
-from tsfm_lens.sweep.plan.spec import PlanEntry
-from tsfm_lens.sweep.plan.variants import VariantPlanner
+from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
 from tsfm_lens.sweep.statistics.changes import dataset_changes
 from tsfm_lens.sweep.statistics.pooling import PLAIN, formula, per_series
 

@@ -22,7 +22,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.ablating import reference_activations
 from tsfm_lens.sweep.plan.config import ModelConfig
-from tsfm_lens.sweep.plan.spec import VariantSpec
+from tsfm_lens.sweep.plan.variants import VariantSpec
 from tsfm_lens.sweep.run.tasks import GroupTask
 from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
 from tsfm_lens.sweep.statistics.scores import DISTANCES, forecast_distances, window_scores

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -163,15 +163,16 @@ def _distribute(
                     tell(done)
 
 
-def _ended(futures: Collection[Future[Any]], seconds: float | None) -> Collection[Future[Any]]:
+def _ended(
+    futures: Mapping[Future[Any], tuple[WorkerSlot, GroupTask | None]], seconds: float | None
+) -> Collection[Future[Any]]:
     """Wait until one of the futures has ended, or so many seconds."""
     if not futures:
         time.sleep(max(0.0, seconds or 0.0))
         return ()
-    if seconds is not None:
-        return wait(futures, max(0.0, seconds), FIRST_COMPLETED).done
-    while not (ended := wait(futures, _PATIENCE_SECONDS, FIRST_COMPLETED).done):
-        _LOG.warning("no group has ended for a minute; on a Ray cluster `ray status` says what workers wait for")
+    ended = wait(futures, _PATIENCE_SECONDS if seconds is None else max(0.0, seconds), FIRST_COMPLETED).done
+    if not ended and seconds is None and not any(task for _, task in futures.values()):
+        _LOG.warning("no worker has found a place yet; on a Ray cluster `ray status` says what is missing")
     return ended
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError, StoreError, unknown_name
 from tsfm_lens.sweep.plan.config import SweepConfig
-from tsfm_lens.sweep.plan.spec import PlanEntry, plan_frame
+from tsfm_lens.sweep.plan.variants import PlanEntry, plan_frame
 from tsfm_lens.sweep.run.grid import Cell
 from tsfm_lens.sweep.store.folder import Store
 
