@@ -134,6 +134,7 @@ class Worker:
         self._make_worker, self._arguments = make_worker, (common, device)
         self._path, self._threads = path, threads
         self._work: Work | None = None
+        self._store: Store | None = None
         self._data: Any = None
 
     def start(self) -> int:
@@ -153,7 +154,8 @@ class Worker:
     def run(self, task: GroupTask, data: tuple[Any] | None) -> GroupDone:
         """Compute a group and write it; its data are those of the group before if None."""
         self._data = self._data if data is None else data[0]
-        done = run_group(Store(self._path, create=False), replace(task, data=self._data), self.compute)
+        self._store = self._store or Store(self._path, create=False)
+        done = run_group(self._store, replace(task, data=self._data), self.compute)
         return replace(done, task=task)
 
 
