@@ -20,8 +20,7 @@ from tsfm_lens.sweep.plan import recipes
 from tsfm_lens.sweep.plan.orders import rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, parse_recipe, read_recipe, recipe_names
 from tsfm_lens.sweep.plan.released import released_lists
-from tsfm_lens.sweep.plan.spec import PlanEntry
-from tsfm_lens.sweep.plan.variants import VariantPlanner
+from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
 from tsfm_lens.testing import last_digit
 
 PUBLISHED = {"timesfm-2.5": (20, 16), "toto-1": (12, 12), "chronos-bolt": (12, 12), "moirai-1.1": (12, 12)}

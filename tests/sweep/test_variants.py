@@ -14,8 +14,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.sweep.plan.spec import PlanEntry, VariantSpec, plan_frame, variant_spec
-from tsfm_lens.sweep.plan.variants import VariantPlanner
+from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, VariantSpec, plan_frame, variant_spec
 from tsfm_lens.testing import assert_close, example_case
 
 NAMES = sorted(architectures())

@@ -16,8 +16,7 @@ from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.sweep.plan.orders import parse_orders, rankings
 from tsfm_lens.sweep.plan.released import SAME_WEIGHTS, Released, at_depth, middle_third, released_lists
-from tsfm_lens.sweep.plan.spec import PlanEntry
-from tsfm_lens.sweep.plan.variants import VariantPlanner, kinds_of
+from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, kinds_of
 
 LayerSelection = tuple[int, ...] | Literal["all", "middle third", "others"]
 HeadRanking = Mapping[int, Sequence[int]]
@@ -25,12 +24,7 @@ HeadRanking = Mapping[int, Sequence[int]]
 
 
 class LayersAt(Strict):
-    """Layers taken to heads@k.
-
-    Attributes:
-        layers: indices, "all", "middle third", or "others": all that the recipe does not name elsewhere.
-        extra: heads kept beyond heads@k.
-    """
+    """Layers taken to heads@k, or ``extra`` heads more; "others" are all that the recipe does not name elsewhere."""
 
     layers: LayerSelection
     extra: int = Field(default=0, ge=0)

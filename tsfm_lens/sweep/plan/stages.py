@@ -19,8 +19,7 @@ from tsfm_lens.models import Lens
 from tsfm_lens.sweep.plan.config import HeadsAtConfig, ModelConfig, SweepConfig
 from tsfm_lens.sweep.plan.orders import parse_orders, rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
-from tsfm_lens.sweep.plan.spec import PlanEntry
-from tsfm_lens.sweep.plan.variants import VariantPlanner
+from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
 from tsfm_lens.sweep.statistics.changes import dataset_changes
 from tsfm_lens.sweep.statistics.pooling import PLAIN, formula, per_series
 
@@ -32,13 +31,7 @@ _Queries = dict[_Place, list[tuple[int, int]]]
 
 @dataclass(frozen=True, eq=False)
 class SweepStage:
-    """Variants that can run without knowing more.
-
-    Attributes:
-        title: in words.
-        entries: the variants, and why they are run.
-        looks: on which windows: those of the first so many looks, all if None.
-    """
+    """Variants that can run without knowing more, on the windows of the first ``looks`` looks, on all if None."""
 
     title: str
     entries: list[PlanEntry]
@@ -73,12 +66,6 @@ def parts_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[E
 
 class ModelPlan:
     """The variants of one model, stage by stage.
-
-    Args:
-        lens: the model.
-        model: its name and settings.
-        config: the sweep.
-        sets: what it is measured on.
 
     Attributes:
         first: what is known beforehand.
@@ -219,8 +206,8 @@ class ModelPlan:
         """Return the entries of one round of all searches: by look, then by place and number of heads kept."""
         entries: dict[int, dict[tuple[_Place, int], PlanEntry]] = defaultdict(dict)
         for place, requests in queries.items():
-            for kept, look in requests:
-                (entries[look][place, kept],) = self._counts(place, [self._searches[place].of - kept])
+            for count, look in requests:
+                (entries[look][place, count],) = self._counts(place, [self._searches[place].of - count])
         return entries
 
     def _answer(self, queries: _Queries, entries: dict[int, dict[tuple[_Place, int], PlanEntry]], rows: Rows) -> None:
@@ -228,7 +215,7 @@ class ModelPlan:
         answer_of = {look: self._judge(list(of_look.values()), look, rows) for look, of_look in entries.items()}
         for place, requests in queries.items():
             self._searches[place].answer(
-                {(kept, look): answer_of[look](entries[look][place, kept].spec.id) for kept, look in requests}
+                {(count, look): answer_of[look](entries[look][place, count].spec.id) for count, look in requests}
             )
 
     def _judge(self, entries: Sequence[PlanEntry], look: int, rows: Rows) -> Callable[[str], Answer]:

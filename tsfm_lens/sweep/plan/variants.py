@@ -2,22 +2,146 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.component import Component
+import pandas as pd
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.component import Component, components
 from tsfm_lens.hooks.wiring import Attention, Stack
+from tsfm_lens.models.ablating import KINDS, knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.head_choice import attention_over_time, random_heads
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.plan.orders import order_words
-from tsfm_lens.sweep.plan.spec import PlanEntry, VariantSpec, variant_spec
+from tsfm_lens.sweep.statistics.pooling import PLAIN
 
 PARTS = ("both", "heads", "mlp")
 EVERY_KIND = "all"
 _MOVES = {"outward": ("up", "down"), "up": ("up",), "down": ("down",)}
+TAGS = (
+    *("part", "first", "last", "layer", "kind", "head", "order"),
+    *("ablated", "of", "recipe", "selection", "seed", "mlps"),
+)
+
+
+@dataclass(frozen=True)
+class VariantSpec:
+    """Components taken out of a model, whatever the variant is called and in whatever order they are named.
+
+    Build it with :func:`variant_spec`, which expands globs.
+
+    Attributes:
+        components: names of branches and heads, each once, in model order; () is the plain model. A whole layer
+            is written as its branches. All heads of a branch are not the branch: the output projection's bias stays.
+        how: what takes their place: "zero", "mean", "resample" or "noise".
+        seed: of resample and noise, else 0.
+    """
+
+    components: tuple[str, ...] = ()
+    how: str = "zero"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.how not in KINDS:
+            raise unknown_name("way to ablate", self.how, KINDS)
+        # nothing taken out is the plain model, however it is not taken out
+        if not self.components:
+            object.__setattr__(self, "how", "zero")
+        if self.how not in ("resample", "noise"):
+            object.__setattr__(self, "seed", 0)
+
+    @property
+    def id(self) -> str:
+        """ "plain", or 16 hexadecimal digits of a hash over the content."""
+        if not self.components:
+            return PLAIN
+        content = json.dumps([sorted(set(self.components)), self.how, self.seed])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def to_variant(self, lens: Lens, reference: Any = None, horizon: int | None = None) -> Variant:
+        """Return the variant as interventions on a lens.
+
+        Args:
+            lens: the model.
+            reference: for mean and resample: activations (recorded once for many variants), or series.
+            horizon: of the forecasts along which reference series are recorded.
+
+        Raises:
+            InputError: a reference is needed and none is given.
+            UnknownNameError: a component does not exist.
+        """
+        if not self.components:
+            return Variant(PLAIN, ())
+        options: dict[str, Any] = {}
+        if self.how in ("mean", "resample"):
+            options["reference"] = reference_activations(lens, self.how, reference, horizon)
+        if self.how in ("resample", "noise"):
+            options["seed"] = self.seed
+        return Variant(self.id, tuple(knock_outs(lens, self.components, self.how, **options)))
+
+
+@dataclass(frozen=True)
+class PlanEntry:
+    """One line of a plan: a variant of a model, and why it is run.
+
+    Attributes:
+        model: name of the model in the configuration.
+        family: "plain", "layers", "groups", "ranges", "heads", "head_counts", "heads_per_layer", "components",
+            "recipes" or "random".
+        label: for readers.
+        spec: what is taken out; several entries may share one.
+        tags: coordinates of the entry in its family, keys from ``TAGS``.
+    """
+
+    model: str
+    family: str
+    label: str
+    spec: VariantSpec
+    tags: dict[str, str | int | float] = field(default_factory=dict)
+
+
+def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0) -> VariantSpec:
+    """Specify the variant without some components, or globs of them, in any order; overlaps do not matter.
+
+    Raises:
+        UnknownNameError: a pattern matches nothing, or no such ``how``.
+    """
+    pattern_list = list(patterns)
+    subset: set[Component] = set()
+    for component in lens.components(*pattern_list) if pattern_list else []:
+        rows = lens.wiring.stack(component.stack).rows(component.layer)
+        subset |= (
+            {component} if component.kind else {Component(component.stack, component.layer, row.kind) for row in rows}
+        )
+    if how != "noise":
+        # what replaces a branch's write leaves nothing of its heads; noise is added to it
+        subset = {c for c in subset if c.head is None or Component(c.stack, c.layer, c.kind) not in subset}
+    return VariantSpec(tuple(str(component) for component in components(lens.wiring) if component in subset), how, seed)
+
+
+def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
+    """Return a plan as a table, one row per entry; None where an entry has no such tag."""
+    rows = [
+        (
+            e.model,
+            e.family,
+            e.label,
+            e.spec.id,
+            list(e.spec.components),
+            e.spec.how,
+            e.spec.seed,
+            *map(e.tags.get, TAGS),
+        )
+        for e in entries
+    ]
+    columns = ["model", "family", "label", "variant", "components", "how", "spec_seed", *TAGS]
+    return pd.DataFrame(rows, columns=columns, dtype=object).astype({"spec_seed": int})
 
 
 def kinds_of(stack: Stack, layer: int, kind: str | None = None, *, paired: bool = True) -> list[str]:
@@ -187,8 +311,7 @@ class VariantPlanner:
         """Plan the first k heads of a layer in some order, for several k; none of them is the plain model.
 
         Args:
-            layer: whose heads.
-            order: name of the order, such as "stable_rank:low".
+            layer, order: whose heads, and by which order, such as "stable_rank:low".
             ranking: all heads of the layer, the first to be ablated first.
             counts: numbers of heads ablated; 0 to all if None.
 
@@ -269,8 +392,7 @@ class VariantPlanner:
 
         Args:
             name: of the recipe.
-            heads: layer -> indices of the heads that go.
-            mlps: layers whose MLP goes.
+            heads, mlps: layer -> indices of the heads that go; layers whose MLP goes.
             selection: how the heads were chosen: "listed", the name of an order, or "random".
             draw: seed of a random choice, -1 where there is none.
 
@@ -307,13 +429,7 @@ class VariantPlanner:
     def random(
         self, recipe: str, keep: Mapping[int, int], seeds: Sequence[int], mlps: Sequence[int] = ()
     ) -> list[PlanEntry]:
-        """Draw a recipe's counts of heads at random without replacement, once per seed.
-
-        Args:
-            recipe: its name.
-            keep: layer -> heads that stay.
-            seeds: of the draws.
-            mlps: layers whose MLP goes.
+        """Draw a recipe's counts of heads (``keep``: layer -> heads that stay) without replacement, once per seed.
 
         Source:
             tsfm-lens paper, figures 12 and 13 (S3-ORD).

@@ -63,7 +63,8 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     config = parse_config(about["config"], f"the configuration in {folder}")
     is_finished = cells["key"].isin(store.done())
     comparable, gaps = _comparable(cells, is_finished)
-    plan = record.entries[_among(record.entries, set(zip(comparable["model"], comparable["variant"], strict=True)))]
+    entries, keys = record.entries, ["model", "variant"]
+    plan = entries[pd.MultiIndex.from_frame(entries[keys]).isin(pd.MultiIndex.from_frame(comparable[keys]))]
     plan = plan.drop_duplicates(["model", "family", "label", "variant"], ignore_index=True)
     if set(plan["variant"]) <= {PLAIN}:
         raise InputError(
@@ -81,11 +82,20 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         {title: model["layers"] for title, model in about["models"].items()},
         config.statistics,
         config.seed,
-        _attrs(about, config),
+        {
+            "sweep": config.name,
+            "how": config.how,
+            "seed": config.seed,
+            "n_datasets": len(about["datasets"]),
+            "n_windows": sum(dataset["windows"] for dataset in about["datasets"]),
+            "distance_steps": config.distance_steps,
+        },
     )
     notes = _notes(about, int((~is_finished).sum()), len(cells), store.unused(cells["key"]), gaps)
     notes += _without_choice(record.entries)
-    return Gathered(config.name, _tables(results, config, about), _provenance(about, config), notes)
+    provenance = {"models": about["models"], "datasets": about["datasets"], "config": config.model_dump(mode="json")}
+    provenance["complete"] = about["complete"]
+    return Gathered(config.name, _tables(results, config, about), provenance, notes)
 
 
 def _comparable(cells: pd.DataFrame, is_finished: pd.Series) -> tuple[pd.DataFrame, list[str]]:
@@ -107,7 +117,11 @@ def _comparable(cells: pd.DataFrame, is_finished: pd.Series) -> tuple[pd.DataFra
         across = cells_of_model["variant"].map(by_variant)
         within = has_any & cells_of_model["dataset"].map(by_dataset).eq(True)
         # every change is one from the plain model; the seasonal naive forecast has none
-        usable = [keep for keep in (across & flags, within & flags) if _has_plain(cells_of_model, keep)]
+        variants = cells_of_model["variant"]
+        needs_plain = (variants == PLAIN).any()
+        usable = [
+            keep for keep in (across & flags, within & flags) if not needs_plain or (variants[keep] == PLAIN).any()
+        ]
         if not usable:
             continue
         parts.append(cells_of_model[max(usable, key=lambda keep: keep.sum())])
@@ -115,17 +129,6 @@ def _comparable(cells: pd.DataFrame, is_finished: pd.Series) -> tuple[pd.DataFra
         if count < total and len(parts[-1]):
             words.append(f"{model} is shown on the {count} of {total} datasets that are finished")
     return pd.concat([*parts, cells[:0]]), words
-
-
-def _has_plain(cells: pd.DataFrame, keep: pd.Series) -> bool:
-    """Tell if the plain model is among some cells of a model that has one."""
-    return PLAIN not in set(cells["variant"]) or PLAIN in set(cells.loc[keep, "variant"])
-
-
-def _among(table: pd.DataFrame, pairs: set[tuple[str, str]]) -> pd.Series:
-    """Mark the rows of a (model, variant) in a set."""
-    keys = zip(table["model"], table["variant"], strict=True)
-    return pd.Series([key in pairs for key in keys], index=table.index)
 
 
 def _without_choice(entries: pd.DataFrame) -> list[str]:
@@ -188,23 +191,3 @@ def _notes(about: Mapping[str, Any], missing: int, cells: int, n_unused: int, ga
         notes.append(f"The store holds {what} of other configurations, which is not used here.")
     notes += [f"{dataset['name']}: {note}" for dataset in about["datasets"] for note in dataset["notes"]]
     return notes
-
-
-def _attrs(about: Mapping[str, Any], config: SweepConfig) -> dict[str, Any]:
-    return {
-        "sweep": config.name,
-        "how": config.how,
-        "seed": config.seed,
-        "n_datasets": len(about["datasets"]),
-        "n_windows": sum(dataset["windows"] for dataset in about["datasets"]),
-        "distance_steps": config.distance_steps,
-    }
-
-
-def _provenance(about: Mapping[str, Any], config: SweepConfig) -> dict[str, Any]:
-    return {
-        "models": about["models"],
-        "datasets": about["datasets"],
-        "config": config.model_dump(mode="json"),
-        "complete": about["complete"],
-    }

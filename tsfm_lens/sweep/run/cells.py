@@ -22,7 +22,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.ablating import reference_activations
 from tsfm_lens.sweep.plan.config import ModelConfig
-from tsfm_lens.sweep.plan.spec import VariantSpec
+from tsfm_lens.sweep.plan.variants import VariantSpec
 from tsfm_lens.sweep.run.tasks import GroupTask
 from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
 from tsfm_lens.sweep.statistics.scores import DISTANCES, forecast_distances, window_scores
@@ -61,8 +61,7 @@ class ChunkSource:
     """Chunk that is loaded when it is needed, and travels between processes as loaded.
 
     Args:
-        dataset: the evaluation set.
-        indices: of its windows.
+        dataset, indices: the evaluation set, and which of its windows.
         context_length: steps that the model is shown; all if None.
         univariate: whether variates are forecast apart.
     """
@@ -108,8 +107,7 @@ class CellGroup:
     """Cells that run side by side: some variants of one model on one chunk.
 
     Attributes:
-        model: whose variants.
-        specs: the variants.
+        model, specs: the variants.
         seed: of the forecasts, the same for all variants, so that differences are the ablation's.
         distance_steps: forecast steps that distances are taken over.
         memory: limit in bytes; half of what is free if None. It decides nothing but speed.
@@ -124,12 +122,7 @@ class CellGroup:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """Data that the groups of one chunk share.
-
-    Attributes:
-        chunk: the windows.
-        reference: windows on which "mean" and "resample" are recorded, if they are used.
-    """
+    """Windows that the groups of one chunk share, and those on which "mean" and "resample" are recorded."""
 
     chunk: ChunkSource | Chunk
     reference: ChunkSource | Chunk | None = None
@@ -197,13 +190,7 @@ def shown_steps(lens: Lens, config: ModelConfig) -> int:
 
 
 def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]) -> pa.Table:
-    """Forecast and score the cells of a group, with the plain model beside them.
-
-    Args:
-        lens: the model.
-        group: the variants.
-        shared: the windows.
-        cells: key of each variant's cell.
+    """Forecast and score the cells of a group, ``cells`` by key, with the plain model beside them.
 
     Returns:
         One row per cell and series: the key columns, the sums of :func:`window_scores` and the distances to the
@@ -253,12 +240,7 @@ def run_naive(chunk: ChunkSource, cell: str) -> pa.Table:
 
 
 class CellWorker:
-    """Worker that runs groups of cells; the last model stays open.
-
-    Args:
-        common: lenses that are open already.
-        device: torch device of all models; each model's own if None.
-    """
+    """Worker that runs groups of cells with the lenses that are open already; of others, the last stays open."""
 
     def __init__(self, common: Mapping[str, Lens], device: str | None = None) -> None:
         self._lenses = common

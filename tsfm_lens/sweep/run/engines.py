@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -124,16 +124,16 @@ def _distribute(
 ) -> None:
     """Hand tasks to workers until all are done; those that are held or lost come again."""
     idle: list[WorkerSlot] = []
-    held: deque[tuple[float, GroupTask]] = deque()
+    waiting: deque[tuple[float, GroupTask]] = deque()
     losses: Counter[str] = Counter()
     futures: dict[Future[Any], tuple[WorkerSlot, GroupTask | None]] = {slot.start(): (slot, None) for slot in slots}
-    while pending or held or any(task for _, task in futures.values()):
-        while held and held[0][0] <= time.monotonic():
-            pending.append(held.popleft()[1])
+    while pending or waiting or any(task for _, task in futures.values()):
+        while waiting and waiting[0][0] <= time.monotonic():
+            pending.append(waiting.popleft()[1])
         while idle and pending:
             slot, task = idle.pop(), pending.popleft()
             futures[slot.run(task)] = slot, task
-        for future in _ended(futures, held[0][0] - time.monotonic() if held else None):
+        for future in _ended(futures, waiting[0][0] - time.monotonic() if waiting else None):
             slot, group = futures.pop(future)
             error = future.exception()
             key = "start" if group is None else group.key
@@ -158,20 +158,21 @@ def _distribute(
                 if done.how == "stop":
                     raise StoreError(done.error)
                 if done.how == "held":
-                    held.append((time.monotonic() + _RETRY_SECONDS, group))
+                    waiting.append((time.monotonic() + _RETRY_SECONDS, group))
                 else:
                     tell(done)
 
 
-def _ended(futures: Collection[Future[Any]], seconds: float | None) -> Collection[Future[Any]]:
+def _ended(
+    futures: Mapping[Future[Any], tuple[WorkerSlot, GroupTask | None]], seconds: float | None
+) -> Collection[Future[Any]]:
     """Wait until one of the futures has ended, or so many seconds."""
     if not futures:
         time.sleep(max(0.0, seconds or 0.0))
         return ()
-    if seconds is not None:
-        return wait(futures, max(0.0, seconds), FIRST_COMPLETED).done
-    while not (ended := wait(futures, _PATIENCE_SECONDS, FIRST_COMPLETED).done):
-        _LOG.warning("no group has ended for a minute; on a Ray cluster `ray status` says what workers wait for")
+    ended = wait(futures, _PATIENCE_SECONDS if seconds is None else max(0.0, seconds), FIRST_COMPLETED).done
+    if not ended and seconds is None and not any(task for _, task in futures.values()):
+        _LOG.warning("no worker has found a place yet; on a Ray cluster `ray status` says what is missing")
     return ended
 
 

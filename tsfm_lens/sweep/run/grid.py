@@ -9,8 +9,8 @@ from functools import cached_property
 from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.models import Lens
 from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
-from tsfm_lens.sweep.plan.spec import PlanEntry, VariantSpec
 from tsfm_lens.sweep.plan.stages import parts_of
+from tsfm_lens.sweep.plan.variants import PlanEntry, VariantSpec
 from tsfm_lens.sweep.run.cells import CellGroup, ChunkSource, Shared, model_fingerprint, shown_steps
 from tsfm_lens.sweep.run.tasks import GroupTask
 from tsfm_lens.sweep.store.folder import cell_key
@@ -21,14 +21,7 @@ _TOKENS = 64
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a plan.
-
-    Attributes:
-        key: of its content.
-        model, variant, dataset: names.
-        chunk: number of the chunk in its dataset.
-        series: rows that it has.
-    """
+    """One cell of a plan: the key of its content, names, the number of its chunk, and how many series it has."""
 
     key: str
     model: str

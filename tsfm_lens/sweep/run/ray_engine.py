@@ -31,17 +31,10 @@ def ray_slots(
     most: int,
     stack: ExitStack,
 ) -> list[WorkerSlot]:
-    """Connect to a cluster and return places of its workers.
-
-    Args:
-        make_worker, common, store, workers, devices, address, shared_store: as of ``run_groups``.
-        most: workers that there is work for.
-        stack: at whose end a connection that was made here is given up.
+    """Connect to a cluster until the end of ``stack``, and return places of at most ``most`` workers.
 
     Raises:
-        MissingExtraError: Ray is not installed.
-        InputError: nothing answers at the address.
-        SweepFailedError: Ray cannot start on this machine.
+        MissingExtraError, InputError, SweepFailedError: see :func:`connect`.
     """
     if connect(address):
         stack.callback(_ray().shutdown)
@@ -88,13 +81,7 @@ class _ClusterData:
 
 
 class _Actor:
-    """Place of an actor; a thread waits for its answers.
-
-    Args:
-        actor: its class; arguments: of it.
-        store: where this process writes the rows; None if the actor does.
-        data: of the cluster.
-    """
+    """Place of an actor; a thread waits for its answers, and writes them to ``store`` unless the actor does."""
 
     def __init__(self, actor: Any, arguments: tuple[Any, ...], store: Store | None, data: _ClusterData) -> None:
         self._class, self._arguments, self._store, self._data = actor, arguments, store, data
@@ -137,11 +124,7 @@ def _answer(reference: Any) -> Any:
 
 
 def _ray() -> Any:
-    """Import the module ``ray``.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """Import the module ``ray``."""
     try:
         import ray
     except ImportError:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError, StoreError, unknown_name
 from tsfm_lens.sweep.plan.config import SweepConfig
-from tsfm_lens.sweep.plan.spec import PlanEntry, plan_frame
+from tsfm_lens.sweep.plan.variants import PlanEntry, plan_frame
 from tsfm_lens.sweep.run.grid import Cell
 from tsfm_lens.sweep.store.folder import Store
 
@@ -24,10 +24,9 @@ class SavedPlan:
     """A plan as a store holds it.
 
     Attributes:
-        name: of the plan: the sweep's own, and a hash of its configuration.
+        name: of the sweep, and a hash of its configuration.
         about: configuration, models, datasets, results of heads@k, and whether all of it has run.
-        entries: of `plan_frame`.
-        cells: a row per :class:`Cell`.
+        entries, cells: of `plan_frame`; a row per :class:`Cell`.
     """
 
     name: str

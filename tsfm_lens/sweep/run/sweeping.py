@@ -15,8 +15,8 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.sources import evaluation_sets, repeats
-from tsfm_lens.sweep.plan.spec import PlanEntry
 from tsfm_lens.sweep.plan.stages import ModelPlan
+from tsfm_lens.sweep.plan.variants import PlanEntry
 from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, open_model, run_naive
 from tsfm_lens.sweep.run.engines import run_groups
 from tsfm_lens.sweep.run.grid import Cell, ModelCells, specs_of

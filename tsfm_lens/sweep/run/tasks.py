@@ -126,14 +126,7 @@ class WorkerSlot(Protocol):
 
 
 class Worker:
-    """Computation of groups in one process.
-
-    Args:
-        make_worker, common: as of ``run_groups``.
-        device: torch device, None for the model's own.
-        path: of the store.
-        threads: that its libraries use; their own number if None.
-    """
+    """Computation of groups in one process, of a store at a path, with so many threads of its libraries if not None."""
 
     def __init__(
         self, make_worker: MakeWorker, common: Any, device: str | None, path: Path, threads: int | None = None
@@ -141,6 +134,7 @@ class Worker:
         self._make_worker, self._arguments = make_worker, (common, device)
         self._path, self._threads = path, threads
         self._work: Work | None = None
+        self._store: Store | None = None
         self._data: Any = None
 
     def start(self) -> int:
@@ -160,16 +154,13 @@ class Worker:
     def run(self, task: GroupTask, data: tuple[Any] | None) -> GroupDone:
         """Compute a group and write it; its data are those of the group before if None."""
         self._data = self._data if data is None else data[0]
-        done = run_group(Store(self._path, create=False), replace(task, data=self._data), self.compute)
+        self._store = self._store or Store(self._path, create=False)
+        done = run_group(self._store, replace(task, data=self._data), self.compute)
         return replace(done, task=task)
 
 
 def run_group(store: Store, task: GroupTask, compute: Work) -> GroupDone:
-    """Lock a group, skip it if another process has finished it, compute it, and write it.
-
-    Raises:
-        BrokenExecutor: the worker died.
-    """
+    """Lock a group, skip it if another process has finished it, compute it, and write it."""
     start = time.perf_counter()
     try:
         with store.lock(task.key) as ours:

@@ -127,8 +127,7 @@ class _Bootstrap:
     def enough(self, group: Group, tests: int) -> _Bootstrap:
         """Return the bootstrap with replicates for one of so many tests to stand, or as many as can be drawn."""
         possible = int(_MOST_WORK / max(group.n_series * len(group.variants), 1))
-        wanted = min(replicates_for(tests, self.confidence), possible)
-        return replace(self, replicates=max(self.replicates, wanted))
+        return replace(self, replicates=max(self.replicates, min(replicates_for(tests, self.confidence), possible)))
 
     def draws(self, group: Group) -> np.ndarray:
         """Resample the log change of a metric, or a distance, (replicate, variant)."""

@@ -128,10 +128,6 @@ def make_folder(path: Path, ours: Collection[str]) -> None:
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write a file so that its name never stands for half of it, whenever the process or the machine dies.
 
-    Args:
-        path: of the file; its folder must exist. A file of this name is replaced.
-        content: the bytes.
-
     Raises:
         StoreError: no space, no right to write, or another fault of the file system; nothing is left behind.
     """
@@ -170,15 +166,7 @@ def trouble(error: OSError, path: Path) -> StoreError:
 
 
 def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) -> pa.Table:
-    """Bring the rows of a group into the store's form, or refuse them.
-
-    Args:
-        rows: pyarrow table or pandas frame with ``KEY_COLUMNS`` and columns of numbers.
-        cells: the cells that they must hold, all of them and no other.
-        values: names of the columns of numbers; any if None.
-
-    Returns:
-        The table, one cell after the other in the order of ``cells``.
+    """Bring the rows of a group into the store's form, one cell after the other, or refuse them; see ``Store.write``.
 
     Raises:
         InputError: a column is missing, unknown or of a wrong type; a key is missing; a row stands twice; a cell has
@@ -272,15 +260,7 @@ def read_footer(path: Path) -> Footer:
 
 
 def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None = None) -> pa.Table:
-    """Read rows of some cells of a file, and verify the pages that are read.
-
-    Args:
-        footer: of the file.
-        keep: for each of its cells, whether it is wanted.
-        columns: names; all if None.
-
-    Returns:
-        The table; text columns are dictionary-encoded.
+    """Read rows of the cells of a file to keep, and verify the pages that are read; texts are dictionary-encoded.
 
     Raises:
         DamagedFileError: the file is cut short or changed.

@@ -8,25 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from simulated_studies import STEPS, simulated, study
+from simulated_studies import STEPS, row, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.stats import holm
 from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, resilience
 from tsfm_lens.sweep.statistics.pooling import per_series
+from tsfm_lens.testing import assert_close
 
 # how near an end of an interval comes to Student's t over four seeds
 OF_SEEDS = 0.02
-
-
-# families
-
-
-def test_holm_by_hand() -> None:
-    p = np.array([0.01, 0.04, np.nan, 0.03, 0.2])
-    # sorted 0.01 · 4, 0.03 · 3, 0.04 · 2 but no less than before it, 0.2 · 1
-    np.testing.assert_allclose(holm(p), [0.04, 0.09, np.nan, 0.09, 0.2])
-    np.testing.assert_allclose(holm(p, ["x", "y", "x", "x", "y"]), [0.02, 0.08, np.nan, 0.03, 0.2])
 
 
 def test_families_are_corrected_by_themselves() -> None:
@@ -54,9 +45,6 @@ def test_families_are_corrected_by_themselves() -> None:
         changes(frame, family="kind")
     with pytest.raises(InputError, match="more than one family"):
         changes(pd.concat([frame, frame.assign(family="all", window=1)]), family="family")
-
-
-# counts and random choices
 
 
 def test_resilient_and_improved_datasets_by_hand() -> None:
@@ -122,3 +110,70 @@ def test_results_depend_on_rows_and_seed_only(replay: Callable[[pd.DataFrame], A
     for key in ("variant", "dataset", "item"):
         coded[key] = coded[key].cat.reorder_categories(list(coded[key].cat.categories)[::-1])
     pd.testing.assert_frame_equal(one, pd.DataFrame(replay(coded)))
+
+
+def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
+    """Three horizons on the same series, with the same errors, leave value, interval, p-value and units as they are."""
+    rng = np.random.default_rng(4)
+    sets = [f"set{k}/H/short" for k in range(5)]
+    known = {variant: {name: list(rng.random(6) + 1) for name in sets} for variant in ("plain", "v")}
+    more = {
+        variant: {name.replace("short", term): errors for name, errors in of.items() for term in ("short", "long")}
+        for variant, of in known.items()
+    }
+    for fixed in ("sampled", "fixed"):
+        alone, all_terms = (changes(study(errors), datasets=fixed).iloc[0] for errors in (known, more))
+        for name in ("value", "baseline", "change", "lower", "upper", "p_value"):
+            assert_close(float(all_terms[name]), float(alone[name]), depth=1000)
+        assert (all_terms["n_datasets"], alone["n_datasets"]) == (10, 5)
+        assert "of 5 sources" in all_terms["method"]
+    (one,) = changes(study({v: {n: of[n] for n in list(of)[:2]} for v, of in more.items()})).to_dict("records")
+    assert "over 6 series of 2 datasets of 1 source" in one["method"]
+
+
+def test_a_large_family_draws_as_many_replicates_as_it_needs() -> None:
+    rng = np.random.default_rng(1)
+    frame = simulated(rng, 12, 3, 0.0, 0.02, 80)
+    found = changes(frame, replicates=100)
+    assert set(found["replicates"]) == {3200}
+    assert found["stands"].all()
+    single = changes(frame, replicates=100, family={v: v for v in frame["variant"].unique()})
+    assert set(single["replicates"]) == {100}
+    assert set(single["tests"]) == {1}
+
+
+def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
+    rng = np.random.default_rng(2)
+    plain = {f"d{d}": list(rng.random(4) + 0.5) for d in range(12)}
+
+    def harmed(by: float) -> dict[str, list[float]]:
+        return {d: [e * (1 + by + 0.02 * rng.normal()) for e in values] for d, values in plain.items()}
+
+    errors = {"plain": plain, "a": harmed(0.05), "b": harmed(0.05), "c": harmed(0.5), "d": harmed(0.06)}
+    leads = changes(study(errors)).set_index("variant")["leads"].to_dict()
+    assert leads == {"a": "", "b": "", "c": "highest", "d": ""}
+    alone = changes(study(errors), family={"c": "c"}).set_index("variant")["leads"]
+    assert alone.to_dict() == dict.fromkeys("abcd", "")
+    # measured on other series, it can be compared with none
+    frame = study(errors)
+    fewer = frame[~((frame["variant"] == "a") & (frame["dataset"] == "d3"))]
+    assert set(changes(fewer)["leads"]) == {""}
+
+
+def test_chance_makes_no_leader() -> None:
+    rng, led = np.random.default_rng(3), 0
+    for _ in range(60):
+        led += bool((changes(simulated(rng, 10, 3, 0.05, 0.1, 6), replicates=300)["leads"] != "").any())
+    # an end of six that are alike is called a leader in 5 % of studies at most, for each of two ends
+    assert led <= 60 * 0.1 + 3 * (60 * 0.1 * 0.9) ** 0.5
+
+
+def test_windows_of_one_series_are_not_resampled() -> None:
+    rows = [
+        row(v, "d", "only", error, window=w)
+        for v, errors in (("plain", [1.0, 2.0, 3.0]), ("v", [2.0, 3.0, 5.0]))
+        for w, error in enumerate(errors)
+    ]
+    found = changes(pd.DataFrame(rows)).iloc[0]
+    assert found[["lower", "upper", "p_value"]].isna().all()
+    assert found["method"].endswith("windows of one series are not independent")
