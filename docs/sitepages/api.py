@@ -83,7 +83,11 @@ def write_api() -> None:
     for package in shown:
         write(f"{FOLDER}/{page_of(package)}.md", page(package))
     rows = [
-        (f"[`{module_of(package).__name__}`]({page_of(package)}.md)", str(len(public_names(package))), _first(module_of(package)))
+        (
+            f"[`{module_of(package).__name__}`]({page_of(package)}.md)",
+            str(len(public_names(package))),
+            _first(module_of(package)),
+        )
         for package in shown
     ]
     listed = "\n".join(map(page_of, shown))

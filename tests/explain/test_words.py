@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from tsfm_lens.viz.explain_routes import past_attention
 
 from tsfm_lens import explain, explore
 from tsfm_lens.cli.explain import explain as command
