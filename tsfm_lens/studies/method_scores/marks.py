@@ -11,12 +11,7 @@ Labels = NDArray[np.bool_]
 
 
 def auroc(scores: Scores, labels: Labels) -> float:
-    """Compute the chance that a true candidate scores above another one; ties count half, NaN without both kinds.
-
-    Args:
-        scores: (candidate,); NaN, where a method says nothing of a candidate, is below every number.
-        labels: (candidate,), whether it is true.
-    """
+    """Compute the chance that a true candidate scores above another one; ties count half, NaN without both kinds."""
     true, false = _without_nan(scores)[labels], _without_nan(scores)[~labels]
     if not (len(true) and len(false)):
         return float("nan")
@@ -41,11 +36,7 @@ def ranks(scores: Scores) -> Scores:
 
 
 def marks(scores: Scores, labels: Labels) -> dict[str, float]:
-    """Compute all marks of scores.
-
-    Returns:
-        "candidates", "true", "auroc", "precision", "worst_rank" and "mean_rank" of the true ones.
-    """
+    """Compute all marks of scores; NaN, where a method says nothing of a candidate, is below every number."""
     of_true = ranks(scores)[labels]
     return {
         "candidates": float(len(labels)),
@@ -58,11 +49,7 @@ def marks(scores: Scores, labels: Labels) -> dict[str, float]:
 
 
 def claim_marks(claims: Labels, labels: Labels) -> dict[str, float]:
-    """Compute all marks of yes or no claims.
-
-    Returns:
-        "claimed" (share of all candidates), "claim_precision" (NaN without any) and "claim_recall".
-    """
+    """Compute all marks of yes or no claims."""
     right = float((claims & labels).sum())
     return {
         "claimed": float(claims.mean()) if len(claims) else float("nan"),
