@@ -27,8 +27,7 @@ from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, Run, architectures
 from tsfm_lens.models.timing import ratios
 from tsfm_lens.probes.findings import interval_over_series
-from tsfm_lens.studies.recipes.evaluate import VALIDATION_SEED, real_cases, synthetic_cases
-from tsfm_lens.studies.recipes.skill import Case, measure
+from tsfm_lens.studies.recipes.evaluate import VALIDATION_SEED, SkillCase, measure, real_cases, synthetic_cases
 
 HORIZON = 24
 KEEPS = (0.1, 0.25, 0.5)
@@ -43,7 +42,7 @@ def calibrated(lens: Lens, count: int) -> Run:
     return lens.run(run.batch, HORIZON, along=run.truth) if run.tokens_read else lens.run(run.batch, HORIZON)
 
 
-def errors(lens: Lens, cases: Sequence[Case]) -> dict[str, float]:
+def errors(lens: Lens, cases: Sequence[SkillCase]) -> dict[str, float]:
     """MASE of each series."""
     samples = SAMPLES if lens.emits == "token" else None
     return {skill.name: skill.model for skill in measure(lens.native, cases, horizon=HORIZON, samples=samples)}
