@@ -16,12 +16,22 @@ import xarray as xr
 from tsfm_lens.console import console
 from tsfm_lens.errors import InputError
 from tsfm_lens.places import replacing
-from tsfm_lens.studies.experiments.encoders import encoder_arms
-from tsfm_lens.studies.experiments.ends import ends
-from tsfm_lens.studies.experiments.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, rho_arms, toy_arms
-from tsfm_lens.studies.experiments.grid import Arm, gathered, of_seeds, run_arms
-from tsfm_lens.studies.experiments.in_context import WIDTH_ARMS, WIDTHS, in_context_arms, in_context_results
-from tsfm_lens.studies.experiments.transfer import transfer_arms, transfer_results
+from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, of_seeds, run_arms
+from tsfm_lens.studies.experiments.grids import (
+    RHO,
+    TOY_ARMS,
+    TOY_OPTIMIZERS,
+    WIDTH_ARMS,
+    WIDTHS,
+    benchmark_arms,
+    encoder_arms,
+    in_context_arms,
+    in_context_results,
+    rho_arms,
+    toy_arms,
+    transfer_arms,
+    transfer_results,
+)
 from tsfm_lens.studies.samformer import oracle_loss
 from tsfm_lens.training.command import HELP, run_command
 
