@@ -1,11 +1,16 @@
-"""Figures of numerical experiments on the rank of attention and of embeddings."""
+"""Numerical experiments on the rank of attention and of embeddings: figures, sentences, measurements."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.catalogue.words import listed, num
+from tsfm_lens.studies.declared import declared
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import two_digits
 from tsfm_lens.viz.select import array, draws, names
@@ -241,3 +246,79 @@ def seen(values: np.ndarray, largest: float = 1.0) -> np.ndarray:
 def draws_in(ds: xr.Dataset) -> str:
     count = ds.sizes["draw"]
     return f"{count} draws" if count > 1 else "one draw"
+
+
+def read_compression_rank(ds: xr.Dataset) -> list[str]:
+    """Describe the slope beside that of the theorem, and the distance to the bounds."""
+    slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
+    error, bound = (array(ds, name, "scaling", "draw", "rank") for name in ("error", "bound"))
+    rate = array(ds, "rate", "rank")
+    powers = listed([f"{num(value)} ({name} weights)" for name, value in zip(names(ds, "scaling"), slope, strict=True)])
+    return [
+        f"The error grows as the power {powers} of the first singular value that is cut off; the theorem says 1.",
+        f"It is at most {num((error / rate).max())} of √d σ, the printed rate, and {num((error / bound).max())} of "
+        "what holds for every input, which has a factor √L more.",
+    ]
+
+
+def read_compression_width(ds: xr.Dataset) -> list[str]:
+    """Describe the slope of each kind of weights with its interval, beside one half."""
+    fits = [array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")]
+    return [
+        f"With {name} weights the error grows as the power {num(slope)} ({num(low)} to {num(high)}) of the width"
+        + (", which agrees with √d." if low <= 0.5 <= high else ", which is not √d.")
+        for name, slope, low, high in zip(names(ds, "weights"), *fits, strict=True)
+    ]
+
+
+def read_sketching(ds: xr.Dataset) -> list[str]:
+    """Describe the growth of the effective index, and sparse sketches beside dense ones."""
+    slope = array(ds, "slope", "sketch", "draw").mean(axis=1)
+    sparse, dense = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
+    apart = 100 * np.abs(sparse / dense - 1).max()
+    return [
+        f"As many singular values as what the sparse sketch misses is large grow as the power {num(slope[0])} of the "
+        "number of heads; in proportion would be 1.",
+        f"Sparse and dense sketches of as many rows miss the same within {num(apart)} %.",
+    ]
+
+
+def read_head_spectra(ds: xr.Dataset) -> list[str]:
+    """Describe ranks by heads where scores differ and where they do not."""
+    ranks = np.median(array(ds, "rank", "input", "draw", "heads"), axis=1)
+    deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
+    heads, least = names(ds, "heads"), int(ds["input_rank"])
+    return [
+        f"Input {name}, whose scores deviate by {num(scores)}: from rank {least} to "
+        f"{listed([f'{num(rank)} ({count})' for rank, count in zip(of, heads, strict=True)])}, heads in brackets."
+        for name, scores, of in zip(names(ds, "input"), deviation, ranks, strict=True)
+    ]
+
+
+def read_chebyshev(ds: xr.Dataset) -> list[str]:
+    """Describe whether every embedding has the rank that it was made for."""
+    wrong = [
+        str(rank) for rank, actual in zip(ds["rank"].values, ds["found_rank"].values, strict=True) if rank != actual
+    ]
+    return [f"Of ranks {listed(names(ds, 'rank'))} {listed(wrong) + ' are not' if wrong else 'every one is'} found."]
+
+
+COMMON: dict[str, Any] = {
+    "theme": "Theory",
+    "maker": "made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    "source": "Flow of ranks",
+    "subject": lambda ds: ", ".join(
+        f"{key} {value}" for key, value in ds.attrs.items() if key not in ("kind", "title", "source")
+    ),
+}
+MEASUREMENTS = declared(
+    Path(__file__).with_name("measurements.yaml"),
+    {
+        "theory_compression_rank": (compression_rank_lines, read_compression_rank),
+        "theory_compression_width": (compression_width_lines, read_compression_width),
+        "theory_sketching": (sketching_lines, read_sketching),
+        "theory_head_spectra": (head_spectra_lines, read_head_spectra),
+        "theory_chebyshev": (chebyshev_curves, read_chebyshev),
+    },
+    **COMMON,
+)

@@ -1,12 +1,16 @@
-"""Figures of bounds on embeddings and on attention with the bounded quantities."""
+"""Bounds on embeddings and on attention with the bounded quantities: figures, sentences, measurements."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.studies.rank_theory.figures import LEAST, ROW, draws_in, seen
+from tsfm_lens.catalogue.words import num
+from tsfm_lens.studies.declared import declared
+from tsfm_lens.studies.rank_theory.figures import COMMON, LEAST, ROW, draws_in, seen
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.select import array, draws, names
 from tsfm_lens.viz.sheet import Panel, blank, sheet
@@ -197,3 +201,64 @@ def _draw_with_bound(panel: Panel, x: np.ndarray, values: np.ndarray, bound: np.
     panel.line(x, seen(values, values[0]), "measured", "measured %{y:.3g}", colour=INK)
     finite = np.where(np.isfinite(bound), bound, np.nan)
     panel.line(x, finite, words, f"{words} %{{y:.3g}}", colour=VERMILION, dash="dash")
+
+
+def read_embedding_bounds(ds: xr.Dataset) -> list[str]:
+    """Count the singular values and the counts that exceed their bounds."""
+    sigma, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
+    counts, most = array(ds, "count", "activation", "draw", "epsilon"), array(ds, "most", "epsilon")
+    # below this no value differs from zero
+    over, many = int((sigma > bound + 1e-12 * sigma[:, :1]).sum()), int((counts > most).sum())
+    return [
+        f"{over} of {sigma.size} singular values are above the bound of their smoothness, and {many} of {counts.size} "
+        "counts of residual MLPs are above what they may be."
+    ]
+
+
+def read_compression_bounds(ds: xr.Dataset) -> list[str]:
+    """Describe errors above their bound, the repeated token, and incompressible inputs."""
+    error, bound = (array(ds, name, "heads", "draw", "rank") for name in ("error", "bound"))
+    ratio = array(ds, "repeated_error", "length") / array(ds, "repeated_rate", "length")
+    least, floor = array(ds, "least_error", "length_over", "rank"), array(ds, "floor", "rank")
+    return [
+        f"{int((error > bound).sum())} of {error.size} errors are above the bound; the nearest is at "
+        f"{num(100 * (error / bound).max())} % of it.",
+        f"One token, {names(ds, 'length')[-1]} times, is {num(ratio[-1])} times as far off as the printed rate.",
+        f"What cannot be compressed loses {num((least / floor).min())} times σ/4 or more.",
+    ]
+
+
+def read_growth_bounds(ds: xr.Dataset) -> list[str]:
+    """Count the values above the upper bounds, and compare the construction with the lower one."""
+    relative, alone = (array(ds, name, "heads", "draw", "index") for name in ("relative", "alone"))
+    upper, growth, lower = (array(ds, name, "heads", "index") for name in ("upper", "grown", "lower"))
+    proof, printed = array(ds, "corollary", "form", "heads", "index")
+    near = (growth / np.where(lower > 0, lower, np.nan))[lower > 0].min()
+    return [
+        f"{int((relative > upper[:, None]).sum())} of {relative.size} singular values are above the theorem's bound; "
+        f"the construction keeps {num(near)} times what it is at least.",
+        f"At one layer {int((alone > proof[:, None]).sum())} are above the corollary with the index of its proof and "
+        f"{int((alone > printed[:, None]).sum())} with that printed.",
+    ]
+
+
+def read_sketch_bounds(ds: xr.Dataset) -> list[str]:
+    """Describe whether a sketch for each head does better at every size."""
+    shared, own = (array(ds, name, "size", "draw") for name in ("shared_error", "own_error"))
+    holds = (shared >= array(ds, "shared_floor", "size")[:, None]) & (own <= array(ds, "own_bound", "size")[:, None])
+    return [
+        f"Both statements hold in {int(holds.sum())} of {holds.size} constructions; a sketch for each head is "
+        f"{num((shared / own).min())} to {num((shared / own).max())} times as near as one for all."
+    ]
+
+
+MEASUREMENTS = declared(
+    Path(__file__).with_name("measurements.yaml"),
+    {
+        "theory_embedding_bounds": (embedding_bound_lines, read_embedding_bounds),
+        "theory_compression_bounds": (compression_bound_lines, read_compression_bounds),
+        "theory_growth_bounds": (growth_bound_lines, read_growth_bounds),
+        "theory_sketch_bounds": (sketch_bound_dots, read_sketch_bounds),
+    },
+    **COMMON,
+)
