@@ -125,7 +125,7 @@ def test_every_room_and_public_name_is_in_the_reference() -> None:
 
 
 # rooms of the command line, the papers' items, wirings, and parts of rooms that offer their names themselves
-_STUDIES = ("studies", "studies.commands", "studies.papers", "studies.method_scores", "studies.rank_theory.experiments")
+_STUDIES = ("studies", "studies.commands", "studies.papers", "studies.method_scores")
 _PRIVATE = {f"tsfm_lens.{name}" for name in ("cli", "figures", "models.wirings", "training.watch", *_STUDIES)}
 
 

@@ -12,7 +12,7 @@ from tsfm_lens.studies.experiments import figures
 from tsfm_lens.studies.papers import items_structured as said
 from tsfm_lens.studies.papers import measures_structured_runs
 from tsfm_lens.studies.papers.reproduce import reproduce
-from tsfm_lens.studies.recipes.levels import LEVELS, level_arms
+from tsfm_lens.studies.recipes.levels import LEVELS, level_runs
 from tsfm_lens.testing import assert_close
 
 SEEDS = 7
@@ -117,7 +117,7 @@ def test_shipped_runs_are_of_the_stated_grids() -> None:
     assert set(map(str, encoders["arm"].values)) <= set(experiments.encoder_arms("ETTh1.csv"))
     assert np.isfinite(encoders["test_mae"].sel(arm="standard, T = 96")).any()
     assert set(map(str, levels["arm"].values)) <= set(LEVELS)
-    assert levels.attrs["steps"] == level_arms(seeds=1)[0].recipe.steps
+    assert levels.attrs["steps"] == level_runs(seeds=1)[0].recipe.steps
     assert np.isfinite(levels["loss"].sel(arm="standard")).all()
     named = experiments.transfer_arms()
     for kind in map(str, rates["parametrisation"].values):

@@ -23,7 +23,7 @@ from tsfm_lens.studies.papers.sweeps import Where, sweep_item
 from tsfm_lens.studies.papers.tabulated import table_of
 from tsfm_lens.studies.papers.values import ITEMS
 from tsfm_lens.studies.papers.values_lowrank import SHIPPED
-from tsfm_lens.studies.recipes.chaos import WARM_UP, Flow, lorenz, rk4, roessler
+from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
 from tsfm_lens.sweep.run.ledger import Progress
 from tsfm_lens.zoo import checkpoint_names
 
