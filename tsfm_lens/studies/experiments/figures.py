@@ -39,9 +39,6 @@ _SYMBOLS, _MARKS = ("square", "diamond", "cross", "triangle-up"), 8  # of arms b
 def run_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the validation error by epoch, a colour for each arm.
 
-    Args:
-        ds: of kind "lab_runs".
-
     Returns:
         Thin lines are seeds, thick ones their geometric mean as far as all seeds go, with marks on them where arms
         share a colour. The dotted line is the expected error of the least-squares oracle where ``attrs["oracle"]`` has
@@ -86,9 +83,6 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
 def run_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the test error of every seed, arm by arm.
 
-    Args:
-        ds: of kind "lab_runs", of files.
-
     Returns:
         A row for each arm: small points are seeds, large ones their mean with its 95 % interval.
 
@@ -111,7 +105,6 @@ def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     """Draw the test error over the radius of sharpness-aware minimisation, or over the horizon.
 
     Args:
-        ds: of kind "lab_runs", of files.
         over: "rho" or "horizon", InputError for another; arms whose names agree but for it are one curve.
 
     Returns:
@@ -190,9 +183,6 @@ def _seeds(errors: np.ndarray) -> str:
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the error after the last pair by the scores' rank or the model's width, and by the number of pairs.
 
-    Args:
-        ds: of kind "in_context_runs".
-
     Returns:
         Left the mean over seeds with its 95 % interval, and every seed as a small point, over the rank of a head's
         scores by the inputs, or over the width where there are several; right the means over the number of pairs, at
@@ -248,9 +238,6 @@ def _beside(ratio: np.ndarray) -> np.ndarray:
 def learning_rates(ds: xr.Dataset) -> go.Figure:
     """Draw the error at the end by learning rate, a colour for each width, a panel for each parametrisation.
 
-    Args:
-        ds: of kind "transfer_runs".
-
     Returns:
         Thin lines are seeds, thick ones their mean; a diamond marks the rate of the lowest mean of a width. Rates at
         which a run came to no finite error have no point.
@@ -289,9 +276,6 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
 @draws("level_training", needs=("loss",))
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     """Draw the loss on held-out series by the multiply-adds of the scores, a colour for each arm.
-
-    Args:
-        ds: of kind "level_training".
 
     Returns:
         Small points are seeds, large ones their mean with its 95 % interval.

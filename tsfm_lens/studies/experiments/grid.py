@@ -42,12 +42,7 @@ Cells = Mapping[tuple[int, int], Any]
 
 @dataclass(frozen=True)
 class Arm:
-    """One run of an experiment.
-
-    Attributes:
-        name: of the arm; runs of one name differ in their seed alone.
-        config: of the run.
-    """
+    """One run: the name of its arm, whose runs differ in their seed alone, and its configuration."""
 
     name: str
     config: TrainConfig
@@ -78,11 +73,9 @@ def run_arms(
     quiet: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> bool:
-    """Train the runs without a result, and resume those that were stopped.
+    """Train the runs below a folder that have no result, and resume those that were stopped.
 
     Args:
-        arms: runs.
-        out: folder of their folders.
         quiet: no progress bars.
         progress: called with an arm's folder, how many are done, and how many there are, before it is trained.
 
@@ -146,9 +139,7 @@ def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarr
 def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     """Collect the errors of finished runs by arm and seed, and their validation errors by epoch.
 
-    Args:
-        arms: runs; those that have not ended are left out.
-        out: folder of their folders.
+    Runs below ``out`` that have not ended are left out.
 
     Returns:
         Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``, ``validation_mae`` and, of files,
@@ -231,13 +222,11 @@ def _watch_columns(watches: Mapping[tuple[int, int], xr.Dataset], shape: tuple[i
 
 
 def ends(arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: int = 20) -> xr.Dataset:
-    """Measure sharpness and attention at the weights that runs on benchmarks ended with.
+    """Measure sharpness and attention at the weights that runs on benchmarks below a folder ended with.
 
     Args:
-        arms: runs; those that have not ended are left out.
-        out: folder of their folders.
-        windows: evenly spaced test windows to measure attention on. The loss whose sharpness is measured takes twice
-            as many training windows.
+        windows: evenly spaced test windows to measure attention on. The loss whose sharpness is measured takes twice as
+            many training windows.
         products: with the Hessian.
 
     Returns:
@@ -297,11 +286,9 @@ def _even_indices(count: int, some: int) -> torch.Tensor:
 
 
 def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
-    """Return nuclear norms of some arms' attention, all seeds and windows, for :func:`tsfm_lens.viz.nuclear_norms`.
+    """Return nuclear norms of arms with attention between channels, for :func:`tsfm_lens.viz.nuclear_norms`.
 
-    Args:
-        data: with ``end_nuclear_norm``, such as :func:`tsfm_lens.studies.experiments.record` ("benchmarks").
-        arms: of it, with attention between channels.
+    All seeds and windows, of results with ``end_nuclear_norm``, such as those of :func:`record` ("benchmarks").
 
     Returns:
         Dataset of kind "attention_norms" over (run, layer, head, input); a run is an arm.

@@ -53,8 +53,7 @@ def toy_arms(
 
     Args:
         arms: model, and what differs of the optimiser.
-        epochs: of each; the paper does not say.
-        learning_rate: of Adam, falling by a half cosine; the paper does not say.
+        epochs, learning_rate: of each, and of Adam, falling by a half cosine; the paper does not say.
         watch: whether to measure sharpness and attention at every third epoch.
         sizes: of the problem, where they are not the paper's.
 
@@ -73,11 +72,9 @@ def benchmark_arms(
     """Return a benchmark's configurations by arm: batches of 32, Adam at 1e-3, at most 300 epochs, patience 5.
 
     Args:
-        file: of the data.
-        data: "ETTh1", "ETTh2" or "exchange", for its split and ρ.
+        file, data: of "ETTh1", "ETTh2" or "exchange", for its split and ρ.
         horizon: 96, 192, 336 or 720.
-        arms: model, and what differs of the optimiser.
-        plan: fields of the plan that differ.
+        arms, plan: model, and what differs of the optimiser; fields of the plan that differ.
 
     Raises:
         UnknownNameError: other data, or a horizon without a ρ.
@@ -101,12 +98,7 @@ def benchmark_arms(
 def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float], **plan: Any) -> dict[str, TrainConfig]:
     """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
 
-    Args:
-        file, data, horizon, plan: as :func:`benchmark_arms` takes them.
-        rhos: radii of sharpness-aware minimisation.
-
-    Raises:
-        UnknownNameError: as in :func:`benchmark_arms`.
+    The arguments are those of :func:`benchmark_arms`.
 
     Example:
         >>> list(experiments.rho_arms("ETTh1.csv", "ETTh1", 96, [0.0, 0.5]))
@@ -258,11 +250,9 @@ def _facts(config: TrainConfig) -> dict[str, Any]:
 
 
 def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the results of runs in context, with those of the oracle.
+    """Collect the results of runs in context below a folder, with those of the oracle.
 
-    Args:
-        arms: runs, all of one number of inputs and points; those that have not ended are left out.
-        out: folder of their folders.
+    All are of one number of inputs and points; those that have not ended are left out.
 
     Returns:
         Dataset of kind "in_context_runs": that of :func:`tsfm_lens.studies.experiments.gathered`, with ``oracle``
@@ -301,11 +291,7 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
 
 
 def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the results of runs, by parametrisation, width and rate.
-
-    Args:
-        arms: runs; those that have not ended are left out.
-        out: folder of their folders.
+    """Collect the results of runs below a folder, by parametrisation, width and rate.
 
     Returns:
         Dataset of kind "transfer_runs": ``mse`` (parametrisation, width, rate, seed), the error on held-out prompts at

@@ -111,11 +111,7 @@ def rate_of(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
 def prepare(
     config: TrainConfig, out: str | Path | None = None
 ) -> tuple[Training, ForecastTask | InContextTask, Watch | None]:
-    """Prepare a run without starting it, with its task and its watch.
-
-    Args:
-        config: of the run.
-        out: its folder; nothing is kept if None.
+    """Prepare a run in a folder, or in none, without starting it, with its task and its watch.
 
     Raises:
         InputError: as :func:`tsfm_lens.studies.samformer.benchmark` and the models say.
@@ -189,10 +185,9 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
     """Train to the end and measure, or go on with a run that was stopped.
 
     Args:
-        config: of the run.
-        out: its folder: config.json, log.jsonl, state.pt, watch.jsonl, and at the end best.safetensors and result.json.
-        resume: go on with the run in ``out``.
-        quiet: no progress bar.
+        config, out: of the run, and its folder: config.json, log.jsonl, state.pt, watch.jsonl, and at the end
+            best.safetensors and result.json.
+        resume, quiet: go on with the run in ``out``; no progress bar.
 
     Returns:
         ``ended``; and then ``validation`` and ``test``, errors "mse" and "mae" with the weights of the lowest

@@ -33,9 +33,6 @@ ROW = 200  # pixels
 def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a rank, over the first singular value cut off, on logarithmic axes.
 
-    Args:
-        ds: of kind "theory_compression_rank".
-
     Returns:
         Dots per scaling of the weights, the root mean square over draws; a dashed line of slope 1; the bound with √L
         as a line above.
@@ -69,9 +66,6 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
 def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a fixed rank over its width, for weights that grow with it and for others.
 
-    Args:
-        ds: of kind "theory_compression_width".
-
     Returns:
         Faint dots per draw, and a line per kind of weights through the root mean squares; a dashed line of slope 1/2.
 
@@ -103,9 +97,6 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
 @draws("theory_sketching", needs=("distance", "effective_index", "floor", "singular_value"))
 def sketching_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the errors of sketches of several heads, and their places on the spectrum of the input.
-
-    Args:
-        ds: of kind "theory_sketching".
 
     Returns:
         At the left the singular values, with an upright line per number of heads at the error of its sparse sketch; at
@@ -150,9 +141,6 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
 def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of a layer's output by its number of heads, a panel per size of the input.
 
-    Args:
-        ds: of kind "theory_head_spectra".
-
     Returns:
         A line per number of heads, from pale to dark, the median over draws, and the input as a dashed line; the dotted
         line is ε.
@@ -193,9 +181,6 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
 @draws("theory_chebyshev", needs=("coordinate", "found_rank"))
 def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
-
-    Args:
-        ds: of kind "theory_chebyshev".
 
     Returns:
         A curve per rank, from the smallest value to the largest.

@@ -23,9 +23,6 @@ __all__ = ["compression_bound_lines", "embedding_bound_lines", "growth_bound_lin
 def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw spectra of embeddings of known smoothness with their bounds, and counts of residual MLPs with theirs.
 
-    Args:
-        ds: of kind "theory_embedding_bounds".
-
     Returns:
         A panel per embedding, the bound as a dashed line where it says something; in the last panel the most singular
         values above the threshold over activations and draws, and the bound on their number.
@@ -64,9 +61,6 @@ def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
 @draws("theory_compression_bounds", needs=("error", "bound", "rate", "repeated_error", "least_error", "floor"))
 def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw theorem 3 in three panels: errors and their bound, one token repeated, and incompressible inputs.
-
-    Args:
-        ds: of kind "theory_compression_bounds".
 
     Returns:
         The median of error, bound and printed rate over draws and heads, with the largest error; the error of one
@@ -110,9 +104,6 @@ def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
 @draws("theory_growth_bounds", needs=("relative", "upper", "grown", "lower", "alone", "corollary"))
 def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw theorem 4 and corollary 1, a row each and a column per number of heads.
-
-    Args:
-        ds: of kind "theory_growth_bounds".
 
     Returns:
         Above the construction that grows as fast as it can, with its lower bound; below one layer of random weights,
@@ -163,9 +154,6 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
 @draws("theory_sketch_bounds", needs=("shared_error", "own_error", "shared_floor", "own_bound"))
 def sketch_bound_dots(ds: xr.Dataset) -> go.Figure:
     """Draw errors with one sketch for all heads and with one for each, and their bounds by theorem 6, a row per size.
-
-    Args:
-        ds: of kind "theory_sketch_bounds".
 
     Returns:
         Dots for errors, the mean over draws, and upright signs for what they are at least or at most.

@@ -35,9 +35,6 @@ _AGAINST = {"width": "width d", "heads": "heads"}
 def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     """Draw tokens of a vocabulary along its two leading directions, coloured by the value that they stand for.
 
-    Args:
-        ds: of kind "vocabulary_plane".
-
     Returns:
         A dot per token; of a quantised model a thin line joins neighbouring values, of text dots are grey.
 
@@ -80,9 +77,6 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
 @draws("spectra_by_patch", needs=("singular_value", "patch", "origin"))
 def patch_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of embedded white noise, a line per embedding, the longer its patches the darker.
-
-    Args:
-        ds: of kind "spectra_by_patch".
 
     Returns:
         Lines on a logarithmic axis, dotted of random residual MLPs.
@@ -128,7 +122,6 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | 
     """Draw the average ε-rank of W_Q, a dot per model, against the width or the number of heads.
 
     Args:
-        ds: of kind "ranks_by_model".
         against: "width", with contours of rank over width, or "heads", with the ranks of single heads at the right.
         epsilon: one of the result's; each has a row of panels unless given.
 

@@ -22,9 +22,7 @@ from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)) -> xr.Dataset:
     """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads.
 
-    Args:
-        lenses: the models, taken one after the other: a generator that opens them holds one at a time.
-        epsilon: one or several.
+    Models are taken one after the other: a generator that opens them holds one at a time.
 
     Returns:
         Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d), ``heads`` of the first stack,
@@ -98,8 +96,7 @@ def spectra_by_patch(
     Args:
         run: of a model, or one of each of several.
         patches: steps of a patch of the random embeddings, which are as wide as the first model; none if empty.
-        epsilon: one or several, of the ranks.
-        seed: of the noise and of the random embeddings.
+        epsilon, seed: one or several, of the ranks; of the noise and of the random embeddings.
 
     Returns:
         Dataset of kind "spectra_by_patch" over ``embedding`` (names of models, "random, patch 4", …), with coordinates
@@ -178,9 +175,6 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
     """Project the embedding of every token on the two leading singular vectors of the vocabulary.
 
     Of a quantised model the tokens are its bins of the value, without special ones; of a language model all rows.
-
-    Args:
-        lens: a model that looks its tokens up.
 
     Returns:
         Dataset of kind "vocabulary_plane" over ``token`` (ids): ``coordinate`` (token, direction), the projections on

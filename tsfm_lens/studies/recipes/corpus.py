@@ -71,12 +71,7 @@ def arrays_of(path: Path) -> Iterator[NpzFile]:
 
 
 def series_of(arrays: NpzFile, name: str, path: Path) -> NDArray[np.number]:
-    """Read a series (time,) from the arrays of the file `path`; NaN is a gap.
-
-    Raises:
-        CheckpointError: the array cannot be read, has another number of axes, holds no numbers, none that is known, or
-            an infinite one.
-    """
+    """Read a series (time,) from the arrays of a file; NaN is a gap, CheckpointError for what is none."""
     advice = f"make it again with tools/build_training_series.py {path}"
     try:
         values = arrays[name]
@@ -189,8 +184,7 @@ class Groups:
 
     Attributes:
         context: (row, context); NaN = not there.
-        future: (row, horizon): the target of the forecast.
-        future_covariates: (row, horizon): the known future of covariates, NaN elsewhere.
+        future, future_covariates: (row, horizon): the target, and the known future of covariates, NaN elsewhere.
         group_ids: (row,): rows with one id see one another.
     """
 

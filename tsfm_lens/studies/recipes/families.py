@@ -268,22 +268,11 @@ def level_shift(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 FAMILIES: Mapping[str, Generator] = {
-    "motif_rough": motif_rough,
-    "motif_smooth": motif_smooth,
-    "harmonics": harmonics,
-    "seasonal": seasonal,
-    "seasonal_walk": seasonal_walk,
-    "double_season": double_season,
-    "day_types": day_types,
-    "holidays": holidays,
-    "shocks": shocks,
-    "walks": walks,
-    "intermittent": intermittent,
-    "autoregressive": autoregressive,
-    "random_walk": random_walk,
-    "trend": trend,
-    "level_shift": level_shift,
-    "white_noise": white_noise,
+    family.__name__: family
+    for family in (
+        *(motif_rough, motif_smooth, harmonics, seasonal, seasonal_walk, double_season, day_types, holidays),
+        *(shocks, walks, intermittent, autoregressive, random_walk, trend, level_shift, white_noise),
+    )
 }
 """Generators that need no cached corpus, by name."""
 
@@ -299,13 +288,7 @@ JITTER = 1e-6
 
 
 def kernel_bank(length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0) -> Tensor:
-    """Compute the covariances (33, length, length) of the bank for a series of `length` steps on [0, 1].
-
-    Args:
-        length: steps.
-        device: where to compute.
-        period_scale: multiplies the 21 periods; 1 gives the paper's.
-    """
+    """Compute the covariances (33, length, length) of the bank on [0, 1]; a scale of 1 gives the paper's periods."""
     grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64, device=device)
     gap = (grid[:, None] - grid[None, :]).abs()
     steps = gap * (length - 1) if length > 1 else gap

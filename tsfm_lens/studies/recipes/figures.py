@@ -29,7 +29,6 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     """Draw the loss of skill with attention of low rank, over its numbers and over the time of a training step.
 
     Args:
-        ds: of kind "low_rank_training".
         score: "mase", "wql" (rises in percent) or "log_perplexity" (in nats); an unknown one is an UnknownNameError.
 
     Returns:
@@ -76,9 +75,6 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
 def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
 
-    Args:
-        ds: of kind "vocabulary_ranks".
-
     Returns:
         A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right its change in
         training; the dashed line is the rank of the vocabulary itself, the dotted ones the rank of the initial W_Q.
@@ -123,9 +119,6 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
 @draws("training_spectra", needs=("singular_value",))
 def training_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw singular values of W_Q at several steps of training, a panel per layer.
-
-    Args:
-        ds: of kind "training_spectra".
 
     Returns:
         Lines over the index, absolute values, means over seeds; the later the step the darker.

@@ -156,13 +156,10 @@ def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) ->
         Net2Net (Chen et al. 2016) widens by copies; zeros at the writers keep the model as well and break no symmetry.
 
     Args:
-        model: a T5 that shares its embedding with its logits, or a Chronos-Bolt.
+        model: a T5 that shares its embedding with its logits, or a Chronos-Bolt; it stays as it was.
         changes: new values of "d_model", "d_kv", "d_ff", "relative_attention_num_buckets" and
             "relative_attention_max_distance", each at least the old one.
         seed: of the new weights.
-
-    Returns:
-        The wider model, with the mode of the old one; that one stays as it was.
 
     Raises:
         InputError: the model is of another kind, a value is below the old one, or a new bucket would hold distances

@@ -45,11 +45,6 @@ class MuonAdamW(torch.optim.Optimizer):
     Muon (Jordan 2024, "Muon: an optimizer for hidden layers in neural networks") moves a matrix along the nearest
     orthogonal one to its momentum, however small its gradient is in most directions. Its steps are scaled to the size
     of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so that one learning rate fits both.
-
-    Args:
-        model: whose trained weights are moved.
-        lr: learning rate; a training run sets its own.
-        weight_decay: of both.
     """
 
     def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
@@ -102,13 +97,7 @@ def _identity(recipe: TrainingRecipe) -> str:
 
 
 class RecipeTask:
-    """Recipe as a task of the training loop.
-
-    Args:
-        recipe: what to train.
-        corpus: what to draw from.
-        device: where to train.
-    """
+    """Recipe as a task of the training loop, on series of a corpus and on a device."""
 
     def __init__(self, recipe: TrainingRecipe, corpus: Corpus, device: str) -> None:
         self.recipe, self.device = recipe, device
@@ -167,9 +156,8 @@ class Trainer(Training):
     """Training run of a recipe.
 
     Args:
-        recipe: what to train.
+        recipe, corpus: what to train, and what to draw from.
         out: folder of the state, the log and the history.
-        corpus: what to draw from.
         device: where to train; by default a GPU if there is one. On a GPU the matrix products are in bfloat16.
 
     Attributes:

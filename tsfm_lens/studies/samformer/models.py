@@ -50,6 +50,11 @@ class RevIN(nn.Module):
         """Return forecasts (…, channel, step) in the units of the windows."""
         return scale * ((y - self.bias[:, None]) / self.weight[:, None]) + mean
 
+    def around(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply a map to the normalised windows, and return its forecasts in the units of the windows."""
+        mean, scale = self.statistics(x)
+        return self.inverse(function(self(x, mean, scale)), mean, scale)
+
 
 def spectral_norm(weight: Tensor) -> Tensor:
     """Compute the largest singular value of a matrix, exact, and differentiable twice where it is single.
@@ -236,7 +241,7 @@ def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_sizes(**sizes: int) -> None:
-    """Refuse sizes that are no whole numbers above 0."""
+    """Refuse sizes that are no whole numbers above 0, by name and value."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InputError(f"{name}={size!r}, expected a whole number of at least 1")
@@ -294,10 +299,7 @@ class LinearForecaster(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
-        if self.revin is None:
-            return self.readout(x)
-        mean, scale = self.revin.statistics(x)
-        return self.revin.inverse(self.readout(self.revin(x, mean, scale)), mean, scale)
+        return self.readout(x) if self.revin is None else self.revin.around(x, self.readout)
 
     def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> LinearForecaster:
         """Set W to the least squares over batches of windows and what followed them, exactly.
@@ -322,9 +324,7 @@ class LinearForecaster(nn.Module):
 
 
 def least_squares(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Compute Ŵ = argmin Σ ‖Y − XW‖² over all rows of batches (…, L), (…, H), (L, H) in float64.
-
-    Each batch is read once and not kept.
+    """Compute Ŵ = argmin Σ ‖Y − XW‖² over all rows of batches (…, L), (…, H), (L, H), float64, each read once.
 
     Source:
         SAMformer, section 2.2: the oracle (S1-ORACLE).
@@ -443,15 +443,12 @@ class TSMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
-        if self.revin is None:
-            return self.readout(self._mix(x))
-        mean, scale = self.revin.statistics(x)
-        return self.revin.inverse(self.readout(self._mix(self.revin(x, mean, scale))), mean, scale)
+        return self._mix(x) if self.revin is None else self.revin.around(x, self._mix)
 
     def _mix(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
-        return x
+        return self.readout(x)
 
 
 class _WholeBatchNorm(nn.BatchNorm1d):

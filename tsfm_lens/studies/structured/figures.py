@@ -30,7 +30,6 @@ def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | Non
     """Draw the error of each structure for every head, over that of the null for the same head.
 
     Args:
-        ds: of kind "scoring_structure".
         null: "rotated", "shuffled" or "gaussian".
         budget: one of the result's, the largest unless given.
 

@@ -134,10 +134,6 @@ class MultiLevelLowRank(StructuredMatrix):
 
     Source:
         Structured attention, equations 4 and 10 (S2-MLR). The rank printed in table 1, Σ r_l p_l, is an upper bound.
-
-    Example:
-        >>> structured.MultiLevelLowRank(8, 8, ranks=(2, 1)).n_parameters
-        48
     """
 
     def __init__(
@@ -196,24 +192,14 @@ class MultiLevelLowRank(StructuredMatrix):
 
 
 class LowRankBlockDiagonal(MultiLevelLowRank):
-    """⊕_k L_k R_kᵀ: one level of low-rank blocks (S2-LRBD); p = 1 is low rank, p = width with rank 1 is diagonal.
-
-    Example:
-        >>> structured.LowRankBlockDiagonal(8, 8, rank=1, blocks=8).dense().count_nonzero().item()
-        8
-    """
+    """⊕_k L_k R_kᵀ: one level of low-rank blocks (S2-LRBD); p = 1 is low rank, p = width with rank 1 is diagonal."""
 
     def __init__(self, out_features: int, in_features: int, rank: int, blocks: int) -> None:
         super().__init__(out_features, in_features, (rank,), (blocks,))
 
 
 class LowRank(LowRankBlockDiagonal):
-    """L Rᵀ (S2-LR), as the scoring function W_Q W_Kᵀ of a head is.
-
-    Example:
-        >>> structured.LowRank(8, 8, rank=2).generic_rank
-        2
-    """
+    """L Rᵀ (S2-LR), as the scoring function W_Q W_Kᵀ of a head is."""
 
     def __init__(self, out_features: int, in_features: int, rank: int) -> None:
         super().__init__(out_features, in_features, rank, 1)
@@ -238,10 +224,6 @@ class BlockTensorTrain(StructuredMatrix):
 
     Source:
         Structured attention, equations 5 and 11 (S2-BTT). Table 1 prints b as the upper limit of the right sum for c.
-
-    Example:
-        >>> structured.BlockTensorTrain(16, 16).n_parameters
-        128
     """
 
     def __init__(

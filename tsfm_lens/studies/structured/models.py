@@ -28,11 +28,6 @@ class ScoredAttention(nn.Module):
 
     Raises:
         InputError: the heads do not divide the width, or as the form says.
-
-    Example:
-        >>> attention = structured.ScoredAttention(16, 2, structured.BilinearTrain())
-        >>> attention(torch.zeros(1, 5, 16)).shape
-        torch.Size([1, 5, 16])
     """
 
     def __init__(
@@ -168,11 +163,6 @@ class Encoder(nn.Module):
         forms: the scoring function, or a pattern of several that repeats over the layers.
         d_mlp: hidden units of the MLPs; 4 · width if None.
         causal: whether a token sees none after it.
-
-    Example:
-        >>> encoder = structured.Encoder(16, 2, 4, structured.Standard())
-        >>> encoder(torch.zeros(1, 5, 16)).shape
-        torch.Size([1, 5, 16])
     """
 
     def __init__(
@@ -233,12 +223,6 @@ class InContextRegressor(nn.Module):
     Raises:
         InputError: the encoder is not causal.
         UnknownNameError: other tokens or positions.
-
-    Example:
-        >>> encoder = structured.Encoder(16, 1, 2, structured.BilinearTrain())
-        >>> model = structured.InContextRegressor(4, 8, encoder, 16)
-        >>> model(torch.ones(1, 8, 4), torch.ones(1, 8)).abs().max().item()
-        0.0
     """
 
     def __init__(
@@ -283,12 +267,6 @@ class PatchForecaster(nn.Module):
             on the left.
         prediction_length, levels: steps ahead, and quantile levels.
         positions: "learned" or "none".
-
-    Example:
-        >>> encoder = structured.Encoder(16, 1, 2, structured.TokenLevels((4, 4)))
-        >>> model = structured.PatchForecaster(encoder, 16, patch=4, context_length=32, prediction_length=6)
-        >>> model(torch.ones(2, 32)).shape
-        torch.Size([2, 9, 6])
     """
 
     def __init__(
@@ -357,11 +335,6 @@ class StepForecaster(nn.Module):
 
     Source:
         Structured attention, appendix J (S2-ETT).
-
-    Example:
-        >>> encoder = structured.Encoder(16, 1, 2, structured.TokenLevels((6, 2)), causal=False)
-        >>> structured.StepForecaster(encoder, 16, length=12, channels=3)(torch.zeros(2, 3, 12)).shape
-        torch.Size([2, 3, 12])
     """
 
     def __init__(

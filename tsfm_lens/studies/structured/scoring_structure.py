@@ -66,15 +66,12 @@ def scoring_structure(
     one that fits better than shuffled ones has blocks in the order of the features.
 
     Args:
-        lens: the model.
         budget: ρ over d_head, above 0 and up to 1, one or several; at least rank 1.
         epsilon: of the ε-ranks.
-        levels: the most levels, with 1, 2, 4, … blocks.
-        sweeps: of the multi-level fit; nulls have as many.
-        draws: of each null.
+        levels, sweeps: the most levels, with 1, 2, 4, … blocks, and of the multi-level fit; nulls have as many.
+        draws, seed: of each null.
         fold_norm: with the gain of the norm before the branch in the matrices, which then act on normed streams.
         stack: one stack; all if None.
-        seed: of the draws.
         progress: called with (done, of) after each attention.
 
     Returns:

@@ -37,11 +37,6 @@ class Prompts:
 
     Source:
         Structured attention, section 4 (S2-ICL).
-
-    Example:
-        >>> x, y = structured.Prompts(inputs=4).draw(3, seed=0)
-        >>> x.shape, y.shape
-        (torch.Size([3, 8, 4]), torch.Size([3, 8]))
     """
 
     inputs: int = 16
@@ -188,13 +183,6 @@ class InContextTask:
 
     Raises:
         InputError: a number is below 1, or the model was made for other prompts.
-
-    Example:
-        >>> prompts = structured.Prompts(4)
-        >>> model = structured.make_regressor("attention", prompts, width=16, layers=1)
-        >>> task = structured.InContextTask(model, prompts, held_out=64)
-        >>> 0.5 < task.evaluate()["mse"] < 2
-        True
     """
 
     def __init__(
