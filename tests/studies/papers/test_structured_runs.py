@@ -71,7 +71,7 @@ def transfer(best: dict[str, list[int]]) -> xr.Dataset:
         {
             "parametrisation": list(best),
             "width": [16, 32, 64],
-            "rate": list(experiments.transfer.RATES),
+            "rate": list(experiments.grids.RATES),
             "seed": range(SEEDS),
         },
         {"kind": "transfer_runs", "steps": 4, "inputs": 6},
@@ -86,7 +86,7 @@ def test_the_best_rate_carries_over_where_it_does(monkeypatch: pytest.MonkeyPatc
     assert ratios == {"standard parametrisation": 0.25, "μP": 1.0, "μP, MLR attention": 2.0}
     fig = figures.learning_rates(data)
     diamonds = [trace.x[0] for trace in fig.data if trace.marker.symbol == "diamond"]
-    rates = experiments.transfer.RATES
+    rates = experiments.grids.RATES
     assert diamonds == [rates[place] for place in (4, 3, 2, 3, 3, 3, 3, 3, 4)]
     (plate,) = catalogue.find("transfer_runs").plates(data)
     assert "0.008 at width 16" in plate.reading[1]
