@@ -21,8 +21,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from tsfm_lens.models.timing import in_turn, ratios
+from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import RECIPES, TrainingRecipe
-from tsfm_lens.studies.recipes.train import build_model
 from tsfm_lens.studies.samformer import BenchmarkTask, benchmark, make_model
 from tsfm_lens.training import SAM, Plan, Training, Watch, sharpness
 from tsfm_lens.training.losses import patch_loss, token_loss

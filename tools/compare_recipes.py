@@ -17,8 +17,7 @@ import typer
 from tsfm_lens.console import console
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.evaluate import validation
-from tsfm_lens.studies.recipes.mixes import COPY_MIX, HOME_MIX, WIDE_MIX
-from tsfm_lens.studies.recipes.recipe import Stage, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import MIXES, Stage, TrainingRecipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.training.state import STATE
@@ -47,7 +46,7 @@ def mixed(mix: Mapping[str, float]) -> Change:
 
 def without(*families: str) -> Change:
     """The wide mixture without some families."""
-    return mixed({name: weight for name, weight in WIDE_MIX.items() if name not in families})
+    return mixed({name: weight for name, weight in MIXES["wide"].items() if name not in families})
 
 
 def smoothed(factor: float) -> Change:
@@ -76,8 +75,8 @@ def unplanted(recipe: TrainingRecipe) -> TrainingRecipe:
 COMMON: dict[str, Change] = {
     "as it is": lambda recipe: recipe,
     "no real series": without("real", "tsmixup"),
-    "no generators": without(*HOME_MIX),
-    "more copying": mixed({name: weight + 2 * COPY_MIX.get(name, 0.0) for name, weight in WIDE_MIX.items()}),
+    "no generators": without(*MIXES["home"]),
+    "more copying": mixed({name: weight + 2 * MIXES["copy"].get(name, 0.0) for name, weight in MIXES["wide"].items()}),
     "another seed": lambda recipe: recipe.model_copy(update={"seed": 1}),
     "no planted bias": unplanted,
     "half the rate": lambda recipe: recipe.model_copy(update={"learning_rate": recipe.learning_rate / 2}),

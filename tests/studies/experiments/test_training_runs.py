@@ -65,20 +65,6 @@ def test_the_optimiser_is_that_of_the_configuration() -> None:
     assert (type(plain.optimizer), plain.optimizer.param_groups[0]["momentum"]) == (torch.optim.SGD, 0.5)
 
 
-def test_a_warm_up_rises_to_the_rate_in_as_many_steps() -> None:
-    constant = {"learning_rate": 0.5, "warm_up": 4, "schedule": "constant"}
-    rising, _, _ = experiments.prepare(config(optimizer=constant))
-    assert rising.rate is not None
-    assert [rising.rate(step) for step in range(6)] == [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
-    falling, task, _ = experiments.prepare(config(optimizer={**constant, "schedule": "cosine"}))
-    whole, _, _ = experiments.prepare(config(optimizer={"learning_rate": 0.5}))
-    assert falling.rate is not None
-    assert whole.rate is not None
-    last = 2 * task.batches_per_epoch
-    assert falling.rate(last) == whole.rate(last) < 0.5
-    assert falling.rate(1) == 0.25
-
-
 def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> None:
     watched = {"watch": {"every": 1, "measures": ["sharpness", "attention"], "windows": 8, "products": 4}}
     whole = experiments.train(config(optimizer={"rho": 0.1}, **watched), tmp_path / "whole", quiet=True)

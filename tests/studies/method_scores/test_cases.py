@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tsfm_lens.studies.method_scores.cases import Case, cases
+from tsfm_lens.studies.method_scores.leaderboard import ExplanationCase, cases
 from tsfm_lens.zoo.planted import plant
 
 
-def case_of(mechanism: str, architecture: str, *, twins: bool = False) -> tuple[list[Case], Any]:
+def case_of(mechanism: str, architecture: str, *, twins: bool = False) -> tuple[list[ExplanationCase], Any]:
     found = list(cases([(mechanism, architecture)], seeds=1, series=1, twins=twins))
     return found, plant(mechanism, architecture, seed=0).card
 

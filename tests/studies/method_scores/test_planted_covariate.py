@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.studies.method_scores.noise import forecast_error
-from tsfm_lens.studies.method_scores.scores import score
-from tsfm_lens.studies.method_scores.series import bench
+from tsfm_lens.studies.method_scores.scores import forecast_error, score
+from tsfm_lens.studies.method_scores.series import evaluation_case
 from tsfm_lens.zoo.planted import CovariateTimes, Planted, open_planted, plant
 from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME, draw_cases, forecast_with
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH
@@ -143,7 +142,7 @@ def test_saved_and_opened_is_the_same(planted: Planted, tmp_path: Path) -> None:
 
 
 def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
-    on = bench(planted.lens(), planted.card, series=4, noise=0.05)
+    on = evaluation_case(planted.lens(), planted.card, series=4, noise=0.05)
     clean, corrupted = on.clean.batch, on.corrupted.batch
     assert [clean.roles[row] for row in on.targets] == 4 * ["target"]
     assert len(clean) == 12

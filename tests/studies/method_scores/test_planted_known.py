@@ -8,8 +8,7 @@ import pytest
 
 from tsfm_lens import probes
 from tsfm_lens.studies.method_scores.scores import score
-from tsfm_lens.studies.method_scores.series import bench
-from tsfm_lens.studies.method_scores.twins import untrained
+from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
 from tsfm_lens.zoo.planted import Planted, plant
 
 CAUSAL = [
@@ -63,7 +62,7 @@ def test_a_planted_induction_head_is_named_and_no_other(induction: Planted) -> N
 
 
 def test_attribution_is_complete_where_a_partial_stream_is_sure_of_no_value(induction: Planted) -> None:
-    run = bench(induction.lens(), induction.card, series=2).clean
+    run = evaluation_case(induction.lens(), induction.card, series=2).clean
     found = probes.attribute(run)
     assert np.isfinite(found["attribution"]).all()
     assert (found["completeness_error"] < 1e-3).all()
@@ -74,7 +73,7 @@ def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not(arch
     """In a decoder, and in an encoder."""
     planted = plant("backup", architecture)
     primary = next(str(part.stands_in_for) for part in planted.card.parts if part.role == "backup")
-    on = bench(planted.lens(), planted.card, series=6)
+    on = evaluation_case(planted.lens(), planted.card, series=6)
     found = probes.causal_effects(on.clean, components=on.components)
     named = found["component"].values[found["self_repair_stands_out"].values].tolist()
     assert named == [primary]

@@ -11,10 +11,15 @@ import pytest
 
 from planted.model import ALIVE, stand_in
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.method_scores.noise import as_noisy_as_it_bears, forecast_error, keeps_its_roles
-from tsfm_lens.studies.method_scores.scores import Condition, campaign
-from tsfm_lens.studies.method_scores.series import Bench, bench
-from tsfm_lens.zoo.planted import Planted, PlantedPart, plant
+from tsfm_lens.studies.method_scores.scores import (
+    Condition,
+    as_noisy_as_it_bears,
+    campaign,
+    forecast_error,
+    keeps_its_roles,
+)
+from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
+from tsfm_lens.zoo.planted import Part, Planted, plant
 
 LEVELS = (1.0, 0.01, 0.0001)
 TOLD = np.ones(4, dtype=bool)
@@ -28,14 +33,14 @@ def test_a_copy_bears_noise_and_a_gate_hardly_any() -> None:
     borne = as_noisy_as_it_bears(partial(_at, "seasonal-copy", 0), LEVELS, series=4, seed=0)
     assert borne is not None
     assert borne.card.weight_noise == 0.01
-    assert forecast_error(bench(borne.lens(), borne.card, series=4)) < 0.1
+    assert forecast_error(evaluation_case(borne.lens(), borne.card, series=4)) < 0.1
     assert as_noisy_as_it_bears(partial(_at, "gate", 0), LEVELS, series=4, seed=0) is None
 
 
 def test_a_backup_that_acts_alone_is_none() -> None:
     """Its forecast is right at this level, and what its card says of the backup is not."""
     clean, noisy = (_at("backup", 1, level) for level in (0.0, 0.01))
-    series = [bench(one.lens(), one.card, series=4, seed=1) for one in (clean, noisy)]
+    series = [evaluation_case(one.lens(), one.card, series=4, seed=1) for one in (clean, noisy)]
     assert forecast_error(series[1]) < 0.1
     assert [keeps_its_roles(on, TOLD) for on in series] == [True, False]
     borne = as_noisy_as_it_bears(partial(_at, "backup", 1), LEVELS, series=4, seed=1)
@@ -45,12 +50,12 @@ def test_a_backup_that_acts_alone_is_none() -> None:
 
 def test_a_decoy_that_moves_the_forecast_is_none() -> None:
     planted = stand_in()
-    on = bench(planted.lens(), planted.card, series=4)
+    on = evaluation_case(planted.lens(), planted.card, series=4)
     assert keeps_its_roles(on, TOLD)
     for name, kept in ((ALIVE[0], False), ("decoder.0.mlp", True)):
-        decoy = PlantedPart(component=name, role="decoy", does="writes loudly")
+        decoy = Part(component=name, role="decoy", does="writes loudly")
         card = on.card.model_copy(update={"parts": (decoy,)})
-        assert keeps_its_roles(Bench(on.lens, card, on.clean, on.corrupted), TOLD) == kept
+        assert keeps_its_roles(EvaluationCase(on.lens, card, on.clean, on.corrupted), TOLD) == kept
 
 
 def test_a_campaign_gives_each_model_what_it_bears() -> None:

@@ -13,10 +13,8 @@ from scipy.stats import rankdata
 
 from planted.model import ALIVE, stand_in
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.stats import auroc
-from tsfm_lens.studies.method_scores.inputs import token_name, true_tokens
-from tsfm_lens.studies.method_scores.marks import claim_marks, marks, precision_at_size
-from tsfm_lens.studies.method_scores.methods import METHODS, Found
+from tsfm_lens.studies.method_scores.marks import auroc, claim_marks, marks, precision_at_size
+from tsfm_lens.studies.method_scores.methods import METHODS, Ranking, token_name, true_tokens
 from tsfm_lens.studies.method_scores.page import tables, write_page
 from tsfm_lens.studies.method_scores.scores import (
     CONDITIONS,
@@ -29,9 +27,9 @@ from tsfm_lens.studies.method_scores.scores import (
     score,
     truth,
 )
-from tsfm_lens.studies.method_scores.series import Bench, bench
+from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
 from tsfm_lens.testing.tolerance import assert_close
-from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Planted, PlantedPart, SeasonalCopy
+from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Part, Planted, SeasonalCopy
 from tsfm_lens.zoo.planted.rules import Rule
 
 MAIN = (
@@ -45,10 +43,10 @@ MAIN = (
 
 
 @pytest.fixture(scope="module")
-def on() -> Bench:
+def on() -> EvaluationCase:
     """The stand-in on its series."""
     planted = stand_in()
-    return bench(planted.lens(), planted.card, series=6)
+    return evaluation_case(planted.lens(), planted.card, series=6)
 
 
 def _draws() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -100,7 +98,7 @@ RULES = (
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_twins_hold_the_same_values_and_another_forecast(rule: Rule, noise: float) -> None:
     planted = stand_in()
-    on = bench(planted.lens(), planted.card.model_copy(update={"rule": rule}), series=4, noise=noise)
+    on = evaluation_case(planted.lens(), planted.card.model_copy(update={"rule": rule}), series=4, noise=noise)
     clean, twins = on.clean.batch.values, on.corrupted.batch.values
     assert on.clean.truth is not None
     for row, (one, other) in enumerate(zip(clean, twins, strict=True)):
@@ -115,19 +113,16 @@ def test_twins_hold_the_same_values_and_another_forecast(rule: Rule, noise: floa
             assert (rule.seasonal(one), rule.seasonal(other)) == (row % 2 == 0, row % 2 == 1)
 
 
-def test_true_tokens_are_those_that_the_rule_reads(on: Bench) -> None:
+def test_true_tokens_are_those_that_the_rule_reads(on: EvaluationCase) -> None:
     # 64 steps in patches of 4, of which the rule reads the last 16
     expected = {token_name(row, token): token >= 12 for row in range(6) for token in range(16)}
     assert true_tokens(on) == expected
 
 
-def test_backups_count_only_where_pairs_are_looked_for(on: Bench) -> None:
-    parts = (
-        *on.card.parts,
-        PlantedPart(component="decoder.2.mlp", role="backup", does="waits", stands_in_for=ALIVE[1]),
-    )
+def test_backups_count_only_where_pairs_are_looked_for(on: EvaluationCase) -> None:
+    parts = (*on.card.parts, Part(component="decoder.2.mlp", role="backup", does="waits", stands_in_for=ALIVE[1]))
     card = on.card.model_copy(update={"parts": parts})
-    with_backup = Bench(on.lens, card, on.clean, on.corrupted)
+    with_backup = EvaluationCase(on.lens, card, on.clean, on.corrupted)
     names = ("decoder.2.mlp", *ALIVE, "decoder.0.mlp")
     labels, counts, every = truth(with_backup, METHODS["zero ablation"], names)
     assert (labels.tolist(), counts.tolist(), every) == ([False, True, True, False], [False, True, True, True], 2)
@@ -139,7 +134,7 @@ def test_backups_count_only_where_pairs_are_looked_for(on: Bench) -> None:
     labels, counts, every = truth(with_backup, METHODS["path patching"], edges)
     assert (labels.tolist(), counts.tolist(), every) == ([True, False, False], [True, False, False], 3)
     # the backup's score is left out, however high it is
-    found = marks_of(with_backup, METHODS["zero ablation"], Found(names, np.array([9.0, 2.0, 1.0, 0.0])))
+    found = marks_of(with_backup, METHODS["zero ablation"], Ranking(names, np.array([9.0, 2.0, 1.0, 0.0])))
     assert (found["auroc"], found["worst_rank"], found["scope"]) == (1.0, 2.0, 1.0)
 
 
@@ -158,8 +153,8 @@ def test_unknown_methods_are_named() -> None:
         score(planted.lens(), planted.card, methods=["zero ablations"])
 
 
-def test_decoys_are_counted_by_method(on: Bench) -> None:
-    decoy = PlantedPart(component="decoder.0.mlp", role="decoy", does="writes loudly")
+def test_decoys_are_counted_by_method(on: EvaluationCase) -> None:
+    decoy = Part(component="decoder.0.mlp", role="decoy", does="writes loudly")
     card = on.card.model_copy(update={"parts": (*on.card.parts, decoy)})
     found = score(on.lens, card, series=6, methods=["zero ablation", "path patching"]).decoys
     assert found[["method", "decoy", "fooled", "claimed"]].to_numpy().tolist() == [
@@ -224,10 +219,10 @@ def test_a_method_that_refuses_is_told_of_and_stops_nothing(monkeypatch: pytest.
     planted = stand_in()
     names = ("zero ablation", "circuit, effects, zeroed")
 
-    def refuses(_bench: Bench) -> Found:
+    def refuses(_bench: EvaluationCase) -> Ranking:
         raise InputError("nothing to tell apart")
 
-    monkeypatch.setitem(METHODS, names[1], replace(METHODS[names[1]], find=refuses))
+    monkeypatch.setitem(METHODS, names[1], replace(METHODS[names[1]], rank=refuses))
     rows = score(planted.lens(), planted.card, series=6, methods=names).methods.set_index("method")
     assert rows["refused"].tolist() == [False, True]
     assert np.isfinite(rows.loc[names[0], "auroc"])

@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.studies.method_scores.cases import Case, cases
 from tsfm_lens.studies.method_scores.leaderboard import (
     SHIPPED,
     START,
     STOP,
+    ExplanationCase,
     benchmark,
+    cases,
     leaderboard,
     main,
     measured,
@@ -26,7 +27,7 @@ FEW = {"pairs": PAIRS, "seeds": 1, "series": 1}
 SHOWN = Path(__file__).parents[3] / "docs" / "planted.md"
 
 
-def the_truth(case: Case) -> np.ndarray:
+def the_truth(case: ExplanationCase) -> np.ndarray:
     return np.nan_to_num(case.true_parts)
 
 
@@ -75,7 +76,7 @@ def test_the_shipped_table_says_what_was_measured() -> None:
 def test_a_part_is_measured_again_and_the_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{START}{STOP}\nafter\n")
-    monkeypatch.setattr("tsfm_lens.zoo.planted.mechanisms", lambda: tuple(PAIRS[:1]))
+    monkeypatch.setattr("tsfm_lens.studies.method_scores.leaderboard.mechanisms", lambda: tuple(PAIRS[:1]))
     main(page, seeds=1, series=1, only=["newest first"])
     main(page, seeds=1, series=1, only=["random"])
     rows = pd.read_csv(page.with_suffix(".explanations.csv"))
@@ -103,7 +104,7 @@ def test_what_is_no_method_is_refused() -> None:
     with pytest.raises(InputError, match="expected"):
         benchmark(lambda case: [1.0], **FEW)
 
-    def never(case: Case) -> np.ndarray:
+    def never(case: ExplanationCase) -> np.ndarray:
         raise InputError("not this one")
 
     with pytest.raises(InputError, match="explains none"):

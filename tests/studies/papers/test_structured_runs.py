@@ -12,7 +12,7 @@ from tsfm_lens.studies.experiments import figures
 from tsfm_lens.studies.papers import items_structured as said
 from tsfm_lens.studies.papers import measures_structured_runs
 from tsfm_lens.studies.papers.reproduce import reproduce
-from tsfm_lens.studies.recipes.levels import LEVELS, level_arms
+from tsfm_lens.studies.recipes.levels import LEVELS, level_runs
 from tsfm_lens.testing import assert_close
 
 SEEDS = 7
@@ -71,7 +71,7 @@ def transfer(best: dict[str, list[int]]) -> xr.Dataset:
         {
             "parametrisation": list(best),
             "width": [16, 32, 64],
-            "rate": list(experiments.transfer.RATES),
+            "rate": list(experiments.grids.RATES),
             "seed": range(SEEDS),
         },
         {"kind": "transfer_runs", "steps": 4, "inputs": 6},
@@ -86,7 +86,7 @@ def test_the_best_rate_carries_over_where_it_does(monkeypatch: pytest.MonkeyPatc
     assert ratios == {"standard parametrisation": 0.25, "μP": 1.0, "μP, MLR attention": 2.0}
     fig = figures.learning_rates(data)
     diamonds = [trace.x[0] for trace in fig.data if trace.marker.symbol == "diamond"]
-    rates = experiments.transfer.RATES
+    rates = experiments.grids.RATES
     assert diamonds == [rates[place] for place in (4, 3, 2, 3, 3, 3, 3, 3, 4)]
     (plate,) = registry.find("transfer_runs").draw_panels(data)
     assert "0.008 at width 16" in plate.sentences[1]
@@ -117,7 +117,7 @@ def test_shipped_runs_are_of_the_stated_grids() -> None:
     assert set(map(str, encoders["arm"].values)) <= set(experiments.encoder_arms("ETTh1.csv"))
     assert np.isfinite(encoders["test_mae"].sel(arm="standard, T = 96")).any()
     assert set(map(str, levels["arm"].values)) <= set(LEVELS)
-    assert levels.attrs["steps"] == level_arms(seeds=1)[0].recipe.steps
+    assert levels.attrs["steps"] == level_runs(seeds=1)[0].recipe.steps
     assert np.isfinite(levels["loss"].sel(arm="standard")).all()
     named = experiments.transfer_arms()
     for kind in map(str, rates["parametrisation"].values):

@@ -9,7 +9,7 @@ import xarray as xr
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import AttentionWeights
-from tsfm_lens.studies.rank_theory.experiments.making import children, of_spectrum, slope_of, slope_of_rms
+from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum, slope_of, slope_of_rms
 from tsfm_lens.testing import assert_close, rounding
 
 SLACK = rounding("float64", 1.0, depth=1000)

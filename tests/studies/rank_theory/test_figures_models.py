@@ -11,7 +11,7 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.registry import find
 from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies.rank_theory import figures_models
-from tsfm_lens.studies.rank_theory import measurements_models as rank_models
+from tsfm_lens.studies.rank_theory import figures_models as rank_models
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.printing import COLUMNS
 

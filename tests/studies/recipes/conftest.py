@@ -7,7 +7,8 @@ import copy
 import pytest
 
 from tsfm_lens.studies.recipes.corpus import Corpus, build_corpus
-from tsfm_lens.studies.recipes.recipe import BOLT_NANO, CHRONOS2_NANO, CHRONOS_NANO, Stage, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import Stage, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 
 ROWS = {"motif_smooth": 6, "motif_rough": 6, "harmonics": 6, "kernelsynth": 6, "chaotic": 6}
 MIX = {"motif_rough": 1.0, "kernelsynth": 1.0, "chaotic": 1.0, "tsmixup": 1.0}
@@ -37,18 +38,20 @@ def corpus() -> Corpus:
 
 def tiny_token() -> TrainingRecipe:
     """A token model of 64 ids."""
-    small = shrink(CHRONOS_NANO, n_tokens=64, context_length=24, prediction_length=8, top_k=64)
+    small = shrink(find_recipe("chronos-nano"), n_tokens=64, context_length=24, prediction_length=8, top_k=64)
     return small.model_copy(update={"config": small.config | {"vocab_size": 64}})
 
 
 def tiny_patch() -> TrainingRecipe:
     """A patch model of four steps a patch."""
-    return shrink(BOLT_NANO, context_length=24, prediction_length=8, input_patch_size=4, input_patch_stride=4)
+    return shrink(
+        find_recipe("bolt-nano"), context_length=24, prediction_length=8, input_patch_size=4, input_patch_stride=4
+    )
 
 
 def tiny_group() -> TrainingRecipe:
     """A model with covariates, of four steps a patch."""
-    return shrink(CHRONOS2_NANO, context_length=24, time_encoding_scale=24, max_output_patches=2)
+    return shrink(find_recipe("chronos2-nano"), context_length=24, time_encoding_scale=24, max_output_patches=2)
 
 
 @pytest.fixture(params=[tiny_token, tiny_patch, tiny_group], ids=["token", "patch", "group"])

@@ -10,10 +10,9 @@ import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 
 from tsfm_lens.errors import UnknownNameError
-from tsfm_lens.studies.recipes.evaluate import covariate_gain, real_cases
+from tsfm_lens.studies.recipes.evaluate import covariate_gain, geometric_mean, measure, real_cases
+from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import RECIPES
-from tsfm_lens.studies.recipes.skill import geometric_mean, measure
-from tsfm_lens.studies.recipes.train import build_model
 from tsfm_lens.zoo import checkpoint_names, checkpoint_path
 
 KINDS = {"bolt-nano": ChronosBoltPipeline, "chronos-nano": ChronosPipeline, "chronos2-nano": Chronos2Pipeline}

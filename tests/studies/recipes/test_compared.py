@@ -11,11 +11,20 @@ import xarray as xr
 
 from tsfm_lens.compress import sizes
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.recipes.arms import ATTENTION, DENSE, SEEDS, VOCABULARIES, Arm, arms
-from tsfm_lens.studies.recipes.compared import attention_record, held_out
 from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.history import initial_model
-from tsfm_lens.studies.recipes.lowrank import records, trained
+from tsfm_lens.studies.recipes.lowrank import (
+    ATTENTION,
+    DENSE,
+    SEEDS,
+    VOCABULARIES,
+    RecipeRun,
+    attention_record,
+    held_out,
+    records,
+    runs,
+    trained,
+)
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.testing import assert_close
@@ -23,7 +32,7 @@ from tsfm_lens.training.state import STATE
 
 
 def test_arms_of_one_seed_come_first_and_differ_in_rank_alone() -> None:
-    every = list(arms(vocabulary_seeds=2))
+    every = runs(vocabulary_seeds=2)
     assert len({arm.folder for arm in every}) == len(every) == SEEDS * len(ATTENTION) + 2 * len(VOCABULARIES)
     assert {arm.seed for arm in every[: len(ATTENTION) + len(VOCABULARIES)]} == {0}
     for arm in every:
@@ -37,23 +46,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def few(token_recipe: TrainingRecipe) -> list[Arm]:
+def few(token_recipe: TrainingRecipe) -> list[RecipeRun]:
     """A dense arm, one by head and one vocabulary."""
     base = token_recipe.model_copy(update={"corpus": {"motif_smooth": 6}, "steps": 4})
     low = base.model_copy(update={"name": "constant", "attention_rank": AttentionRank(rank=2)})
     fixed = base.model_copy(update={"name": "vocabulary 2", "vocabulary_rank": 2})
-    return [Arm(recipe.name, 0, recipe) for recipe in (base.model_copy(update={"name": DENSE}), low, fixed)]
+    return [RecipeRun(recipe.name, 0, recipe) for recipe in (base.model_copy(update={"name": DENSE}), low, fixed)]
 
 
 @pytest.fixture
-def found(few: list[Arm], corpus: Corpus, folder: Path) -> dict[str, xr.Dataset]:
+def found(few: list[RecipeRun], corpus: Corpus, folder: Path) -> dict[str, xr.Dataset]:
     for arm in few:
         assert trained(arm, folder, corpus, quiet=True)
     return records(few, folder, corpus)
 
 
 def test_what_is_measured_is_what_counts_and_svds_say(
-    found: dict[str, xr.Dataset], few: list[Arm], folder: Path, corpus: Corpus
+    found: dict[str, xr.Dataset], few: list[RecipeRun], folder: Path, corpus: Corpus
 ) -> None:
     attention, vocabulary, spectra = (found[name] for name in ("attention", "vocabulary", "spectra"))
     assert attention["arm"].values.tolist() == [DENSE, "constant"]
@@ -77,7 +86,7 @@ def test_what_is_measured_is_what_counts_and_svds_say(
 
 
 def test_an_arm_that_has_ended_stays_and_one_that_was_stopped_goes_on(
-    few: list[Arm], corpus: Corpus, tmp_path: Path
+    few: list[RecipeRun], corpus: Corpus, tmp_path: Path
 ) -> None:
     stopped = Trainer(few[1].recipe, tmp_path / few[1].folder, corpus, device="cpu")
     stopped.run(until=2, quiet=True)
@@ -90,6 +99,6 @@ def test_an_arm_that_has_ended_stays_and_one_that_was_stopped_goes_on(
     assert (tmp_path / few[1].folder / STATE).read_bytes() == before
 
 
-def test_arms_without_a_dense_one_are_not_compared(few: list[Arm], corpus: Corpus, folder: Path) -> None:
+def test_arms_without_a_dense_one_are_not_compared(few: list[RecipeRun], corpus: Corpus, folder: Path) -> None:
     with pytest.raises(InputError, match="'dense'"):
         attention_record({few[1].name: {0: (few[1], folder)}}, corpus)

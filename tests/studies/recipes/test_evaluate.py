@@ -16,27 +16,25 @@ from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.models import load
 from tsfm_lens.studies.recipes import evaluate
 from tsfm_lens.studies.recipes.evaluate import (
-    TEST_SEED,
-    VALIDATION_SEED,
-    covariate_cases,
-    main,
-    synthetic_cases,
-    validation_cases,
-)
-from tsfm_lens.studies.recipes.export import open_pipeline
-from tsfm_lens.studies.recipes.skill import (
     LEVELS,
     PATHS,
-    Case,
+    TEST_SEED,
+    VALIDATION_SEED,
+    SkillCase,
+    covariate_cases,
     geometric_mean,
     interval,
     longest_horizon,
+    main,
     measure,
     naive_quantiles,
     quantile_loss,
     summary,
+    synthetic_cases,
+    validation_cases,
     windows,
 )
+from tsfm_lens.studies.recipes.export import open_pipeline
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo import checkpoint_path
 
@@ -100,7 +98,7 @@ def test_geometric_mean_of_reciprocals_is_one() -> None:
 
 
 def test_windows_do_not_overlap_and_see_no_future() -> None:
-    case = Case("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
+    case = SkillCase("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
     tasks = list(windows(case, 10))
     assert len(tasks) == 5
     np.testing.assert_array_equal(np.concatenate([task.truth for task in tasks[::-1]]), np.arange(50.0, 100.0))
@@ -110,7 +108,7 @@ def test_windows_do_not_overlap_and_see_no_future() -> None:
 
 def test_a_seasonal_naive_model_has_ratio_one() -> None:
     values = np.random.default_rng(0).normal(size=120)
-    cases = [Case("noise", values, 4), Case("walk", values.cumsum(), 4)]
+    cases = [SkillCase("noise", values, 4), SkillCase("walk", values.cumsum(), 4)]
     results = measure(LastSeason(), cases, horizon=12)
     assert [result.name for result in results] == ["noise", "walk"]
     assert_close([result.ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32)
@@ -120,13 +118,13 @@ def test_a_seasonal_naive_model_has_ratio_one() -> None:
 
 def test_a_model_sees_the_covariates_of_its_windows_if_asked_to() -> None:
     cause = np.random.default_rng(0).normal(size=(1, 120))
-    case = Case("caused", cause[0] + 0.0, 4, cause)
+    case = SkillCase("caused", cause[0] + 0.0, 4, cause)
     assert measure(Cause(), [case], horizon=12)[0].model < 1e-6
     assert measure(Cause(), [case], horizon=12, covariates=False)[0].model > 0.3
 
 
 def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
-    case = Case("fifty", np.resize([49.0, 51.0], 80), 1)
+    case = SkillCase("fifty", np.resize([49.0, 51.0], 80), 1)
     errors = [measure(Sampler(), [case], horizon=8, samples=samples)[0].model for samples in (None, 50, 80)]
     # the series is 50 on average and moves by 2 at each step
     assert errors == pytest.approx([15.0, 0.5, 15.0])
@@ -134,7 +132,7 @@ def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
 
 def test_many_paths_are_drawn_in_parts_that_fit_in_memory() -> None:
     sampler = Sampler()
-    cases = [Case(str(row), np.resize([49.0, 51.0], 200), 1) for row in range(3)]
+    cases = [SkillCase(str(row), np.resize([49.0, 51.0], 200), 1) for row in range(3)]
     for samples, most in ((20, 15), (PATHS // 4, 4), (2 * PATHS, 1)):
         sampler.largest = 0
         assert len(measure(sampler, cases, horizon=8, samples=samples)) == 3
@@ -223,11 +221,11 @@ class Damaged(LastSeason):
 
 def test_a_forecast_that_is_not_finite_is_an_error_and_no_series_that_is_left_out() -> None:
     rng = np.random.default_rng(0)
-    cases = [Case("one", rng.normal(size=60), 4), Case("two", rng.normal(size=60), 4)]
+    cases = [SkillCase("one", rng.normal(size=60), 4), SkillCase("two", rng.normal(size=60), 4)]
     with pytest.raises(InputError, match="forecast of 'two' has 1 of 108 quantiles that are not finite"):
         measure(Damaged(), cases, horizon=12)
     # a context without a value has no forecast, and no error to measure it by
-    unseen = Case("unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4)
+    unseen = SkillCase("unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4)
     assert measure(Damaged(), [unseen], horizon=12) == []
 
 
@@ -272,14 +270,14 @@ def test_a_language_model_is_no_pipeline(tmp_path: Path) -> None:
 
 
 def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
-    longest = longest_horizon(Case("a", np.zeros(100), 24))
-    assert [len(list(windows(Case("a", np.zeros(100), 24), longest + more))) for more in (0, 1)] == [1, 0]
+    longest = longest_horizon(SkillCase("a", np.zeros(100), 24))
+    assert [len(list(windows(SkillCase("a", np.zeros(100), 24), longest + more))) for more in (0, 1)] == [1, 0]
     with pytest.raises(InputError, match=r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$"):
         main(checkpoint_path("bolt-nano"), horizon=100_000)
 
 
 def test_short_cases_are_left_out() -> None:
-    assert measure(LastSeason(), [Case("short", np.arange(20.0), 4)], horizon=12) == []
+    assert measure(LastSeason(), [SkillCase("short", np.arange(20.0), 4)], horizon=12) == []
 
 
 def test_held_out_series_have_their_season_and_differ_between_validation_and_test() -> None:

@@ -9,10 +9,11 @@ import compare_recipes
 import pytest
 
 from tsfm_lens.studies.recipes.corpus import Corpus
-from tsfm_lens.studies.recipes.recipe import BOLT_NANO, CHRONOS_NANO, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 
 
-@pytest.mark.parametrize("recipe", [BOLT_NANO, CHRONOS_NANO], ids=["patch", "token"])
+@pytest.mark.parametrize("recipe", [find_recipe("bolt-nano"), find_recipe("chronos-nano")], ids=["patch", "token"])
 def test_changes_keep_what_they_do_not_change(recipe: TrainingRecipe) -> None:
     short = compare_recipes.short(recipe, 400)
     changes = compare_recipes.COMMON | (compare_recipes.TOKEN if recipe.kind == "token" else {})

@@ -11,20 +11,14 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
+from recipe_runs import assert_same_weights, resumed, run
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import export
-from tsfm_lens.studies.recipes.grow import widened
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
-from tsfm_lens.studies.recipes.recipe import (
-    BOLT_NANO,
-    BOLT_WIDENED,
-    CHRONOS_NANO,
-    CHRONOS_WIDENED,
-    Restart,
-    TrainingRecipe,
-)
-from tsfm_lens.studies.recipes.train import Trainer, build_model
+from tsfm_lens.studies.recipes.models import build_model, widened
+from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.state import HISTORY
 
@@ -48,9 +42,9 @@ def outputs(model: PreTrainedModel, length: int = 30) -> torch.Tensor:
     return model(input_ids=past, decoder_input_ids=future).logits
 
 
-def trained(recipe: TrainingRecipe) -> PreTrainedModel:
+def trained(plan: TrainingRecipe) -> PreTrainedModel:
     """A model in double precision whose every weight differs from what it begins with; its norms have no epsilon."""
-    model = build_model(recipe.model_copy(update={"config": recipe.config | {"layer_norm_epsilon": 0.0}})).double()
+    model = build_model(plan.model_copy(update={"config": plan.config | {"layer_norm_epsilon": 0.0}})).double()
     torch.manual_seed(7)
     with torch.no_grad():
         for weight in model.parameters():
@@ -88,13 +82,10 @@ def test_a_wider_model_gives_the_same_outputs(t5_recipe: TrainingRecipe, changes
 
 
 @pytest.mark.usefixtures("double_norms")
-@pytest.mark.parametrize(
-    ("recipe", "changes", "length"), [(CHRONOS_NANO, CHRONOS_WIDENED, 300), (BOLT_NANO, BOLT_WIDENED, 512)]
-)
-def test_recipes_widen_their_models_at_all_distances_that_they_meet(
-    recipe: TrainingRecipe, changes: dict[str, int], length: int
-) -> None:
-    model = trained(recipe)
+@pytest.mark.parametrize(("name", "length"), [("chronos-nano", 300), ("bolt-nano", 512)])
+def test_recipes_widen_their_models_at_all_distances_that_they_meet(name: str, length: int) -> None:
+    plan = recipe(name)
+    model, (changes,) = trained(plan), [phase.config for phase in plan.restarts if phase.config]
     assert_close(outputs(widened(model, changes, seed=0), length), outputs(model, length), depth=10_000)
 
 
@@ -134,18 +125,17 @@ def test_what_cannot_grow_is_refused(token_recipe: TrainingRecipe, group_recipe:
         widened(trained(token_recipe), WIDER | {"relative_attention_num_buckets": 64}, seed=0)
 
 
-def growing(recipe: TrainingRecipe) -> TrainingRecipe:
+def growing(plan: TrainingRecipe) -> TrainingRecipe:
     """The recipe with a wider second leg from step 4 to 8."""
-    again = Restart(at=4, learning_rate=1e-2, decay=4, optimizer="Muon", config=WIDER)
-    return recipe.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
+    again = Phase(at=4, learning_rate=1e-2, decay=4, optimizer="Muon", config=WIDER)
+    return plan.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
 
 
 def test_a_run_widens_its_model_where_the_recipe_says(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     plan = growing(token_recipe)
-    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
-    assert whole.run(quiet=True)
+    whole = run(plan, tmp_path / "whole", corpus)
     kept = {
         step: load_file(tmp_path / "whole" / HISTORY / f"step-00000{step}.safetensors")["shared.weight"].shape[1]
         for step in (4, 8)
@@ -153,12 +143,9 @@ def test_a_run_widens_its_model_where_the_recipe_says(
     assert kept == {4: 16, 8: 24}
     for until in (3, 4, 6):
         out = tmp_path / f"stopped-{until}"
-        Trainer(plan, out, corpus, device="cpu").run(until=until, quiet=True)
-        resumed = Trainer(plan, out, corpus, device="cpu")
-        resumed.resume()
-        assert resumed.run(quiet=True)
-        for name, weight in whole.model.state_dict().items():
-            assert torch.equal(weight, resumed.model.state_dict()[name]), (until, name)
+        run(plan, out, corpus, until=until)
+        again = resumed(plan, out, corpus)
+        assert_same_weights(whole, again)
     history = TrainingHistory(tmp_path / "whole")
     assert [history[step].adapter.model.config.d_model for step in (4, 5, 8)] == [16, 24, 24]
     assert initial_model(plan).adapter.model.config.d_model == 24
@@ -168,15 +155,13 @@ def test_a_wider_leg_starts_from_a_checkpoint_of_the_narrow_one(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     plan = growing(token_recipe)
-    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
-    whole.run(until=4, quiet=True)
+    whole = run(plan, tmp_path / "whole", corpus, until=4)
     export(whole.model, tmp_path / "narrow")
     whole.run(quiet=True)
     second = Trainer(plan, tmp_path / "second", corpus, device="cpu")
     second.go_on_from(tmp_path / "narrow")
     assert second.run(quiet=True)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, second.model.state_dict()[name]), name
+    assert_same_weights(whole, second)
 
 
 def test_a_wider_leg_can_be_ended_early(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
@@ -190,7 +175,7 @@ def test_a_wider_leg_can_be_ended_early(token_recipe: TrainingRecipe, corpus: Co
 def test_a_width_that_no_leg_can_have_is_refused_before_the_first_step(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
-    again = Restart(at=4, learning_rate=1e-2, decay=4, config={"d_ff": 8})
+    again = Phase(at=4, learning_rate=1e-2, decay=4, config={"d_ff": 8})
     plan = token_recipe.model_copy(update={"restarts": (again,), "steps": 8})
     with pytest.raises(InputError, match="d_ff=8 is below the model's 16"):
         Trainer(plan, tmp_path / "run", corpus, device="cpu")

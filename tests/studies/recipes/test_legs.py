@@ -10,26 +10,28 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from recipe_runs import assert_same_weights, resumed, run
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import export
-from tsfm_lens.studies.recipes.optimizer import MuonAdamW, layer_matrices
-from tsfm_lens.studies.recipes.recipe import BOLT_NANO, CHRONOS_NANO, Restart, TrainingRecipe
-from tsfm_lens.studies.recipes.train import Trainer, build_model, main
+from tsfm_lens.studies.recipes.models import build_model
+from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
+from tsfm_lens.studies.recipes.train import MuonAdamW, Trainer, layer_matrices, main
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.state import HISTORY
 
+BOLT_NANO = find_recipe("bolt-nano")
+
 
 def test_the_rate_rises_again_at_a_restart() -> None:
-    again = Restart(at=1000, learning_rate=1.0, decay=500)
-    plan = CHRONOS_NANO.model_copy(
+    again = Phase(at=1000, learning_rate=1.0, decay=500)
+    plan = find_recipe("chronos-nano").model_copy(
         update={"warmup": 100, "decay": 400, "steps": 2000, "learning_rate": 2.0, "restarts": (again,)}
     )
     rates = [plan.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)]
     np.testing.assert_allclose(rates, [0.02, 2.0, 0.02, 0.01, 1.0, 1.0, 0.01])
-    third = plan.model_copy(
-        update={"steps": 3000, "restarts": (again, Restart(at=2000, learning_rate=0.5, decay=1000))}
-    )
+    third = plan.model_copy(update={"steps": 3000, "restarts": (again, Phase(at=2000, learning_rate=0.5, decay=1000))})
     np.testing.assert_allclose([third.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)], rates)
     np.testing.assert_allclose([third.rate(step) for step in (2099, 2499, 2999)], [0.4505, 0.2525, 0.005])
     short = plan.model_copy(update={"steps": 800})
@@ -38,7 +40,7 @@ def test_the_rate_rises_again_at_a_restart() -> None:
 
 def muon_leg(recipe: TrainingRecipe) -> TrainingRecipe:
     """The recipe with a second leg of four steps by Muon."""
-    again = Restart(at=4, learning_rate=1e-2, decay=0, optimizer="Muon")
+    again = Phase(at=4, learning_rate=1e-2, decay=0, optimizer="Muon")
     return recipe.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
 
 
@@ -77,27 +79,22 @@ def test_a_step_of_muon_moves_a_matrix_along_the_nearest_orthogonal_one(
 
 def test_a_leg_by_muon_is_stopped_and_resumed(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     plan = muon_leg(token_recipe)
-    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
-    assert whole.run(quiet=True)
-    Trainer(plan, tmp_path / "stopped", corpus, device="cpu").run(until=6, quiet=True)
-    resumed = Trainer(plan, tmp_path / "stopped", corpus, device="cpu")
-    resumed.resume()
-    resumed.run(quiet=True)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+    whole = run(plan, tmp_path / "whole", corpus)
+    run(plan, tmp_path / "stopped", corpus, until=6)
+    again = resumed(plan, tmp_path / "stopped", corpus)
+    assert_same_weights(whole, again)
 
 
 def three_legs(recipe: TrainingRecipe, *, from_mean: bool, config: dict[str, int] | None = None) -> TrainingRecipe:
     """The recipe with restarts at its third and sixth step of nine."""
-    second = Restart(at=3, learning_rate=1e-2, decay=3)
-    third = Restart(at=6, learning_rate=1e-2, decay=3, from_mean=from_mean, config=config or {})
+    second = Phase(at=3, learning_rate=1e-2, decay=3)
+    third = Phase(at=6, learning_rate=1e-2, decay=3, from_mean=from_mean, config=config or {})
     return recipe.model_copy(update={"restarts": (second, third), "warmup": 1, "steps": 9})
 
 
 def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     plan = three_legs(tiny, from_mean=True)
-    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
-    whole.run(quiet=True)
+    whole = run(plan, tmp_path / "whole", corpus)
     before, after = (load_file(tmp_path / "whole" / HISTORY / f"step-00000{step}.safetensors") for step in (3, 6))
     assert any(not torch.equal(before[name], after[name]) for name in before)
     plain = Trainer(three_legs(tiny, from_mean=False), tmp_path / "plain", corpus, device="cpu")
@@ -111,30 +108,24 @@ def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(tiny: TrainingRecipe, c
 
 def test_a_leg_of_a_mean_is_stopped_and_resumed(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     plan = three_legs(tiny, from_mean=True)
-    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
-    whole.run(quiet=True)
+    whole = run(plan, tmp_path / "whole", corpus)
     for until in (6, 7):
-        Trainer(plan, tmp_path / f"stopped-{until}", corpus, device="cpu").run(until=until, quiet=True)
-        resumed = Trainer(plan, tmp_path / f"stopped-{until}", corpus, device="cpu")
-        resumed.resume()
-        resumed.run(quiet=True)
-        for name, weight in whole.model.state_dict().items():
-            assert torch.equal(weight, resumed.model.state_dict()[name]), name
+        run(plan, tmp_path / f"stopped-{until}", corpus, until=until)
+        again = resumed(plan, tmp_path / f"stopped-{until}", corpus)
+        assert_same_weights(whole, again)
 
 
 def test_a_run_that_stands_at_a_mean_can_be_ended_early(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     plan = three_legs(token_recipe, from_mean=True)
-    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
-    whole.run(quiet=True)
-    Trainer(plan, tmp_path / "run", corpus, device="cpu").run(until=6, quiet=True)
+    whole = run(plan, tmp_path / "whole", corpus)
+    run(plan, tmp_path / "run", corpus, until=6)
     ended = Trainer(plan, tmp_path / "run", corpus, device="cpu")
     ended.resume()
     ended.end_within(3, tmp_path / "run" / "ended")
     assert ended.run(quiet=True)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, ended.model.state_dict()[name]), name
+    assert_same_weights(whole, ended)
 
 
 def test_a_mean_without_its_checkpoint_is_refused(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
@@ -181,15 +172,13 @@ def test_stages_and_restarts_come_in_order() -> None:
 def test_a_second_leg_goes_on_from_a_checkpoint_of_the_first(
     tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
-    plan = tiny.model_copy(update={"steps": 8, "restarts": (Restart(at=4, learning_rate=1e-3, decay=4),)})
-    first = Trainer(plan, tmp_path / "first", corpus, device="cpu")
-    first.run(until=4, quiet=True)
+    plan = tiny.model_copy(update={"steps": 8, "restarts": (Phase(at=4, learning_rate=1e-3, decay=4),)})
+    first = run(plan, tmp_path / "first", corpus, until=4)
     export(first.model, tmp_path / "checkpoint")
     second = Trainer(plan, tmp_path / "second", corpus, device="cpu")
     second.go_on_from(tmp_path / "checkpoint")
     assert second.step == 4
-    for name, weight in first.model.state_dict().items():
-        assert torch.equal(weight, second.model.state_dict()[name]), name
+    assert_same_weights(first, second)
     assert second.run(quiet=True)
     kept = sorted(path.stem for path in (tmp_path / "second" / HISTORY).iterdir())
     assert (kept[0], kept[-1]) == ("step-000004", "step-000008")
@@ -199,13 +188,13 @@ def test_what_no_second_leg_starts_from_is_refused(
     patch_recipe: TrainingRecipe, token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     export(build_model(token_recipe), tmp_path / "token")
-    with pytest.raises(InputError, match="trained in one leg"):
+    with pytest.raises(InputError, match="trained in one phase"):
         Trainer(patch_recipe, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
-    plan = patch_recipe.model_copy(update={"restarts": (Restart(at=4, learning_rate=1e-3, decay=4),)})
+    plan = patch_recipe.model_copy(update={"restarts": (Phase(at=4, learning_rate=1e-3, decay=4),)})
     with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
         Trainer(plan, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
     for other in ({"resume": True}, {"end_within": 5}):
-        with pytest.raises(InputError, match="--start begins the last leg"):
+        with pytest.raises(InputError, match="--start begins the last phase"):
             main("bolt-nano", tmp_path / "never", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
     assert not (tmp_path / "never").exists()
 
@@ -218,7 +207,7 @@ def test_a_command_that_cannot_go_on_says_so_before_it_draws_its_series(
     where = {"out": tmp_path / "runs" / "run", "real": tmp_path / "real.npz"}
     with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
         main("bolt-nano", **where, start=tmp_path / "token")
-    with pytest.raises(InputError, match="trained in one leg"):
+    with pytest.raises(InputError, match="trained in one phase"):
         main("chronos2-nano", **where, start=tmp_path / "token")
     for going_on in ({"resume": True}, {"end_within": 5}):
         with pytest.raises(CheckpointError, match=r"no state\.pt in"):

@@ -12,10 +12,9 @@ import torch
 from tsfm_lens.errors import InputError
 from tsfm_lens.studies.recipes import levels
 from tsfm_lens.studies.recipes.corpus import Corpus
-from tsfm_lens.studies.recipes.level_scores import score_by_levels, spread
 from tsfm_lens.studies.recipes.lowrank import trained
+from tsfm_lens.studies.recipes.models import build_model, score_by_levels, spread
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
-from tsfm_lens.studies.recipes.train import build_model
 from tsfm_lens.studies.structured import Reach, level_blocks, reaching_scores, token_blocks
 from tsfm_lens.testing import assert_close
 
@@ -60,9 +59,9 @@ def test_arms_are_trained_alike_and_measured(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update = {"steps": 2, "decay": 1, "config": {**token_recipe.config, "d_kv": 4}}
-    monkeypatch.setattr(levels, "BASE", token_recipe.model_copy(update=update))
+    monkeypatch.setattr("tsfm_lens.studies.recipes.lowrank.BASE", token_recipe.model_copy(update=update))
     monkeypatch.setattr(levels, "LEVELS", {"standard": (), "MLR 2+2": (2, 2)})
-    arms = levels.level_arms(seeds=2)
+    arms = levels.level_runs(seeds=2)
     assert [(arm.name, arm.seed) for arm in arms[:3]] == [("standard", 0), ("MLR 2+2", 0), ("standard", 1)]
     for arm in arms:
         assert trained(arm, tmp_path, corpus, quiet=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from recipe_runs import resumed, run
 from tsfm_lens import load
 from tsfm_lens.compress import Compressed, LowRankLinear, matrices, product, truncate
 from tsfm_lens.compress.layers import replace_layer
@@ -21,9 +22,9 @@ from tsfm_lens.studies.rank_theory import ChebyshevEmbedding
 from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import as_pipeline, export
 from tsfm_lens.studies.recipes.history import TrainingHistory
-from tsfm_lens.studies.recipes.narrow import attention_ranks
+from tsfm_lens.studies.recipes.models import attention_ranks, build_model, ordinal_embedding
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
-from tsfm_lens.studies.recipes.train import Trainer, build_model, ordinal_embedding
+from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.testing import assert_close
 
 D, HEADS, D_HEAD = 16, 2, 4
@@ -156,14 +157,10 @@ def test_what_was_trained_at_low_rank_opens_with_every_hook_point(
     tiny: TrainingRecipe, sketch: str, corpus: Corpus, tmp_path: Path
 ) -> None:
     recipe = with_rank(tiny, rank=2, sketch=sketch)
-    whole = Trainer(recipe, tmp_path / "whole", corpus, device="cpu")
-    whole.run(quiet=True)
-    stopped = Trainer(recipe, tmp_path / "stopped", corpus, device="cpu")
-    stopped.run(until=4, quiet=True)
-    resumed = Trainer(recipe, tmp_path / "stopped", corpus, device="cpu")
-    resumed.resume()
-    resumed.run(quiet=True)
-    export(resumed.model, tmp_path / "kept")
+    whole = run(recipe, tmp_path / "whole", corpus)
+    run(recipe, tmp_path / "stopped", corpus, until=4)
+    again = resumed(recipe, tmp_path / "stopped", corpus)
+    export(again.model, tmp_path / "kept")
     lens, last = load(tmp_path / "kept"), TrainingHistory(tmp_path / "whole")[recipe.steps]
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, lens.adapter.model.state_dict()[name]), name

@@ -12,11 +12,27 @@ import torch
 from scipy.linalg import expm
 
 from tsfm_lens.errors import CheckpointError, UnknownNameError
-from tsfm_lens.studies.recipes import mixture
-from tsfm_lens.studies.recipes.chaos import logistic_series, lorenz, rk4, roessler
-from tsfm_lens.studies.recipes.corpus import LENGTH, REAL, Corpus, build_corpus, load_corpus, real_rows
-from tsfm_lens.studies.recipes.covariates import covariate_batch, standardised
-from tsfm_lens.studies.recipes.kernelsynth import PERIODS, compose, kernel_bank, kernelsynth
+from tsfm_lens.studies.recipes import families
+from tsfm_lens.studies.recipes.corpus import (
+    LENGTH,
+    REAL,
+    Corpus,
+    build_corpus,
+    covariate_batch,
+    load_corpus,
+    real_rows,
+    standardised,
+)
+from tsfm_lens.studies.recipes.families import (
+    PERIODS,
+    compose,
+    kernel_bank,
+    kernelsynth,
+    logistic_series,
+    lorenz,
+    rk4,
+    roessler,
+)
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.series_source import FAR_SHARE, SeriesSource, draw_weights, tsmixup
 
@@ -61,7 +77,7 @@ def test_kernels_are_joined_left_to_right() -> None:
 def test_draws_have_the_covariance_of_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     covariance = compose(kernel_bank(6), rng.integers(33, size=3), rng.random(3) < 0.5)
-    monkeypatch.setattr("tsfm_lens.studies.recipes.kernelsynth.compose", lambda *_: covariance.clone())
+    monkeypatch.setattr("tsfm_lens.studies.recipes.families.compose", lambda *_: covariance.clone())
     draws = kernelsynth(np.random.default_rng(0), 5_000, 6)
     scale = covariance.abs().max().item()
     # the standard error of a covariance is at most sqrt(2 / n) of the variances; five of them
@@ -97,20 +113,20 @@ def test_logistic_rows_obey_one_rate_each() -> None:
 @pytest.mark.parametrize("name", ["motif_rough", "motif_smooth"])
 def test_motifs_repeat_exactly_at_least_twice(name: str) -> None:
     length = 96
-    for row in mixture.FAMILIES[name](np.random.default_rng(1), 40, length):
+    for row in families.FAMILIES[name](np.random.default_rng(1), 40, length):
         periods = [lag for lag in range(2, length // 2) if np.allclose(row[lag:], row[:-lag])]
         assert periods
 
 
 def test_a_tiled_row_is_its_shape_modulo_the_period() -> None:
     shapes = np.arange(10.0).reshape(2, 5)
-    tiled = mixture.tile(shapes, np.array([3, 5]), np.array([2, 0]), 7)
+    tiled = families.tile(shapes, np.array([3, 5]), np.array([2, 0]), 7)
     np.testing.assert_array_equal(tiled, [[2, 0, 1, 2, 0, 1, 2], [5, 6, 7, 8, 9, 5, 6]])
 
 
 def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixture, "lengths_for_motifs", lambda rng, count, length: np.full(count, 7))
-    series = mixture.seasonal_walk(np.random.default_rng(0), 50, 400)
+    monkeypatch.setattr(families, "lengths_for_motifs", lambda rng, count, length: np.full(count, 7))
+    series = families.seasonal_walk(np.random.default_rng(0), 50, 400)
     steps = series[:, 7:] - series[:, :-7]
     spread = steps.std(axis=1)
     assert all(np.abs(spread - level).min() < 0.02 for level in (0.05, 0.15, 0.3))
@@ -129,7 +145,7 @@ class FirstChoice(np.random.Generator):
 
 
 def test_a_week_has_five_days_of_one_shape_and_two_of_another() -> None:
-    series = mixture.day_types(FirstChoice(np.random.PCG64(0)), 40, 40 * 168)
+    series = families.day_types(FirstChoice(np.random.PCG64(0)), 40, 40 * 168)
     weeks = series.reshape(40, 40, 7, 24)
     noise = weeks.std(axis=1).mean(axis=(1, 2))
     days = weeks.mean(axis=1)
@@ -141,7 +157,7 @@ def test_a_week_has_five_days_of_one_shape_and_two_of_another() -> None:
 
 
 def test_holidays_are_spells_of_one_more_shape_of_day() -> None:
-    series = mixture.holidays(FirstChoice(np.random.PCG64(0)), 60, 20 * 168)
+    series = families.holidays(FirstChoice(np.random.PCG64(0)), 60, 20 * 168)
     feasts = 0
     for row in series:
         # of the rows that stand for exponentials the logarithm is a sum again
@@ -171,8 +187,8 @@ def _kinds(days: np.ndarray) -> np.ndarray | None:
 
 
 def test_a_shock_comes_at_once_and_fades(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixture, "random_walk", lambda rng, count, length: np.zeros((count, length)))
-    series = mixture.shocks(FirstChoice(np.random.PCG64(0)), 200, 4_000)
+    monkeypatch.setattr(families, "random_walk", lambda rng, count, length: np.zeros((count, length)))
+    series = families.shocks(FirstChoice(np.random.PCG64(0)), 200, 4_000)
     # the least noise is a hundredth, and five of its deviations hold all of it
     assert np.abs(series[:, :2_000]).max() < 0.06
     assert np.abs(series[:, -500:]).max() < 0.06
@@ -185,11 +201,11 @@ def steps_of_walks(kind: int) -> np.ndarray:
     """Steps (row, time) of walks of one kind that neither drift, revert nor have a season."""
     choices = FirstChoice(np.random.PCG64(0))
     choices.integers = lambda low, **_: np.full((400, 1), kind)  # type: ignore[method-assign]
-    return np.diff(mixture.walks(choices, 400, 4_000), axis=1)
+    return np.diff(families.walks(choices, 400, 4_000), axis=1)
 
 
 def test_walks_take_the_steps_that_their_kind_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixture, "_any_season", lambda rng, count, length: np.zeros((count, length)))
+    monkeypatch.setattr(families, "_any_season", lambda rng, count, length: np.zeros((count, length)))
     gaussian, heavy, rare, slow = (steps_of_walks(kind) for kind in range(4))
     for steps in (gaussian, heavy, slow):
         # in seven rows of ten no step is rounded to nothing
@@ -203,9 +219,9 @@ def test_walks_take_the_steps_that_their_kind_says(monkeypatch: pytest.MonkeyPat
     assert tails[0] < 4 < tails[1]
 
 
-@pytest.mark.parametrize("name", list(mixture.FAMILIES))
+@pytest.mark.parametrize("name", list(families.FAMILIES))
 def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
-    family = mixture.FAMILIES[name]
+    family = families.FAMILIES[name]
     first, again, other = (family(np.random.default_rng(seed), 9, 50) for seed in (0, 0, 1))
     assert first.shape == (9, 50)
     assert np.isfinite(first).all()
@@ -345,7 +361,7 @@ def test_a_corpus_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SHARES", (1.0,)), ("LAGS", (0,))):
-        monkeypatch.setattr(f"tsfm_lens.studies.recipes.covariates.{name}", value)
+        monkeypatch.setattr(f"tsfm_lens.studies.recipes.corpus.{name}", value)
     batch = covariate_batch(source, 0, mix={"harmonics": 1.0}, groups=30, context=40, horizon=8)
     rows = standardised(torch.cat([batch.context, batch.future], 1)).view(30, 3, -1)
     ids = batch.group_ids.view(30, 3)

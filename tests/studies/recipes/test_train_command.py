@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.errors import CheckpointError
 from tsfm_lens.studies.recipes import train
 from tsfm_lens.studies.recipes.corpus import Corpus, load_corpus, real_rows
 from tsfm_lens.studies.recipes.export import export, open_pipeline
+from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
-from tsfm_lens.studies.recipes.train import Trainer, build_model, main
+from tsfm_lens.studies.recipes.train import Trainer, main
 from tsfm_lens.training.state import HISTORY, LOG, STATE, run_files
 from tsfm_lens.zoo import checkpoint_path
 
@@ -103,15 +104,6 @@ def test_a_checkpoint_is_exported_though_an_embedded_one_has_its_name(
     monkeypatch.chdir(tmp_path)
     export(build_model(token_recipe), Path("chronos-nano"))
     assert open_pipeline(Path("chronos-nano")).inner_model.config.d_model == token_recipe.config["d_model"]
-
-
-def test_a_path_below_a_file_is_told_before_the_series_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(train, "load_corpus", undrawn)
-    with pytest.raises(InputError, match="file is a file"):
-        main("bolt-nano", tmp_path / "file" / "run", real=tmp_path / "real.npz")
 
 
 WRONG = {

@@ -13,11 +13,13 @@ from chronos.chronos import ChronosConfig
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from recipe_runs import assert_same_weights, resumed, run
 from tsfm_lens.errors import CheckpointError, UnknownNameError
 from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
-from tsfm_lens.studies.recipes.recipe import CHRONOS_NANO, RECIPES, Stage, TrainingRecipe, recipe
-from tsfm_lens.studies.recipes.train import Trainer, build_model, ordinal_embedding
+from tsfm_lens.studies.recipes.models import build_model, ordinal_embedding
+from tsfm_lens.studies.recipes.recipe import RECIPES, Stage, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import read_log
 from tsfm_lens.training.losses import (
@@ -194,7 +196,7 @@ def test_what_the_model_draws_changes_its_inputs_and_not_its_labels(token_recipe
 
 
 def test_the_rate_rises_stays_and_falls() -> None:
-    plan = CHRONOS_NANO.model_copy(update={"warmup": 100, "decay": 400, "steps": 1000, "learning_rate": 2.0})
+    plan = recipe("chronos-nano").model_copy(update={"warmup": 100, "decay": 400, "steps": 1000, "learning_rate": 2.0})
     rates = [plan.rate(step) for step in (0, 49, 99, 500, 599, 799, 999)]
     np.testing.assert_allclose(rates, [0.02, 1.0, 2.0, 2.0, 2.0, 1.01, 0.02])
 
@@ -202,17 +204,11 @@ def test_the_rate_rises_stays_and_falls() -> None:
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
     tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
-    whole = Trainer(tiny, tmp_path / "whole", corpus, device="cpu")
-    assert whole.run(quiet=True)
-    stopped = Trainer(tiny, tmp_path / "stopped", corpus, device="cpu")
-    stopped.run(until=4, quiet=True)
+    whole = run(tiny, tmp_path / "whole", corpus)
+    run(tiny, tmp_path / "stopped", corpus, until=4)
     torch.manual_seed(99)
-    resumed = Trainer(tiny, tmp_path / "stopped", corpus, device="cpu")
-    resumed.resume()
-    assert resumed.step == 4
-    resumed.run(quiet=True)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+    again = resumed(tiny, tmp_path / "stopped", corpus)
+    assert_same_weights(whole, again)
     assert [line["step"] for line in read_log(tmp_path / "whole" / LOG)] == [8]
     assert (tmp_path / "stopped" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
     histories = [sorted(path.name for path in (tmp_path / run / HISTORY).iterdir()) for run in ("whole", "stopped")]
@@ -240,7 +236,7 @@ def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: TrainingRecipe, corpus
 
 
 def test_a_run_of_another_recipe_is_not_gone_on_with(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    Trainer(tiny, tmp_path / "run", corpus, device="cpu").run(until=1, quiet=True)
+    run(tiny, tmp_path / "run", corpus, until=1)
     other = tiny.model_copy(update={"learning_rate": 1.0})
     with pytest.raises(CheckpointError, match=r"learning_rate=.* then, 1.0 now"):
         Trainer(other, tmp_path / "run", corpus, device="cpu").resume()

@@ -14,9 +14,9 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies.structured import (
     BilinearLevels,
     BilinearTrain,
-    Form,
     Reach,
     ScoredAttention,
+    ScoringForm,
     Standard,
     TokenLevels,
     key_cache_entries,
@@ -29,7 +29,7 @@ from tsfm_lens.testing import assert_close
 
 WIDTH, HEADS, SIZE = 16, 2, 8
 
-FORMS: dict[str, Form] = {
+FORMS: dict[str, ScoringForm] = {
     "standard": Standard(),
     "standard, as printed": Standard(scale="none"),
     "standard, mup and norm": Standard(scale="mup", constant=3.0, norm=True),
@@ -50,7 +50,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def module(form: Form, *, causal: bool = True) -> ScoredAttention:
+def module(form: ScoringForm, *, causal: bool = True) -> ScoredAttention:
     torch.manual_seed(0)
     made = ScoredAttention(WIDTH, HEADS, form, causal=causal).double()
     with torch.no_grad():
@@ -63,7 +63,7 @@ def normed(x: np.ndarray) -> np.ndarray:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
-def factor(form: Form, features: int) -> float:
+def factor(form: ScoringForm, features: int) -> float:
     return {"none": 1.0, "sqrt": features**-0.5, "mup": form.constant / features}[form.scale]
 
 

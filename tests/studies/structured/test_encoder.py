@@ -16,9 +16,9 @@ from tsfm_lens.studies.structured import (
     BilinearTrain,
     Encoder,
     ForecasterAdapter,
-    Form,
     InContextRegressor,
     PatchForecaster,
+    ScoringForm,
     Standard,
     TokenLevels,
     as_lens,
@@ -27,7 +27,7 @@ from tsfm_lens.testing import assert_close, check_wiring
 
 WIDTH, HEADS, LAYERS = 12, 2, 2
 
-FORMS: dict[str, tuple[Form, ...]] = {
+FORMS: dict[str, tuple[ScoringForm, ...]] = {
     "standard": (Standard(),),
     "window and global": (Standard(window=3), Standard()),
     "token levels": (TokenLevels((3, 2, 2), by_depth=True),),
@@ -94,19 +94,8 @@ def test_a_table_with_another_number_of_score_features_is_refused() -> None:
         check_wiring(Wrong, forecaster("bilinear train"), quiet=True)
 
 
-def test_regression_begins_at_the_mean_square_and_sees_earlier_pairs_alone() -> None:
-    torch.manual_seed(0)
-    model = InContextRegressor(3, 6, Encoder(WIDTH, 1, HEADS, BilinearTrain()), WIDTH)
-    x, y = torch.randn(2, 6, 3), torch.randn(2, 6)
-    assert not model(x, y).any()
-    drawn(model)
-    answers = y.clone().requires_grad_()
-    jacobian = torch.autograd.functional.jacobian(lambda answers: model(x, answers)[0], answers)[:, 0].abs()
-    assert torch.equal(jacobian > 0, torch.ones(6, 6, dtype=torch.bool).tril(-1))
-
-
 @pytest.mark.parametrize("form", [Standard(), TokenLevels((4, 2)), BilinearTrain(), BilinearLevels((2, 1))])
-def test_regression_learns(form: Form) -> None:
+def test_regression_learns(form: ScoringForm) -> None:
     """A few steps on one batch lower its loss for every form: gradients reach what they should."""
     torch.manual_seed(0)
     model = InContextRegressor(2, 5, Encoder(WIDTH, 1, HEADS, form), WIDTH)

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies import experiments
-from tsfm_lens.studies.experiments.in_context import form_of
+from tsfm_lens.studies.experiments.grids import form_of
 from tsfm_lens.studies.experiments.running import rate_of
 from tsfm_lens.studies.samformer import cosine_by_epoch
 from tsfm_lens.studies.structured import (
@@ -154,18 +154,6 @@ def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(tokens: str) -> Non
     assert torch.equal(by_y[:, 0] != 0, earlier.tril(-1))
     assert torch.equal((by_x[:, 0] != 0).all(-1), earlier.tril(0))
     assert torch.equal((by_x[:, 0] != 0).any(-1), earlier.tril(0))
-
-
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    chosen = config(data={"curriculum": 6, "inputs": 5})
-    whole = experiments.train(chosen, tmp_path / "whole", quiet=True)
-    run, _, _ = experiments.prepare(chosen, tmp_path / "parts")
-    (tmp_path / "parts" / "config.json").write_text(chosen.model_dump_json())
-    run.run(until=3, quiet=True)
-    again = experiments.train(chosen, tmp_path / "parts", resume=True, quiet=True)
-    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
-    with pytest.raises(CheckpointError, match="other settings"):
-        experiments.train(config(data={"inputs": 5}), tmp_path / "parts", resume=True)
 
 
 def test_settings_that_change_nothing_leave_an_older_run_its_identity() -> None:

@@ -11,9 +11,9 @@ from tsfm_lens.studies.structured import (
     BilinearLevels,
     BilinearTrain,
     Encoder,
-    Form,
     InContextRegressor,
     LevelFactor,
+    ScoringForm,
     Standard,
     TokenLevels,
     TrainFactor,
@@ -26,7 +26,7 @@ from tsfm_lens.studies.structured import (
 )
 from tsfm_lens.testing import assert_close
 
-FORMS: dict[str, Form] = {
+FORMS: dict[str, ScoringForm] = {
     "standard": Standard(scale="mup"),
     "token levels": TokenLevels((4, 4), scale="mup"),
     "bilinear levels": BilinearLevels((4, 2, 2), scale="mup"),
@@ -35,7 +35,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def model_of(form: Form, width: int) -> InContextRegressor:
+def model_of(form: ScoringForm, width: int) -> InContextRegressor:
     made = InContextRegressor(4, 6, Encoder(width, 2, 4, form), width)
     redraw(made, seed=1)
     return made

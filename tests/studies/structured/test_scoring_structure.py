@@ -16,8 +16,7 @@ from tsfm_lens.probes import head_spectra
 from tsfm_lens.stats import CONFIDENCE
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.structured import scoring_structure
-from tsfm_lens.studies.structured.figures import scoring_errors
-from tsfm_lens.studies.structured.measurements import read_block_shares, read_scoring_errors
+from tsfm_lens.studies.structured.figures import read_block_shares, read_scoring_errors, scoring_errors
 from tsfm_lens.testing import assert_close, rounding
 
 NAMES = sorted(architectures())

@@ -16,7 +16,6 @@ from tsfm_lens.studies import experiments, structured
 from tsfm_lens.studies.structured import PatchForecaster, StepAdapter, StepForecaster, as_lens, make_forecaster, redraw
 from tsfm_lens.testing import assert_close, check_wiring
 from tsfm_lens.testing.suite import check_lens
-from tsfm_lens.training import Plan, Training
 
 T, CHANNELS = 12, 3
 FORMS = {
@@ -110,41 +109,6 @@ def test_the_grid_on_etth1_has_the_settings_of_the_paper() -> None:
         ranks = config.model.options.get("ranks")
         # of heads of one size
         assert ranks is None or sum(ranks) == config.model.options["width"] // config.model.options["heads"]
-
-
-def moved(width: int, *, mup: bool) -> tuple[float, float]:
-    """What a few steps of training change: scores of the first layer, and the stream before the read-out."""
-    arms = experiments.transfer_arms(widths=(16, 64, 256), rates=(4e-3,), steps=8, held_out=8)
-    title = "μP" if mup else "standard parametrisation"
-    run, task, _ = experiments.prepare(arms[f"{title}, D = {width}, 0.004"])
-    x, y = structured.Prompts(6).draw(16, 5)
-    seen: list[torch.Tensor] = []
-
-    def look() -> list[torch.Tensor]:
-        model = task.model
-        with torch.no_grad():
-            stream = model.encoder.blocks[0].norm1(model.embed(tokens(x, y)))  # type: ignore[union-attr, index, operator]
-            query, key, _ = model.encoder.blocks[0].attn.projected(stream)  # type: ignore[union-attr, index]
-            return [query @ key.mT, model.encoder(model.embed(tokens(x, y)))]  # type: ignore[operator]
-
-    seen = look()
-    Training(task, run.optimizer, Plan(steps=4), rate=None).run(quiet=True)
-    scores, stream = (after - before for after, before in zip(look(), seen, strict=True))
-    return float(scores.square().mean().sqrt()), float(stream.square().mean().sqrt())
-
-
-def tokens(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    before = torch.nn.functional.pad(torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0))
-    return torch.cat([x, before], -1)
-
-
-def test_training_moves_features_alike_at_every_width_by_the_rules_alone() -> None:
-    """The coordinate check: changes of a feature do not grow with the width, where they otherwise do."""
-    steady, growing = ([moved(width, mup=mup) for width in (16, 64, 256)] for mup in (True, False))
-    for part in (0, 1):
-        by_rule, plain = ([float(each[part]) for each in found] for found in (steady, growing))
-        assert max(by_rule) / min(by_rule) < 3, (part, by_rule)
-        assert plain[-1] / plain[0] > 1.5 * by_rule[-1] / by_rule[0], (part, plain, by_rule)
 
 
 def test_rates_by_width_reach_the_optimiser() -> None:

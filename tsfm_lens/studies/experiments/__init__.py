@@ -2,14 +2,22 @@
 
 from tsfm_lens.studies import samformer, structured
 from tsfm_lens.studies.experiments.config import TrainConfig, read_train_config
-from tsfm_lens.studies.experiments.encoders import ENCODER_ARMS, encoder_arms
-from tsfm_lens.studies.experiments.ends import end_norms, ends
-from tsfm_lens.studies.experiments.experiments import benchmark_arms, rho_arms, toy_arms
-from tsfm_lens.studies.experiments.grid import Arm, gathered, of_seeds, run_arms
-from tsfm_lens.studies.experiments.in_context import IN_CONTEXT_ARMS, WIDTH_ARMS, in_context_arms, in_context_results
-from tsfm_lens.studies.experiments.records import record, record_names
+from tsfm_lens.studies.experiments.grid import Arm, end_norms, ends, gathered, of_seeds, record, record_names, run_arms
+from tsfm_lens.studies.experiments.grids import (
+    ENCODER_ARMS,
+    IN_CONTEXT_ARMS,
+    TRANSFER_ARMS,
+    WIDTH_ARMS,
+    benchmark_arms,
+    encoder_arms,
+    in_context_arms,
+    in_context_results,
+    rho_arms,
+    toy_arms,
+    transfer_arms,
+    transfer_results,
+)
 from tsfm_lens.studies.experiments.running import prepare, train
-from tsfm_lens.studies.experiments.transfer import TRANSFER_ARMS, transfer_arms, transfer_results
 
 __all__ = [
     "ENCODER_ARMS",

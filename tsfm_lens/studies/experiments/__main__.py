@@ -16,12 +16,9 @@ import xarray as xr
 from tsfm_lens.console import console
 from tsfm_lens.errors import InputError
 from tsfm_lens.places import replacing
-from tsfm_lens.studies.experiments.encoders import encoder_arms
-from tsfm_lens.studies.experiments.ends import ends
-from tsfm_lens.studies.experiments.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, rho_arms, toy_arms
-from tsfm_lens.studies.experiments.grid import Arm, gathered, of_seeds, run_arms
-from tsfm_lens.studies.experiments.in_context import WIDTH_ARMS, WIDTHS, in_context_arms, in_context_results
-from tsfm_lens.studies.experiments.transfer import transfer_arms, transfer_results
+from tsfm_lens.studies.experiments import grids
+from tsfm_lens.studies.experiments.config import TrainConfig
+from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, of_seeds, run_arms
 from tsfm_lens.studies.samformer import oracle_loss
 from tsfm_lens.training.command import HELP, run_command
 
@@ -38,15 +35,15 @@ _TOY = {"oracle": oracle_loss(512, 70_000), "about": "forecasts that are linear 
 @app.command()
 def toy(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
     """Train the toy problem: transformer, random transformer, σReparam, SAM, watched (figures 1 to 3)."""
-    arms = toy_arms(TOY_ARMS, epochs=epochs, watch=True)
-    _train(list(of_seeds(arms, range(seeds))), out, "toy", threads, {"epochs": epochs, **_TOY})
+    configs = grids.toy_arms(epochs=epochs, watch=True)
+    _train(configs, seeds, out, "toy", threads, {"epochs": epochs, **_TOY})
 
 
 @app.command()
 def optimizers(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
     """Train the toy problem by other optimisers (figure 15)."""
-    arms = toy_arms(TOY_OPTIMIZERS, epochs=epochs)
-    _train(list(of_seeds(arms, range(seeds))), out, "optimizers", threads, {"epochs": epochs, **_TOY})
+    configs = grids.toy_arms(grids.TOY_OPTIMIZERS, epochs=epochs)
+    _train(configs, seeds, out, "optimizers", threads, {"epochs": epochs, **_TOY})
 
 
 @app.command()
@@ -60,16 +57,16 @@ def benchmarks(
     threads: Threads = 1,
 ) -> None:
     """Benchmarks of tables 1, 6, 9 and 10, and what the trained weights are like, from files of your own."""
-    runs: list[Arm] = []
+    configs: dict[str, TrainConfig] = {}
     for name, file in map(_name_and_file, data):
         for steps in horizon:
-            arms = benchmark_arms(file, name, steps)
+            arms = grids.benchmark_arms(file, name, steps)
             subset = {title: config for title, config in arms.items() if title.split(" ", 2)[2] in arm}
             if len(subset) < len(set(arm)):
                 names = ", ".join(title.split(" ", 2)[2] for title in arms)
                 raise InputError(f"arms {', '.join(arm)}; there are {names}")
-            runs += of_seeds(subset, range(seeds))
-    _train(runs, out, "benchmarks", threads, {"names": ", ".join(RHO)}, _with_ends)
+            configs |= subset
+    _train(configs, seeds, out, "benchmarks", threads, {"names": ", ".join(grids.RHO)}, _with_ends)
 
 
 @app.command()
@@ -84,8 +81,7 @@ def radii(
 ) -> None:
     """SAMformer by the radius ρ of sharpness-aware minimisation (figure 14), from a file of your own."""
     name, file = _name_and_file(data)
-    runs = list(of_seeds(rho_arms(file, name, horizon, rho), range(seeds)))
-    _train(runs, out, "radii", threads, {"names": name})
+    _train(grids.rho_arms(file, name, horizon, rho), seeds, out, "radii", threads, {"names": name})
 
 
 def _name_and_file(entry: str) -> tuple[str, str]:
@@ -102,15 +98,15 @@ def _with_ends(runs: list[Arm], out: Path) -> xr.Dataset:
 @app.command()
 def in_context(out: Out, *, seeds: Seeds = 14, epochs: int = 4, threads: Threads = 1) -> None:
     """Regression in context by the rank of the scores: one head of several ranks, MLR, BTT, 8 heads (S2-F2, S2-F3)."""
-    runs = list(of_seeds(in_context_arms(epochs=epochs), range(seeds)))
-    _train(runs, out, "in_context", threads, {}, in_context_results)
+    configs = grids.in_context_arms(epochs=epochs)
+    _train(configs, seeds, out, "in_context", threads, {}, grids.in_context_results)
 
 
 @app.command()
 def widths(out: Out, *, seeds: Seeds = 8, threads: Threads = 1) -> None:
     """Regression in context by width: one head, 8 heads, and 8 heads of BTT (S2-F3a, S2-F11)."""
-    runs = list(of_seeds(in_context_arms(WIDTH_ARMS, widths=WIDTHS), range(seeds)))
-    _train(runs, out, "in_context_widths", threads, {}, in_context_results)
+    configs = grids.in_context_arms(grids.WIDTH_ARMS, widths=grids.WIDTHS)
+    _train(configs, seeds, out, "in_context_widths", threads, {}, grids.in_context_results)
 
 
 @app.command()
@@ -123,17 +119,18 @@ def encoders(
     threads: Threads = 1,
 ) -> None:
     """Forecasts of ETTh1 by one encoder with several scoring functions (S2-ETT)."""
-    _train(list(of_seeds(encoder_arms(data, horizons=horizon), range(seeds))), out, "encoders", threads, {})
+    _train(grids.encoder_arms(data, horizons=horizon), seeds, out, "encoders", threads, {})
 
 
 @app.command()
 def transfer(out: Out, *, seeds: Seeds = 3, threads: Threads = 1) -> None:
     """Learning rates across three widths, by μP and by the standard parametrisation (S2-F5)."""
-    _train(list(of_seeds(transfer_arms(), range(seeds))), out, "transfer", threads, {}, transfer_results)
+    _train(grids.transfer_arms(), seeds, out, "transfer", threads, {}, grids.transfer_results)
 
 
 def _train(
-    runs: list[Arm],
+    configs: Mapping[str, TrainConfig],
+    seeds: int,
     out: Path,
     name: str,
     threads: int,
@@ -141,6 +138,7 @@ def _train(
     gather: Callable[[list[Arm], Path], xr.Dataset] = gathered,
 ) -> None:
     torch.set_num_threads(threads)
+    runs = list(of_seeds(configs, range(seeds)))
 
     def show_progress(folder: str, place: int, total: int) -> None:
         console(stderr=True).print(f"{folder}: {place} of {total} done")
@@ -149,10 +147,7 @@ def _train(
         console().print("stopped; the same command goes on")
         raise typer.Exit(130)
     record = gather(runs, out).assign_attrs({key: value for key, value in facts.items() if value})
-    _write(record, out / f"{name}.nc")
-
-
-def _write(record: xr.Dataset, file: Path) -> None:
+    file = out / f"{name}.nc"
     with replacing(file) as part:
         record.to_netcdf(part, engine="scipy")
     console().print(str(file))

@@ -21,9 +21,8 @@ class ModelFields(Strict):
     """Model to train.
 
     Attributes:
-        name: of ``samformer.MODELS``, such as "samformer", or, for prompts and files, of
-            ``structured.REGRESSORS``.
-        options: further arguments of its class, such as ``width``.
+        name, options: of ``samformer.MODELS``, such as "samformer", or, for prompts and files, of
+            ``structured.REGRESSORS``; and further arguments of its class, such as ``width``.
     """
 
     name: str
@@ -38,12 +37,7 @@ class ModelFields(Strict):
 
 
 class ToyData(Strict):
-    """Toy problem of SAMformer: forecasts that are linear in the window.
-
-    Attributes:
-        length, horizon, channels, training, validation, noise: as in ``samformer.LinearToy``.
-        problem_seed: of its draws.
-    """
+    """Toy problem of SAMformer, sizes as in ``samformer.LinearToy``; ``problem_seed`` is that of its draws."""
 
     kind: Literal["toy"]
     length: int = 512
@@ -56,12 +50,7 @@ class ToyData(Strict):
 
 
 class FileData(Strict):
-    """Multivariate series in a file.
-
-    Attributes:
-        file: CSV, Parquet or text, plain or .gz.
-        length, horizon, split, channels: as ``samformer.benchmark`` takes them.
-    """
+    """Multivariate series in a CSV, Parquet or text file, plain or .gz, cut as ``samformer.benchmark`` does."""
 
     kind: Literal["file"] = "file"
     file: Path
@@ -79,12 +68,9 @@ class FileData(Strict):
 
 
 class InContextData(Strict):
-    """Prompts of linear regression in context, drawn anew for every step.
+    """Prompts of linear regression in context, see ``structured.Prompts``, drawn anew for every step.
 
-    Attributes:
-        inputs, points, curriculum: as in ``structured.Prompts``.
-        epoch: steps between two evaluations.
-        held_out: prompts of an evaluation.
+    An evaluation comes every ``epoch`` steps, of ``held_out`` prompts.
     """
 
     kind: Literal["in-context"]
@@ -99,13 +85,10 @@ class OptimizerFields(Strict):
     """Optimiser of a run.
 
     Attributes:
-        name: "adam", "adamw" or "sgd".
         learning_rate: at the start.
-        weight_decay, momentum: as torch's optimiser takes them.
         rho: radius of sharpness-aware minimisation; 0 for none.
         schedule: "cosine", falling by epoch to 1e-6 at the last one, or "constant".
         clip: largest norm of a gradient; None for any.
-        betas: of adam and adamw; torch's own if None.
         warm_up: steps over which the rate rises from 0.
         base_width: width at which the rate was tuned; models of structured scores are then drawn, and their matrices
             given rates, as the maximal update parametrisation asks, see ``structured.parameter_groups``. 0 leaves
@@ -136,8 +119,7 @@ class PlanFields(Strict):
     """Length of a run.
 
     Attributes:
-        epochs: at most.
-        batch: windows in a batch.
+        epochs, batch: at most, and windows in a batch.
         patience: epochs in a row without a lower validation error after which the run ends, with the best weights; None
             for never.
     """
@@ -151,9 +133,7 @@ class WatchFields(Strict):
     """Measures to record during training.
 
     Attributes:
-        every: epochs between two measurements.
-        measures: among "sharpness", "gradient_noise" and "attention".
-        windows: training windows to measure on.
+        every, windows: epochs between two measurements, and training windows to measure on.
         snapshots: whether to save the patterns themselves at every measurement.
         products: the most products with the Hessian.
     """
@@ -169,7 +149,6 @@ class TrainConfig(Strict):
     """Configuration of a training run.
 
     Attributes:
-        model, data, optimizer, plan: see there.
         watch: measures to record; nothing if None.
         seed: of the weights and of the order of batches.
         device: of torch; "auto" is a GPU if there is one.

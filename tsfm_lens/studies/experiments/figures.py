@@ -1,16 +1,24 @@
-"""Figures of grids of training runs."""
+"""Grids of training runs: figures, sentences, and the measurements that reports and the gallery show."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from scipy.special import stdtrit
 
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.words import num
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies._shim import draws
+from tsfm_lens.studies.declared import declared
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.noise import mean_of_seeds
-from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.noise import Finding, mean_of_seeds
+from tsfm_lens.viz.select import array, draws, names
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
 
@@ -30,9 +38,6 @@ _SYMBOLS, _MARKS = ("square", "diamond", "cross", "triangle-up"), 8  # of arms b
 @draws("lab_runs", needs=("curve",))
 def run_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the validation error by epoch, a colour for each arm.
-
-    Args:
-        ds: of kind "lab_runs".
 
     Returns:
         Thin lines are seeds, thick ones their geometric mean as far as all seeds go, with marks on them where arms
@@ -78,9 +83,6 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
 def run_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the test error of every seed, arm by arm.
 
-    Args:
-        ds: of kind "lab_runs", of files.
-
     Returns:
         A row for each arm: small points are seeds, large ones their mean with its 95 % interval.
 
@@ -103,7 +105,6 @@ def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     """Draw the test error over the radius of sharpness-aware minimisation, or over the horizon.
 
     Args:
-        ds: of kind "lab_runs", of files.
         over: "rho" or "horizon", InputError for another; arms whose names agree but for it are one curve.
 
     Returns:
@@ -141,36 +142,30 @@ def _without(name: str, over: str, value: float) -> str:
 
 
 def _dots(
-    panel: Panel,
-    place: float,
-    of_seeds: np.ndarray,
-    arm: str,
-    colour: str,
-    *,
-    across: bool = False,
-    legend: bool = True,
-    symbol: str | None = None,
+    panel: Panel, place: float, errors: np.ndarray, arm: str, colour: str, *, across: bool = False, **look: Any
 ) -> None:
-    """Draw every seed, and their mean with its interval."""
-    count, mean = len(of_seeds), float(of_seeds.mean())
-    first, second = (of_seeds, np.full(count, place)) if across else (np.full(count, place), of_seeds)
+    """Draw every seed, and their mean with its interval, one above the other or along the axis."""
+    count, mean, places = len(errors), float(errors.mean()), np.full(len(errors), place)
     number = "%{x:.4g}" if across else "%{y:.4g}"
-    hover = f"{arm}<br>one seed: {number}"
-    panel.dots(first, second, "", hover, colour=mixed(colour, 0.45), size=4, symbol=symbol, group=arm)
+    pale: Look = {"colour": mixed(colour, 0.45), "size": 4, "symbol": look.get("symbol"), "group": arm}
+    x, y = (errors, places) if across else (places, errors)
+    panel.dots(x, y, "", f"{arm}<br>one seed: {number}", **pale)
+    error = float(errors.std(ddof=1)) / count**0.5 if count > 2 else 0.0
+    reach = float(stdtrit(count - 1, 0.975)) * error if error else 0.0
+    ends = np.array([mean - reach]), np.array([mean + reach])
+    noise = Finding(np.array([mean]), *ends, np.array([True]), 0.0, 0.0)
     words = f"{arm}<br>mean of {count} seeds: {number}"
-    x, y = ([mean], [place]) if across else ([place], [mean])
-    panel.dots(
-        x,
-        y,
-        arm,
-        words,
-        colour=colour,
-        size=8,
-        symbol=symbol,
-        noise=mean_of_seeds(of_seeds),
-        across=across,
-        legend=legend,
-    )
+    middle, row = ([mean], [place]) if across else ([place], [mean])
+    panel.dots(middle, row, arm, words, colour=colour, size=8, noise=noise, across=across, **look)
+
+
+def _seeds_at(panel: Panel, x: Any, errors: np.ndarray, title: str, colour: str, digits: int) -> None:
+    """Draw every seed above one place, and their mean with its interval."""
+    pale, noise, number = mixed(colour, 0.45), mean_of_seeds(errors), f"%{{y:.{digits}g}}"
+    places = np.full(len(errors), x[0])
+    panel.dots(places, errors, "", f"{title}<br>one seed: {number}", colour=pale, size=4, group=title)
+    hover = f"{title}<br>mean of {len(errors)} seeds: {number}"
+    panel.dots(x, noise.estimate, title, hover, colour=colour, size=9, noise=noise)
 
 
 def _symbol(place: int) -> str | None:
@@ -187,9 +182,6 @@ def _seeds(errors: np.ndarray) -> str:
 @draws("in_context_runs", needs=("by_pairs", "oracle"))
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the error after the last pair by the scores' rank or the model's width, and by the number of pairs.
-
-    Args:
-        ds: of kind "in_context_runs".
 
     Returns:
         Left the mean over seeds with its 95 % interval, and every seed as a small point, over the rank of a head's
@@ -218,7 +210,7 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
             means = [finite[row][:, -1].mean() for row in rows]
             last.line([at[row] * shift[row] for row in rows], means, "", "", colour=mixed(colour, 0.6), width=1.2)
         for row in rows:
-            _arm(last, float(at[row] * shift[row]), finite[row][:, -1], title, colour)
+            _seeds_at(last, [float(at[row] * shift[row])], finite[row][:, -1], title, colour, 3)
         if rows:
             hover = f"{title}<br>after %{{x}} pairs: %{{y:.3g}}"
             by_pairs.line(pairs, finite[rows[-1]].mean(0), title, hover, colour=colour, width=1.8, dots=4)
@@ -229,11 +221,8 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
     last.x("rank of a head's scores / inputs" if by == "rank" else "width D", **log_axis(at))
     by_pairs.x("pairs seen before" if by == "rank" else f"pairs seen before, D = {widths.max():g}")
     figure.y("squared error, of 1 without learning", rangemode="tozero")
-    seeds = [int(np.isfinite(one[:, -1]).sum()) for one in errors]
-    count = f"{min(seeds)} to {max(seeds)} seeds" if min(seeds) < max(seeds) else f"{max(seeds)} seeds"
-    return figure.dress(
-        "Regression in context", f"d = {ds.attrs.get('inputs', '?')}", f"{count}, 95 % intervals of means"
-    )
+    words = f"{_seeds(errors[..., -1])}, 95 % intervals of means"
+    return figure.dress("Regression in context", f"d = {ds.attrs.get('inputs', '?')}", words)
 
 
 def _beside(ratio: np.ndarray) -> np.ndarray:
@@ -245,27 +234,9 @@ def _beside(ratio: np.ndarray) -> np.ndarray:
     return out
 
 
-def _arm(panel: Panel, x: float, errors: np.ndarray, title: str, colour: str) -> None:
-    count, noise = len(errors), mean_of_seeds(errors)
-    panel.dots(
-        np.full(count, x),
-        errors,
-        "",
-        f"{title}<br>one seed: %{{y:.3g}}",
-        colour=mixed(colour, 0.45),
-        size=4,
-        group=title,
-    )
-    hover = f"{title}<br>mean of {count} seeds: %{{y:.3g}}"
-    panel.dots([x], noise.estimate, title, hover, colour=colour, size=9, noise=noise)
-
-
 @draws("transfer_runs", needs=("mse",))
 def learning_rates(ds: xr.Dataset) -> go.Figure:
     """Draw the error at the end by learning rate, a colour for each width, a panel for each parametrisation.
-
-    Args:
-        ds: of kind "transfer_runs".
 
     Returns:
         Thin lines are seeds, thick ones their mean; a diamond marks the rate of the lowest mean of a width. Rates at
@@ -277,32 +248,24 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
         'Learning rates across widths'
     """
     titles = names(ds, "parametrisation")
-    figure = sheet(
-        [300],
-        [1] * len(titles),
-        titles=titles,
-        column_gap=0.05,
-        min_width=230 * len(titles) + 80,
-        shared_yaxes=True,
-    )
+    width = 230 * len(titles) + 80
+    figure = sheet([300], [1] * len(titles), titles=titles, column_gap=0.05, min_width=width, shared_yaxes=True)
     errors = array(ds, "mse", "parametrisation", "width", "rate", "seed")
     rates = np.asarray(ds["rate"].values, float)
     for panel, of_kind in zip(figure, errors, strict=True):
         for place, (width, of_width) in enumerate(zip(ds["width"].values.tolist(), of_kind, strict=True)):
             colour, title = CATEGORICAL[place % len(CATEGORICAL)], f"width {width}"
             for seed in of_width.T:
-                panel.line(
-                    rates, seed, "", f"{title}<br>rate %{{x:.3g}}: %{{y:.3g}}", colour=mixed(colour, 0.4), width=0.8
-                )
+                hover = f"{title}<br>rate %{{x:.3g}}: %{{y:.3g}}"
+                panel.line(rates, seed, "", hover, colour=mixed(colour, 0.4), width=0.8)
             finite = np.isfinite(of_width).any(axis=1)
             if finite.any():
                 mean = np.where(finite, np.nanmean(np.where(finite[:, None], of_width, 0.0), axis=1), np.nan)
                 hover = f"{title}, mean<br>rate %{{x:.3g}}: %{{y:.3g}}"
                 panel.line(rates, mean, title, hover, colour=colour, width=2.2)
                 best = int(np.nanargmin(mean))
-                panel.dots(
-                    rates[[best]], mean[[best]], "", f"best of {title}", colour=colour, size=11, symbol="diamond"
-                )
+                words = f"best of {title}"
+                panel.dots(rates[[best]], mean[[best]], "", words, colour=colour, size=11, symbol="diamond")
         panel.x("learning rate", **log_axis(rates))
     figure.panel().y("squared error, of 1 without learning")
     count = int(np.isfinite(errors).any(axis=(1, 2)).sum(-1).max())
@@ -313,9 +276,6 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
 @draws("level_training", needs=("loss",))
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     """Draw the loss on held-out series by the multiply-adds of the scores, a colour for each arm.
-
-    Args:
-        ds: of kind "level_training".
 
     Returns:
         Small points are seeds, large ones their mean with its 95 % interval.
@@ -329,20 +289,152 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     panel = next(iter(figure))
     losses, share = array(ds, "loss", "arm", "seed"), np.asarray(ds["score_share"].values, float)
     for place, (arm, of_seeds) in enumerate(zip(names(ds, "arm"), losses, strict=True)):
-        colour, finite = CATEGORICAL[place % len(CATEGORICAL)], of_seeds[np.isfinite(of_seeds)]
-        where = np.full(len(finite), share[place])
-        pale = mixed(colour, 0.45)
-        panel.dots(where, finite, "", f"{arm}<br>one seed: %{{y:.4g}}", colour=pale, size=4, group=arm)
-        panel.dots(
-            share[[place]],
-            finite.mean(keepdims=True),
-            arm,
-            f"{arm}<br>mean of {len(finite)} seeds: %{{y:.4g}}",
-            colour=colour,
-            size=9,
-            noise=mean_of_seeds(finite),
-        )
+        finite = of_seeds[np.isfinite(of_seeds)]
+        _seeds_at(panel, share[[place]], finite, arm, CATEGORICAL[place % len(CATEGORICAL)], 4)
     panel.x("multiply-adds of the encoder's scores / those of standard attention", rangemode="tozero")
     panel.y("cross-entropy in nats a step")
     count = int(np.isfinite(losses).sum(axis=1).max())
     return figure.dress("Loss by what the scores cost", f"{ds.attrs.get('steps', '?')} steps, up to {count} seeds")
+
+
+def read_runs(ds: xr.Dataset) -> list[str]:
+    """Describe where every arm ends, and which arms stay above the oracle."""
+    last, oracle = array(ds, "validation_mse", "arm", "seed"), float(ds.attrs.get("oracle", np.nan))
+    out = []
+    for arm, values in zip(names(ds, "arm"), last, strict=True):
+        finite = values[np.isfinite(values)]
+        over = f", {num(100 * (float(finite.min()) / oracle - 1))} % or more above the oracle"
+        near = ", within 1 % of the oracle with every seed"
+        beside = "" if not np.isfinite(oracle) else near if finite.max() <= 1.01 * oracle else over
+        out.append(
+            f"{arm} ends at {num(float(finite.min()))} to {num(float(finite.max()))} ({len(finite)} seeds){beside}."
+        )
+    return out
+
+
+def read_errors(ds: xr.Dataset) -> list[str]:
+    """Name the arm of the lowest test error of each benchmark, and the distance to the next one."""
+    errors = array(ds, "test_mse", "arm", "seed")
+    cells: dict[str, dict[str, float]] = {}
+    for arm, of_seeds in zip(names(ds, "arm"), errors, strict=True):
+        cell, rest = _cell(arm)
+        cells.setdefault(cell, {})[rest] = float(np.nanmean(of_seeds))
+    out = []
+    for cell, means in cells.items():
+        best, *others = sorted(means, key=means.__getitem__)
+        beside = f", before {others[0]} ({num(means[others[0]])})" if others else ""
+        where = f"{cell}: the" if cell else "The"
+        out.append(f"{where} lowest mean test error is that of {best} ({num(means[best])}){beside}.")
+    return out
+
+
+def _cell(arm: str) -> tuple[str, str]:
+    """Split an arm that begins with benchmark and horizon into these, else "", and the rest of its name."""
+    parts = arm.split(" ", 2)
+    if len(parts) < 3 or not parts[1].isdigit():
+        return "", arm
+    return f"{parts[0]}, H = {parts[1]}", parts[2]
+
+
+def _varies(ds: xr.Dataset, over: str) -> bool:
+    """Return whether arms that agree in everything else differ in ρ or in the horizon."""
+    other = "horizon" if over == "rho" else "rho"
+    if over == "horizon":
+        return len(np.unique(ds[over].values)) > 1
+    groups = zip([name.split(" ")[0] for name in names(ds, "arm")], ds[other].values.tolist(), strict=True)
+    by_group: dict[tuple[str, int], set[float]] = {}
+    for group, rho in zip(groups, ds[over].values.tolist(), strict=True):
+        by_group.setdefault(group, set()).add(rho)
+    # of benchmarks ρ is one of a few numbers by the table; a grid of it has more
+    return max(map(len, by_group.values())) > 3
+
+
+def _plates(ds: xr.Dataset) -> Iterator[Plate]:
+    columns = [name for name in ("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters") if name in ds]
+    table = frame(ds, *columns)
+    yield Plate(run_curves(ds), table, read_runs(ds), "curves")
+    if "test_mse" in ds:
+        yield Plate(run_errors(ds), table, read_errors(ds), "errors")
+        for over in ("rho", "horizon") if {"rho", "horizon"} <= set(ds.coords) else ():
+            if _varies(ds, over):
+                yield Plate(run_errors_over(ds, over), table, read_errors(ds), f"over-{over}")
+
+
+def read_in_context(ds: xr.Dataset) -> list[str]:
+    """Describe the error of every arm after the last pair, lowest first."""
+    last = array(ds, "by_pairs", "arm", "seed", "pairs")[..., -1]
+    sentences = []
+    for arm, ratio, values in zip(names(ds, "arm"), ds["rank_ratio"].values, last, strict=True):
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
+            words = f"{arm}: {num(float(finite.mean()))} ({ends}), scores of rank {num(float(ratio))} d."
+            sentences.append((float(finite.mean()), words))
+    return [words for _, words in sorted(sentences)]
+
+
+def read_rates(ds: xr.Dataset) -> list[str]:
+    """Name the best rate of every width, by parametrisation."""
+    rates, sentences = np.asarray(ds["rate"].values, float), []
+    errors = array(ds, "mse", "parametrisation", "width", "rate", "seed")
+    for kind, of_kind in zip(names(ds, "parametrisation"), errors, strict=True):
+        best = []
+        for width, of_width in zip(ds["width"].values.tolist(), of_kind, strict=True):
+            finite = np.isfinite(of_width).any(axis=1)
+            if finite.any():
+                mean = np.array(
+                    [np.nanmean(row) if some else np.inf for row, some in zip(of_width, finite, strict=True)]
+                )
+                best.append(f"{num(float(rates[mean.argmin()]))} at width {width} ({num(float(mean.min()))})")
+        sentences.append(f"{kind}: the best rate is {', '.join(best)}.")
+    return sentences
+
+
+def read_losses(ds: xr.Dataset) -> list[str]:
+    """Describe the loss of every arm with the cost of its scores."""
+    sentences = []
+    for arm, share, values in zip(
+        names(ds, "arm"), ds["score_share"].values, array(ds, "loss", "arm", "seed"), strict=True
+    ):
+        finite = values[np.isfinite(values)]
+        ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
+        sentences.append(
+            f"{arm}: {num(float(finite.mean()))} nats ({ends}) at {num(float(share))} of the multiply-adds."
+        )
+    return sentences
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="lab_runs",
+        theme="Training",
+        about="errors of training runs by arm and seed, epoch by epoch",
+        heading="Validation error over training",
+        guide="Arms differ in model or optimiser alone; runs of one seed see the same batches.",
+        compute=None,
+        plates=_plates,
+        figures=(
+            Figure(run_curves, "Validation error of every arm and seed by epoch."),
+            Figure(run_errors, "Test error of every seed, arm by arm."),
+            Figure(run_errors_over, "Test error over the radius ρ of SAM, or over the horizon."),
+        ),
+        source="after SAMformer, figures 1, 2, 5, 8, 13, 14 and 15 (S1-F1)",
+        paper=(
+            *("S1-F1", "S1-F15", "S1-F3", "S1-T1", "S1-T6", "S1-T9", "S1-T10"),
+            *("S1-F5", "S1-F6", "S1-F7", "S1-F8", "S1-F13", "S1-F14", "S2-ETT"),
+        ),
+        maker="made by grids of trainings: `python -m tsfm_lens.studies.experiments` makes it, "
+        "`tsfm_lens.studies.experiments` ships one",
+        subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])),
+    ),
+    *declared(
+        Path(__file__).with_name("measurements.yaml"),
+        {
+            "in_context_runs": (in_context_errors, read_in_context),
+            "transfer_runs": (learning_rates, read_rates),
+            "level_training": (losses_by_cost, read_losses),
+        },
+        theme="Training",
+        source="after structured attention",
+    ),
+)

@@ -1,4 +1,4 @@
-"""Experiments of many runs: arms and seeds, trained one after the other, resumable, and gathered with intervals."""
+"""Grids of training runs: trained one after the other, resumable, gathered, and measured at their ends."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
+from safetensors.torch import load_file
 
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.studies.experiments.config import FileData, TrainConfig
-from tsfm_lens.studies.experiments.running import RESULT, train
-from tsfm_lens.training import read_log, read_watch
+from tsfm_lens.studies.experiments.running import RESULT, WEIGHTS, attention_of, losses_of, task_of, train
+from tsfm_lens.studies.samformer import BenchmarkTask
+from tsfm_lens.training import attention_measures, read_log, read_watch, sharpness
 from tsfm_lens.training.state import LOG, STATE
 
 WATCH = "watch.jsonl"
 WATCHED = (
-    "sharpness",
-    "sharpness_residual",
-    "lowest_curvature",
-    "entropy",
-    "nuclear_norm",
-    "diagonal_mass",
-    "numerical_rank",
+    *("sharpness", "sharpness_residual", "lowest_curvature"),
+    *("entropy", "nuclear_norm", "diagonal_mass", "numerical_rank"),
 )
+MEANS, BY_WINDOW = ("entropy", "numerical_rank"), ("nuclear_norm", "diagonal_mass")
+_END_DIMS: Mapping[str, tuple[str, ...]] = {
+    "sharpness": (),
+    "sharpness_residual": (),
+    **dict.fromkeys(MEANS, ()),
+    **dict.fromkeys(BY_WINDOW, ("window",)),
+    "pattern": ("query", "key"),
+}
+_RECORDS = Path(__file__).parent / "results"
 
-__all__ = ["Arm", "gathered", "of_seeds", "run_arms"]
+Cells = Mapping[tuple[int, int], Any]
+"""Values of runs by the places of their arm and seed."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One run of an experiment.
-
-    Attributes:
-        name: of the arm; runs of one name differ in their seed alone.
-        config: of the run.
-    """
+    """One run: the name of its arm, whose runs differ in their seed alone, and its configuration."""
 
     name: str
     config: TrainConfig
@@ -70,11 +73,9 @@ def run_arms(
     quiet: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> bool:
-    """Train the runs without a result, and resume those that were stopped.
+    """Train the runs below a folder that have no result, and resume those that were stopped.
 
     Args:
-        arms: runs.
-        out: folder of their folders.
         quiet: no progress bars.
         progress: called with an arm's folder, how many are done, and how many there are, before it is trained.
 
@@ -112,12 +113,33 @@ def _refuse_other(folder: Path, config: TrainConfig) -> None:
         raise CheckpointError(f"{folder} holds a run of other settings ({', '.join(names)}); give another folder")
 
 
+def _ended(
+    arms: Sequence[Arm], out: str | Path
+) -> tuple[list[str], list[int], dict[tuple[int, int], tuple[Arm, Path]]]:
+    """Return names and seeds of the runs that have ended, and each with its folder by their places."""
+    runs = [arm for arm in arms if (Path(out) / arm.folder / RESULT).exists()]
+    if not runs:
+        raise InputError(f"no run in {out} has ended; train them first")
+    names = list(dict.fromkeys(arm.name for arm in runs))
+    seeds = list(dict.fromkeys(arm.config.seed for arm in runs))
+    places = {(names.index(arm.name), seeds.index(arm.config.seed)): (arm, Path(out) / arm.folder) for arm in runs}
+    return names, seeds, places
+
+
+def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarray:
+    """Stack values of runs in one array, NaN where there are none, smaller ones in its corner."""
+    sizes = [max(sizes) for sizes in zip(*(np.shape(values) for values in cells.values()), strict=True)]
+    out = np.full((*shape, *sizes), np.nan, dtype=dtype)
+    for place, values in cells.items():
+        corner: tuple[int | slice, ...] = (*place, *(slice(size) for size in np.shape(values)))
+        out[corner] = values
+    return out
+
+
 def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     """Collect the errors of finished runs by arm and seed, and their validation errors by epoch.
 
-    Args:
-        arms: runs; those that have not ended are left out.
-        out: folder of their folders.
+    Runs below ``out`` that have not ended are left out.
 
     Returns:
         Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``, ``validation_mae`` and, of files,
@@ -139,90 +161,190 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         >>> dict(experiments.gathered(runs, folder / "gathered")["curve"].sizes)
         {'arm': 4, 'seed': 1, 'epoch': 2}
     """
-    folders = [(arm, Path(out) / arm.folder) for arm in arms]
-    results = [(arm, *_result(folder)) for arm, folder in folders if (folder / RESULT).exists()]
-    if not results:
-        raise InputError(f"no run in {out} has ended; train them first")
-    names = list(dict.fromkeys(arm.name for arm, _, _ in results))
-    seeds = list(dict.fromkeys(arm.config.seed for arm, _, _ in results))
-    columns = sorted({column for _, row, _ in results for column in row})
-    longest = max(len(curve) for _, _, curve in results)
+    names, seeds, runs = _ended(arms, out)
     shape = (len(names), len(seeds))
-    values = {column: np.full(shape, np.nan) for column in columns}
-    curves = np.full((*shape, longest), np.nan)
-    for arm, row, curve in results:
-        at = names.index(arm.name), seeds.index(arm.config.seed)
-        for column, value in row.items():
-            values[column][at] = value
-        curves[at][: len(curve)] = curve
+    results = {at: json.loads((folder / RESULT).read_text(encoding="utf-8")) for at, (_, folder) in runs.items()}
+    rows = {at: _row(result) for at, result in results.items()}
+    curves = {at: [line["mse"] for line in read_log(folder / LOG) if "mse" in line] for at, (_, folder) in runs.items()}
+    columns = {
+        column: (("arm", "seed"), _stack({at: row[column] for at, row in rows.items() if column in row}, shape))
+        for column in sorted({column for row in rows.values() for column in row})
+    }
+    curve = _stack(curves, shape)
     data = xr.Dataset(
-        {column: (("arm", "seed"), value) for column, value in values.items()},
-        coords={"arm": names, "seed": seeds, "epoch": np.arange(longest)},
+        columns,
+        coords={"arm": names, "seed": seeds, "epoch": np.arange(curve.shape[-1])},
         attrs={"kind": "lab_runs", "title": "Runs of the lab"},
     )
-    of_arm = {arm.name: arm.config for arm, _, _ in results}
-    if all(isinstance(config.data, FileData) for config in of_arm.values()):
-        horizons = [config.data.horizon for config in of_arm.values() if isinstance(config.data, FileData)]
-        rhos = [config.optimizer.rho for config in of_arm.values()]
-        data = data.assign_coords(horizon=("arm", horizons), rho=("arm", rhos))
-    data = data.assign(curve=(("arm", "seed", "epoch"), curves), **_by_pairs(results, Path(out), names, seeds))
-    watches = {
-        (names.index(arm.name), seeds.index(arm.config.seed)): (read_watch(folder), arm.config)
-        for arm, folder in folders
-        if (folder / RESULT).exists() and (folder / WATCH).exists()
-    }
+    configs = list({arm.name: arm.config for arm, _ in runs.values()}.values())
+    if all(isinstance(config.data, FileData) for config in configs):
+        horizons = [config.data.horizon for config in configs if isinstance(config.data, FileData)]
+        data = data.assign_coords(horizon=("arm", horizons), rho=("arm", [each.optimizer.rho for each in configs]))
+    data = data.assign(curve=(("arm", "seed", "epoch"), curve))
+    pairs = _stack({at: result.get("by_pairs", []) for at, result in results.items()}, shape)
+    if pairs.shape[-1]:
+        data = data.assign(by_pairs=(("arm", "seed", "pairs"), pairs))
+    watches = {at: read_watch(folder) for at, (_, folder) in runs.items() if (folder / WATCH).exists()}
     return data.assign(_watch_columns(watches, shape)) if watches else data
 
 
-def _by_pairs(results: Sequence[tuple[Arm, Any, Any]], out: Path, names: list[str], seeds: list[int]) -> dict[str, Any]:
-    """Collect the errors of prompts by the number of pairs; {} for other runs."""
-    cells = {
-        (names.index(arm.name), seeds.index(arm.config.seed)): json.loads(
-            (out / arm.folder / RESULT).read_text(encoding="utf-8")
-        ).get("by_pairs", [])
-        for arm, _, _ in results
-    }
-    longest = max(map(len, cells.values()))
-    if not longest:
-        return {}
-    values = np.full((len(names), len(seeds), longest), np.nan)
-    for at, errors in cells.items():
-        values[at][: len(errors)] = errors
-    return {"by_pairs": (("arm", "seed", "pairs"), values)}
+def _row(result: Mapping[str, Any]) -> dict[str, float]:
+    row = {f"{part}_{name}": value for part in ("validation", "test") for name, value in result.get(part, {}).items()}
+    row |= {name: np.nan if result[name] is None else result[name] for name in ("epochs", "best_epoch", "seconds")}
+    return row | {"parameters": result["parameters"]}
 
 
-def _watch_columns(
-    watches: Mapping[tuple[int, int], tuple[xr.Dataset, TrainConfig]], shape: tuple[int, int]
-) -> dict[str, Any]:
+def _watch_columns(watches: Mapping[tuple[int, int], xr.Dataset], shape: tuple[int, int]) -> dict[str, Any]:
     """Collect the measures of watches, over looks."""
-    looks = max(watch.sizes["step"] for watch, _ in watches.values())
+    longest = max(watches.values(), key=lambda watch: watch.sizes["step"])
     out: dict[str, Any] = {}
     for name in WATCHED:
-        values = np.full((*shape, looks), np.nan)
-        for at, (watch, _) in watches.items():
-            if name in watch:
-                of = watch[name].mean([dim for dim in ("layer", "head") if dim in watch[name].dims])
-                values[at][: watch.sizes["step"]] = of
+        cells = {
+            at: watch[name].mean([dim for dim in ("layer", "head") if dim in watch[name].dims]).values
+            if name in watch
+            else np.full(watch.sizes["step"], np.nan)
+            for at, watch in watches.items()
+        }
+        values = _stack(cells, shape)
         if np.isfinite(values).any():
             out[name] = (("arm", "seed", "look"), values)
-    longest = max((watch for watch, _ in watches.values()), key=lambda watch: watch.sizes["step"])
     out["look_step"] = ("look", longest["step"].values)
-    first = {at[0]: watch for at, (watch, _) in watches.items() if at[1] == 0 and "pattern" in watch}
-    if first:
-        sizes = next(iter(first.values()))["pattern"].isel(input=0, layer=0, head=0).shape
-        patterns = np.full((shape[0], *sizes), np.nan, dtype=np.float32)
-        for row, watch in first.items():
-            pattern = watch["pattern"].isel(input=0, layer=0, head=0).values
+    first = {at[0]: watch for at, watch in watches.items() if at[1] == 0 and "pattern" in watch}
+    patterns = {row: watch["pattern"].isel(input=0, layer=0, head=0).values for row, watch in first.items()}
+    if patterns:
+        sizes = next(iter(patterns.values())).shape
+        stacked = np.full((shape[0], *sizes), np.nan, dtype=np.float32)
+        for row, pattern in patterns.items():
             if pattern.shape == sizes:
-                patterns[row] = pattern
-        out["pattern"] = (("arm", "snapshot", "query", "key"), patterns)
+                stacked[row] = pattern
+        out["pattern"] = (("arm", "snapshot", "query", "key"), stacked)
     return out
 
 
-def _result(folder: Path) -> tuple[dict[str, float], list[float]]:
-    """Read a run's results and its validation errors by epoch."""
-    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    row = {f"{part}_{name}": value for part in ("validation", "test") for name, value in result.get(part, {}).items()}
-    row |= {name: np.nan if result[name] is None else result[name] for name in ("epochs", "best_epoch", "seconds")}
-    row["parameters"] = result["parameters"]
-    return row, [line["mse"] for line in read_log(folder / LOG) if "mse" in line]
+def ends(arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: int = 20) -> xr.Dataset:
+    """Measure sharpness and attention at the weights that runs on benchmarks below a folder ended with.
+
+    Args:
+        windows: evenly spaced test windows to measure attention on. The loss whose sharpness is measured takes twice as
+            many training windows.
+        products: with the Hessian.
+
+    Returns:
+        Dataset over ``arm`` and ``seed``, NaN where a model has none: ``end_sharpness``, the largest eigenvalue of the
+        Hessian, with ``end_sharpness_residual``; ``end_entropy`` and ``end_numerical_rank`` of the attention between
+        channels, means over windows; ``end_nuclear_norm`` and ``end_diagonal_mass`` (arm, seed, window); and
+        ``end_pattern`` (arm, seed, query, key), the mean pattern.
+
+    Raises:
+        InputError: no run has ended, or one is of no benchmark.
+
+    Example:
+        >>> waves = folder / "waves.csv"
+        >>> rows = np.sin(np.arange(200)[:, None] / np.array([3.0, 7.0]))
+        >>> np.savetxt(waves, rows, delimiter=",", header="a,b", comments="")
+        >>> data = {"kind": "file", "file": waves, "length": 8, "horizon": 2}
+        >>> fields = {"model": {"name": "samformer"}, "data": data, "plan": {"epochs": 1}}
+        >>> config = experiments.TrainConfig.model_validate(fields)
+        >>> runs = list(experiments.of_seeds({"waves 2 SAMformer": config}, range(1)))
+        >>> _ = experiments.run_arms(runs, folder / "ends", quiet=True)
+        >>> dict(experiments.ends(runs, folder / "ends", windows=4)["end_pattern"].sizes)
+        {'arm': 1, 'seed': 1, 'query': 2, 'key': 2}
+    """
+    names, seeds, runs = _ended(arms, out)
+    measures = {at: _of_run(*run, windows, products) for at, run in runs.items()}
+    columns: dict[str, Any] = {}
+    for name, dims in _END_DIMS.items():
+        cells = {at: values[name] for at, values in measures.items() if name in values}
+        if cells:
+            stacked = _stack(cells, (len(names), len(seeds)), np.float32)
+            columns[f"end_{name}"] = (("arm", "seed", *dims), stacked)
+    return xr.Dataset(columns, coords={"arm": names, "seed": seeds})
+
+
+def _of_run(arm: Arm, folder: Path, windows: int, products: int) -> dict[str, np.ndarray]:
+    task = task_of(arm.config)
+    if not isinstance(task, BenchmarkTask):
+        raise InputError(f"run {arm.name!r} is of no benchmark; expected one on a file")
+    task.model.load_state_dict(load_file(folder / WEIGHTS))
+    task.model.eval()
+    x, y = task.training.take(_even_indices(len(task.training), 2 * windows))
+    weights = [weight for weight in task.model.parameters() if weight.requires_grad]
+    curvature = sharpness(losses_of(task, x, y), weights, steps=products)
+    out = {"sharpness": np.array(curvature.largest), "sharpness_residual": np.array(curvature.largest_residual)}
+    if getattr(task.model, "over", "time") == "time":
+        return out
+    patterns = attention_of(task, task.data.test.take(_even_indices(len(task.data.test), windows))[0])
+    pattern = patterns()["0"][:, 0].double()
+    measures = attention_measures(pattern)
+    out |= {name: measures[name].mean() for name in MEANS}
+    return out | {name: measures[name] for name in BY_WINDOW} | {"pattern": pattern.mean(0).cpu().numpy()}
+
+
+def _even_indices(count: int, some: int) -> torch.Tensor:
+    """Return evenly spaced indices from 0 to below a count, each once."""
+    return torch.linspace(0, count - 1, min(some, count), dtype=torch.float64).long()
+
+
+def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
+    """Return nuclear norms of arms with attention between channels, for :func:`tsfm_lens.viz.nuclear_norms`.
+
+    All seeds and windows, of results with ``end_nuclear_norm``, such as those of :func:`record` ("benchmarks").
+
+    Returns:
+        Dataset of kind "attention_norms" over (run, layer, head, input); a run is an arm.
+
+    Raises:
+        UnknownNameError: there is no such arm.
+
+    Example:
+        >>> arms = ["ETTh1 96 SAMformer", "ETTh1 96 Transformer"]
+        >>> norms = experiments.end_norms(experiments.record("benchmarks"), arms)
+        >>> norms["nuclear_norm"].dims
+        ('run', 'layer', 'head', 'input')
+    """
+    names = [str(name) for name in data["arm"].values]
+    for arm in arms:
+        if arm not in names:
+            raise unknown_name("arm", arm, names)
+    of_arms = data.sel(arm=list(arms))
+    values = of_arms["end_nuclear_norm"].values.reshape(len(arms), 1, 1, -1)
+    channels = int(of_arms["end_pattern"].isel(query=0).notnull().any(("arm", "seed")).sum())
+    return xr.Dataset(
+        {"nuclear_norm": (("run", "layer", "head", "input"), values)},
+        coords={"run": list(arms), "layer": ["0"], "head": [0], "n_keys": ("layer", [channels])},
+        attrs={"kind": "attention_norms", "title": "Attention input by input", "model": ", ".join(arms)},
+    )
+
+
+def record_names() -> tuple[str, ...]:
+    """Return the names of the results in the package, sorted; ``results/README.md`` describes them.
+
+    Example:
+        >>> "toy" in experiments.record_names()
+        True
+    """
+    return tuple(sorted(file.stem for file in _RECORDS.glob("*.nc")))
+
+
+def record(name: str) -> xr.Dataset:
+    """Load the results of a grid, as ``python -m tsfm_lens.studies.experiments`` wrote them, see :func:`gathered`.
+
+    Args:
+        name: "toy", the toy problem of SAMformer; "optimizers", the same by other optimisers; "benchmarks", rows of
+            tables 1, 6, 9 and 10; "in_context", regression in context by the rank of the scores, see
+            :func:`tsfm_lens.studies.experiments.in_context_results`, and "in_context_widths" by the width of the
+            model; "encoders", ETTh1 by scoring function; "transfer", learning rates across widths, see
+            :func:`tsfm_lens.studies.experiments.transfer_results`; "chronos_levels", Chronos with scores by nested
+            blocks of tokens, which ``python -m tsfm_lens.studies.recipes.levels`` makes.
+
+    Raises:
+        UnknownNameError: no such record.
+
+    Example:
+        >>> experiments.record("toy")["curve"].dims
+        ('arm', 'seed', 'epoch')
+    """
+    if name not in record_names():
+        raise unknown_name("record of the lab", name, record_names())
+    with xr.open_dataset(_RECORDS / f"{name}.nc", engine="scipy") as data:
+        return data.load()

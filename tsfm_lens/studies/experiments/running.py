@@ -46,11 +46,7 @@ LATER = ("betas", "warm_up", "base_width")
 
 
 def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
-    """Return the task of a configuration: the model with drawn weights, and its data.
-
-    Raises:
-        InputError: the data cannot be read, or do not fit; an option is none of the model's.
-    """
+    """Return the task of a configuration, a drawn model and its data; InputError where they do not fit."""
     data = config.data
     options = {"batch": config.plan.batch, "seed": config.seed}
     settings = {"optimizer": _settings(config.optimizer), "plan": config.plan.model_dump(), "seed": config.seed}
@@ -92,25 +88,14 @@ def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim
     if fields.base_width:
         groups = parameter_groups(model, fields.learning_rate, fields.base_width)
         parameters = [{**group, "share": group["lr"] / fields.learning_rate} for group in groups]
-    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "sgd": torch.optim.SGD,
-    }
-    extra: dict[str, Any] = {"momentum": fields.momentum} if fields.momentum else {}
-    if fields.betas:
-        extra["betas"] = fields.betas
-    base = kinds[fields.name](parameters, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra)
+    kind = getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[fields.name])
+    extra: dict[str, Any] = {name: value for name in ("momentum", "betas") if (value := getattr(fields, name))}
+    base = kind(parameters, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra)
     return SAM(base, fields.rho) if fields.rho else base
 
 
 def rate_of(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
-    """Return the learning rate of each step; None where it is constant.
-
-    Args:
-        config: of the run.
-        epoch: steps of an epoch.
-    """
+    """Return the learning rate of each step, with so many steps an epoch; None where it is constant."""
     fields = config.optimizer
     falling = cosine_by_epoch(fields.learning_rate, epoch, epochs=config.plan.epochs)
     if not fields.warm_up:
@@ -126,11 +111,7 @@ def rate_of(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
 def prepare(
     config: TrainConfig, out: str | Path | None = None
 ) -> tuple[Training, ForecastTask | InContextTask, Watch | None]:
-    """Prepare a run without starting it, with its task and its watch.
-
-    Args:
-        config: of the run.
-        out: its folder; nothing is kept if None.
+    """Prepare a run in a folder, or in none, without starting it, with its task and its watch.
 
     Raises:
         InputError: as :func:`tsfm_lens.studies.samformer.benchmark` and the models say.
@@ -162,9 +143,7 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
     if fields is None:
         return None
     x, y = task.training.take(torch.arange(min(fields.windows, len(task.training))))
-    looks: dict[str, Any] = {}
-    if "attention" in fields.measures:
-        looks["patterns"] = attention_of(task, x)
+    looks: dict[str, Any] = {"patterns": attention_of(task, x)} if "attention" in fields.measures else {}
     return Watch(
         task.model,
         fields.measures,
@@ -206,10 +185,9 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
     """Train to the end and measure, or go on with a run that was stopped.
 
     Args:
-        config: of the run.
-        out: its folder: config.json, log.jsonl, state.pt, watch.jsonl, and at the end best.safetensors and result.json.
-        resume: go on with the run in ``out``.
-        quiet: no progress bar.
+        config, out: of the run, and its folder: config.json, log.jsonl, state.pt, watch.jsonl, and at the end
+            best.safetensors and result.json.
+        resume, quiet: go on with the run in ``out``; no progress bar.
 
     Returns:
         ``ended``; and then ``validation`` and ``test``, errors "mse" and "mae" with the weights of the lowest

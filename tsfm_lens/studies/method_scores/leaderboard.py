@@ -1,10 +1,10 @@
-"""Benchmark of explanations: one function a method, scored on planted models, a row of a leaderboard each."""
+"""Benchmark of explanations on planted models: one function a method, a row of a leaderboard each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,42 +14,122 @@ import typer
 
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs
-from tsfm_lens.explain.routes import input_routes
+from tsfm_lens.explain.routes import all_writers, input_routes
+from tsfm_lens.explain.segments import Segment, item_of, segments
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes import attention_patterns
-from tsfm_lens.stats import mean_interval
-from tsfm_lens.studies.method_scores.cases import REFERENCE, Case, cases
+from tsfm_lens.probes.findings import interval_over_series
+from tsfm_lens.studies.method_scores.marks import marks
+from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, markdown, put_between
+from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
 from tsfm_lens.training.command import run_command
+from tsfm_lens.zoo.planted import mechanisms, plant
+from tsfm_lens.zoo.planted.card import Card
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate
 
 __all__ = ["SHIPPED", "benchmark", "measured"]
 
+REFERENCE = "mean"
+"""Reference that replaces a masked step in the benchmark."""
+PARTS = 8
+"""Segments of a case's target."""
+# openings of the task of a part that writes the same for all values: no influence of the input passes it
+_CONSTANT = ("marks ", "tells the step")
+
+
+@dataclass(frozen=True, eq=False)
+class ExplanationCase:
+    """Forecast of a planted model, or of an untrained twin of it.
+
+    Attributes:
+        mechanism, architecture, seed: of the planted model; number: of the series.
+        twin: whether the weights were drawn anew.
+        run: of one item.
+        parts: its segments.
+        components: candidates for routes: every head and MLP but backups, which wait until another head is gone.
+        true_parts: (segment, step) 1 where the rule reads any of the segment's values for the step, 0 where not. NaN
+            where it reads them only to decide whether a gate is open.
+        true_components: (component,) whether the component is of the mechanism and passes values on. Parts that mark
+            positions or tell the step write the same for every series.
+    """
+
+    mechanism: str
+    architecture: str
+    seed: int
+    number: int
+    twin: bool
+    run: Run
+    parts: tuple[Segment, ...]
+    components: tuple[str, ...]
+    true_parts: np.ndarray
+    true_components: np.ndarray
+
+    @property
+    def model(self) -> str:
+        """Mechanism, architecture and seed, which cases of one model share."""
+        return f"{self.mechanism} in {self.architecture}, seed {self.seed}{', untrained' * self.twin}"
+
+
+def cases(
+    pairs: Sequence[tuple[str, str]] | None = None, *, seeds: int = 3, series: int = 1, twins: bool = False
+) -> Iterator[ExplanationCase]:
+    """Yield every case of the benchmark, model by model; see :func:`benchmark`."""
+    for mechanism, architecture in mechanisms() if pairs is None else pairs:
+        for seed in range(seeds):
+            for twin in (False, True)[: 1 + twins]:
+                yield from _of_model(mechanism, architecture, seed, twin, series)
+
+
+_plant = lru_cache(maxsize=2)(plant)
+
+
+@lru_cache(maxsize=256)
+def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: int) -> tuple[ExplanationCase, ...]:
+    planted = _plant(mechanism, architecture, seed=seed)
+    card = planted.card
+    lens = untrained(planted, seed) if twin else planted.lens()
+    noise = 0.0 if isinstance(card.rule, CovariateTimes) else 0.05
+    run = evaluation_case(lens, card, series=series, noise=noise, seed=seed).clean
+    backups = set(card.components("backup"))
+    names = tuple(name for name in map(str, all_writers(lens)) if name not in backups)
+    carriers = {
+        part.component for part in card.parts if part.role == "mechanism" and not part.does.startswith(_CONSTANT)
+    }
+    true = np.array([name in carriers for name in names])
+    forecasts = []
+    for number in range(series):
+        item, parts = item_of(run, number), segments(run, number, parts=PARTS, season=1)
+        labels = _labels(card, item, parts)
+        forecasts.append(ExplanationCase(mechanism, architecture, seed, number, twin, item, parts, names, labels, true))
+    return tuple(forecasts)
+
+
+def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
+    """Label (segment, step) whether the rule reads the segment for the step; NaN where only a gate does."""
+    if isinstance(card.rule, CovariateTimes):
+        future = np.array([part.kind == "known covariate" and part.start >= 0 for part in parts])
+        return np.tile(future[:, None], (1, card.horizon)).astype(float)
+    values = np.asarray(run.batch.values[0])
+    weights = np.abs(card.rule.inputs(values, card.horizon)) > 0
+    reads = np.stack([weights[:, part.start + len(values) : part.stop + len(values)].any(1) for part in parts])
+    labels = reads.astype(float)
+    if isinstance(card.rule, Gate):
+        in_gate = np.array([part.stop > -2 * card.rule.period for part in parts])
+        labels[in_gate[:, None] & ~reads] = np.nan
+    return labels
+
+
 Level = Literal["inputs", "routes"]
-Scorer = Callable[[Case], Any]
+Scorer = Callable[[ExplanationCase], Any]
 """Function from a case to scores, more meaning more important: (segment, step) or (segment,) for inputs, (component,)
 for routes."""
 
 START, STOP = "<!-- from the explanations -->\n", "<!-- end of the explanations -->"
 _LEVELS = {"inputs": "Which inputs explain a forecast", "routes": "Through which heads and MLPs the input acts"}
-PLANTED, UNTRAINED = "planted", "untrained"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Method that ships, with its level and its function."""
-
-    name: str
-    level: Level
-    score: Scorer
 
 
 def benchmark(
-    method: Scorer | str,
-    level: Level = "inputs",
-    *,
-    name: str | None = None,
-    pairs: Sequence[tuple[str, str]] | None = None,
-    seeds: int = 3,
-    series: int = 1,
-    twins: bool = False,
+    method: Scorer | str, level: Level = "inputs", *, name: str | None = None, **cases_of: Any
 ) -> pd.DataFrame:
     """Score one method of explaining forecasts on every planted model.
 
@@ -60,10 +140,8 @@ def benchmark(
             a component. It may raise an InputError for models that it cannot explain.
         level: "inputs" or "routes".
         name: of the method in the row; its own if None.
-        pairs: (mechanism, architecture) of planted models; all if None.
-        seeds: parametrisations of each.
-        series: forecasts of each model.
-        twins: also score it on untrained twins, where nothing was planted.
+        cases_of: ``pairs``, (mechanism, architecture) of planted models, all if None; ``seeds``, parametrisations of
+            each; ``series``, forecasts of each model; ``twins``, also score it on untrained twins.
 
     Returns:
         One row: "method", "level"; "auroc", the chance that a true part scores above another one, with "low" and
@@ -81,18 +159,11 @@ def benchmark(
         >>> row["method"].tolist()
         ['oldest first']
     """
-    return leaderboard(measured(method, level, name=name, pairs=pairs, seeds=seeds, series=series, twins=twins))
+    return leaderboard(measured(method, level, name=name, **cases_of))
 
 
 def measured(
-    method: Scorer | str,
-    level: Level = "inputs",
-    *,
-    name: str | None = None,
-    pairs: Sequence[tuple[str, str]] | None = None,
-    seeds: int = 3,
-    series: int = 1,
-    twins: bool = False,
+    method: Scorer | str, level: Level = "inputs", *, name: str | None = None, **cases_of: Any
 ) -> pd.DataFrame:
     """Score one method, a row for each case; arguments and errors are those of :func:`benchmark`.
 
@@ -106,7 +177,7 @@ def measured(
     score = _scorer(method, level) if isinstance(method, str) else method
     label = str(name or (method if isinstance(method, str) else getattr(method, "__name__", "a method")))
     rows: list[dict[str, Any]] = []
-    for case in cases(pairs, seeds=seeds, series=series, twins=twins):
+    for case in cases(**cases_of):
         about: dict[str, Any] = {"method": label, "level": level, "mechanism": case.mechanism}
         about |= {"architecture": case.architecture, "seed": case.seed, "series": case.number}
         about["condition"] = UNTRAINED if case.twin else PLANTED
@@ -122,14 +193,8 @@ def measured(
     return table
 
 
-def _marks(case: Case, level: Level, scores: np.ndarray, label: str) -> dict[str, float]:
-    """Measure how well scores agree with the truth; of inputs the mean over the forecast's steps.
-
-    Raises:
-        InputError: scores of another shape.
-    """
-    from tsfm_lens.studies.method_scores.marks import marks
-
+def _marks(case: ExplanationCase, level: Level, scores: np.ndarray, label: str) -> dict[str, float]:
+    """Measure how well scores agree with the truth; of inputs the mean over the forecast's steps."""
     labels = case.true_parts if level == "inputs" else case.true_components.astype(float)[:, None]
     expected = (labels.shape[:1],) if level == "routes" else (labels.shape, labels.shape[:1])
     if scores.shape not in expected:
@@ -170,26 +235,26 @@ def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
     by_model = rows.groupby(["mechanism", "architecture", "seed"])[column].mean().dropna().to_numpy(dtype=float)
     if not len(by_model):
         return np.nan, np.nan, np.nan
-    mean, low, high = (float(each) for each in mean_interval(by_model))
+    mean, low, high = (float(each) for each in interval_over_series(by_model))
     return mean, max(low, 0.0), min(high, 1.0)
 
 
 # --- the methods that ship ------------------------------------------------------------------------------------
 
 
-def _attribution(case: Case, method: str) -> np.ndarray:
+def _attribution(case: ExplanationCase, method: str) -> np.ndarray:
     how: dict[str, Any] = {"method": method, "reference": REFERENCE, "parts": case.parts}
     values = attribute_inputs(case.run, **how)["attribution"].transpose("segment", "step", "quantile")
     return np.abs(values.values[..., int(np.argmin(np.abs(values["quantile"].values - 0.5)))])
 
 
-def _route_sizes(case: Case) -> np.ndarray:
+def _route_sizes(case: ExplanationCase) -> np.ndarray:
     """Compute the mean absolute effect through a component, all segments together."""
     routes = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
     return np.asarray(routes["size"].sum("segment").values)
 
 
-def _route_estimates(case: Case) -> np.ndarray:
+def _route_estimates(case: ExplanationCase) -> np.ndarray:
     """Estimate the effect through a component to first order."""
     routes = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
     if "estimate" not in routes:
@@ -197,7 +262,7 @@ def _route_estimates(case: Case) -> np.ndarray:
     return np.abs(routes["estimate"].transpose("component", "segment", "step").values).mean(-1).sum(-1)
 
 
-def _peak_attention(case: Case) -> np.ndarray:
+def _peak_attention(case: ExplanationCase) -> np.ndarray:
     """Return the largest mean attention of a head to any one token; MLPs attend to nothing."""
     lens, run = case.run.lens, case.run
     largest: dict[str, float] = {}
@@ -213,37 +278,32 @@ def _peak_attention(case: Case) -> np.ndarray:
     return np.array([largest.get(name, 0.0) for name in case.components])
 
 
-def _random(case: Case, level: Level) -> np.ndarray:
+def _random(case: ExplanationCase, level: Level) -> np.ndarray:
     size = len(case.parts if level == "inputs" else case.components)
     return np.random.default_rng([case.seed, case.number, len(case.mechanism)]).random(size)
 
 
-def _newest(case: Case) -> np.ndarray:
+def _newest(case: ExplanationCase) -> np.ndarray:
     """Score the later segments as the more important, as every reader would guess."""
     return np.array([part.stop for part in case.parts], dtype=float)
 
 
-def _entries() -> dict[tuple[str, str], Entry]:
-    every = [
-        *(Entry(name, "inputs", partial(_attribution, method=name)) for name in METHODS),
-        Entry("newest first", "inputs", _newest),
-        Entry("random", "inputs", partial(_random, level="inputs")),
-        Entry("routes, exact", "routes", _route_sizes),
-        Entry("routes, first order", "routes", _route_estimates),
-        Entry("attention, its peak", "routes", _peak_attention),
-        Entry("random", "routes", partial(_random, level="routes")),
-    ]
-    return {(each.level, each.name): each for each in every}
-
-
-SHIPPED: Mapping[tuple[str, str], Entry] = _entries()
+SHIPPED: Mapping[tuple[str, str], Scorer] = {
+    **{("inputs", name): partial(_attribution, method=name) for name in METHODS},
+    ("inputs", "newest first"): _newest,
+    ("inputs", "random"): partial(_random, level="inputs"),
+    ("routes", "routes, exact"): _route_sizes,
+    ("routes", "routes, first order"): _route_estimates,
+    ("routes", "attention, its peak"): _peak_attention,
+    ("routes", "random"): partial(_random, level="routes"),
+}
 """Every method that ships, by level and name."""
 
 
 def _scorer(name: str, level: str) -> Scorer:
     if (level, name) not in SHIPPED:
         raise unknown_name("method", name, [each for of, each in SHIPPED if of == level])
-    return SHIPPED[level, name].score
+    return SHIPPED[level, name]
 
 
 # --- the page ---------------------------------------------------------------------------------------------------
@@ -265,17 +325,12 @@ def tables(rows: pd.DataFrame) -> str:
             auroc = f"{line['auroc']:.2f} ({line['low']:.2f}–{line['high']:.2f})"
             of = [f"{line['worst_rank']:.1f}", f"{line['of']:.1f}", f"{100 * line['refused'] / line['cases']:.0f} %"]
             lines.append([str(line["method"]), auroc, *of, _number(line["untrained"]), *marks])
-        parts += [f"## {title}", _markdown(lines)]
+        parts += [f"## {title}", markdown(lines)]
     return "\n\n".join(parts) + "\n"
 
 
 def _number(value: float) -> str:
     return f"{value:.2f}" if np.isfinite(value) else ""
-
-
-def _markdown(table: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in table]
-    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])
 
 
 def main(
@@ -286,12 +341,7 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="methods; all that ship if none")] = None,
     read: Annotated[bool, typer.Option("--read", help="make the page of the CSV that is there")] = False,
 ) -> None:
-    """Score every method of explaining forecasts on planted models, and write their table into the page.
-
-    With ``--only``, what was measured of other methods before stays.
-    """
-    from tsfm_lens.studies.method_scores.page import put_between
-
+    """Score every method of explaining forecasts on planted models, and write their table into the page."""
     file = out.with_suffix(".explanations.csv")
     try:
         before = pd.read_csv(file) if (read or only) and file.exists() else None

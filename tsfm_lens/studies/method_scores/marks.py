@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
-
-from tsfm_lens.stats import auroc
+from scipy.stats import mannwhitneyu, rankdata
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.bool_]
+
+
+def auroc(scores: Scores, labels: Labels) -> float:
+    """Compute the chance that a true candidate scores above another one; ties count half, NaN without both kinds."""
+    true, false = _without_nan(scores)[labels], _without_nan(scores)[~labels]
+    if not (len(true) and len(false)):
+        return float("nan")
+    return float(mannwhitneyu(true, false).statistic / (len(true) * len(false)))
 
 
 def precision_at_size(scores: Scores, labels: Labels) -> float:
@@ -30,11 +36,7 @@ def ranks(scores: Scores) -> Scores:
 
 
 def marks(scores: Scores, labels: Labels) -> dict[str, float]:
-    """Compute all marks of scores.
-
-    Returns:
-        "candidates", "true", "auroc", "precision", "worst_rank" and "mean_rank" of the true ones.
-    """
+    """Compute all marks of scores; NaN, where a method says nothing of a candidate, is below every number."""
     of_true = ranks(scores)[labels]
     return {
         "candidates": float(len(labels)),
@@ -47,11 +49,7 @@ def marks(scores: Scores, labels: Labels) -> dict[str, float]:
 
 
 def claim_marks(claims: Labels, labels: Labels) -> dict[str, float]:
-    """Compute all marks of yes or no claims.
-
-    Returns:
-        "claimed" (share of all candidates), "claim_precision" (NaN without any) and "claim_recall".
-    """
+    """Compute all marks of yes or no claims."""
     right = float((claims & labels).sum())
     return {
         "claimed": float(claims.mean()) if len(claims) else float("nan"),

@@ -1,29 +1,34 @@
-"""Methods that score components: every head and MLP that a method can speak of, and claims of some methods."""
+"""Methods that score components, edges, tokens, repairs and pairs of planted models, and claims of some methods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from tsfm_lens import probes
+from tsfm_lens.ablation import Variant, point_forecasts
 from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.noise import ranges
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.attribution import decompositions_of
 from tsfm_lens.probes.findings import SMALLEST_SHARE
 from tsfm_lens.studies.method_scores.marks import Labels, Scores
-from tsfm_lens.studies.method_scores.series import Bench
+from tsfm_lens.studies.method_scores.series import EvaluationCase
+from tsfm_lens.zoo.planted.rules import CovariateTimes
 
-PARTS = "parts"
+PARTS, EDGES, INPUTS, REPAIRED, PAIRS = "parts", "edges", "inputs", "repaired", "pairs"
 
 
 @dataclass(frozen=True)
-class Found:
+class Ranking:
     """Scores and claims of a method.
 
     Attributes:
@@ -44,159 +49,130 @@ class Method:
     Attributes:
         name: in the table.
         level: of its candidates: "parts", "edges", "inputs", "repaired" or "pairs".
-        find: from a bench to scores and claims.
+        rank: from a case to scores and claims.
         applies: whether a model allows it.
     """
 
     name: str
     level: str
-    find: Callable[[Bench], Found]
-    applies: Callable[[Bench], bool]
+    rank: Callable[[EvaluationCase], Ranking]
+    applies: Callable[[EvaluationCase], bool]
 
 
 METHODS: dict[str, Method] = {}
 
 
 def method(
-    name: str, level: str = PARTS, *, applies: Callable[[Bench], bool] = lambda bench: True
-) -> Callable[[Callable[[Bench], Found]], Callable[[Bench], Found]]:
+    name: str, level: str = PARTS, *, applies: Callable[[EvaluationCase], bool] = lambda case: True
+) -> Callable[[Callable[[EvaluationCase], Ranking]], Callable[[EvaluationCase], Ranking]]:
     """Declare a method that is scored on every planted model."""
 
-    def declare(find: Callable[[Bench], Found]) -> Callable[[Bench], Found]:
-        METHODS[name] = Method(name, level, find, applies)
-        return find
+    def declare(rank: Callable[[EvaluationCase], Ranking]) -> Callable[[EvaluationCase], Ranking]:
+        METHODS[name] = Method(name, level, rank, applies)
+        return rank
 
     return declare
 
 
-def reads_tokens(bench: Bench) -> bool:
-    """Return whether the model is an encoder-decoder over value tokens."""
-    return bench.lens.tokens is not None and has_cross(bench)
-
-
-def has_cross(bench: Bench) -> bool:
+def has_cross(case: EvaluationCase) -> bool:
     """Return whether the stack that is read out has cross-attention."""
-    return "cross_attn" in bench.lens.wiring.output_stack.attention_kinds()
+    return "cross_attn" in case.lens.wiring.output_stack.attention_kinds()
 
 
-def differentiable(bench: Bench) -> bool:
+def reads_tokens(case: EvaluationCase) -> bool:
+    """Return whether the model is an encoder-decoder over value tokens."""
+    return case.lens.tokens is not None and has_cross(case)
+
+
+def differentiable(case: EvaluationCase) -> bool:
     """Return whether the library's gradients are derivatives."""
-    return bool(bench.lens.wiring.true_gradients)
+    return bool(case.lens.wiring.true_gradients)
 
 
-def by_estimate(data: xr.Dataset, name: str) -> Found:
+def by_estimate(data: xr.Dataset, name: str) -> Ranking:
     """Score components by the size of an effect's estimate over series; claim those that stand out."""
     at = {"position": 0} if "position" in data[f"{name}_estimate"].dims else {}
     scores, claims = (data[f"{name}_{part}"].isel(at).values for part in ("estimate", "stands_out"))
-    return Found(tuple(map(str, data["component"].values)), np.abs(scores), claims)
+    return Ranking(tuple(map(str, data["component"].values)), np.abs(scores), claims)
 
 
-def of_heads(data: xr.Dataset, scores: xr.DataArray, claims: xr.DataArray | None = None, **at: str) -> Found:
-    """Score heads by values (layer, head) of one kind of attention.
-
-    Args:
-        data: dataset with coordinates ``layer`` and ``head``; its attributes name stack and kind unless ``at`` does.
-        scores, claims: (layer, head).
-        at: ``stack`` and ``attention``.
-    """
+def of_heads(data: xr.Dataset, scores: xr.DataArray, claims: xr.DataArray | None = None, **at: str) -> Ranking:
+    """Score heads by values (layer, head) of the attention that ``at`` or the dataset names by stack and attention."""
     where = {**data.attrs, **at}
     stack, kind = str(where.get("stack", "")), str(where["attention"])
     grid = [(int(layer), int(head)) for layer in data["layer"].values for head in data["head"].values]
     names = tuple(str(Component(stack, layer, kind, head)) for layer, head in grid)
     flat = scores.transpose("layer", "head").values.astype(float).reshape(-1)
-    return Found(names, flat, None if claims is None else claims.transpose("layer", "head").values.reshape(-1))
+    return Ranking(names, flat, None if claims is None else claims.transpose("layer", "head").values.reshape(-1))
 
 
 # --- what happens when a component is changed ---------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
-def _ablation(bench: Bench) -> xr.Dataset:
-    return probes.ablation_effects(bench.clean, components=bench.components)
-
-
-@method("zero ablation")
-def _zero(bench: Bench) -> Found:
-    return by_estimate(_ablation(bench), "mean_shift")
-
-
-@method("zero ablation, of the range")
-def _zero_of_range(bench: Bench) -> Found:
-    """Score by the share of the series' range; claim above the share below which we form no ratio elsewhere."""
-    data, plain = _ablation(bench), bench.clean.point
-    share = data["mean_shift"].transpose("component", "series").values / ranges(bench.clean, plain)
-    return Found(tuple(map(str, data["component"].values)), share.mean(-1), share.mean(-1) > SMALLEST_SHARE)
-
-
-@method("mean ablation")
-def _mean(bench: Bench) -> Found:
-    how: dict[str, Any] = {"how": "mean", "reference": bench.clean.batch}
-    return by_estimate(probes.ablation_effects(bench.clean, components=bench.components, **how), "mean_shift")
+def _ablation(case: EvaluationCase) -> xr.Dataset:
+    return probes.ablation_effects(case.clean, components=case.components)
 
 
 @lru_cache(maxsize=1)
-def _effects(bench: Bench) -> xr.Dataset:
-    """Compute direct and total effects, which several methods read."""
-    return probes.causal_effects(bench.clean, components=bench.read_out)
+def _effects(case: EvaluationCase) -> xr.Dataset:
+    return probes.causal_effects(case.clean, components=case.read_out)
 
 
-@method("total effect, read-out stack")
-def _total(bench: Bench) -> Found:
-    return by_estimate(_effects(bench), "total_share")
+method("zero ablation")(lambda case: by_estimate(_ablation(case), "mean_shift"))
 
 
-@method("direct effect, read-out stack")
-def _direct(bench: Bench) -> Found:
-    return by_estimate(_effects(bench), "direct_share")
+@method("zero ablation, of the range")
+def _zero_of_range(case: EvaluationCase) -> Ranking:
+    """Score by the share of the series' range; claim above the share below which we form no ratio elsewhere."""
+    data, plain = _ablation(case), case.clean.point
+    share = data["mean_shift"].transpose("component", "series").values / ranges(case.clean, plain)
+    return Ranking(tuple(map(str, data["component"].values)), share.mean(-1), share.mean(-1) > SMALLEST_SHARE)
 
 
-def _patching(bench: Bench, direction: str) -> Found:
-    how: dict[str, Any] = {"at": bench.components, "positions": "all", "direction": direction}
-    return by_estimate(probes.activation_patching(bench.clean, bench.corrupted, **how), "recovered")
+@method("mean ablation")
+def _mean(case: EvaluationCase) -> Ranking:
+    options: dict[str, Any] = {"how": "mean", "reference": case.clean.batch}
+    return by_estimate(probes.ablation_effects(case.clean, components=case.components, **options), "mean_shift")
 
 
-@method("activation patching, denoise")
-def _denoise(bench: Bench) -> Found:
-    return _patching(bench, "denoise")
+method("total effect, read-out stack")(lambda case: by_estimate(_effects(case), "total_share"))
+method("direct effect, read-out stack")(lambda case: by_estimate(_effects(case), "direct_share"))
 
 
-@method("activation patching, noise")
-def _noise(bench: Bench) -> Found:
-    return _patching(bench, "noise")
+def _patch_components(case: EvaluationCase, direction: str, *, gradients: bool) -> Ranking:
+    options: dict[str, Any] = {"at": case.components, "positions": "all", "direction": direction}
+    if gradients:
+        data = probes.attribution_patching(case.clean, case.corrupted, **options, exact=False)
+        return by_estimate(data, "first_order")
+    return by_estimate(probes.activation_patching(case.clean, case.corrupted, **options), "recovered")
 
 
-def _attribution_patching(bench: Bench, direction: str) -> Found:
-    how: dict[str, Any] = {"at": bench.components, "positions": "all", "direction": direction, "exact": False}
-    return by_estimate(probes.attribution_patching(bench.clean, bench.corrupted, **how), "first_order")
-
-
-@method("attribution patching, denoise", applies=differentiable)
-def _first_order(bench: Bench) -> Found:
-    return _attribution_patching(bench, "denoise")
-
-
-@method("attribution patching, noise", applies=differentiable)
-def _first_order_noise(bench: Bench) -> Found:
-    return _attribution_patching(bench, "noise")
+for _way in ("denoise", "noise"):
+    method(f"activation patching, {_way}")(partial(_patch_components, direction=_way, gradients=False))
+for _way in ("denoise", "noise"):
+    method(f"attribution patching, {_way}", applies=differentiable)(
+        partial(_patch_components, direction=_way, gradients=True)
+    )
 
 
 # --- what a component writes --------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
-def _attribution(bench: Bench) -> xr.Dataset:
-    return probes.attribute(bench.clean, nodes=16)
+def _attribution(case: EvaluationCase) -> xr.Dataset:
+    return probes.attribute(case.clean, nodes=16)
 
 
-def _direct_attribution(bench: Bench, decomposition: str) -> Found:
-    result = by_estimate(_attribution(bench).sel(decomposition=decomposition), "attribution_share")
+def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:
+    result = by_estimate(_attribution(case).sel(decomposition=decomposition), "attribution_share")
     real = [i for i, name in enumerate(result.names) if name not in ("embed", "bias")]
     assert result.claims is not None
-    return Found(tuple(result.names[i] for i in real), result.scores[real], result.claims[real])
+    return Ranking(tuple(result.names[i] for i in real), result.scores[real], result.claims[real])
 
 
-def _decomposes(decomposition: str) -> Callable[[Bench], bool]:
-    return lambda bench: decomposition in decompositions_of(bench.lens)
+def _decomposes(decomposition: str) -> Callable[[EvaluationCase], bool]:
+    return lambda case: decomposition in decompositions_of(case.lens)
 
 
 for _name in ("logit", "expected_value", "linearised", "integrated", "lens_difference"):
@@ -206,9 +182,9 @@ for _name in ("logit", "expected_value", "linearised", "integrated", "lens_diffe
 
 
 @method("stream shares")
-def _shares(bench: Bench) -> Found:
+def _shares(case: EvaluationCase) -> Ranking:
     """Score heads, and branches without heads, by the mean size of their direct attribution."""
-    data = probes.stream_shares(bench.clean)
+    data = probes.stream_shares(case.clean)
     heads = (data["head_size"] / data["size"].sum("writer")).mean("series").transpose("writer", "head")
     wholes = (data["size"] / data["size"].sum("writer")).mean("series")
     shares = {}
@@ -216,13 +192,13 @@ def _shares(bench: Bench) -> Found:
         for head in data["head"].values:
             shares[f"{writer}.{head}"] = float(heads[row, int(head)])
         shares[str(writer)] = float(wholes[row])
-    names = tuple(map(str, bench.read_out))
-    return Found(names, np.array([shares[name] for name in names]))
+    names = tuple(map(str, case.read_out))
+    return Ranking(names, np.array([shares[name] for name in names]))
 
 
 @method("norm of what heads write")
-def _norms(bench: Bench) -> Found:
-    data = [probes.norm_weighted_attention(bench.clean.select(i)) for i in range(len(bench.clean.batch))]
+def _norms(case: EvaluationCase) -> Ranking:
+    data = [probes.norm_weighted_attention(case.clean.select(i)) for i in range(len(case.clean.batch))]
     norms = xr.concat([each["norm"].sum("key").mean("query") for each in data], dim="series")
     return of_heads(data[0], norms.mean("series"))
 
@@ -230,15 +206,14 @@ def _norms(bench: Bench) -> Found:
 # --- circuits -----------------------------------------------------------------------------------------------
 
 
-def _circuit(bench: Bench, ranking: str, contrast: bool) -> Found:
-    other = bench.corrupted if contrast else None
-    how: dict[str, Any] = {"nodes": bench.components, "ranking": ranking, "per_round": 8}
-    data = probes.minimal_circuit(bench.clean, other, **how)
+def _circuit(case: EvaluationCase, ranking: str, contrast: bool) -> Ranking:
+    other = case.corrupted if contrast else None
+    options: dict[str, Any] = {"nodes": case.components, "ranking": ranking, "per_round": 8}
+    data = probes.minimal_circuit(case.clean, other, **options)
     order, in_circuit = data["taken"].values, data["in_circuit"].values
     # a component that is removed late matters more
-    return Found(
-        tuple(map(str, data["component"].values)), np.where(in_circuit, len(order), order).astype(float), in_circuit
-    )
+    scores = np.where(in_circuit, len(order), order).astype(float)
+    return Ranking(tuple(map(str, data["component"].values)), scores, in_circuit)
 
 
 for _ranking in ("greedy", "effects"):
@@ -251,96 +226,225 @@ method("circuit, edges, patched", applies=differentiable)(partial(_circuit, rank
 
 
 @method("sharp heads")
-def _sharp(bench: Bench) -> Found:
-    data = probes.head_entropy(bench.clean)
+def _sharp(case: EvaluationCase) -> Ranking:
+    data = probes.head_entropy(case.clean)
     return of_heads(data, -data["entropy"], data["sharp"])
 
 
-@method("induction: repeated tokens, prefix", applies=reads_tokens)
-def _prefix(bench: Bench) -> Found:
-    data = _repeated_tokens(bench)
-    return of_heads(data, data["prefix_matching"], stack=bench.lens.wiring.output_stack.name)
-
-
-@method("induction: repeated tokens, copy", applies=reads_tokens)
-def _copy(bench: Bench) -> Found:
-    data = _repeated_tokens(bench)
-    return of_heads(data, data["copy_score"], data["induction"], stack=bench.lens.wiring.output_stack.name)
-
-
-@lru_cache(maxsize=1)
-def _repeated_tokens(bench: Bench) -> xr.Dataset:
-    """Run the test along the given motif, so that scores do not depend on how well the model copies."""
-    options: dict[str, Any] = {"motif": _motif(bench) or 12, "repeats": 4, "n_sequences": 16, "offset": 1}
-    return probes.repeated_tokens(bench.lens, **options, decoding="forced", positions="all")
-
-
-def _motif(bench: Bench) -> int | None:
+def _motif(case: EvaluationCase) -> int | None:
     """Count the tokens of the rule's period, which a planted mechanism may need as motif; None without a period."""
-    period = getattr(bench.card.rule, "period", None)
-    spans = bench.clean.spans[bench.lens.wiring.stacks[0].name]
+    period = getattr(case.card.rule, "period", None)
+    spans = case.clean.spans[case.lens.wiring.stacks[0].name]
     return None if period is None else int(period) // (spans.stop[0] - spans.start[0])
 
 
+@lru_cache(maxsize=1)
+def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
+    """Run the test along the given motif, so that scores do not depend on how well the model copies."""
+    options: dict[str, Any] = {"motif": _motif(case) or 12, "repeats": 4, "n_sequences": 16, "offset": 1}
+    data = probes.repeated_tokens(case.lens, **options, decoding="forced", positions="all")
+    return data.assign_attrs(stack=case.lens.wiring.output_stack.name)
+
+
+@method("induction: repeated tokens, prefix", applies=reads_tokens)
+def _prefix(case: EvaluationCase) -> Ranking:
+    return of_heads(_repeated_tokens(case), _repeated_tokens(case)["prefix_matching"])
+
+
+@method("induction: repeated tokens, copy", applies=reads_tokens)
+def _copy(case: EvaluationCase) -> Ranking:
+    data = _repeated_tokens(case)
+    return of_heads(data, data["copy_score"], data["induction"])
+
+
 @method("induction: repeated motifs")
-def _motifs(bench: Bench) -> Found:
-    motif = _motif(bench)
+def _motifs(case: EvaluationCase) -> Ranking:
+    motif = _motif(case)
     # a motif of one token has no next token to find
     options: dict[str, Any] = {"n_series": 8, "motif": motif if motif and motif > 1 else None}
-    data = probes.repeated_motif(bench.lens, **options, num_samples=1 if bench.lens.emits == "token" else None)
+    data = probes.repeated_motif(case.lens, **options, num_samples=1 if case.lens.emits == "token" else None)
     one = data.sel(target="after_last")
     return of_heads(data, one["advantage"], one["advantage_stands_out"])
 
 
 @lru_cache(maxsize=1)
-def _parroting(bench: Bench) -> xr.Dataset:
-    row, kind, _ = pick_attention(bench.lens, None, None)
-    data = probes.head_parroting(bench.clean)
-    return data.assign_attrs(stack=row.name, attention=kind)
+def _parroting(case: EvaluationCase) -> xr.Dataset:
+    row, kind, _ = pick_attention(case.lens, None, None)
+    return probes.head_parroting(case.clean).assign_attrs(stack=row.name, attention=kind)
 
 
 @method("parroting: attention at the lag")
-def _lag(bench: Bench) -> Found:
-    data = _parroting(bench)
+def _lag(case: EvaluationCase) -> Ranking:
+    data = _parroting(case)
     return of_heads(data, data["mass_estimate"], data["mass_stands_out"])
 
 
 @method("parroting: copy lost without the head")
-def _parrot(bench: Bench) -> Found:
-    data = _parroting(bench)
+def _parrot(case: EvaluationCase) -> Ranking:
+    data = _parroting(case)
     above = data["copy_error_change_estimate"]
     return of_heads(data, above, data["copy_error_change_stands_out"] & (above > 0))
 
 
 @method("kernel regression: concentration", applies=has_cross)
-def _kernel(bench: Bench) -> Found:
-    data = probes.kernel_regression(bench.clean.select(0))
-    return of_heads(
-        data, -data["missing"].mean("query"), stack=bench.lens.wiring.output_stack.name, attention="cross_attn"
-    )
+def _kernel(case: EvaluationCase) -> Ranking:
+    data = probes.kernel_regression(case.clean.select(0))
+    stack = case.lens.wiring.output_stack.name
+    return of_heads(data, -data["missing"].mean("query"), stack=stack, attention="cross_attn")
 
 
-@method("low stable rank, QK")
-def _rank_qk(bench: Bench) -> Found:
-    return _stable_rank(bench, "QK")
-
-
-@method("low stable rank, OV")
-def _rank_ov(bench: Bench) -> Found:
-    return _stable_rank(bench, "OV")
-
-
-def _stable_rank(bench: Bench, product: str) -> Found:
+def _stable_rank(case: EvaluationCase, product: str) -> Ranking:
     """Score all heads of all stacks, since weights need no run."""
-    every: list[Found] = []
-    for stack in bench.lens.wiring.stacks:
+    every: list[Ranking] = []
+    for stack in case.lens.wiring.stacks:
         for kind in stack.attention_kinds():
-            data = probes.head_spectra(bench.lens, stack=stack.name, kind=kind, products=[product])
+            data = probes.head_spectra(case.lens, stack=stack.name, kind=kind, products=[product])
             every.append(of_heads(data, -data["stable_rank"].sel(product=product)))
-    return joined(every)
+    names = tuple(name for each in every for name in each.names)
+    return Ranking(names, np.concatenate([each.scores for each in every]))
 
 
-def joined(parts: Sequence[Found]) -> Found:
-    """Join several results of one method that claims nothing."""
-    names = tuple(name for part in parts for name in part.names)
-    return Found(names, np.concatenate([part.scores for part in parts]))
+for _product in ("QK", "OV"):
+    method(f"low stable rank, {_product}")(partial(_stable_rank, product=_product))
+
+
+# --- edges, self-repair and pairs of components -------------------------------------------------------------
+
+
+def edge_name(sender: str, receiver: str) -> str:
+    """Name the edge of a sender and a receiver."""
+    return f"{sender} > {receiver}"
+
+
+def pair_name(one: str, other: str) -> str:
+    """Name the pair of two components, in either order."""
+    return " + ".join(sorted((one, other)))
+
+
+def _edges(data: xr.Dataset, name: str) -> Ranking:
+    """Score the existing edges by the size of their estimate over series."""
+    estimate, stands_out = (
+        data[f"{name}_{part}"].transpose("sender", "receiver").values for part in ("estimate", "stands_out")
+    )
+    rows, columns = np.nonzero(np.isfinite(estimate))
+    senders, receivers = (list(map(str, data[dim].values)) for dim in ("sender", "receiver"))
+    names = tuple(edge_name(senders[row], receivers[column]) for row, column in zip(rows, columns, strict=True))
+    return Ranking(names, np.abs(estimate[rows, columns]), stands_out[rows, columns])
+
+
+@method("path patching", EDGES)
+def _paths(case: EvaluationCase) -> Ranking:
+    names = [*map(str, case.components)]
+    data = probes.path_patching(case.clean, case.corrupted, senders=names, receivers=[*names, "output"])
+    return _edges(data, "recovered")
+
+
+@method("edge attribution", EDGES, applies=differentiable)
+def _edge_attribution(case: EvaluationCase) -> Ranking:
+    return _edges(probes.edge_attribution(case.clean, case.corrupted, nodes=case.components), "score")
+
+
+@method("self-repair", REPAIRED)
+def _self_repair(case: EvaluationCase) -> Ranking:
+    data = probes.causal_effects(case.clean, components=case.components)
+    repair = data["self_repair_estimate"].values
+    claims = data["self_repair_stands_out"].values & (repair > 0)
+    return Ranking(tuple(map(str, data["component"].values)), repair, claims)
+
+
+@method("ablation of pairs", PAIRS)
+def _pairs(case: EvaluationCase) -> Ranking:
+    """Score pairs by how much more both together move the forecast than each alone."""
+    components = case.components
+    pairs = list(combinations(range(len(components)), 2))
+    sets = [(each,) for each in components] + [(components[a], components[b]) for a, b in pairs]
+    later = slice(case.clean.steps_from, None)
+    shift = point_forecasts(case.clean, [Variant.zero(*each) for each in sets]) - case.clean.point
+    shift = np.abs(shift)[..., later].mean(-1)
+    alone, together = shift[: len(components)], shift[len(components) :]
+    more = np.array([two - alone[a] - alone[b] for two, (a, b) in zip(together, pairs, strict=True)]).mean(-1)
+    return Ranking(tuple(pair_name(str(components[a]), str(components[b])) for a, b in pairs), more)
+
+
+# --- tokens of the context as the source of a forecast ------------------------------------------------------
+
+
+def token_name(series: int, token: int) -> str:
+    """Name a token of a series; tokens of all series are candidates."""
+    return f"{series}:{token}"
+
+
+def tokens_of(case: EvaluationCase) -> tuple[TokenSpans, list[int]]:
+    """Return the spans of the stack that reads the context, and its tokens that show some of it."""
+    spans = case.clean.spans[case.lens.wiring.stacks[0].name]
+    return spans, [i for i in range(len(spans)) if not spans.special[i] and spans.stop[i] <= 0]
+
+
+def true_tokens(case: EvaluationCase) -> dict[str, bool]:
+    """Label by token name whether the rule reads any value that the token shows."""
+    rule = case.card.rule
+    assert not isinstance(rule, CovariateTimes)
+    spans, tokens = tokens_of(case)
+    labels = {}
+    for row, values in enumerate(case.clean.batch.values):
+        mask = np.abs(rule.inputs(np.asarray(values), case.card.horizon)).sum(0) > 0
+        for token in tokens:
+            start, stop = (max(edge + len(values), 0) for edge in (spans.start[token], spans.stop[token]))
+            labels[token_name(row, token)] = bool(mask[start:stop].any())
+    return labels
+
+
+def _token_scores(case: EvaluationCase, scores: Scores) -> Ranking:
+    """Select, of scores (series, token), those of the tokens that show the context."""
+    _, tokens = tokens_of(case)
+    names = tuple(token_name(row, token) for row in range(len(scores)) for token in tokens)
+    return Ranking(names, scores[:, tokens].reshape(-1))
+
+
+def _each(case: EvaluationCase, of: Callable[[Run], Scores]) -> Ranking:
+    return _token_scores(case, np.stack([of(case.clean.select(i)) for i in range(len(case.clean.batch))]))
+
+
+def _query_tokens(spans: TokenSpans) -> list[int]:
+    """List the tokens that a forecast is read from: those that cover it, otherwise the last one."""
+    return [i for i in range(len(spans)) if spans.stop[i] > 0] or [len(spans) - 1]
+
+
+def _cross(run: Run, of: xr.DataArray) -> Scores:
+    """Average (key,) over layers, heads and the tokens that a forecast is read from."""
+    queries = _query_tokens(run.encoded.spans[run.lens.wiring.output_stack.name])
+    return np.asarray(of.mean(("layer", "head")).isel(query=queries).mean("query").values, dtype=float)
+
+
+def _rollout(run: Run) -> Scores:
+    """Score by Abnar and Zuidema's roll-out, behind the mean cross-attention if the context has its own stack."""
+    own, out = run.lens.wiring.stacks[0].name, run.lens.wiring.output_stack.name
+    rollout = probes.attention_flow(run, stack=own)["flow"].values[-1]
+    if own == out:
+        return np.asarray(rollout[_query_tokens(run.encoded.spans[own])].mean(0))
+    return np.asarray(_cross(run, probes.attention_patterns(run)["pattern"]) @ rollout)
+
+
+method("attention, mean over heads", INPUTS)(
+    lambda case: _each(case, lambda run: _cross(run, probes.attention_patterns(run)["pattern"]))
+)
+method("norm-weighted attention", INPUTS)(
+    lambda case: _each(case, lambda run: _cross(run, probes.norm_weighted_attention(run)["norm"]))
+)
+method("attention roll-out", INPUTS)(lambda case: _each(case, _rollout))
+
+
+def _shift(case: EvaluationCase, probe: Callable[..., xr.Dataset], name: str, **options: Any) -> Ranking:
+    """Score tokens by how far their embedding, put into the other run, moves the forecast."""
+    stack = case.lens.wiring.stacks[0]
+    where: dict[str, Any] = {"at": [f"{stack.prefix}.0.hook_resid_pre"], "positions": "each", "direction": "noise"}
+    data = probe(case.clean, case.corrupted, **where, **options)
+    scores = np.full((len(case.clean.batch), len(case.clean.spans[stack.name])), np.nan)
+    scores[:, data["position"].values] = np.abs(data[name].isel(component=0).transpose("series", "position").values)
+    return _token_scores(case, scores)
+
+
+method("activation patching of tokens", INPUTS)(lambda case: _shift(case, probes.activation_patching, "recovered"))
+method("attribution patching of tokens", INPUTS, applies=differentiable)(
+    lambda case: _shift(case, probes.attribution_patching, "first_order", exact=False)
+)

@@ -34,8 +34,8 @@ PLANTED, UNTRAINED = "planted", "untrained"
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Scores of methods, as tidy tables.
+class ScoreTables:
+    """ScoreTables of methods, as tidy tables.
 
     Attributes:
         methods: one row per model, condition and method: "candidates", "true", "scope" (share of the true parts that
@@ -49,7 +49,7 @@ class Scores:
     decoys: pd.DataFrame
 
 
-def write_page(scores: Scores, page: Path) -> None:
+def write_page(scores: ScoreTables, page: Path) -> None:
     """Put the tables between the marks of a page; one that is not there is made of them alone."""
     if not page.exists():
         page.write_text(f"# Planted mechanisms\n\n{START}{STOP}\n")
@@ -57,11 +57,7 @@ def write_page(scores: Scores, page: Path) -> None:
 
 
 def put_between(page: Path, start: str, stop: str, text: str) -> None:
-    """Replace what stands between two marks of a page.
-
-    Raises:
-        InputError: the page has no such marks.
-    """
+    """Replace what stands between two marks of a page."""
     whole = page.read_text() if page.exists() else ""
     if whole.count(start) != 1 or whole.count(stop) != 1:
         raise InputError(f"{page} has no marks {start.strip()} and {stop}, between which tables are put")
@@ -71,16 +67,17 @@ def put_between(page: Path, start: str, stop: str, text: str) -> None:
         part.write_text(f"{before}{start}\n{text}\n{stop}{after}")
 
 
-def tables(scores: Scores) -> str:
+def tables(scores: ScoreTables) -> str:
     """Format all tables as markdown."""
     rows = scores.methods
     parts = [_about(rows)]
     for level, title in LEVELS.items():
         of_level = rows[rows["level"] == level]
         if len(of_level):
+            own = _planted_rows(of_level)
             parts += [f"## {title}", _summary(of_level)]
             if level in ("parts", "edges", "inputs"):
-                parts += ["AUROC by mechanism:", _by(of_level, "mechanism")]
+                parts += ["AUROC by mechanism:", _auroc_by(own, "mechanism", sorted(own["mechanism"].unique()))]
     parts += [
         "## Noise",
         "AUROC of every method, over the models that were measured under all conditions:",
@@ -103,7 +100,7 @@ def _about(rows: pd.DataFrame) -> str:
         levels = sorted(noisy["weight_noise"].unique())
         table.append([str(mechanism), str(architecture), *counts, errors[0], _range(levels), errors[1]])
     words = "Parametrisations by condition; errors are in mean absolute values of the context."
-    return f"## Models\n\n{words}\n\n{_markdown(table)}"
+    return f"## Models\n\n{words}\n\n{markdown(table)}"
 
 
 def _range(values: list[float]) -> str:
@@ -125,17 +122,15 @@ def _summary(rows: pd.DataFrame) -> str:
         line += [_mean(own["worst_rank"]), _mean(own["candidates"])]
         line += [_share(own["claim_precision"]), _share(own["claim_recall"])]
         table.append([*line, _interval(twin["auroc"]), _share(twin["claimed"])])
-    return _markdown(table)
+    return markdown(table)
 
 
-def _by(rows: pd.DataFrame, column: str) -> str:
-    """Format AUROC of planted models by method and by the values of a column."""
-    rows = _planted_rows(rows)
-    values = sorted(rows[column].unique())
-    table = [["method", *map(str, values)]]
+def _auroc_by(rows: pd.DataFrame, column: str, values: list[str], *first: list[str]) -> str:
+    """Format AUROC by method and by the values of a column, below some first rows."""
+    table = [["method", *map(str, values)], *first]
     for name, group in _methods(rows):
         table.append([name, *(_interval(group.loc[group[column] == value, "auroc"]) for value in values)])
-    return _markdown(table)
+    return markdown(table)
 
 
 def _conditions(rows: pd.DataFrame) -> list[str]:
@@ -149,12 +144,9 @@ def _by_condition(rows: pd.DataFrame) -> str:
     values = _conditions(rows)
     model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
     rows = rows[model.transform("nunique") == len(values)]
-    table = [["method", *map(str, values)]]
     errors = rows.groupby("condition")["error"].max()
-    table.append(["*largest error of the forecast*", *(f"{errors[value]:.1e}" for value in values)])
-    for name, group in _methods(rows):
-        table.append([name, *(_interval(group.loc[group["condition"] == value, "auroc"]) for value in values)])
-    return _markdown(table)
+    first = ["*largest error of the forecast*", *(f"{errors[value]:.1e}" for value in values)]
+    return _auroc_by(rows, "condition", values, first)
 
 
 def _decoys(decoys: pd.DataFrame) -> str:
@@ -166,15 +158,11 @@ def _decoys(decoys: pd.DataFrame) -> str:
     for name, group in _methods(rows):
         table.append([name, *(_decoy_shares(group[group["decoy"] == kind]) for kind in kinds)])
     words = "Share of decoys that a method ranks among as many parts as are true, and, behind a stroke, that it claims."
-    return f"{words}\n\n{_markdown(table)}"
+    return f"{words}\n\n{markdown(table)}"
 
 
 def _kind(does: str) -> str:
-    """Return the kind of a decoy, by the sentence on its card.
-
-    Raises:
-        InputError: no word of it is known.
-    """
+    """Return the kind of a decoy, by the sentence on its card."""
     for words, kind in DECOYS.items():
         if re.search(words, does):
             return kind
@@ -195,9 +183,13 @@ def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
     return ((name, rows[rows["method"] == name]) for name in names)
 
 
+def _numbers(values: pd.Series) -> np.ndarray:
+    return np.asarray(values.dropna().to_numpy(dtype=float))
+
+
 def _interval(values: pd.Series) -> str:
     """Format mean and 95 % interval over parametrisations, both within 0 and 1; "" of none."""
-    numbers = values.dropna().to_numpy(dtype=float)
+    numbers = _numbers(values)
     if not len(numbers):
         return ""
     mean, low, high = (float(each) for each in mean_interval(numbers))
@@ -207,15 +199,16 @@ def _interval(values: pd.Series) -> str:
 
 
 def _share(values: pd.Series) -> str:
-    numbers = values.dropna().to_numpy(dtype=float)
+    numbers = _numbers(values)
     return f"{100 * numbers.mean():.0f} %" if len(numbers) else ""
 
 
 def _mean(values: pd.Series) -> str:
-    numbers = values.dropna().to_numpy(dtype=float)
-    return f"{np.mean(numbers):.1f}" if len(numbers) else ""
+    numbers = _numbers(values)
+    return f"{numbers.mean():.1f}" if len(numbers) else ""
 
 
-def _markdown(table: list[list[str]]) -> str:
+def markdown(table: list[list[str]]) -> str:
+    """Format rows of cells, the first being the heads, as a markdown table."""
     lines = ["| " + " | ".join(row) + " |" for row in table]
     return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])

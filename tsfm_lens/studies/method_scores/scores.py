@@ -20,20 +20,83 @@ import typer
 from tsfm_lens.console import console
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.models import Lens
-from tsfm_lens.studies.method_scores import edges as scores_edges
-from tsfm_lens.studies.method_scores import inputs as scores_inputs
-from tsfm_lens.studies.method_scores.marks import Labels, claim_marks, marks, ranks
-from tsfm_lens.studies.method_scores.methods import METHODS, PARTS, Found, Method
-from tsfm_lens.studies.method_scores.noise import as_noisy_as_it_bears, forecast_error
-from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, Scores, write_page
-from tsfm_lens.studies.method_scores.series import Bench, bench
-from tsfm_lens.studies.method_scores.twins import untrained
+from tsfm_lens.studies.method_scores.marks import Labels, Scores, claim_marks, marks, ranks
+from tsfm_lens.studies.method_scores.methods import (
+    EDGES,
+    INPUTS,
+    METHODS,
+    PAIRS,
+    PARTS,
+    REPAIRED,
+    Method,
+    Ranking,
+    edge_name,
+    pair_name,
+    true_tokens,
+)
+from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, ScoreTables, write_page
+from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case, untrained
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 
-__all__ = ["Condition", "Scores", "campaign", "score"]
+TOLERATED = 0.1
+"""Largest tolerated error of a forecast, in mean absolute values of the context."""
+
+
+def forecast_error(on: EvaluationCase) -> float:
+    """Compute the largest distance of the median forecast from the rule, in mean absolute values of the context."""
+    return float(_errors(on).max())
+
+
+def as_noisy_as_it_bears(
+    plant: Callable[[float], Planted], levels: Sequence[float], *, series: int, seed: int
+) -> Planted | None:
+    """Plant with the first level of noise on the weights that leaves the card true; None if none does."""
+    clean = plant(0.0)
+    valid = _errors(evaluation_case(clean.lens(), clean.card, series=series, seed=seed)) <= TOLERATED
+    for level in levels:
+        planted = plant(level)
+        on = evaluation_case(planted.lens(), planted.card, series=series, seed=seed)
+        if valid.any() and _errors(on)[valid].max() <= TOLERATED and keeps_its_roles(on, valid):
+            return planted
+    return None
+
+
+def keeps_its_roles(on: EvaluationCase, valid: Labels) -> bool:
+    """Check that no decoy moves the forecast, and that backups do so only without the part they stand in for."""
+
+    def shift(*components: str) -> float:
+        return float(_shift(on, components)[valid].max(initial=0.0))
+
+    if any(shift(decoy) > TOLERATED for decoy in on.card.components("decoy")):
+        return False
+    for part in on.card.parts:
+        if part.role == "backup":
+            own = str(part.stands_in_for)
+            if shift(part.component) > TOLERATED or shift(part.component, own) < 2 * shift(own):
+                return False
+    return True
+
+
+def _errors(on: EvaluationCase) -> Scores:
+    """Compute (series,) the distance of the median forecast from the rule, in mean absolute values of the context."""
+    assert on.clean.truth is not None
+    return _largest(on, on.clean.forecast.median - on.clean.truth)
+
+
+def _shift(on: EvaluationCase, components: Sequence[str]) -> Scores:
+    """Compute (series,) the change of the median forecast without components, in mean absolute context values."""
+    run = on.clean
+    with on.lens.ablate(*components) as lens:
+        without = lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
+    return _largest(on, without.median - run.forecast.median)
+
+
+def _largest(on: EvaluationCase, difference: Scores) -> Scores:
+    scales = np.array([np.abs(on.clean.batch.values[row]).mean() for row in on.targets])
+    return np.asarray(np.abs(difference[on.targets]).max(-1) / scales)
 
 
 @dataclass(frozen=True)
@@ -44,7 +107,7 @@ class Condition:
         name: in the table.
         rotate: see :func:`tsfm_lens.zoo.planted.plant`.
         weight_noises: levels of noise on the weights. Each model gets the first that it bears, see
-            :func:`tsfm_lens.studies.method_scores.noise.as_noisy_as_it_bears`; those that bear none are left out.
+            :func:`tsfm_lens.studies.method_scores.scores.as_noisy_as_it_bears`; those that bear none are left out.
         noise: of observed values, in standard deviations of their series.
         twin: whether the methods look at an untrained twin instead.
     """
@@ -70,85 +133,69 @@ DECOY = ("method", "component", "decoy", "fooled", "claimed")
 
 def score(
     lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed: int = 0, methods: Iterable[str] | None = None
-) -> Scores:
-    """Run methods on one model and hold them against its card.
-
-    Args:
-        lens: the planted model, or an untrained twin of it.
-        card: of the planted one.
-        series: random series that the mechanism forecasts.
-        noise: of their values, in standard deviations of a series.
-        seed: of the series.
-        methods: names of :data:`tsfm_lens.studies.method_scores.methods.METHODS`; all that the model allows if None.
-
-    Raises:
-        UnknownNameError: no such method.
-    """
+) -> ScoreTables:
+    """Run methods on one model and hold them against its card."""
     names = list(METHODS) if methods is None else list(methods)
     for name in names:
         if name not in METHODS:
             raise unknown_name("method", name, list(METHODS))
-    on = bench(lens, card, series=series, noise=noise, seed=seed)
+    on = evaluation_case(lens, card, series=series, noise=noise, seed=seed)
     rows, decoys = [], []
     for each in (METHODS[name] for name in names):
         if not (has_answer(card, each) and each.applies(on)):
             continue
         try:
-            result = each.find(on)
+            result = each.rank(on)
         except InputError:
             # a method raises where it cannot discriminate, as circuits do for models that forecast nothing
             rows.append({"method": each.name, "level": each.level, "refused": True})
             continue
         rows.append({"method": each.name, "level": each.level, "refused": False, **marks_of(on, each, result)})
         decoys += _decoys(card, each, result)
-    return Scores(pd.DataFrame(rows), pd.DataFrame(decoys, columns=list(DECOY)))
+    return ScoreTables(pd.DataFrame(rows), pd.DataFrame(decoys, columns=list(DECOY)))
 
 
 def has_answer(card: Card, method: Method) -> bool:
     """Return whether the card has an answer for a method: without a backup nothing repairs itself."""
-    if method.level in (scores_edges.REPAIRED, scores_edges.PAIRS):
+    if method.level in (REPAIRED, PAIRS):
         return bool(card.components("backup"))
-    if method.level == scores_edges.EDGES:
+    if method.level == EDGES:
         return bool(card.edges)
     # a rule that reads nothing of the past has no tokens of it
-    return method.level != scores_inputs.INPUTS or not isinstance(card.rule, CovariateTimes)
+    return method.level != INPUTS or not isinstance(card.rule, CovariateTimes)
 
 
-def truth(on: Bench, method: Method, names: Sequence[str]) -> tuple[Labels, Labels, int]:
-    """Label candidates by the card.
-
-    Returns:
-        (candidate,) whether it is true; (candidate,) whether it counts; number of true ones in the whole model. Backups
-        and their edges count only for methods that look for them.
-    """
+def truth(on: EvaluationCase, method: Method, names: Sequence[str]) -> tuple[Labels, Labels, int]:
+    """Label candidates by the card."""
     card, counts = on.card, np.ones(len(names), dtype=bool)
     backups = [part for part in card.parts if part.role == "backup"]
     idle = {part.component for part in backups}
     match method.level:
-        case scores_inputs.INPUTS:
-            tokens = scores_inputs.true_tokens(on)
+        case "inputs":
+            tokens = true_tokens(on)
             return np.array([tokens[name] for name in names]), counts, sum(tokens.values())
-        case scores_edges.EDGES:
-            true = {scores_edges.edge_name(*edge) for edge in card.edges}
-            counts = np.array([not idle & set(scores_edges.ends_of(name)) for name in names])
-        case scores_edges.REPAIRED:
+        case "edges":
+            true = {edge_name(*edge) for edge in card.edges}
+            counts = np.array([not idle & set(name.split(" > ")) for name in names])
+        case "repaired":
             true = {str(part.stands_in_for) for part in backups}
-        case scores_edges.PAIRS:
-            true = {scores_edges.pair_name(part.component, str(part.stands_in_for)) for part in backups}
+        case "pairs":
+            true = {pair_name(part.component, str(part.stands_in_for)) for part in backups}
         case _:
             true = set(card.components("mechanism"))
             counts = np.array([name not in idle for name in names])
     return np.array([name in true for name in names]), counts, len(true)
 
 
-def marks_of(on: Bench, method: Method, result: Found) -> dict[str, float]:
+def marks_of(on: EvaluationCase, method: Method, result: Ranking) -> dict[str, float]:
     """Measure how well a method's result agrees with the card."""
     labels, counts, every = truth(on, method, result.names)
     scope = float(labels.sum() / every) if every else float("nan")
     scores, labels = result.scores[counts], labels[counts]
-    names = tuple(compress(result.names, counts))
-    if method.level == scores_inputs.INPUTS:
-        by_series = [marks(*pair) for pair in scores_inputs.by_series(names, scores, labels)]
+    if method.level == INPUTS:
+        # tokens are ranked within their series
+        rows = np.array([int(name.split(":")[0]) for name in compress(result.names, counts)])
+        by_series = [marks(scores[rows == row], labels[rows == row]) for row in np.unique(rows)]
         values = {key: float(np.nanmean([row[key] for row in by_series])) for key in by_series[0]}
     else:
         values = marks(scores, labels)
@@ -156,7 +203,7 @@ def marks_of(on: Bench, method: Method, result: Found) -> dict[str, float]:
     return {"scope": scope, **values, **claims}
 
 
-def _decoys(card: Card, method: Method, result: Found) -> list[dict[str, object]]:
+def _decoys(card: Card, method: Method, result: Ranking) -> list[dict[str, object]]:
     """List the decoys of a method that names parts, and whether it falls for them."""
     true = set(card.components("mechanism")) & set(result.names)
     if method.level != PARTS or not true:
@@ -183,24 +230,10 @@ def campaign(
     methods: Iterable[str] | None = None,
     planter: Callable[..., Planted] = plant,
     log: Callable[[str], None] = lambda line: None,
-) -> Scores:
-    """Score methods on every mechanism, planted anew with every seed and under every condition.
-
-    Args:
-        pairs: (mechanism, architecture); all that can be planted if None.
-        conditions: see :class:`Condition`.
-        seeds: parametrisations of each.
-        series: see :func:`score`.
-        methods: see :func:`score`.
-        planter: function that plants a mechanism.
-        log: called with a line about each model.
-
-    Returns:
-        The tables of :func:`score` with "mechanism", "architecture", "condition", "seed", "weight_noise", and
-        "error": how far the model's forecast is from its rule on these series, in mean absolute values of the context.
-    """
+) -> ScoreTables:
+    """Score methods on every mechanism, planted anew with every seed and under every condition."""
     names = None if methods is None else list(methods)
-    parts: list[Scores] = []
+    parts: list[ScoreTables] = []
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
         for seed, condition in product(range(seeds), conditions):
             at = partial(_plant, planter, mechanism, architecture, seed, condition.rotate)
@@ -216,10 +249,10 @@ def campaign(
             scores = score(lens, planted.card, **draw, methods=names)
             about: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture, "condition": condition.name}
             about |= {"seed": seed, "weight_noise": planted.card.weight_noise}
-            about |= {"error": forecast_error(bench(lens, planted.card, **draw))}
+            about |= {"error": forecast_error(evaluation_case(lens, planted.card, **draw))}
             # noise changes little in decoys, and twins have none
             decoys = scores.decoys if condition.name == PLANTED else scores.decoys.iloc[:0]
-            parts.append(Scores(scores.methods.assign(**about), decoys.assign(**about)))
+            parts.append(ScoreTables(scores.methods.assign(**about), decoys.assign(**about)))
             log(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(scores.methods)} methods")
     if not parts:
         raise InputError("no model to score: none bears the noise asked for")
@@ -233,10 +266,10 @@ def _plant(
     return planter(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=weight_noise)
 
 
-def _concat(parts: Sequence[Scores]) -> Scores:
+def _concat(parts: Sequence[ScoreTables]) -> ScoreTables:
     tables = ([getattr(part, name) for part in parts] for name in ("methods", "decoys"))
     # an empty table has no types, and would change those of the others
-    return Scores(*(pd.concat([each for each in of if len(each)] or of[:1], ignore_index=True) for of in tables))
+    return ScoreTables(*(pd.concat([each for each in of if len(each)] or of[:1], ignore_index=True) for of in tables))
 
 
 def main(
@@ -246,10 +279,7 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="mechanism, architecture or condition; all if none")] = None,
     read: Annotated[bool, typer.Option("--read", help="make the page of the CSV that is there")] = False,
 ) -> None:
-    """Score every method on models whose mechanism is known, and write the page.
-
-    With ``--only``, what was measured of other models before stays.
-    """
+    """Score every method on models whose mechanism is known, and write the page."""
     try:
         scores = None if read else campaign(*_select(only or []), seeds=seeds, log=console(stderr=True).print)
         if (read or only) and files_of(out)[0].exists():
@@ -268,12 +298,12 @@ def files_of(page: Path) -> tuple[Path, Path]:
     return page.with_suffix(".csv"), page.with_suffix(".decoys.csv")
 
 
-def read_scores(page: Path) -> Scores:
+def read_scores(page: Path) -> ScoreTables:
     """Read the tables beside a page."""
-    return Scores(*(pd.read_csv(file) for file in files_of(page)))
+    return ScoreTables(*(pd.read_csv(file) for file in files_of(page)))
 
 
-def renewed(before: Scores, now: Scores | None) -> Scores:
+def renewed(before: ScoreTables, now: ScoreTables | None) -> ScoreTables:
     """Replace the rows of models and conditions that were measured again; keep all others."""
     if now is None:
         return before
@@ -284,17 +314,13 @@ def renewed(before: Scores, now: Scores | None) -> Scores:
         rows = table[keys].itertuples(index=False, name=None)
         return table[np.array([row not in models for row in rows], dtype=bool)]
 
-    both = _concat([Scores(others(before.methods), others(before.decoys)), now])
+    both = _concat([ScoreTables(others(before.methods), others(before.decoys)), now])
     order: dict[str, Any] = {"by": keys[:2], "kind": "stable", "ignore_index": True}
-    return Scores(both.methods.sort_values(**order), both.decoys.sort_values(**order))
+    return ScoreTables(both.methods.sort_values(**order), both.decoys.sort_values(**order))
 
 
 def _select(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]]:
-    """Select pairs and conditions by name; of each kind all where none is named.
-
-    Raises:
-        UnknownNameError: nothing has such a name.
-    """
+    """Select pairs and conditions by name; of each kind all where none is named."""
     pairs, conditions = list(mechanisms()), list(CONDITIONS)
     groups = [{one for one, _ in pairs}, {other for _, other in pairs}, {each.name for each in conditions}]
     for name in only:

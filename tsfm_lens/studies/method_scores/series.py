@@ -1,7 +1,8 @@
-"""Random series that a planted mechanism forecasts, and twins of the same values whose forecast is another."""
+"""Evaluation cases: random series that a planted mechanism forecasts, their twins, and untrained models."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.models import Lens
+from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
+from tsfm_lens.models.wirings._random import spread_weights
 from tsfm_lens.zoo.planted.card import Card
+from tsfm_lens.zoo.planted.planting import Planted
 from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, LocalMean, SeasonalCopy
 
 Array = NDArray[np.float64]
@@ -23,7 +26,7 @@ LONGEST = 96
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
+class EvaluationCase:
     """Model, its card, and a contrast of two runs.
 
     Attributes:
@@ -55,16 +58,8 @@ class Bench:
         return writers(self.lens.wiring)
 
 
-def bench(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed: int = 0) -> Bench:
-    """Draw series and run the model on them and on their twins.
-
-    Args:
-        lens: the model, planted or not.
-        card: of the planted model; its rule determines the series.
-        series: how many.
-        noise: standard deviation of the noise on every observed value, in standard deviations of its series.
-        seed: of the draw.
-    """
+def evaluation_case(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed: int = 0) -> EvaluationCase:
+    """Draw series and run the model on them and on their twins."""
     if isinstance(card.rule, CovariateTimes):
         return _with_covariates(lens, card, card.rule, series, noise, seed)
     rng = np.random.default_rng(seed)
@@ -76,10 +71,12 @@ def bench(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed:
     for values in (clean, twins):
         truth = np.stack([card.rule.forecast(one, card.horizon) for one in values])
         runs.append(lens.run(SeriesBatch(tuple(values)), card.horizon, truth=truth, **options))
-    return Bench(lens, card, *runs)
+    return EvaluationCase(lens, card, *runs)
 
 
-def _with_covariates(lens: Lens, card: Card, rule: CovariateTimes, series: int, noise: float, seed: int) -> Bench:
+def _with_covariates(
+    lens: Lens, card: Card, rule: CovariateTimes, series: int, noise: float, seed: int
+) -> EvaluationCase:
     """Draw targets that a known covariate moves, beside an idle past one, and twins with its future reversed."""
     from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
@@ -107,7 +104,7 @@ def _with_covariates(lens: Lens, card: Card, rule: CovariateTimes, series: int, 
         rows = np.full((len(batch), horizon), np.nan)
         rows[[role == "target" for role in batch.roles]] = expected
         runs.append(lens.run(batch, horizon, truth=rows))
-    return Bench(lens, card, *runs)
+    return EvaluationCase(lens, card, *runs)
 
 
 def _pair(
@@ -129,7 +126,7 @@ def _pair(
             values, order = _season(rule.period, length, rng), rng.permutation(length)
     values = scale * (values + noise * values.std() * rng.standard_normal(length))
     twin = values[order]
-    # gates are open and shut in turn
+    # open and shut gates alternate
     return (twin, values) if isinstance(rule, Gate) and index % 2 else (values, twin)
 
 
@@ -162,3 +159,14 @@ def _autoregression(length: int, rng: np.random.Generator) -> Array:
     for step in range(1, length):
         values[step] = 0.9 * values[step - 1] + rng.standard_normal()
     return np.asarray((values - values.mean()) / values.std())
+
+
+def untrained(planted: Planted, seed: int = 0) -> Lens:
+    """Build a twin of a planted model whose every weight is drawn anew, in which no mechanism was planted."""
+    lens = load(copy.deepcopy(planted.model))
+    width = getattr(getattr(lens.adapter.model, "config", None), "d_kv", None)
+    # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
+    dot_product = 1.0 if width is None else (3.0 / width**0.5) ** 0.5
+    spread_weights(lens.adapter.model, {".q.weight": dot_product, ".k.weight": dot_product}, seed=seed)
+    lens.model_id = f"{lens.model_id} (weights drawn anew, seed {seed})"
+    return lens

@@ -23,8 +23,8 @@ from tsfm_lens.studies.papers.sweeps import Where, sweep_item
 from tsfm_lens.studies.papers.tabulated import table_of
 from tsfm_lens.studies.papers.values import ITEMS
 from tsfm_lens.studies.papers.values_lowrank import SHIPPED
-from tsfm_lens.studies.recipes.chaos import WARM_UP, Flow, lorenz, rk4, roessler
-from tsfm_lens.sweep.run.progress import Progress
+from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
+from tsfm_lens.sweep.run.ledger import Progress
 from tsfm_lens.zoo import checkpoint_names
 
 LIST_HINT = "`tsfm-lens reproduce --list` shows all."
@@ -92,7 +92,7 @@ def reproduce(
         engine: of a sweep: "single", "processes" or "ray".
         workers: of the engine; one per core if None.
         progress: called with a label, the number done, the total, and the seconds left where they are known; see
-            :data:`tsfm_lens.sweep.run.progress.Progress`. Measures that take one pass of a model do not call it.
+            :data:`tsfm_lens.sweep.run.ledger.Progress`. Measures that take one pass of a model do not call it.
         reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
 
     Returns:

@@ -1,22 +1,5 @@
 """Theory as code: ranks, embeddings, constructions and bounds on attention, in numpy and float64, without any model."""
 
-from tsfm_lens.studies.rank_theory.attention import (
-    SCALINGS,
-    AttentionWeights,
-    attention,
-    column_softmax,
-    logits,
-    orthonormal,
-    residual_layer,
-)
-from tsfm_lens.studies.rank_theory.bounds import (
-    analytic_bound,
-    chebyshev_bound,
-    differentiable_bound,
-    gated_bound,
-    mlp_count,
-    quasimatrix_spectrum,
-)
 from tsfm_lens.studies.rank_theory.channel_attention import (
     channel_attention,
     nuclear_norm,
@@ -28,13 +11,31 @@ from tsfm_lens.studies.rank_theory.channel_attention import (
     trace_bounds,
 )
 from tsfm_lens.studies.rank_theory.compression import (
+    SCALINGS,
+    AttentionWeights,
+    attention,
+    column_softmax,
     compressed,
     compression_bound,
     compression_errors,
     compression_rate,
     incompressible,
     least_value_error,
+    logits,
+    orthonormal,
     projector,
+    residual_layer,
+)
+from tsfm_lens.studies.rank_theory.constructions import (
+    HeadSketch,
+    corollary_index,
+    effective_index,
+    flow_floor,
+    growing,
+    head_sketch,
+    one_layer_bound,
+    sketching_distance,
+    sparse_sketch,
 )
 from tsfm_lens.studies.rank_theory.embeddings import (
     ACTIVATIONS,
@@ -44,29 +45,28 @@ from tsfm_lens.studies.rank_theory.embeddings import (
     PatchEmbedding,
     QuantisedEmbedding,
     ResidualMlpEmbedding,
+    analytic_bound,
+    chebyshev_bound,
+    differentiable_bound,
+    gated_bound,
+    mlp_count,
     patches,
+    quasimatrix_spectrum,
 )
 from tsfm_lens.studies.rank_theory.experiments import (
     chebyshev_curves,
-    compression_bounds,
     compression_by_rank,
     compression_by_width,
-    embedding_bounds,
-    growth_bounds,
-    sketch_bounds,
     sketching_by_heads,
     spectra_by_heads,
 )
-from tsfm_lens.studies.rank_theory.flow import corollary_index, flow_floor, growing, one_layer_bound
-from tsfm_lens.studies.rank_theory.ranks_by_model import ranks_by_model
-from tsfm_lens.studies.rank_theory.sketches import (
-    HeadSketch,
-    effective_index,
-    head_sketch,
-    sketching_distance,
-    sparse_sketch,
+from tsfm_lens.studies.rank_theory.experiments_bounds import (
+    compression_bounds,
+    embedding_bounds,
+    growth_bounds,
+    sketch_bounds,
 )
-from tsfm_lens.studies.rank_theory.spectra_by_patch import spectra_by_patch
+from tsfm_lens.studies.rank_theory.of_models import ranks_by_model, spectra_by_patch, vocabulary_plane
 from tsfm_lens.studies.rank_theory.structure import (
     StructureSizes,
     block_diagonal_error,
@@ -77,7 +77,6 @@ from tsfm_lens.studies.rank_theory.structure import (
     structure_sizes,
     tensor_train_error,
 )
-from tsfm_lens.studies.rank_theory.vocabulary_plane import vocabulary_plane
 
 __all__ = [
     "ranks_by_model",

@@ -19,11 +19,7 @@ __all__ = [
 
 
 def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Compute A(X) = softmax of the rows of X W_Q W_Kᵀ Xᵀ / √d_m, (channel, channel).
-
-    Args:
-        x: X, (channel, time).
-        queries, keys: W_Q and W_K, (time, d_m).
+    """Compute A(X) = softmax of the rows of X W_Q W_Kᵀ Xᵀ / √d_m, (channel, channel), of X (channel, time).
 
     Source:
         SAMformer, equation 4 (S1-TRF).
@@ -38,11 +34,9 @@ def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
 
 
 def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
-    """Return whether any W has P W = Z, by rank([P Z]) = rank(P).
+    """Return whether any W has P W = Z for P (channel, time) and Z (channel, step), by rank([P Z]) = rank(P).
 
-    Args:
-        tokens: P, (channel, time): what the attention leaves, X + A(X) X W_V W_O.
-        targets: Z, (channel, step), such as X W_toy.
+    P is what the attention leaves, X + A(X) X W_V W_O, and Z a target such as X W_toy.
 
     Source:
         SAMformer, proposition 4 (S1-P4). It holds for one X; it is enough that P has full row rank, for which there
@@ -63,11 +57,7 @@ def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
 
 
 def optimal_readout(tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Compute the smallest W that minimises ‖P W − Z‖, P⁺ Z, (time, step); P W = Z where any W reaches it.
-
-    Args:
-        tokens: P, (channel, time).
-        targets: Z, (channel, step).
+    """Compute the smallest W (time, step) that minimises ‖P W − Z‖, P⁺ Z, of P (channel, time), Z (channel, step).
 
     Source:
         SAMformer, proposition 4 (S1-P4).
@@ -94,14 +84,10 @@ def nuclear_norm(matrix: np.ndarray) -> float:
 
 
 def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> float:
-    """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ: ‖W_Q W_Kᵀ‖₂ ‖X‖²_F.
+    """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ, X (channel, time): ‖W_Q W_Kᵀ‖₂ ‖X‖²_F.
 
     So a small spectral norm of W_Q W_Kᵀ, as σReparam makes it, brings the scores near to a low rank. Equal where
     W_Q W_Kᵀ is a multiple of the identity.
-
-    Args:
-        x: X, (channel, time).
-        queries, keys: W_Q and W_K, (time, d_m).
 
     Source:
         SAMformer, proposition 5 (S1-P5).
@@ -133,11 +119,7 @@ def revin_linear(
 ) -> np.ndarray:
     """Compute a linear map between RevIN and its inverse, in closed form: Ŷ = X W + ξ, (channel, step).
 
-    Args:
-        x: X, (channel, time).
-        weight: W, (time, step).
-        gamma, beta: γ and β, one for all channels or (channel,).
-        eps: ε.
+    X is (channel, time), W (time, step); γ and β are one for all channels or (channel,).
 
     Source:
         SAMformer, equations 10 and 11 (S1-P9).
@@ -161,13 +143,7 @@ def revin_offset(
 ) -> np.ndarray:
     """Compute ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), RevIN's addition to a linear map, (channel, step).
 
-    Nothing where the columns of W sum to 1.
-
-    Args:
-        x: X, (channel, time).
-        weight: W, (time, step).
-        gamma, beta: γ and β, one for all channels or (channel,).
-        eps: ε.
+    Nothing where the columns of W sum to 1; arguments are those of :func:`revin_linear`.
 
     Source:
         SAMformer, equation 11 (S1-P9).
@@ -187,11 +163,7 @@ def revin_offset(
 
 
 def trace_bounds(symmetric: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
-    """Compute λ_min(S) Tr B and λ_max(S) Tr B, bounds on Tr(S B) for symmetric S and B with eigenvalues of at least 0.
-
-    Args:
-        symmetric: S, (n, n).
-        positive: B, (n, n).
+    """Compute λ_min(S) Tr B and λ_max(S) Tr B, bounds on Tr(S B) of symmetric (n, n), eigenvalues of B at least 0.
 
     Source:
         SAMformer, lemma E.3. Its proof says that all entries of PᵀBP are at least 0, which only the diagonal's are; the

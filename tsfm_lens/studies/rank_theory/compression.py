@@ -1,32 +1,223 @@
-"""Theorems 3 and 5: attention on a vocabulary of low rank needs matrices of low rank only, and its exceptions."""
+"""Attention with tokens as columns, and theorems 3 and 5: on a vocabulary of low rank it needs low rank only.
+
+Of the paper's names, W_Q acts on the token that is attended to and W_K on the one that attends: output column j mixes
+the values of tokens t by softmax over t of q_t · k_j. Libraries name them the other way round. There is no W_O.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.ranks import positive_and_falling
-from tsfm_lens.studies.rank_theory.attention import AttentionWeights, attention, column_softmax, logits, orthonormal
 
-__all__ = [
-    "compressed",
-    "compression_bound",
-    "compression_errors",
-    "compression_rate",
-    "incompressible",
-    "least_value_error",
-    "projector",
-]
+SCALINGS = ("theorem", "unit", "normalised")
+"""How large random weights of width d are: entries of query and key with variance 1/√d and of value with variance 1, by
+which the norms of W_QᵀW_K and W_V grow as √d, as theorem 3 allows; all with variance 1; all with variance 1/d."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionWeights:
+    """Matrices of an attention layer, head by head, each (head, d_head, d) and acting from the left on columns.
+
+    Attributes:
+        query, key, value: W_Q, of tokens that are attended to, W_K, of tokens that attend, and W_V.
+
+    Raises:
+        InputError: the three have different shapes, or an entry is no number.
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("query", "key", "value"):
+            matrix = np.asarray(getattr(self, name), dtype=np.float64)
+            if matrix.ndim != 3 or not matrix.size or not np.isfinite(matrix).all():
+                raise InputError(f"{name} has shape {matrix.shape}, expected a finite array (head, d_head, d)")
+            object.__setattr__(self, name, matrix)
+        shapes = {name: getattr(self, name).shape for name in ("query", "key", "value")}
+        if len(set(shapes.values())) > 1:
+            raise InputError(f"the matrices have shapes {shapes}, expected one and the same")
+
+    @classmethod
+    def stacked(cls, query: np.ndarray, key: np.ndarray, value: np.ndarray, heads: int = 1) -> AttentionWeights:
+        """Make weights of three matrices (d, d) whose rows belong to one head after another.
+
+        Raises:
+            InputError: the rows cannot be shared out over so many heads.
+        """
+        return cls(*(_by_head(np.asarray(matrix), heads) for matrix in (query, key, value)))
+
+    @classmethod
+    def random(cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0) -> AttentionWeights:
+        """Draw weights of Gaussian entries of a width d, which the heads divide, by one of :data:`SCALINGS`.
+
+        Raises:
+            InputError: the width cannot be shared out over so many heads.
+            UnknownNameError: no such scaling.
+        """
+        if scaling not in SCALINGS:
+            raise unknown_name("scaling", scaling, SCALINGS)
+        inner, outer = {"theorem": (-0.25, 0.0), "unit": (0.0, 0.0), "normalised": (-0.5, -0.5)}[scaling]
+        query, key, value = np.random.default_rng(seed).normal(size=(3, width, width))
+        small, large = float(width) ** inner, float(width) ** outer
+        return cls.stacked(small * query, small * key, large * value, heads)
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.query.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Rows of the input, d."""
+        return self.query.shape[2]
+
+    @property
+    def head_width(self) -> int:
+        """Rows of one head's output, d_h."""
+        return self.query.shape[1]
+
+    @property
+    def score_norms(self) -> np.ndarray:
+        """Spectral norm of W_QᵀW_K of each head, (head,)."""
+        return np.array([_product_norm(q, k) for q, k in zip(self.query, self.key, strict=True)])
+
+    @property
+    def value_norms(self) -> np.ndarray:
+        """Spectral norm of W_V of each head, (head,)."""
+        return np.asarray(np.linalg.norm(self.value, 2, axis=(1, 2)))
+
+    def times(self, matrix: np.ndarray) -> AttentionWeights:
+        """Multiply each matrix of the layer by one of shape (d, d), as if that matrix acted on the input first."""
+        return AttentionWeights(self.query @ matrix, self.key @ matrix, self.value @ matrix)
+
+    def within(self, score: float, value: float) -> AttentionWeights:
+        """Scale the weights so that every head has these norms of W_QᵀW_K and of W_V; directions stay."""
+        by_score = np.sqrt(score / self.score_norms)[:, None, None]
+        by_value = (value / self.value_norms)[:, None, None]
+        return AttentionWeights(self.query * by_score, self.key * by_score, self.value * by_value)
+
+    def with_value(self, value: np.ndarray) -> AttentionWeights:
+        """Replace W_V by another, (head, d_head, d) or (d, d)."""
+        matrix = np.asarray(value, dtype=np.float64)
+        return replace(self, value=matrix if matrix.ndim == 3 else _by_head(matrix, self.heads))
+
+
+def column_softmax(scores: np.ndarray) -> np.ndarray:
+    """Compute the softmax of each column, (…, t, j): every column sums to 1, however large the scores.
+
+    Example:
+        >>> rank_theory.column_softmax(np.array([[0.0, 1000.0], [0.0, 0.0]])).tolist()
+        [[0.5, 1.0], [0.5, 0.0]]
+    """
+    weights = np.exp(scores - scores.max(axis=-2, keepdims=True))
+    weights /= weights.sum(axis=-2, keepdims=True)
+    return np.asarray(weights)
+
+
+def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
+    """Compute UᵀW_QᵀW_KU / √d_h of tokens U (d, L), (head, t, j): the score of token t, attended to, with token j.
+
+    Source:
+        Flow of ranks, section 3 and equation 18 (S0-ATT, S0-MHA). The formula of section 3 prints W_K transposed, the
+        proofs and equation 18 do not.
+
+    Raises:
+        InputError: the tokens have another width than the weights.
+
+    Example:
+        >>> weights = rank_theory.AttentionWeights.random(6, heads=2)
+        >>> rank_theory.logits(np.ones((6, 4)), weights).shape
+        (2, 4, 4)
+    """
+    matrix = _tokens(tokens, weights)
+    return np.stack([next(_logit_blocks(matrix, weights, head, matrix.shape[1]))[1] for head in range(weights.heads)])
+
+
+def attention(tokens: np.ndarray, weights: AttentionWeights, *, chunk: int = 1024) -> np.ndarray:
+    """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of tokens U (d, L), the heads below one another, (head · d_head, L).
+
+    Args:
+        tokens, weights: U, a token a column, and the layer; one head is attention as theorem 3 has it.
+        chunk: columns of the softmax that are held at a time, which bounds memory and changes nothing else.
+
+    Source:
+        Flow of ranks, section 3 and equation 18 (S0-ATT, S0-MHA).
+
+    Raises:
+        InputError: the tokens have another width than the weights, or a chunk has no column.
+
+    Example:
+        >>> alike = rank_theory.AttentionWeights.stacked(np.eye(2), np.eye(2), np.eye(2))
+        >>> rank_theory.attention(np.array([[3.0, 3.0], [1.0, 1.0]]), alike).tolist()
+        [[3.0, 3.0], [1.0, 1.0]]
+    """
+    matrix = _tokens(tokens, weights)
+    if chunk < 1:
+        raise InputError(f"chunk is {chunk}, expected 1 column or more")
+    out = np.empty((weights.heads, weights.head_width, matrix.shape[1]))
+    # tokens of few coordinates are mixed before they become values, which is less work
+    late = weights.width < weights.head_width
+    for head, value in enumerate(weights.value):
+        values = matrix if late else value @ matrix
+        for columns, block in _logit_blocks(matrix, weights, head, chunk):
+            mixed = values @ column_softmax(block)
+            out[head, :, columns] = value @ mixed if late else mixed
+    return out.reshape(-1, matrix.shape[1])
+
+
+def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1) -> np.ndarray:
+    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of a model of D layers, (d, L).
+
+    Source:
+        Flow of ranks, theorem 4 (S0-TH4).
+
+    Raises:
+        InputError: the heads together do not write all d rows, or there is no layer.
+
+    Example:
+        >>> weights = rank_theory.AttentionWeights.random(4, heads=2)
+        >>> rank_theory.residual_layer(np.eye(4), weights, depth=16).shape
+        (4, 4)
+    """
+    if depth < 1:
+        raise InputError(f"depth is {depth}, expected 1 layer or more")
+    if weights.heads * weights.head_width != weights.width:
+        raise InputError(
+            f"{weights.heads} heads of {weights.head_width} rows write {weights.heads * weights.head_width} rows, "
+            f"expected {weights.width} as the tokens have"
+        )
+    return np.asarray(tokens + attention(tokens, weights) / np.sqrt(depth))
+
+
+def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw random orthonormal columns (rows, columns), uniformly over all directions.
+
+    Source:
+        QR of a Gaussian matrix, with signs by which the result does not depend on the library (Mezzadri 2007).
+
+    Raises:
+        InputError: more columns than rows.
+
+    Example:
+        >>> columns = rank_theory.orthonormal(5, 2, np.random.default_rng(0))
+        >>> bool(np.allclose(columns.T @ columns, np.eye(2)))
+        True
+    """
+    if not 0 < columns <= rows:
+        raise InputError(f"{columns} orthonormal columns of {rows} entries were asked for, expected 1 to {rows}")
+    q, r = np.linalg.qr(rng.normal(size=(rows, columns)))
+    return np.asarray(q * np.sign(np.diagonal(r)))
 
 
 def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
-    """Compute P, the projector onto the leading left singular vectors of a vocabulary, (d, d).
-
-    Args:
-        vocabulary: Ξ, (d, N), a token a column.
-        rank: how many directions are kept, 1 to d.
+    """Compute P (d, d), the projector onto the leading left singular vectors, 1 to d, of a vocabulary Ξ (d, N).
 
     Source:
         Flow of ranks, proof of theorem 5.
@@ -45,14 +236,9 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
 
 
 def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> AttentionWeights:
-    """Return the layer for a vocabulary whose three matrices, all heads together, have at most this rank.
+    """Return the layer for a vocabulary Ξ (d, N) whose three matrices, all heads together, have at most a rank d̃.
 
     Its output on any input is that of the layer itself on the projected input, Att(U; W̃) = Att(PU; W): exact algebra.
-
-    Args:
-        weights: of the layer.
-        vocabulary: Ξ, (d, N).
-        rank: d̃.
 
     Source:
         Flow of ranks, theorem 5 (S0-TH3, S0-TH5): W̃ = W P.
@@ -70,15 +256,10 @@ def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> 
 
 
 def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]) -> np.ndarray:
-    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary at several ranks, (rank,).
+    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,).
 
     Computed as the layer on the projected vocabulary, which has so few coordinates that a rank costs 4 N² d̃
     operations and never more memory than a few matrices of the vocabulary's size.
-
-    Args:
-        vocabulary: Ξ, (d, N).
-        weights: of the layer.
-        ranks: d̃, each 1 to d.
 
     Source:
         Flow of ranks, appendix J.1 (S0-J1a).
@@ -107,16 +288,10 @@ def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks:
 def compression_bound(
     vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int], n_tokens: int
 ) -> np.ndarray:
-    """Bound the error of compression on any tokens of a vocabulary, (rank,): √L times a rate in σ_{d̃+1}.
+    """Bound the error of compression on any L tokens of a vocabulary Ξ (d, N), (rank,): √L times a rate in σ_{d̃+1}.
 
     For each head the values lose ‖W_V‖σ, and scores move by 2Cσ‖W_QᵀW_K‖/√d_h, by which softmax moves values of length
-    C: together √L σ √Σ_i (‖W_V^(i)‖ (1 + 2C²‖W_Q^(i)ᵀW_K^(i)‖/√d_h))², with C the longest token.
-
-    Args:
-        vocabulary: Ξ, (d, N).
-        weights: of the layer.
-        ranks: d̃, each 1 to d.
-        n_tokens: L; tokens may repeat.
+    C: together √L σ √Σ_i (‖W_V^(i)‖ (1 + 2C²‖W_Q^(i)ᵀW_K^(i)‖/√d_h))², with C the longest token. Tokens may repeat.
 
     Source:
         Flow of ranks, theorem 5, with the factor √L that its proof loses: an input that repeats one token has it.
@@ -138,11 +313,7 @@ def compression_bound(
 
 
 def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
-    """Compute √d σ_{d̃+1}, the rate that the paper prints, without its constant, (rank,).
-
-    Args:
-        vocabulary: Ξ, (d, N).
-        ranks: d̃, each 1 to d.
+    """Compute √d σ_{d̃+1} of a vocabulary Ξ (d, N), (rank,): the rate that the paper prints, without its constant.
 
     Source:
         Flow of ranks, equation 3. It holds on average over generic inputs; :func:`compression_bound` for all.
@@ -161,17 +332,13 @@ def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray
 def incompressible(
     singular_values: np.ndarray, n_tokens: int, *, seed: int = 0, as_printed: bool = False
 ) -> tuple[np.ndarray, AttentionWeights]:
-    """Make tokens of given singular values and a layer that loses σ_{d̃+1}/4 or more with any value matrix of rank d̃.
+    """Make tokens U (d, L) and a layer that loses σ_{d̃+1}/4 or more with any value matrix of rank d̃.
 
     Args:
-        singular_values: (d,) from the largest on, above 0.
-        n_tokens: L, at least d.
+        singular_values, n_tokens: of U, (d,) from the largest on, above 0, and L, at least d.
         seed: of the orthogonal value matrix.
         as_printed: take the logarithm of 4d, as the paper does, for any L; the proof then needs L ≤ 4d + 1. Otherwise
             that of the larger of 4d and 4L, by which it holds for all.
-
-    Returns:
-        U, (d, L), and the layer.
 
     Source:
         Flow of ranks, second statement of theorem 3 (S0-TH3).
@@ -194,14 +361,9 @@ def incompressible(
 
 
 def least_value_error(tokens: np.ndarray, weights: AttentionWeights, rank: int) -> float:
-    """Compute the smallest error, in the Frobenius norm, of a value matrix of a rank beside the layer's own scores.
+    """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside one head's own scores.
 
     That of the best approximation of W_V U G of this rank, which some value matrix reaches if U G has full row rank.
-
-    Args:
-        tokens: U, (d, L).
-        weights: of a layer of one head.
-        rank: d̃, 1 to d.
 
     Source:
         Eckart and Young 1936.
@@ -219,6 +381,38 @@ def least_value_error(tokens: np.ndarray, weights: AttentionWeights, rank: int) 
     _check_ranks([rank], weights.width)
     output = weights.value[0] @ tokens @ column_softmax(logits(tokens, weights)[0])
     return float(np.linalg.norm(np.linalg.svd(output, compute_uv=False)[rank:]))
+
+
+def _by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
+    if matrix.ndim != 2 or heads < 1 or len(matrix) % heads:
+        raise InputError(f"a matrix of shape {matrix.shape} cannot be shared out over {heads} heads by rows")
+    return matrix.reshape(heads, len(matrix) // heads, matrix.shape[1])
+
+
+def _product_norm(left: np.ndarray, right: np.ndarray) -> float:
+    """Compute the spectral norm of leftᵀ right, through triangular factors no larger than a head."""
+    one, other = (np.asarray(np.linalg.qr(side.T, mode="r")) for side in (left, right))
+    return float(np.linalg.norm(one @ other.T, 2))
+
+
+def _tokens(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
+    matrix = np.asarray(tokens, dtype=np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != weights.width or not np.isfinite(matrix).all():
+        raise InputError(f"tokens have shape {matrix.shape}, expected a finite matrix ({weights.width}, tokens)")
+    return matrix
+
+
+def _logit_blocks(
+    tokens: np.ndarray, weights: AttentionWeights, head: int, chunk: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield columns, and the scores (t, column) of that many columns of one head."""
+    query, key = weights.query[head], weights.key[head] / np.sqrt(weights.head_width)
+    left, right = query @ tokens, key @ tokens
+    if weights.width < weights.head_width:
+        left, right = tokens, query.T @ right
+    for start in range(0, tokens.shape[1], chunk):
+        columns = slice(start, start + chunk)
+        yield columns, left.T @ right[:, columns]
 
 
 def _vocabulary(vocabulary: np.ndarray) -> np.ndarray:

@@ -1,15 +1,19 @@
-"""Figures of numerical experiments on the rank of attention and of embeddings."""
+"""Numerical experiments on the rank of attention and of embeddings: figures, sentences, measurements."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.studies._shim import draws
+from tsfm_lens.catalogue.words import listed, num
+from tsfm_lens.studies.declared import declared
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import two_digits
-from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.select import array, draws, names
 from tsfm_lens.viz.sheet import Panel, blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, VERMILION, mixed, number, plain
 
@@ -28,9 +32,6 @@ ROW = 200  # pixels
 @draws("theory_compression_rank", needs=("error", "next_singular_value", "bound", "slope"))
 def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a rank, over the first singular value cut off, on logarithmic axes.
-
-    Args:
-        ds: of kind "theory_compression_rank".
 
     Returns:
         Dots per scaling of the weights, the root mean square over draws; a dashed line of slope 1; the bound with √L
@@ -65,9 +66,6 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
 def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a fixed rank over its width, for weights that grow with it and for others.
 
-    Args:
-        ds: of kind "theory_compression_width".
-
     Returns:
         Faint dots per draw, and a line per kind of weights through the root mean squares; a dashed line of slope 1/2.
 
@@ -99,9 +97,6 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
 @draws("theory_sketching", needs=("distance", "effective_index", "floor", "singular_value"))
 def sketching_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the errors of sketches of several heads, and their places on the spectrum of the input.
-
-    Args:
-        ds: of kind "theory_sketching".
 
     Returns:
         At the left the singular values, with an upright line per number of heads at the error of its sparse sketch; at
@@ -146,9 +141,6 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
 def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of a layer's output by its number of heads, a panel per size of the input.
 
-    Args:
-        ds: of kind "theory_head_spectra".
-
     Returns:
         A line per number of heads, from pale to dark, the median over draws, and the input as a dashed line; the dotted
         line is ε.
@@ -189,9 +181,6 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
 @draws("theory_chebyshev", needs=("coordinate", "found_rank"))
 def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
-
-    Args:
-        ds: of kind "theory_chebyshev".
 
     Returns:
         A curve per rank, from the smallest value to the largest.
@@ -242,3 +231,79 @@ def seen(values: np.ndarray, largest: float = 1.0) -> np.ndarray:
 def draws_in(ds: xr.Dataset) -> str:
     count = ds.sizes["draw"]
     return f"{count} draws" if count > 1 else "one draw"
+
+
+def read_compression_rank(ds: xr.Dataset) -> list[str]:
+    """Describe the slope beside that of the theorem, and the distance to the bounds."""
+    slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
+    error, bound = (array(ds, name, "scaling", "draw", "rank") for name in ("error", "bound"))
+    rate = array(ds, "rate", "rank")
+    powers = listed([f"{num(value)} ({name} weights)" for name, value in zip(names(ds, "scaling"), slope, strict=True)])
+    return [
+        f"The error grows as the power {powers} of the first singular value that is cut off; the theorem says 1.",
+        f"It is at most {num((error / rate).max())} of √d σ, the printed rate, and {num((error / bound).max())} of "
+        "what holds for every input, which has a factor √L more.",
+    ]
+
+
+def read_compression_width(ds: xr.Dataset) -> list[str]:
+    """Describe the slope of each kind of weights with its interval, beside one half."""
+    fits = [array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")]
+    return [
+        f"With {name} weights the error grows as the power {num(slope)} ({num(low)} to {num(high)}) of the width"
+        + (", which agrees with √d." if low <= 0.5 <= high else ", which is not √d.")
+        for name, slope, low, high in zip(names(ds, "weights"), *fits, strict=True)
+    ]
+
+
+def read_sketching(ds: xr.Dataset) -> list[str]:
+    """Describe the growth of the effective index, and sparse sketches beside dense ones."""
+    slope = array(ds, "slope", "sketch", "draw").mean(axis=1)
+    sparse, dense = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
+    apart = 100 * np.abs(sparse / dense - 1).max()
+    return [
+        f"As many singular values as what the sparse sketch misses is large grow as the power {num(slope[0])} of the "
+        "number of heads; in proportion would be 1.",
+        f"Sparse and dense sketches of as many rows miss the same within {num(apart)} %.",
+    ]
+
+
+def read_head_spectra(ds: xr.Dataset) -> list[str]:
+    """Describe ranks by heads where scores differ and where they do not."""
+    ranks = np.median(array(ds, "rank", "input", "draw", "heads"), axis=1)
+    deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
+    heads, least = names(ds, "heads"), int(ds["input_rank"])
+    return [
+        f"Input {name}, whose scores deviate by {num(scores)}: from rank {least} to "
+        f"{listed([f'{num(rank)} ({count})' for rank, count in zip(of, heads, strict=True)])}, heads in brackets."
+        for name, scores, of in zip(names(ds, "input"), deviation, ranks, strict=True)
+    ]
+
+
+def read_chebyshev(ds: xr.Dataset) -> list[str]:
+    """Describe whether every embedding has the rank that it was made for."""
+    wrong = [
+        str(rank) for rank, actual in zip(ds["rank"].values, ds["found_rank"].values, strict=True) if rank != actual
+    ]
+    return [f"Of ranks {listed(names(ds, 'rank'))} {listed(wrong) + ' are not' if wrong else 'every one is'} found."]
+
+
+COMMON: dict[str, Any] = {
+    "theme": "Theory",
+    "maker": "made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    "source": "Flow of ranks",
+    "subject": lambda ds: ", ".join(
+        f"{key} {value}" for key, value in ds.attrs.items() if key not in ("kind", "title", "source")
+    ),
+}
+MEASUREMENTS = declared(
+    Path(__file__).with_name("measurements.yaml"),
+    {
+        "theory_compression_rank": (compression_rank_lines, read_compression_rank),
+        "theory_compression_width": (compression_width_lines, read_compression_width),
+        "theory_sketching": (sketching_lines, read_sketching),
+        "theory_head_spectra": (head_spectra_lines, read_head_spectra),
+        "theory_chebyshev": (chebyshev_curves, read_chebyshev),
+    },
+    **COMMON,
+)

@@ -1,15 +1,18 @@
-"""Figures of bounds on embeddings and on attention with the bounded quantities."""
+"""Bounds on embeddings and on attention with the bounded quantities: figures, sentences, measurements."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.studies._shim import draws
-from tsfm_lens.studies.rank_theory.figures import LEAST, ROW, draws_in, seen
+from tsfm_lens.catalogue.words import num
+from tsfm_lens.studies.declared import declared
+from tsfm_lens.studies.rank_theory.figures import COMMON, LEAST, ROW, draws_in, seen
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.select import array, draws, names
 from tsfm_lens.viz.sheet import Panel, blank, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, VERMILION, mixed, plain
 
@@ -19,9 +22,6 @@ __all__ = ["compression_bound_lines", "embedding_bound_lines", "growth_bound_lin
 @draws("theory_embedding_bounds", needs=("singular_value", "bound", "count", "most"))
 def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw spectra of embeddings of known smoothness with their bounds, and counts of residual MLPs with theirs.
-
-    Args:
-        ds: of kind "theory_embedding_bounds".
 
     Returns:
         A panel per embedding, the bound as a dashed line where it says something; in the last panel the most singular
@@ -61,9 +61,6 @@ def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
 @draws("theory_compression_bounds", needs=("error", "bound", "rate", "repeated_error", "least_error", "floor"))
 def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw theorem 3 in three panels: errors and their bound, one token repeated, and incompressible inputs.
-
-    Args:
-        ds: of kind "theory_compression_bounds".
 
     Returns:
         The median of error, bound and printed rate over draws and heads, with the largest error; the error of one
@@ -107,9 +104,6 @@ def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
 @draws("theory_growth_bounds", needs=("relative", "upper", "grown", "lower", "alone", "corollary"))
 def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw theorem 4 and corollary 1, a row each and a column per number of heads.
-
-    Args:
-        ds: of kind "theory_growth_bounds".
 
     Returns:
         Above the construction that grows as fast as it can, with its lower bound; below one layer of random weights,
@@ -161,9 +155,6 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
 def sketch_bound_dots(ds: xr.Dataset) -> go.Figure:
     """Draw errors with one sketch for all heads and with one for each, and their bounds by theorem 6, a row per size.
 
-    Args:
-        ds: of kind "theory_sketch_bounds".
-
     Returns:
         Dots for errors, the mean over draws, and upright signs for what they are at least or at most.
 
@@ -198,3 +189,64 @@ def _draw_with_bound(panel: Panel, x: np.ndarray, values: np.ndarray, bound: np.
     panel.line(x, seen(values, values[0]), "measured", "measured %{y:.3g}", colour=INK)
     finite = np.where(np.isfinite(bound), bound, np.nan)
     panel.line(x, finite, words, f"{words} %{{y:.3g}}", colour=VERMILION, dash="dash")
+
+
+def read_embedding_bounds(ds: xr.Dataset) -> list[str]:
+    """Count the singular values and the counts that exceed their bounds."""
+    sigma, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
+    counts, most = array(ds, "count", "activation", "draw", "epsilon"), array(ds, "most", "epsilon")
+    # below this no value differs from zero
+    over, many = int((sigma > bound + 1e-12 * sigma[:, :1]).sum()), int((counts > most).sum())
+    return [
+        f"{over} of {sigma.size} singular values are above the bound of their smoothness, and {many} of {counts.size} "
+        "counts of residual MLPs are above what they may be."
+    ]
+
+
+def read_compression_bounds(ds: xr.Dataset) -> list[str]:
+    """Describe errors above their bound, the repeated token, and incompressible inputs."""
+    error, bound = (array(ds, name, "heads", "draw", "rank") for name in ("error", "bound"))
+    ratio = array(ds, "repeated_error", "length") / array(ds, "repeated_rate", "length")
+    least, floor = array(ds, "least_error", "length_over", "rank"), array(ds, "floor", "rank")
+    return [
+        f"{int((error > bound).sum())} of {error.size} errors are above the bound; the nearest is at "
+        f"{num(100 * (error / bound).max())} % of it.",
+        f"One token, {names(ds, 'length')[-1]} times, is {num(ratio[-1])} times as far off as the printed rate.",
+        f"What cannot be compressed loses {num((least / floor).min())} times σ/4 or more.",
+    ]
+
+
+def read_growth_bounds(ds: xr.Dataset) -> list[str]:
+    """Count the values above the upper bounds, and compare the construction with the lower one."""
+    relative, alone = (array(ds, name, "heads", "draw", "index") for name in ("relative", "alone"))
+    upper, growth, lower = (array(ds, name, "heads", "index") for name in ("upper", "grown", "lower"))
+    proof, printed = array(ds, "corollary", "form", "heads", "index")
+    near = (growth / np.where(lower > 0, lower, np.nan))[lower > 0].min()
+    return [
+        f"{int((relative > upper[:, None]).sum())} of {relative.size} singular values are above the theorem's bound; "
+        f"the construction keeps {num(near)} times what it is at least.",
+        f"At one layer {int((alone > proof[:, None]).sum())} are above the corollary with the index of its proof and "
+        f"{int((alone > printed[:, None]).sum())} with that printed.",
+    ]
+
+
+def read_sketch_bounds(ds: xr.Dataset) -> list[str]:
+    """Describe whether a sketch for each head does better at every size."""
+    shared, own = (array(ds, name, "size", "draw") for name in ("shared_error", "own_error"))
+    holds = (shared >= array(ds, "shared_floor", "size")[:, None]) & (own <= array(ds, "own_bound", "size")[:, None])
+    return [
+        f"Both statements hold in {int(holds.sum())} of {holds.size} constructions; a sketch for each head is "
+        f"{num((shared / own).min())} to {num((shared / own).max())} times as near as one for all."
+    ]
+
+
+MEASUREMENTS = declared(
+    Path(__file__).with_name("measurements.yaml"),
+    {
+        "theory_embedding_bounds": (embedding_bound_lines, read_embedding_bounds),
+        "theory_compression_bounds": (compression_bound_lines, read_compression_bounds),
+        "theory_growth_bounds": (growth_bound_lines, read_growth_bounds),
+        "theory_sketch_bounds": (sketch_bound_dots, read_sketch_bounds),
+    },
+    **COMMON,
+)

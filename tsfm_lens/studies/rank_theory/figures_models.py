@@ -1,13 +1,19 @@
-"""Figures of vocabularies on two directions, of spectra by patch size, and of ranks model by model."""
+"""Vocabularies on two directions, spectra by patch size, ranks model by model: figures and measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.catalogue.computing import of_weights, on_all
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.needs import SERIES, VOCABULARY
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.words import listed, num
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.studies._shim import draws
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
@@ -29,9 +35,6 @@ _AGAINST = {"width": "width d", "heads": "heads"}
 @draws("vocabulary_plane", needs=("coordinate", "value", "share"))
 def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     """Draw tokens of a vocabulary along its two leading directions, coloured by the value that they stand for.
-
-    Args:
-        ds: of kind "vocabulary_plane".
 
     Returns:
         A dot per token; of a quantised model a thin line joins neighbouring values, of text dots are grey.
@@ -75,9 +78,6 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
 @draws("spectra_by_patch", needs=("singular_value", "patch", "origin"))
 def patch_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of embedded white noise, a line per embedding, the longer its patches the darker.
-
-    Args:
-        ds: of kind "spectra_by_patch".
 
     Returns:
         Lines on a logarithmic axis, dotted of random residual MLPs.
@@ -123,7 +123,6 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | 
     """Draw the average ε-rank of W_Q, a dot per model, against the width or the number of heads.
 
     Args:
-        ds: of kind "ranks_by_model".
         against: "width", with contours of rank over width, or "heads", with the ranks of single heads at the right.
         epsilon: one of the result's; each has a row of panels unless given.
 
@@ -206,3 +205,102 @@ def _contours(panel: Panel, widths: np.ndarray) -> None:
     ends = np.geomspace(widths[0] / 2, widths[-1] * 2, 40)
     for ratio in _RATIOS:
         panel.line(ends, ratio * ends, "", f"rank {ratio:g} of the width", colour=mixed(SKY, 0.35), width=1)
+
+
+def read_plane(ds: xr.Dataset) -> list[str]:
+    """Describe the share of two directions, and the distance of tokens with neighbouring ids there."""
+    share, ratio = float(ds["share"].sum()), float(ds["neighbour_ratio"])
+    return [
+        f"Along two directions lie {percent(share)} of the vocabulary's sum of squares.",
+        f"There, tokens with neighbouring ids lie {num(ratio)} times as far apart as two others, in the median; where "
+        "ids say nothing it would be 1.",
+    ]
+
+
+def read_patches(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
+    """Describe the rank of embedded noise by patch size."""
+    place = level_position(ds, epsilon)
+    ranks, full = array(ds, "epsilon_rank", "embedding", epsilon=place), np.asarray(ds["full"].values)
+    words = [
+        f"{label} {int(rank)} of {int(most)}" + f" (patch {patch})" * (origin == "model")
+        for label, rank, most, patch, origin in zip(
+            names(ds, "embedding"), ranks, full, names_of(ds, "patch"), names_of(ds, "origin"), strict=True
+        )
+    ]
+    return [f"At ε = {float(ds['epsilon'].values[place]):g} embedded noise uses so many directions: {listed(words)}."]
+
+
+def read_models(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
+    """Describe average ranks over widths, model by model."""
+    place = level_position(ds, epsilon)
+    rank, head = (array(ds, name, "model", epsilon=place) for name in ("rank", "head_rank"))
+    widths, heads = (np.asarray(ds[name].values, dtype=float) for name in ("width", "heads"))
+    words = [
+        f"{name} {num(one)} of {num(width)} directions, {num(own)} a head with {int(count)} heads"
+        for name, one, width, own, count in zip(names(ds, "model"), rank, widths, head, heads, strict=True)
+        if np.isfinite(one)
+    ]
+    level = f"{float(ds['epsilon'].values[place]):g}"
+    return [f"At ε = {level} the average W_Q uses: {listed(words)}." if words else f"At ε = {level} none can be told."]
+
+
+def _plane(ds: xr.Dataset) -> Iterator[Plate]:
+    table = ds["coordinate"].to_pandas().add_prefix("direction ").assign(value=ds["value"].values)
+    yield Plate(vocabulary_dots(ds), table.reset_index(), read_plane(ds))
+
+
+def _patches(ds: xr.Dataset) -> Iterator[Plate]:
+    table: pd.DataFrame = frame(ds, "epsilon_rank")
+    yield Plate(patch_spectra(ds), table, read_patches(ds))
+
+
+def _model_plates(ds: xr.Dataset) -> Iterator[Plate]:
+    ranks = frame(ds, "rank", "rank_low", "rank_high", "head_rank", "head_rank_low", "head_rank_high")
+    yield Plate(model_rank_dots(ds), ranks, read_models(ds))
+    yield Plate(model_rank_dots(ds, against="heads"), ranks, [])
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="vocabulary_plane",
+        theme="Weights alone",
+        about="where the tokens of a vocabulary lie along its two leading directions",
+        heading="Vocabulary on two directions",
+        guide="Each dot is the embedding of a token, along the two directions in which the vocabulary is largest. Bins "
+        "of a value that were embedded by that value lie along a curve; tokens of text form a cloud.",
+        compute=of_weights("studies.rank_theory.vocabulary_plane"),
+        plates=_plane,
+        figures=(Figure(vocabulary_dots, "Tokens of a vocabulary along its two leading directions."),),
+        source="Flow of ranks, figure 2 b and c",
+        paper=("S0-F2",),
+        needs=VOCABULARY,
+    ),
+    Measurement(
+        kind="spectra_by_patch",
+        theme="Activations",
+        about="spectra of embedded noise by patch size, beside random residual MLPs",
+        heading="Embedding by patch size",
+        guide="A patch of few steps cannot be embedded in many directions: noise is embedded by the model, and by "
+        "residual MLPs of random weights whose patches are shorter and longer.",
+        compute=on_all("studies.rank_theory.spectra_by_patch"),
+        plates=_patches,
+        figures=(Figure(patch_spectra, "Singular values of embedded noise by patch size."),),
+        source="Flow of ranks, figure 3 a",
+        paper=("S0-F3",),
+        needs=SERIES,
+    ),
+    Measurement(
+        kind="ranks_by_model",
+        theme="Weights alone",
+        about="average ranks of the queries of several models, by width and by number of heads",
+        heading="Ranks of queries, model by model",
+        guide="The average ε-rank of all W_Q of a model against its width, with contours of their ratio, and against "
+        "the number of its heads, beside that of single heads.",
+        compute=None,
+        plates=_model_plates,
+        figures=(Figure(model_rank_dots, "Average ranks of queries by width or number of heads."),),
+        helpers=("studies.rank_theory.ranks_by_model",),
+        source="Flow of ranks, figures 4 and 9",
+        paper=("S0-F4", "S0-F9"),
+    ),
+)

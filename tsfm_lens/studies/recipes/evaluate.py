@@ -1,12 +1,11 @@
-"""Skill of a checkpoint: `python -m tsfm_lens.studies.recipes.evaluate FOLDER` prints it against seasonal naive.
-
-Recipes are chosen on validation sets (synthetic seasons of one seed, two sets of real series of packages that neither
-training nor test reads); the test sets (synthetic seasons of another seed, the bundled real series) are for the cards.
-"""
+"""Skill of a checkpoint: `python -m tsfm_lens.studies.recipes.evaluate FOLDER` prints it against seasonal naive."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,12 +17,211 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from tsfm_lens.console import console
+from tsfm_lens.data.naive import filled, last_season, seasonal_error
 from tsfm_lens.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.studies.recipes.corpus import arrays_of, series_of
-from tsfm_lens.studies.recipes.export import as_pipeline, open_pipeline
-from tsfm_lens.studies.recipes.mixture import CALENDAR_PERIODS, Array
-from tsfm_lens.studies.recipes.skill import Case, Skill, geometric_mean, interval, longest_horizon, measure, summary
+from tsfm_lens.studies.recipes.export import Pipeline, as_pipeline, open_pipeline
+from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array
 from tsfm_lens.training.command import run_command
+
+LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
+WINDOWS = 5
+BATCH = 256
+PATHS = 5_120
+"""Sample paths at a time; those of chronos-nano take about 0.4 MB each."""
+SHORTEST = 32
+REPLICATES = 2000
+
+
+@dataclass(frozen=True)
+class SkillCase:
+    """One series to forecast.
+
+    Attributes:
+        name: of the series.
+        values: (time,).
+        season: steps of its season, at least 1.
+        covariates: (covariate, time), known in the future too; None for most.
+    """
+
+    name: str
+    values: Array
+    season: int
+    covariates: Array | None = None
+
+
+@dataclass(frozen=True)
+class Skill:
+    """Errors on one series, means over its windows.
+
+    Attributes:
+        name: the case.
+        model, naive, last: MASE of the model's median, of the seasonal naive forecast and of the last value.
+        model_crps, naive_crps: mean quantile loss over nine levels, in units of the seasonal error.
+    """
+
+    name: str
+    model: float
+    naive: float
+    last: float
+    model_crps: float
+    naive_crps: float
+
+    @property
+    def ratio(self) -> float:
+        """MASE over that of the seasonal naive forecast; below 1 the model is better."""
+        return self.model / self.naive
+
+    @property
+    def crps_ratio(self) -> float:
+        """CRPS over that of the seasonal naive forecast."""
+        return self.model_crps / self.naive_crps
+
+    @property
+    def last_ratio(self) -> float:
+        """MASE over that of repeating the last value."""
+        return self.model / self.last
+
+
+@dataclass(frozen=True)
+class ForecastWindow:
+    """One forecast task of a case."""
+
+    case: SkillCase
+    context: Array
+    truth: Array
+    covariates: Array | None
+
+
+def longest_horizon(case: SkillCase) -> int:
+    """Return the steps of the longest horizon of which a case has a window; below 1 where it has none."""
+    return len(case.values) - _least_context(case)
+
+
+def _least_context(case: SkillCase) -> int:
+    return max(SHORTEST, 2 * case.season + 1)
+
+
+def windows(case: SkillCase, horizon: int) -> Iterator[ForecastWindow]:
+    """Yield up to five windows, `horizon` apart, from the end of the series backwards."""
+    for index in range(WINDOWS):
+        end = len(case.values) - index * horizon
+        if end - horizon < _least_context(case):
+            return
+        covariates = None if case.covariates is None else case.covariates[:, :end]
+        yield ForecastWindow(case, case.values[: end - horizon], case.values[end - horizon : end], covariates)
+
+
+def geometric_mean(values: Sequence[float] | Array) -> float:
+    """Compute the geometric mean of positive numbers."""
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+    """Compute the 95 % bootstrap interval over series of the geometric mean (2,000 draws, percentiles)."""
+    logs = np.log(values)
+    sample = np.random.default_rng(seed).integers(len(logs), size=(REPLICATES, len(logs)))
+    low, high = np.percentile(np.exp(logs[sample].mean(axis=1)), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def quantile_loss(quantiles: Array, truth: Array) -> float:
+    """Compute the mean over levels and steps of twice the pinball loss; (step, level) against (step,)."""
+    error = truth[:, None] - quantiles
+    loss = 2 * np.maximum(np.array(LEVELS) * error, (np.array(LEVELS) - 1) * error)
+    return float(np.nanmean(loss))
+
+
+def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
+    """Forecast by the seasonal naive method with Gaussian quantiles that widen by season: (step, level)."""
+    last, deviation = last_season(filled(context), season, horizon)
+    width = deviation * np.sqrt(np.arange(horizon) // season + 1)
+    z = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
+    return last[:, None] + width[:, None] * z
+
+
+@torch.no_grad()
+def forecasts(
+    pipeline: Pipeline,
+    tasks: Sequence[ForecastWindow],
+    *,
+    horizon: int,
+    seed: int,
+    covariates: bool,
+    samples: int | None = None,
+) -> list[Array]:
+    """Compute quantiles (step, level) of each task through the native pipeline, in batches."""
+    torch.manual_seed(seed)
+    options = {} if samples is None else {"num_samples": samples}
+    quantiles_of_tasks: list[Array] = []
+    settings = getattr(getattr(pipeline, "model", None), "config", None)
+    paths: int = samples or getattr(settings, "num_samples", None) or 1
+    batch = max(1, min(BATCH, PATHS // paths))
+    for start in range(0, len(tasks), batch):
+        inputs: list[object] = []
+        for task in tasks[start : start + batch]:
+            if covariates and task.covariates is not None:
+                rows = {str(row): values for row, values in enumerate(task.covariates)}
+                past, future = (
+                    {key: values[part] for key, values in rows.items()}
+                    for part in (slice(None, -horizon), slice(-horizon, None))
+                )
+                inputs.append({"target": task.context, "past_covariates": past, "future_covariates": future})
+            else:
+                inputs.append(torch.tensor(task.context, dtype=torch.float32))
+        quantiles, _ = pipeline.predict_quantiles(
+            inputs, prediction_length=horizon, quantile_levels=list(LEVELS), **options
+        )
+        # Chronos-2 gives a list with a leading axis of variates
+        quantiles_of_tasks.extend(
+            part.squeeze(0).double().cpu().numpy() if part.ndim == 3 else part.double().cpu().numpy()
+            for part in quantiles
+        )
+    return quantiles_of_tasks
+
+
+def measure(
+    pipeline: Pipeline,
+    cases: Sequence[SkillCase],
+    *,
+    horizon: int = 24,
+    seed: int = 0,
+    covariates: bool = True,
+    samples: int | None = None,
+) -> list[Skill]:
+    """Measure skill on each case that is long enough for one window and whose naive errors are not 0."""
+    tasks = [task for case in cases for task in windows(case, horizon)]
+    errors: dict[str, list[tuple[float, ...]]] = {}
+    predictions = forecasts(pipeline, tasks, horizon=horizon, seed=seed, covariates=covariates, samples=samples)
+    for task, quantiles in zip(tasks, predictions, strict=True):
+        if np.isfinite(task.context).any() and not np.isfinite(quantiles).all():
+            raise InputError(
+                f"the forecast of {task.case.name!r} has {int((~np.isfinite(quantiles)).sum())} of {quantiles.size} "
+                f"quantiles that are not finite, after {len(task.context)} steps; is the checkpoint damaged?"
+            )
+        season = task.case.season
+        scale = seasonal_error(task.context, season)
+        naive = naive_quantiles(task.context, season, horizon)
+        last = filled(task.context)[-1]
+        points = (quantiles[:, 4], naive[:, 4], np.full(horizon, last))
+        mases = [float(np.nanmean(np.abs(point - task.truth))) / scale for point in points]
+        losses = [quantile_loss(levels, task.truth) / scale for levels in (quantiles, naive)]
+        if np.isfinite([*mases, *losses]).all():
+            errors.setdefault(task.case.name, []).append((*mases, *losses))
+    return [Skill(name, *map(float, np.mean(rows, axis=0))) for name, rows in errors.items()]
+
+
+def summary(skills: Sequence[Skill]) -> dict[str, float | tuple[float, float]]:
+    """Summarise series by geometric means with their intervals, and the worst ratio to the last value."""
+    ratios, crps = [skill.ratio for skill in skills], [skill.crps_ratio for skill in skills]
+    return {
+        "mase": geometric_mean(ratios),
+        "mase_interval": interval(ratios),
+        "crps": geometric_mean(crps),
+        "crps_interval": interval(crps),
+        "worst_over_last": max(skill.last_ratio for skill in skills),
+    }
+
 
 VALIDATION_SEED, TEST_SEED = 20_261_120, 20_261_122
 """Seeds [seed, step] of training are pairs; these stand alone, so no training row is drawn again."""
@@ -46,7 +244,7 @@ def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
     return (cycle - cycle.mean()) / (cycle.std() + FLOOR)
 
 
-def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = TEST_SEED) -> list[Case]:
+def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = TEST_SEED) -> list[SkillCase]:
     """Draw held-out seasonal series: three shapes of season, a drift, a level, and noise of 5 to 40 % of the season."""
     rng = np.random.default_rng(seed)
     cases = []
@@ -58,11 +256,11 @@ def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = TEST_SEED
         noise = noise_scale * rng.standard_normal(length)
         level = rng.choice([0.0, 3.0, 10.0])
         values = level + drift + np.resize(_cycle(rng, kind, season), length) + noise
-        cases.append(Case(f"{row}: {kind} season of {season}, noise {noise_scale}", values, season))
+        cases.append(SkillCase(f"{row}: {kind} season of {season}, noise {noise_scale}", values, season))
     return cases
 
 
-def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED) -> list[Case]:
+def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED) -> list[SkillCase]:
     """Draw held-out targets: a known covariate carries half of the variance, a season and noise the rest."""
     rng = np.random.default_rng(seed)
     cases = []
@@ -79,31 +277,21 @@ def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED
         sign = rng.choice([-1.0, 1.0])
         values = rng.normal(0, 3) + (base / base.std() + sign * cause) * np.exp(rng.normal())
         kind = ("events", "weather", "noise")[row % 3]
-        cases.append(Case(f"{row}: season of {season} and {kind}", values, season, cause[None]))
+        cases.append(SkillCase(f"{row}: season of {season} and {kind}", values, season, cause[None]))
     return cases
 
 
-def validation_cases(path: Path, split: str = "validation") -> list[Case]:
-    """Read the real series of one of :data:`REAL_SPLITS` in the file of `tools/build_training_series.py`.
-
-    Raises:
-        UnknownNameError: there is no such split.
-        CheckpointError: the file has none of its series, or one that is none or has no season.
-    """
+def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
+    """Read the real series of one of :data:`REAL_SPLITS` in the file of `tools/build_training_series.py`."""
     if split not in REAL_SPLITS:
         raise unknown_name("split", split, REAL_SPLITS)
     with arrays_of(path) as arrays:
         names = sorted(key.removeprefix(f"{split}/") for key in arrays if key.startswith(f"{split}/"))
         if not names:
             raise CheckpointError(f"{path} has no array {split}/…: make it again with tools/build_training_series.py")
-        return [
-            Case(
-                name,
-                series_of(arrays, f"{split}/{name}", path).astype(np.float64),
-                _season(arrays, f"season/{name}", path),
-            )
-            for name in names
-        ]
+        series = [series_of(arrays, f"{split}/{name}", path).astype(np.float64) for name in names]
+        seasons = [_season(arrays, f"season/{name}", path) for name in names]
+    return list(map(SkillCase, names, series, seasons))
 
 
 def _season(arrays: NpzFile, name: str, path: Path) -> int:
@@ -117,12 +305,12 @@ def _season(arrays: NpzFile, name: str, path: Path) -> int:
     return int(value)
 
 
-def real_cases() -> list[Case]:
+def real_cases() -> list[SkillCase]:
     """Return every bundled real series: the test set."""
     from tsfm_lens.data import bundled, bundled_names
 
     return [
-        Case(series_id, values, max(1, batch.seasonality))
+        SkillCase(series_id, values, max(1, batch.seasonality))
         for batch in map(bundled, bundled_names())
         for series_id, values in zip(batch.ids, batch.values, strict=True)
     ]
@@ -156,11 +344,8 @@ def skill_table(title: str, skills: list[Skill]) -> Table:
         ratios = (skill.ratio, skill.last_ratio, skill.crps_ratio)
         table.add_row(skill.name, f"{skill.model:.3f}", *(f"{value:.3f}" for value in ratios))
     cells = []
-    for values in (
-        [skill.ratio for skill in skills],
-        [skill.last_ratio for skill in skills],
-        [skill.crps_ratio for skill in skills],
-    ):
+    for name in ("ratio", "last_ratio", "crps_ratio"):
+        values = [getattr(skill, name) for skill in skills]
         low, high = interval(values)
         cells.append(f"{geometric_mean(values):.3f} ({low:.3f} to {high:.3f})")
     table.add_row("geometric mean", "", *cells, style="bold")

@@ -37,12 +37,7 @@ def as_pipeline(model: PreTrainedModel) -> Pipeline:
 
 
 def open_pipeline(folder: Path) -> Pipeline:
-    """Open a folder by the native loader, with the checks of :func:`tsfm_lens.load`.
-
-    Raises:
-        CheckpointError: it holds no complete checkpoint, or one that no pipeline of Chronos forecasts with.
-        WiringError: its configuration is not understood.
-    """
+    """Open a folder by the native loader, with the checks of :func:`tsfm_lens.load`."""
     lens = load(_path(folder), check=False)
     if not isinstance(lens.native, ChronosPipeline | ChronosBoltPipeline | Chronos2Pipeline):
         raise CheckpointError(
@@ -58,13 +53,7 @@ def _path(folder: Path) -> Path:
 
 
 def export(model: PreTrainedModel, folder: Path) -> None:
-    """Save `model` as float32 config.json and model.safetensors, loadable by the native pipeline.
-
-    A model with factors in its attentions becomes a compressed checkpoint, which :func:`tsfm_lens.load` opens.
-
-    Raises:
-        CheckpointError: the files are no complete checkpoint, or do not return every weight bit for bit.
-    """
+    """Save `model` as float32 config.json and model.safetensors, loadable by the native pipeline."""
     model = model.eval().to("cpu", torch.float32)
     if any(isinstance(module, Compressed) for module in model.modules()):
         save_compressed(load(as_pipeline(model), check=False), folder, method="trained at low rank")

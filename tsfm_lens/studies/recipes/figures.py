@@ -1,18 +1,20 @@
-"""Figures of training at low rank: skill against size and time, ranks of W_Q by vocabulary, spectra over training."""
+"""Training at low rank: figures of skill, ranks and spectra, with their measurements."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.catalogue.words import listed, num, signed
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.studies._shim import draws
+from tsfm_lens.studies.declared import declared
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import array, layer_name, names
+from tsfm_lens.viz.select import array, draws, layer_name, names
 from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, plain
 
@@ -27,11 +29,10 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     """Draw the loss of skill with attention of low rank, over its numbers and over the time of a training step.
 
     Args:
-        ds: of kind "low_rank_training".
         score: "mase", "wql" (rises in percent) or "log_perplexity" (in nats); an unknown one is an UnknownNameError.
 
     Returns:
-        A dot per arm with 95 % intervals: upwards over seeds, at the right along the time over rounds taken in turn.
+        A dot per arm with 95 % intervals: upwards over seeds, at the right along the time over interleaved rounds.
         The dense arm is at 0.
 
     Example:
@@ -73,9 +74,6 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
 @draws("vocabulary_ranks", needs=("rank", "moved_rank"))
 def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
-
-    Args:
-        ds: of kind "vocabulary_ranks".
 
     Returns:
         A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right its change in
@@ -122,9 +120,6 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
 def training_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw singular values of W_Q at several steps of training, a panel per layer.
 
-    Args:
-        ds: of kind "training_spectra".
-
     Returns:
         Lines over the index, absolute values, means over seeds; the later the step the darker.
 
@@ -151,3 +146,73 @@ def training_spectra(ds: xr.Dataset) -> go.Figure:
         f"encoder, {ds.attrs['heads']} heads of {ds.attrs['head_size']}, mean over {ds.sizes['seed']} seeds",
         "absolute, not relative to the largest; the later the step the darker",
     )
+
+
+def read_training(ds: xr.Dataset) -> list[str]:
+    """Describe each arm's change of skill, its size beside the variation over seeds, and its change of time."""
+    out, arms = [], names(ds, "arm")
+    verdict = finding(ds, "mase_rise", "arm")
+    assert verdict is not None
+    share, time = array(ds, "stored_ratio", "arm"), array(ds, "step_time", "arm")
+    for row, arm in enumerate(arms):
+        estimate, low, high = (100 * float(each[row]) for each in (verdict.estimate, verdict.low, verdict.high))
+        if estimate or low != high:
+            comparison = "more than seeds differ by" if verdict.stands[row] else "no more than seeds differ by"
+            out.append(
+                f"{arm!r}, with {num(100 * share[row])} % of the numbers in attention, moves MASE by "
+                f"{signed(estimate)} % ({signed(low)} to {signed(high)}), {comparison}."
+            )
+    out.append(
+        f"A step of training takes {num(time.min())} to {num(time.max())} of the dense one's CPU time at width "
+        f"{ds.attrs['width']}, where products of matrices are not what takes the time."
+    )
+    out.append(
+        f"These are models of {int(array(ds, 'parameters', 'arm').max()):,} numbers after {ds.attrs['steps']} steps; "
+        "of large ones they say nothing."
+    )
+    return out
+
+
+def read_vocabulary(ds: xr.Dataset) -> list[str]:
+    """Describe the ranks at the end by the vocabulary's, in W_Q and in its change."""
+    numbers, out = names(ds, "vocabulary"), []
+    at = len(names(ds, "epsilon")) // 2 - 1
+    epsilon = float(ds["epsilon"].values[at])
+    for name, words in (("moved_rank", "what training added to W_Q"), ("rank", "W_Q itself")):
+        ranks = array(ds, name, "vocabulary", "seed", "training_step", "layer", "epsilon")[:, :, -1, :, at]
+        means = ranks.mean(axis=1)
+        of_first = listed([num(value) for value in means[:, 0]])
+        out.append(
+            f"At ε = {epsilon:g} {words} has {of_first} directions in the first layer for vocabularies of rank "
+            f"{listed(list(numbers))}, and {num(means[0].mean())} to {num(means[-1].mean())} on average over layers."
+        )
+    loss = array(ds, "log_perplexity", "vocabulary", "seed").mean(axis=1)
+    out.append(f"The loss of held-out tokens goes from {num(loss[0])} to {num(loss[-1])} nats.")
+    return out
+
+
+def read_spectra(ds: xr.Dataset) -> list[str]:
+    """Describe the change of the largest and the middle singular value of each layer."""
+    values = array(ds, "singular_value", "training_step", "layer", "seed", "index").mean(axis=2)
+    steps = names(ds, "training_step")
+    largest, middle = values[..., 0], np.median(values, axis=-1)
+    return [
+        f"From step {steps[0]} to step {steps[-1]} the largest singular value of W_Q grows "
+        f"{listed([f'{num(factor)} times' for factor in largest[-1] / largest[0]])} in the layers of the encoder, the "
+        f"middle one {listed([f'{num(factor)} times' for factor in middle[-1] / middle[0]])}."
+    ]
+
+
+MEASUREMENTS = declared(
+    Path(__file__).with_name("measurements.yaml"),
+    {
+        "low_rank_training": (low_rank_skill, read_training),
+        "vocabulary_ranks": (vocabulary_ranks, read_vocabulary),
+        "training_spectra": (training_spectra, read_spectra),
+    },
+    theme="Training",
+    maker="made by training many models: `python -m tsfm_lens.studies.recipes.lowrank` makes it, "
+    "`tsfm_lens.studies.recipes` ships one",
+    source="after Flow of ranks",
+    subject="{model}, {steps} steps of {rows} rows",
+)

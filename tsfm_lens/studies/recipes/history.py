@@ -22,8 +22,8 @@ from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.places import replacing
 from tsfm_lens.studies.recipes.export import as_pipeline
+from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
-from tsfm_lens.studies.recipes.train import build_model
 from tsfm_lens.training import read_log
 from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import HISTORY, LOG, STATE, identity_of, snapshot_files
@@ -38,18 +38,7 @@ def _open(model: PreTrainedModel, name: str) -> Lens:
 
 
 def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
-    """Build the model of a recipe before its first step, with the widths of its end: the start of training.
-
-    The null of any model, also one without a recipe, is :func:`tsfm_lens.explain.untrained_twin`.
-
-    Args:
-        recipe: such as ``recipes.recipe("bolt-nano")``.
-        seed: of the weights; the recipe's own if None.
-
-    Example:
-        >>> initial_model(recipes.recipe("bolt-nano"), seed=1).model_id
-        'bolt-nano (initial weights, seed 1)'
-    """
+    """Build the model of a recipe before its first step, with the widths of its end: the start of training."""
     variant = recipe if seed is None else recipe.model_copy(update={"seed": seed})
     return _open(build_model(variant, recipe.steps), f"{recipe.name} (initial weights, seed {variant.seed})")
 

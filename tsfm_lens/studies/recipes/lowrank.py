@@ -1,52 +1,361 @@
-"""Train at low rank: ``python -m tsfm_lens.studies.recipes.lowrank --out DIR`` trains and measures every arm.
-
-Arms that are done are left as they are, so that a run that was stopped goes on with the same command.
-"""
+"""Train at low rank: ``python -m tsfm_lens.studies.recipes.lowrank --out DIR`` trains and measures every run."""
 
 from __future__ import annotations
 
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import torch
 import typer
 import xarray as xr
 
+from tsfm_lens.compress import Form, matrices, quality, ratio_of, sizes
 from tsfm_lens.console import console
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.weights import parameters
+from tsfm_lens.models import Lens
 from tsfm_lens.places import refuse_unwritable, replacing
-from tsfm_lens.studies.recipes.arms import ATTENTION, BASE, DENSE, SEEDS, VOCABULARIES, Arm, arms
-from tsfm_lens.studies.recipes.compared import attention_record, spectra_record, vocabulary_record
-from tsfm_lens.studies.recipes.corpus import Corpus, load_corpus
+from tsfm_lens.probes.findings import interval_over_series, judge
+from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.studies.recipes.corpus import Corpus, build_corpus, load_corpus
+from tsfm_lens.studies.recipes.history import TrainingHistory
+from tsfm_lens.studies.recipes.models import attention_ranks
+from tsfm_lens.studies.recipes.recipe import MIXES, AttentionRank, Stage, TrainingRecipe, recipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import STATE
 
-CORPUS_SEED = 0
+DENSE, SEEDS, CORPUS_SEED, HELD_OUT_SEED = "dense", 3, 0, 20_261_123
 
 
-def trained(arm: Arm, out: Path, corpus: Corpus, *, quiet: bool = False) -> bool:
-    """Train one arm to its end in its folder below `out`, from its last saved state if there is one."""
-    trainer = Trainer(arm.recipe, out / arm.folder, corpus, device="cpu")
-    if (out / arm.folder / STATE).exists():
+def _base() -> TrainingRecipe:
+    full, sizes = recipe("chronos-nano"), {"n_tokens": 512, "context_length": 48, "prediction_length": 8}
+    chronos = {"chronos_config": full.config["chronos_config"] | sizes}
+    changes: dict[str, Any] = {
+        "name": DENSE,
+        "config": full.config | {"vocab_size": 512, "num_decoder_layers": 1} | chronos,
+        "stages": (Stage(start=0, context=48, horizon=8, rows=16, mix=MIXES["copy"], smoothing=1.0),),
+        "steps": 480,
+        "warmup": 40,
+        "decay": 120,
+        "corpus": dict.fromkeys(MIXES["copy"], 300),
+        "finest": 6.0,
+    }
+    return full.model_copy(update=changes)
+
+
+BASE = _base()
+"""chronos-nano cut down: 512 tokens, contexts of 48 steps, one decoder layer, 480 steps of 16 rows, no real series."""
+ATTENTION: dict[str, AttentionRank | None] = {
+    DENSE: None,
+    "small schedule": AttentionRank(rank=1, growth=0.27),
+    "medium schedule": AttentionRank(rank=3, growth=0.40),
+    "constant": AttentionRank(rank=4),
+    "shared": AttentionRank(rank=10, sketch="shared"),
+}
+"""The paper's schedules for heads of size 64, a quarter of the ranks for heads of 16. "constant" has the ranks of the
+medium schedule and a few more, "shared" the entries of "constant"."""
+
+VOCABULARIES = (1, 2, 4, 8, 16, 32)
+"""Ranks of fixed vocabularies."""
+
+
+class RecipeRun(NamedTuple):
+    """Run of a recipe: name of the configuration, seed of weights and batches, and the recipe itself."""
+
+    name: str
+    seed: int
+    recipe: TrainingRecipe
+
+    @property
+    def folder(self) -> str:
+        """Name of the run's folder."""
+        return f"{self.name.replace(' ', '-')}-{self.seed}"
+
+
+def run_of(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
+    """Return a run of :data:`BASE` with some changes, in so many steps."""
+    shorter = {} if steps is None else {"steps": steps, "decay": steps // 4}
+    return RecipeRun(name, seed, BASE.model_copy(update={**shorter, "name": name, "seed": seed, **changes}))
+
+
+def runs(*, steps: int | None = None, seeds: int = SEEDS, vocabulary_seeds: int = 1) -> list[RecipeRun]:
+    """List every run, those of seed 0 first, which every comparison needs."""
+    attention = [
+        run_of(name, seed, steps, attention_rank=rank) for seed in range(seeds) for name, rank in ATTENTION.items()
+    ]
+    vocabularies = [
+        run_of(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
+        for seed in range(vocabulary_seeds)
+        for rank in VOCABULARIES
+    ]
+    return sorted([*attention, *vocabularies], key=lambda run: run.seed > 0)
+
+
+EPSILONS = (0.3, 0.1, 0.03, 0.01)
+N_SPECTRA = 8
+"""Checkpoints of which spectra are kept, of the twenty of a run."""
+PER_FAMILY = 16
+ROUNDS = 24
+SCORES = ("mase", "wql", "log_perplexity")
+_SOURCE = "after Flow of ranks, section 5 and appendices G and I"
+
+
+def held_out(run: RecipeRun) -> SeriesBatch:
+    """Draw series of the families that a run is trained on, of another seed: its context and horizon long."""
+    stage = run.recipe.stages[-1]
+    corpus = build_corpus(dict.fromkeys(run.recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED)
+    steps = stage.context + stage.horizon
+    names = [f"{family} {row}" for family, (first, stop) in corpus.rows.items() for row in range(stop - first)]
+    return SeriesBatch(tuple(row[-steps:].astype(float) for row in corpus.values), tuple(names))
+
+
+def attention_record(runs: Mapping[str, Mapping[int, tuple[RecipeRun, Path]]], corpus: Corpus) -> xr.Dataset:
+    """Compare runs of attention, by name and seed with their folders, with the dense one of the same seed.
+
+    Returns:
+        Dataset of kind "low_rank_training" by ``arm``: ``mase`` and ``wql`` (arm, seed, series); ``log_perplexity`` in
+        nats a token and ``overlap`` of the ten likeliest tokens with those of the dense arm (arm, seed). Over all,
+        ``…_rise`` (arm, seed) of errors the ratio to the dense arm, less 1 (geometric mean over series), of the
+        perplexity the difference of logarithms, judged over seeds, see :func:`tsfm_lens.probes.findings.judge`.
+        ``parameters`` and ``attention_parameters``, numbers held; ``rank_ratio`` and ``stored_ratio``, shares of the
+        ranks and of the numbers of the dense attentions; ``rank`` (arm, layer) of the encoder. ``step_time`` and
+        ``forward_time`` with ends, CPU time over that of the dense arm, interleaved.
+
+    Raises:
+        InputError: an arm has not been trained with each seed, or there is no dense one.
+    """
+    names = list(runs)
+    seeds = sorted(runs.get(DENSE, {}))
+    if not seeds or any(sorted(runs[name]) != seeds for name in names):
+        raise InputError(f"arms {', '.join(names)} were not all trained with the seeds {seeds} of {DENSE!r}")
+    first = runs[DENSE][seeds[0]][0]
+    series, steps = held_out(first), first.recipe.stages[-1].horizon
+    values: dict[str, list[list[Any]]] = {name: [[] for _ in names] for name in (*SCORES, "overlap")}
+    for seed in seeds:
+        dense = _last(runs[DENSE][seed][1]).run(series, steps, holdout=True, seed=seed)
+        for row, name in enumerate(names):
+            result = quality(dense, _last(runs[name][seed][1]))
+            for score in SCORES:
+                values[score][row].append(result[score].values[1])
+            values["overlap"][row].append(float(result["overlap"]))
+    data = xr.Dataset(
+        {
+            name: (("arm", "seed", "series")[: np.ndim(every)], np.asarray(every, dtype=np.float32))
+            for name, every in values.items()
+        },
+        coords={"arm": names, "seed": seeds, "series": list(series.ids)},
+        attrs=_attributes("low_rank_training", "Training at low rank", first),
+    )
+    for name in SCORES:
+        data = _add_rise(data, name, names.index(DENSE))
+    arms = {name: runs[name][seeds[0]][0] for name in names}
+    lenses = {name: _last(runs[name][seeds[0]][1]) for name in names}
+    return data.assign(_sizes(arms, lenses, lenses[DENSE])).assign(_times(arms, corpus))
+
+
+def _add_rise(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
+    """Add the rise of a score over the dense arm of the same seed, judged over seeds."""
+    values = data[name].values.astype(float)
+    if name == "log_perplexity":
+        rise = values - values[dense]
+    else:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(values) - np.log(values[dense])
+        # a series that one arm forecasts without error has no ratio
+        rise = np.expm1(np.nanmean(np.where(np.isfinite(logs), logs, np.nan), axis=-1))
+    result = judge(
+        data.assign({f"{name}_rise": (("arm", "seed"), rise)}), f"{name}_rise", floor=0.0, signed=True, over="seed"
+    )
+    return result.drop_vars([f"{name}_rise_leads", f"{name}_rise_floor"])
+
+
+def _sizes(arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Lens) -> dict[str, Any]:
+    """Count the numbers in the model, ranks by layer and both ratios."""
+    dense_matrices = matrices(dense)
+    layers = 1 + max(matrix.layer for matrix in dense_matrices.values())
+    rows: dict[str, list[Any]] = {}
+    for name, arm in arms.items():
+        target = arm.recipe.attention_rank
+        by_head = target is None or target.sketch == "by head"
+        forms: dict[str, Form] = {key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()}
+        ranks = {key: form.full for key, form in forms.items()} if target is None else attention_ranks(dense, target)
+        numbers = sizes(lenses[name])
+        of_encoder = [
+            next(
+                ranks[key]
+                for key, matrix in dense_matrices.items()
+                if (matrix.stack, matrix.layer) == ("encoder", layer)
+            )
+            for layer in range(layers)
+        ]
+        row = {"parameters": numbers["all"], "attention_parameters": numbers["attention"], "rank": of_encoder}
+        share = numbers["attention"] / sum(form.numbers for form in forms.values())
+        for key, value in {**row, "rank_ratio": ratio_of(forms, ranks).ranks, "stored_ratio": share}.items():
+            rows.setdefault(key, []).append(value)
+    return {key: (("arm", "layer")[: np.ndim(values)], values) for key, values in rows.items()}
+
+
+def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
+    """Measure the CPU time of a training step and of a forward over those of the dense arm, interleaved."""
+    times = np.empty((2, len(arms), ROUNDS))
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = [Trainer(arm.recipe, Path(folder, arm.folder), corpus, device="cpu") for arm in arms.values()]
+        for trainer in trainers:
+            trainer.train_step()
+        for at in range(ROUNDS):
+            for row, trainer in enumerate(trainers):
+                start = time.process_time()
+                trainer.train_step()
+                middle = time.process_time()
+                with torch.no_grad():
+                    trainer.task.loss(trainer.step, trainer.recipe.stages[-1])
+                times[:, row, at] = middle - start, time.process_time() - middle
+    logs = np.log(times) - np.log(times[:, list(arms).index(DENSE)])[:, None]
+    return {
+        f"{name}_time{end}": ("arm", np.exp(each))
+        for name, of in zip(("step", "forward"), logs, strict=True)
+        for end, each in zip(("", "_low", "_high"), interval_over_series(of), strict=True)
+    }
+
+
+def vocabulary_record(runs: Mapping[int, Mapping[int, tuple[RecipeRun, Path]]]) -> xr.Dataset:
+    """Compute ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary and seed.
+
+    Returns:
+        Dataset of kind "vocabulary_ranks": ``rank`` (vocabulary, seed, training_step, layer, epsilon), the ε-rank of
+        W_Q; ``moved_rank`` of what training added to it; ``log_perplexity`` (vocabulary, seed) in nats a token.
+    """
+    numbers, seeds = sorted(runs), sorted(next(iter(runs.values())))
+    first = runs[numbers[0]][seeds[0]][0]
+    series, steps = held_out(first), first.recipe.stages[-1].horizon
+    spectra = [[_spectra(runs[number][seed][1]) for seed in seeds] for number in numbers]
+    ranks = [
+        np.stack([[np.moveaxis(epsilon_rank(getattr(each, part), EPSILONS), 0, -1) for each in row] for row in spectra])
+        for part in ("whole", "change")
+    ]
+    perplexity = []
+    for number in numbers:
+        lenses = [_last(runs[number][seed][1]) for seed in seeds]
+        each = [quality(lens.run(series, steps, holdout=True), lens)["log_perplexity"].values[0] for lens in lenses]
+        perplexity.append(each)
+    dims = ("vocabulary", "seed", "training_step", "layer", "epsilon")
+    coords = {"vocabulary": numbers, "seed": seeds, "training_step": spectra[0][0].steps, "epsilon": list(EPSILONS)}
+    attrs = _attributes("vocabulary_ranks", "Ranks of W_Q by the rank of a fixed vocabulary", first)
+    return xr.Dataset(
+        {
+            "rank": (dims, ranks[0].astype(np.int16)),
+            "moved_rank": (dims, ranks[1].astype(np.int16)),
+            "log_perplexity": (dims[:2], np.array(perplexity)),
+        },
+        coords=coords,
+        attrs=attrs,
+    )
+
+
+def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
+    """Compute singular values (seed, training_step, layer, index) of W_Q of the encoder over training, by seed."""
+    spectra = {seed: _spectra(folder) for seed, (_, folder) in runs.items()}
+    values = np.stack([each.whole for each in spectra.values()]).astype(np.float32)
+    steps = next(iter(spectra.values())).steps
+    arm = next(iter(runs.values()))[0]
+    return xr.Dataset(
+        {"singular_value": (("seed", "training_step", "layer", "index"), values)},
+        coords={"seed": list(spectra), "training_step": steps},
+        attrs=_attributes("training_spectra", "Singular values of W_Q during training", arm),
+    )
+
+
+class _Spectra(NamedTuple):
+    """Checkpoints of the record, and singular values (step, layer, j) of W_Q and of its change in training."""
+
+    steps: list[int]
+    whole: np.ndarray
+    change: np.ndarray
+
+
+def _spectra(folder: Path) -> _Spectra:
+    history = TrainingHistory(folder)
+    checkpoints = sorted(history)
+    steps = [
+        checkpoints[place] for place in np.unique(np.linspace(0, len(checkpoints) - 1, N_SPECTRA).round().astype(int))
+    ]
+    weights = np.stack([_queries(history[step]) for step in steps])
+    whole, change = (np.linalg.svd(each, compute_uv=False) for each in (weights, weights - weights[:1]))
+    return _Spectra(steps, whole, change)
+
+
+def _queries(lens: Lens) -> np.ndarray:
+    """Return W_Q of every layer of the encoder, (layer, out, in)."""
+    paths = (
+        matrix.path for name, matrix in matrices(lens).items() if matrix.stack == "encoder" and name.endswith(".q")
+    )
+    return np.stack([parameters(lens.adapter.model, path)[0].detach().double().numpy() for path in paths])
+
+
+def _last(folder: Path) -> Lens:
+    history = TrainingHistory(folder)
+    return history[max(history)]
+
+
+def _attributes(kind: str, title: str, arm: RecipeRun) -> dict[str, Any]:
+    recipe, stage = arm.recipe, arm.recipe.stages[-1]
+    return {
+        "kind": kind,
+        "title": title,
+        "source": _SOURCE,
+        "model": "chronos-nano, cut down",
+        "steps": recipe.steps,
+        "rows": stage.rows,
+        "context": stage.context,
+        "horizon": stage.horizon,
+        "width": recipe.config["d_model"],
+        "heads": recipe.config["num_heads"],
+        "head_size": recipe.config["d_kv"],
+        "encoder_layers": recipe.config["num_layers"],
+        "tokens": recipe.config["vocab_size"],
+    }
+
+
+def trained(run: RecipeRun, out: Path, corpus: Corpus, *, quiet: bool = False) -> bool:
+    """Train one run to its end in its folder below `out`, from its last saved state if there is one."""
+    trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
+    if (out / run.folder / STATE).exists():
         trainer.resume()
     return trainer.run(quiet=quiet)
 
 
-def records(arm_list: list[Arm], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
-    """Compute the results of the arms, by the name of their file.
+def train_and_measure(
+    every: list[RecipeRun], out: Path, threads: int, measure: Callable[[Corpus], Mapping[str, xr.Dataset]]
+) -> None:
+    """Train the runs that have not ended, then write their results, by name of the file; stops on a signal."""
+    torch.set_num_threads(threads)
+    refuse_unwritable(out)
+    corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
+    for run in every:
+        if not trained(run, out, corpus):
+            console().print("stopped; the same command goes on")
+            raise typer.Exit(130)
+    for name, record in measure(corpus).items():
+        with replacing(out / f"{name}.nc") as part:
+            record.to_netcdf(part, engine="scipy")
+        console().print(f"{out / name}.nc: {record.attrs['title']}")
 
-    Args:
-        arm_list: arms that have ended, all seeds of each.
-        out: folder of their runs.
-        corpus: that they were trained on.
-    """
-    runs: dict[str, dict[int, tuple[Arm, Path]]] = {}
-    for arm in arm_list:
-        runs.setdefault(arm.name, {})[arm.seed] = arm, out / arm.folder
-    vocabularies = {number: runs[f"vocabulary {number}"] for number in VOCABULARIES if f"vocabulary {number}" in runs}
+
+def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
+    """Compute the results of runs below `out` that have ended, all seeds of each, by the name of their file."""
+    by_name: dict[str, dict[int, tuple[RecipeRun, Path]]] = {}
+    for run in every:
+        by_name.setdefault(run.name, {})[run.seed] = run, out / run.folder
+    vocabularies = {rank: by_name[f"vocabulary {rank}"] for rank in VOCABULARIES if f"vocabulary {rank}" in by_name}
     result = {
-        "attention": attention_record({name: runs[name] for name in ATTENTION if name in runs}, corpus),
-        "spectra": spectra_record(runs[DENSE]),
+        "attention": attention_record({name: by_name[name] for name in ATTENTION if name in by_name}, corpus),
+        "spectra": spectra_record(by_name[DENSE]),
     }
     return result | ({"vocabulary": vocabulary_record(vocabularies)} if vocabularies else {})
 
@@ -54,24 +363,14 @@ def records(arm_list: list[Arm], out: Path, corpus: Corpus) -> dict[str, xr.Data
 def main(
     out: Annotated[Path, typer.Option(file_okay=False, help="folder of the runs")],
     *,
-    steps: Annotated[int | None, typer.Option(min=1, help="optimiser steps of each arm")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="seeds of each arm of attention")] = SEEDS,
+    steps: Annotated[int | None, typer.Option(min=1, help="optimiser steps of each run")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="seeds of each rank of attention")] = SEEDS,
     vocabulary_seeds: Annotated[int, typer.Option(min=1, help="seeds of each fixed vocabulary")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
-    """Train every arm, then write what they came to as OUT/attention.nc, vocabulary.nc and spectra.nc."""
-    torch.set_num_threads(threads)
-    refuse_unwritable(out)
-    corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
-    arm_list = list(arms(steps=steps, seeds=seeds, vocabulary_seeds=vocabulary_seeds))
-    for arm in arm_list:
-        if not trained(arm, out, corpus):
-            console().print("stopped; the same command goes on")
-            return
-    for name, record in records(arm_list, out, corpus).items():
-        with replacing(out / f"{name}.nc") as part:
-            record.to_netcdf(part, engine="scipy")
-        console().print(f"{out / name}.nc: {record.attrs['title']}")
+    """Train every run, then write what they came to as OUT/attention.nc, vocabulary.nc and spectra.nc."""
+    every = runs(steps=steps, seeds=seeds, vocabulary_seeds=vocabulary_seeds)
+    train_and_measure(every, out, threads, lambda corpus: records(every, out, corpus))
 
 
 if __name__ == "__main__":

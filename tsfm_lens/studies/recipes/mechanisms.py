@@ -50,11 +50,7 @@ class Mechanisms:
 
 
 def motifs(count: int, length: int, repeats: int, horizon: int, seed: int = 0) -> tuple[SeriesBatch, np.ndarray]:
-    """Draw random motifs repeated exactly, so that the continuation of the context is known.
-
-    Returns:
-        The contexts of ``length * repeats`` steps, and the continuation (series, horizon).
-    """
+    """Draw random motifs repeated exactly, so that the continuation of the context is known."""
     rng = np.random.default_rng(seed)
     shapes = rng.standard_normal((count, length))
     whole = np.tile(shapes, (1, repeats + -(-horizon // length)))
@@ -63,15 +59,7 @@ def motifs(count: int, length: int, repeats: int, horizon: int, seed: int = 0) -
 
 
 def measure(lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, seed: int = 0) -> Mechanisms:
-    """Find the heads, then forecast repeated motifs without them.
-
-    Args:
-        lens: an encoder-decoder token model.
-        motif, repeats: size of the repeated motif, in tokens and in steps. The paper's are 32 and 4; a head that shares
-            its attention among all three instances then gives no one of them as much as the paper's threshold.
-        count: series and, four times as many, token sequences.
-        seed: of everything drawn.
-    """
+    """Find the heads, then forecast repeated motifs without them."""
     # led along the motif, so that the scores do not depend on how well the model copies
     settings: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": 4 * count, "seed": seed}
     test = repeated_tokens(lens, **settings, decoding="forced", offset=1, positions="all")

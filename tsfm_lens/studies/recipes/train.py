@@ -1,35 +1,25 @@
-"""Train a checkpoint of the zoo: `python -m tsfm_lens.studies.recipes.train chronos-nano --out DIR`.
-
-A run writes `state.pt` into DIR now and then and when it is stopped; with `--resume` it goes on from there and, on one
-CPU thread, ends with the weights of a run that was never stopped, because a batch depends only on seed and step.
-"""
+"""Train a checkpoint of the zoo: `python -m tsfm_lens.studies.recipes.train chronos-nano --out DIR`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from chronos.chronos2 import Chronos2Model
-from chronos.chronos2.config import Chronos2CoreConfig
-from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from safetensors.torch import load_file
-from torch import Tensor
-from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.places import refuse_unwritable
-from tsfm_lens.studies.recipes.corpus import Corpus, load_corpus
-from tsfm_lens.studies.recipes.covariates import covariate_batch, group_loss
+from tsfm_lens.studies.recipes.corpus import Corpus, covariate_batch, group_loss, load_corpus
 from tsfm_lens.studies.recipes.export import export, native_model, open_pipeline
-from tsfm_lens.studies.recipes.grow import widened
-from tsfm_lens.studies.recipes.level_scores import score_by_levels
-from tsfm_lens.studies.recipes.narrow import factorise_attention, fix_vocabulary
-from tsfm_lens.studies.recipes.optimizer import BETAS, MuonAdamW
-from tsfm_lens.studies.recipes.recipe import Restart, Stage, TrainingRecipe
+from tsfm_lens.studies.recipes.models import build_model, widened
+from tsfm_lens.studies.recipes.recipe import Phase, Stage, TrainingRecipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.training import Plan, Training
 from tsfm_lens.training.command import run_command
@@ -37,89 +27,68 @@ from tsfm_lens.training.losses import patch_loss, token_loss
 from tsfm_lens.training.series_source import SeriesSource
 from tsfm_lens.training.state import STATE, put_back, read_state, run_files, snapshot_files
 
+BETAS = (0.9, 0.98)
+MOMENTUM = 0.95
+
+
+def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
+    """Return weights of the linear layers that are trained, without those that an embedding shares."""
+    tables = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
+    linears = (module for module in model.modules() if isinstance(module, nn.Linear))
+    weights = {id(linear.weight): linear.weight for linear in linears}
+    return [weight for key, weight in weights.items() if key not in tables and weight.requires_grad]
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of the layers, AdamW for all other weights.
+
+    Muon (Jordan 2024, "Muon: an optimizer for hidden layers in neural networks") moves a matrix along the nearest
+    orthogonal one to its momentum, however small its gradient is in most directions. Its steps are scaled to the size
+    of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so that one learning rate fits both.
+    """
+
+    def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
+        # the two optimisers hold all state, so the base class, which is here for its type, is left uninitialised
+        matrices = layer_matrices(model)
+        matrix_ids = {id(weight) for weight in matrices}
+        rest = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in matrix_ids]
+        self.adamw = torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=BETAS)
+        self.muon = torch.optim.Muon(
+            matrices, lr=lr, weight_decay=weight_decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
+        )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Parameter groups of AdamW, then those of Muon."""
+        return [*self.adamw.param_groups, *self.muon.param_groups]
+
+    def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        """Take the gradients of the closure and move the weights; returns its loss."""
+        with torch.enable_grad():
+            loss = closure()
+        self.adamw.step()
+        self.muon.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients."""
+        self.adamw.zero_grad(set_to_none)
+        self.muon.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of both."""
+        return {"adamw": self.adamw.state_dict(), "muon": self.muon.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the states of :meth:`state_dict`."""
+        self.adamw.load_state_dict(state_dict["adamw"])
+        self.muon.load_state_dict(state_dict["muon"])
+
+
 SAVE_EVERY = 200
 CHECKPOINTS, LATER_CHECKPOINTS = 20, 9
 GRADIENT_NORM = 1.0
-EMBEDDING_NOISE = 0.1
 ENDED = "ended"
-
-
-def ordinal_embedding(
-    tokens: int, width: int, first_bin: int, generator: torch.Generator, *, finest: float = 6.0
-) -> torch.Tensor:
-    """Draw an embedding (tokens, width) whose value bins are Fourier features of the bin's rank.
-
-    Wavelengths run geometrically from twice the range to `finest` bins. So the product of two rows falls with the
-    distance of their values, and the model generalises from one value to its neighbours from the first step on.
-    """
-    table = torch.randn(tokens, width, generator=generator)
-    ranks = torch.arange(tokens - first_bin, dtype=torch.float32)[:, None]
-    wavelengths = torch.logspace(np.log10(2.0 * tokens), np.log10(finest), width // 2)[None]
-    angle = 2 * torch.pi * ranks / wavelengths
-    features = 2**0.5 * torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
-    table[first_bin:] = features + EMBEDDING_NOISE * table[first_bin:]
-    return table
-
-
-def _initial_bolt(config: T5Config) -> ChronosBoltModelForForecasting:
-    model = ChronosBoltModelForForecasting(config)
-    for block in (model.input_patch_embedding, model.output_patch_embedding):
-        for linear in (block.hidden_layer, block.output_layer, block.residual_layer):
-            # the native initialisation ignores the fan-in here, and the first forecasts would be 100 times too wide
-            torch.nn.init.normal_(linear.weight, std=0.5 * linear.in_features**-0.5)
-    return model
-
-
-def _initial_chronos(config: T5Config, recipe: TrainingRecipe) -> T5ForConditionalGeneration:
-    model = T5ForConditionalGeneration(config)
-    first_bin = recipe.config["chronos_config"]["n_special_tokens"] + 1
-    generator = torch.Generator().manual_seed(recipe.seed)
-    with torch.no_grad():
-        model.shared.weight.copy_(
-            ordinal_embedding(config.vocab_size, config.d_model, first_bin, generator, finest=recipe.finest)
-        )
-    return model
-
-
-def _initial_chronos2(config: Chronos2CoreConfig) -> Chronos2Model:
-    model = Chronos2Model(config)
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            # the native initialisation ignores the fan-in; queries take the dot product's scale on as well (as in T5)
-            fan_in = module.in_features * (config.d_kv if name.endswith(".q") else 1)
-            share = 0.5 if "patch_embedding" in name else 1.0
-            torch.nn.init.normal_(module.weight, std=share * fan_in**-0.5)
-    return model
-
-
-def build_model(recipe: TrainingRecipe, step: int = 0) -> PreTrainedModel:
-    """Build the untrained native model of `recipe` from its seed, with the widths of the leg that `step` belongs to.
-
-    Raises:
-        InputError, UnknownNameError: the recipe asks for a rank or a sketch that the model cannot have.
-    """
-    torch.manual_seed(recipe.seed)
-    model = _dense(recipe.model_copy(update={"config": recipe.config_at(step)}))
-    if recipe.vocabulary_rank is not None:
-        fix_vocabulary(model, recipe.vocabulary_rank, seed=recipe.seed)
-    if recipe.attention_rank is not None:
-        factorise_attention(model, recipe.attention_rank)
-    if recipe.attention_levels:
-        score_by_levels(model, recipe.attention_levels)
-    return model
-
-
-def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
-    if recipe.kind == "group":
-        return _initial_chronos2(Chronos2CoreConfig(**recipe.config))
-    config = T5Config(**recipe.config)
-    model = _initial_bolt(config) if recipe.kind == "patch" else _initial_chronos(config, recipe)
-    with torch.no_grad():
-        for stack, entries in ((model.encoder, recipe.encoder_bias), (model.decoder, recipe.decoder_bias)):
-            bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-            for bucket, head, logit in entries:
-                bias[bucket, head] += logit
-    return model
 
 
 def _identity(recipe: TrainingRecipe) -> str:
@@ -128,13 +97,7 @@ def _identity(recipe: TrainingRecipe) -> str:
 
 
 class RecipeTask:
-    """Recipe as a task of the training loop.
-
-    Args:
-        recipe: what to train.
-        corpus: what to draw from.
-        device: where to train.
-    """
+    """Recipe as a task of the training loop, on series of a corpus and on a device."""
 
     def __init__(self, recipe: TrainingRecipe, corpus: Corpus, device: str) -> None:
         self.recipe, self.device = recipe, device
@@ -174,16 +137,16 @@ class RecipeTask:
 def _plan(recipe: TrainingRecipe) -> Plan:
     steps = np.geomspace(max(1, recipe.steps // 400), recipe.steps, CHECKPOINTS - 1)
     snapshots = {0, *(round(step) for step in steps)}
-    starts = [restart.at for restart in recipe.restarts_within()]
+    starts = [restart.at for restart in recipe.phases_within()]
     for first, last in pairwise([*starts, recipe.steps]):
         snapshots |= {round(step) for step in np.linspace(first, last, LATER_CHECKPOINTS)}
     return Plan(steps=recipe.steps, save_every=SAVE_EVERY, snapshots=tuple(sorted(snapshots)), clip=GRADIENT_NORM)
 
 
-def _optimizer(model: PreTrainedModel, recipe: TrainingRecipe, leg: Restart | None) -> torch.optim.Optimizer:
-    """Make a fresh optimiser of a leg; None is the first."""
+def _optimizer(model: PreTrainedModel, recipe: TrainingRecipe, phase: Phase | None) -> torch.optim.Optimizer:
+    """Make a fresh optimiser of a phase; None is the first."""
     rate, decay = recipe.learning_rate, recipe.weight_decay
-    if leg is not None and leg.optimizer == "Muon":
+    if phase is not None and phase.optimizer == "Muon":
         return MuonAdamW(model, lr=rate, weight_decay=decay)
     free = [weight for weight in model.parameters() if weight.requires_grad]
     return torch.optim.AdamW(free, lr=rate, weight_decay=decay, betas=BETAS)
@@ -193,13 +156,12 @@ class Trainer(Training):
     """Training run of a recipe.
 
     Args:
-        recipe: what to train.
+        recipe, corpus: what to train, and what to draw from.
         out: folder of the state, the log and the history.
-        corpus: what to draw from.
         device: where to train; by default a GPU if there is one. On a GPU the matrix products are in bfloat16.
 
     Attributes:
-        recipe: as given, or its last leg.
+        recipe: as given, or its last phase.
 
     Raises:
         InputError, UnknownNameError: as :func:`build_model` says, before anything is written.
@@ -209,13 +171,13 @@ class Trainer(Training):
     out: Path
 
     def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
-        for restart in recipe.restarts_within():
+        for restart in recipe.phases_within():
             if restart.config:
-                # refuse now, not after hours, a later leg that cannot grow
+                # refuse now, not after hours, a later phase that cannot grow
                 widened(build_model(recipe, restart.at - 1), restart.config, seed=recipe.seed)
         task = RecipeTask(recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu"))
         super().__init__(task, _optimizer(task.model, recipe, None), _plan(recipe), out, rate=recipe.rate)
-        self._leg_of: int | None = None
+        self._phase_of: int | None = None
 
     @property
     def recipe(self) -> TrainingRecipe:
@@ -224,34 +186,34 @@ class Trainer(Training):
 
     def resume(self) -> None:
         """Go back to the last saved state, as :meth:`tsfm_lens.training.Training.resume` does."""
-        # a state at a restart is still that of the leg before it
+        # a state at a restart is still that of the phase before it
         last = int(read_state(self.out, self.task.identity, self.device)["step"]) - 1
         self.task.model = build_model(self.recipe, last).to(self.device)
-        self._turn_to(self.recipe.leg(last))
+        self._turn_to(self.recipe.phase(last))
         super().resume()
 
     def train_step(self) -> Tensor:
-        """Do one step of the optimiser of its leg; return its loss, still on the device."""
+        """Do one step of the optimiser of its phase; return its loss, still on the device."""
         self._begin_if_due()
         return super().train_step()
 
     def _begin_if_due(self) -> None:
-        leg = self.recipe.leg(self.step)
-        if leg is not None and leg.at != self._leg_of:
-            if leg.from_mean:
-                self._take_mean(leg)
-            self._begin(leg)
+        phase = self.recipe.phase(self.step)
+        if phase is not None and phase.at != self._phase_of:
+            if phase.from_mean:
+                self._take_mean(phase)
+            self._begin(phase)
 
-    def _turn_to(self, leg: Restart | None) -> None:
-        self.optimizer, self._leg_of = _optimizer(self.model, self.recipe, leg), leg.at if leg else None
+    def _turn_to(self, phase: Phase | None) -> None:
+        self.optimizer, self._phase_of = _optimizer(self.model, self.recipe, phase), phase.at if phase else None
 
-    def _begin(self, leg: Restart) -> None:
-        if leg.config:
-            self.task.model = widened(self.task.model, leg.config, seed=self.recipe.seed)
-        self._turn_to(leg)
+    def _begin(self, phase: Phase) -> None:
+        if phase.config:
+            self.task.model = widened(self.task.model, phase.config, seed=self.recipe.seed)
+        self._turn_to(phase)
 
-    def _take_mean(self, leg: Restart) -> None:
-        before = max((restart.at for restart in self.recipe.restarts if restart.at < leg.at), default=0)
+    def _take_mean(self, phase: Phase) -> None:
+        before = max((restart.at for restart in self.recipe.restarts if restart.at < phase.at), default=0)
         checkpoints = snapshot_files(self.out)
         if before not in checkpoints:
             raise CheckpointError(f"{self.out} has lost its checkpoint of step {before}, which the mean needs")
@@ -261,32 +223,27 @@ class Trainer(Training):
                 weight.lerp_(weights[name].to(weight), 0.5)
 
     def go_on_from(self, checkpoint: Path) -> None:
-        """Take the weights of a native checkpoint for those at the recipe's last restart, or for their mean.
-
-        Raises:
-            InputError: the recipe has none.
-            CheckpointError: the folder holds no checkpoint of this recipe.
-        """
-        self.task.model = _before_last_leg(self.recipe, checkpoint).to(self.device)
-        leg = self.recipe.restarts_within()[-1]
-        self.step = leg.at
+        """Take the weights of a native checkpoint for those at the recipe's last restart, or for their mean."""
+        self.task.model = _before_last_phase(self.recipe, checkpoint).to(self.device)
+        phase = self.recipe.phases_within()[-1]
+        self.step = phase.at
         self._after()
-        self._begin(leg)
+        self._begin(phase)
 
     def end_within(self, steps: int, out: Path) -> None:
-        """Turn this run into its own last leg of `steps` steps, saved in the folder `out`."""
-        # a leg that begins here may need the checkpoints of this folder
+        """Turn this run into its own last phase of `steps` steps, saved in the folder `out`."""
+        # a phase that begins here may need the checkpoints of this folder
         self._begin_if_due()
         out.mkdir(parents=True, exist_ok=True)
         self.task.recipe, self.out = self.recipe.ending(self.step, steps), out
         self.plan, self.rate = _plan(self.recipe), self.recipe.rate
 
 
-def _before_last_leg(recipe: TrainingRecipe, checkpoint: Path) -> PreTrainedModel:
-    """Return the model of a native checkpoint that the recipe's last leg can start from."""
-    restarts = recipe.restarts_within()
+def _before_last_phase(recipe: TrainingRecipe, checkpoint: Path) -> PreTrainedModel:
+    """Return the model of a native checkpoint that the recipe's last phase can start from."""
+    restarts = recipe.phases_within()
     if not restarts:
-        raise InputError(f"{recipe.name} is trained in one leg of {recipe.steps} steps, from its first")
+        raise InputError(f"{recipe.name} is trained in one phase of {recipe.steps} steps, from its first")
     model = build_model(recipe, restarts[-1].at - 1)
     weights = native_model(open_pipeline(checkpoint)).state_dict()
     shapes = {name: part.shape for name, part in model.state_dict().items()}
@@ -303,7 +260,7 @@ def _refuse_damage(recipe: TrainingRecipe, out: Path) -> None:
     state = read_state(out, _identity(recipe), torch.device("cpu"))
     last = state["step"] - 1
     model = build_model(recipe, last)
-    put_back(out, state, model, _optimizer(model, recipe, recipe.leg(last)))
+    put_back(out, state, model, _optimizer(model, recipe, recipe.phase(last)))
 
 
 def _refuse_run(out: Path, cures: str) -> None:
@@ -327,7 +284,7 @@ def main(
     resume: Annotated[bool, typer.Option(help="go on from the state in --out")] = False,
     start: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="checkpoint from before the last leg, which goes on from it"),
+        typer.Option(exists=True, file_okay=False, help="checkpoint from before the last phase, which goes on from it"),
     ] = None,
     end_within: Annotated[
         int | None,
@@ -336,7 +293,7 @@ def main(
 ) -> None:
     """Train a reference checkpoint and write it in the native format to OUT/NAME."""
     if start is not None and (resume or end_within):
-        raise InputError("--start begins the last leg and goes with neither --resume nor --end-within")
+        raise InputError("--start begins the last phase and goes with neither --resume nor --end-within")
     torch.set_num_threads(threads)
     changes = {key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None}
     recipe = find_recipe(name).model_copy(update=changes)
@@ -349,7 +306,7 @@ def main(
     if end_within:
         _refuse_run(out / ENDED, "")
     if start is not None:
-        _before_last_leg(recipe, start)
+        _before_last_phase(recipe, start)
     corpus = load_corpus(recipe.corpus, seed=recipe.seed, cache=out.parent / "corpora", real=real)
     trainer = Trainer(recipe, out, corpus)
     if resume or end_within:

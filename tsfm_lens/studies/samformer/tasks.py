@@ -1,24 +1,267 @@
-"""Training tasks: the toy problem and benchmarks of files, as the training loop takes them."""
+"""Training tasks: the toy problem, and benchmarks of files cut into windows as the paper has it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.studies.samformer.streams import stream
-from tsfm_lens.studies.samformer.toy import LinearToy
-from tsfm_lens.studies.samformer.windows import Benchmark
-
-__all__ = ["BenchmarkTask", "ForecastTask", "Pairs", "ToyTask", "cosine_by_epoch", "errors_of"]
+from tsfm_lens.data import SeriesBatch, as_series, read_series
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.studies.samformer.models import refuse_sizes
 
 
-class Pairs(Protocol):
+def stream(seed: int, *parts: int) -> torch.Generator:
+    """Make a generator of its own for every seed and tuple of parts; InputError for a negative seed.
+
+    torch's own seeds count 32 bits alone.
+    """
+    if seed < 0:
+        raise InputError(f"seed={seed}, expected a whole number of at least 0")
+    mixed = np.random.SeedSequence((seed, *parts)).generate_state(1)
+    return torch.Generator().manual_seed(int(mixed[0]))
+
+
+BLOCK = 500
+"""WindowPairs that are drawn together."""
+WEIGHT, PAIRS = range(2)
+
+
+@dataclass(frozen=True)
+class LinearToy:
+    """Y = X W_toy + ε with independent normal entries: windows (D, L), forecasts (D, H), one W_toy (L, H) for all.
+
+    Everything is a function of the seed, and every pair of the seed and its number, so that any part can be made by
+    itself and in any order.
+
+    Attributes:
+        length, horizon, channels: L, H and D.
+        training, validation: pairs.
+        noise: standard deviation of ε.
+        seed: of all draws.
+
+    Source:
+        SAMformer, equation 2 and section 2.2 (S1-TOY).
+
+    Raises:
+        InputError: a size is below 1, or the noise is negative.
+    """
+
+    length: int = 512
+    horizon: int = 96
+    channels: int = 7
+    training: int = 10_000
+    validation: int = 5_000
+    noise: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = {name: value for name, value in asdict(self).items() if name not in ("noise", "seed")}
+        refuse_sizes(**sizes)
+        if not 0 <= self.noise < float("inf"):
+            raise InputError(f"noise={self.noise}, expected a finite standard deviation of at least 0")
+
+    def weight(self) -> Tensor:
+        """Return W_toy, (L, H)."""
+        return torch.randn(self.length, self.horizon, generator=stream(self.seed, WEIGHT))
+
+    def pairs(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation.
+
+        Raises:
+            InputError: a number is out of range.
+        """
+        if not 0 <= start < stop <= self.training + self.validation:
+            raise InputError(f"pairs {start} to {stop} of {self.training + self.validation}, counted from 0")
+        weight, pairs = self.weight(), []
+        # drawn in blocks, so that one pair is the same whichever others are asked for
+        for block in range(start // BLOCK, -(-stop // BLOCK)):
+            generator = stream(self.seed, PAIRS, block)
+            x = torch.randn(BLOCK, self.channels, self.length, generator=generator)
+            noise = torch.randn(BLOCK, self.channels, self.horizon, generator=generator)
+            # the whole product, because how it is rounded may depend on how many rows it has
+            y = x @ weight + self.noise * noise
+            inside = slice(max(start - block * BLOCK, 0), min(stop - block * BLOCK, BLOCK))
+            pairs.append((x[inside], y[inside]))
+        windows, forecasts = zip(*pairs, strict=True)
+        return torch.cat(windows), torch.cat(forecasts)
+
+    def batches(self, *, validation: bool = False, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all training pairs, or those of validation, in batches."""
+        first, last = (self.training, self.training + self.validation) if validation else (0, self.training)
+        for start in range(first, last, size):
+            yield self.pairs(start, min(start + size, last))
+
+
+_MONTH = 30 * 24
+SPLITS: dict[str, tuple[int, int, int] | None] = {
+    "ett-hourly": (12 * _MONTH, 4 * _MONTH, 4 * _MONTH),
+    "ett-15min": (48 * _MONTH, 16 * _MONTH, 16 * _MONTH),
+    "70/10/20": None,
+}
+"""Rows of training, validation and test, from the first row on; None for those shares of all rows (E1-8)."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """All windows of a part of a series, at stride 1, with the steps that follow each.
+
+    Attributes:
+        values: (channel, time), standardised.
+        length, horizon: L and H.
+    """
+
+    values: Tensor
+    length: int
+    horizon: int
+
+    def __len__(self) -> int:
+        return self.values.shape[1] - self.length - self.horizon + 1
+
+    def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the windows (window, channel, L) of these numbers and the steps that follow, (window, channel, H)."""
+        both = self.values.unfold(1, self.length + self.horizon, 1)[:, which].transpose(0, 1)
+        return both[..., : self.length], both[..., self.length :]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Series in three parts; validation and test begin L steps early, so that their first forecast is new.
+
+    Attributes:
+        name: of the file, or as given.
+        channels: their names.
+        training, validation, test: windows of each.
+        mean, deviation: (channel,), of the training rows, by which all are standardised.
+    """
+
+    name: str
+    channels: tuple[str, ...]
+    training: Windows
+    validation: Windows
+    test: Windows
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @property
+    def digest(self) -> str:
+        """Short hash of the values and of their parts."""
+        whole = hashlib.sha256()
+        for part in (self.training, self.validation, self.test):
+            whole.update(str(tuple(part.values.shape)).encode())
+            whole.update(part.values.contiguous().numpy().tobytes())
+        return whole.hexdigest()[:16]
+
+
+def benchmark(
+    source: str | Path | SeriesBatch | Any,
+    *,
+    length: int = 512,
+    horizon: int = 96,
+    split: str = "70/10/20",
+    channels: Sequence[str] | None = None,
+    name: str | None = None,
+) -> Benchmark:
+    """Read a multivariate series, split it, and standardise it by the mean and deviation of its training rows.
+
+    Args:
+        source: a file that :func:`tsfm_lens.data.read_series` reads, plain or .gz, with a column per channel; or those
+            series; or an array (channel, time).
+        length, horizon: L and H.
+        split: of ``SPLITS``: "ett-hourly" and "ett-15min" are 12, 4 and 4 months of 30 days, "70/10/20" shares in the
+            order training, validation, test, as in the released code; the paper prints the last two exchanged.
+        channels, name: names of the columns to take, and of the data in results; all, and the file's, if None.
+
+    Source:
+        SAMformer, appendices A.1 and A.2; E1-8 for the order of the parts.
+
+    Raises:
+        InputError: the file cannot be read, a value is missing, channels differ in length, one is constant over the
+            training rows, or a part is too short for a window.
+        UnknownNameError: an unknown split or channel.
+
+    Example:
+        >>> waves = np.sin(np.arange(300) / np.array([[3.0], [7.0]]))
+        >>> made = samformer.benchmark(waves, length=24, horizon=6)
+        >>> len(made.training), len(made.validation), len(made.test)
+        (181, 25, 55)
+    """
+    refuse_sizes(length=length, horizon=horizon)
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    file = Path(source) if isinstance(source, str | Path) else None
+    batch = read_series(file) if file else source if isinstance(source, SeriesBatch) else as_series([source])
+    if channels is not None:
+        batch = batch.select(list(channels))
+    values = _complete_values(batch)
+    rows = _rows(split, values.shape[1])
+    mean, deviation = _statistics(values[:, : rows[0]], batch.ids)
+    standard = torch.from_numpy(((values - mean[:, None]) / deviation[:, None]).astype(np.float32))
+    parts, start = [], 0
+    for part, count in zip(("training", "validation", "test"), rows, strict=True):
+        first = max(start - length, 0) if start else 0
+        short = length + horizon - (start + count - first)
+        if short > 0:
+            raise InputError(
+                f"the {part} part has {count} of {values.shape[1]} rows{' and the window before it' if start else ''}, "
+                f"{short} fewer than a window of {length} steps and a horizon of {horizon} take; choose a smaller "
+                "length or horizon, or give a longer series"
+            )
+        parts.append(Windows(standard[:, first : start + count], length, horizon))
+        start += count
+    title = name or (file.name if file else "series")
+    return Benchmark(title, batch.ids, parts[0], parts[1], parts[2], mean, deviation)
+
+
+def _complete_values(batch: SeriesBatch) -> np.ndarray:
+    """Return (channel, time); refuse missing values and channels that end apart."""
+    if len(set(batch.lengths)) > 1:
+        longest, shortest = (batch.ids[int(find(batch.lengths))] for find in (np.argmax, np.argmin))
+        raise InputError(
+            f"channels have {min(batch.lengths)} ({shortest!r}) to {max(batch.lengths)} ({longest!r}) steps; expected "
+            "one length"
+        )
+    values = np.stack([np.asarray(series, dtype=np.float64) for series in batch.values])
+    gaps = np.argwhere(~np.isfinite(values))
+    if len(gaps):
+        channel, row = gaps[0]
+        raise InputError(
+            f"channel {batch.ids[channel]!r} has no value in row {row} ({len(gaps)} values are missing in all); "
+            "fill the gaps first, these models take none"
+        )
+    return values
+
+
+def _rows(split: str, total: int) -> tuple[int, int, int]:
+    counts = SPLITS[split]
+    if counts is None:
+        training, test = int(total * 0.7), int(total * 0.2)
+        return training, total - training - test, test
+    if total < sum(counts):
+        raise InputError(f"the split {split!r} takes {sum(counts)} rows, the series has {total}; choose '70/10/20'")
+    return counts
+
+
+def _statistics(values: np.ndarray, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    mean, deviation = values.mean(axis=1), values.std(axis=1)
+    constant = np.flatnonzero(values.max(axis=1, initial=-np.inf) == values.min(axis=1, initial=np.inf))
+    if len(constant):
+        raise InputError(
+            f"channel {names[constant[0]]!r} is constant over the training rows and cannot be standardised; leave it "
+            "out with channels=…"
+        )
+    return mean, deviation
+
+
+class WindowPairs(Protocol):
     """Numbered windows with the steps that follow them."""
 
     def __len__(self) -> int:
@@ -29,7 +272,7 @@ class Pairs(Protocol):
 
 
 class HeldPairs:
-    """Pairs in memory, as two tensors."""
+    """WindowPairs in memory, as two tensors."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
@@ -52,8 +295,7 @@ class ForecastTask:
         name: title of the task.
         model: windows (batch, channel, L) to forecasts (batch, channel, H), on the device where it is trained.
         training, validation: pairs.
-        batch: windows in a batch; 32 in the paper.
-        seed: of the order.
+        batch, seed: windows in a batch, 32 in the paper, and of the order.
         as_printed: whether the loss is equation 1 as printed, which adds the steps of a forecast up, H times the mean
             over all numbers that is reported and trained on otherwise (E1-1).
         settings: further settings that the weights depend on, for ``identity``, such as the optimiser's.
@@ -70,8 +312,8 @@ class ForecastTask:
         self,
         name: str,
         model: nn.Module,
-        training: Pairs,
-        validation: Pairs,
+        training: WindowPairs,
+        validation: WindowPairs,
         *,
         batch: int = 32,
         seed: int = 0,
@@ -114,12 +356,11 @@ class ForecastTask:
         return errors_of(self.model, self.validation)
 
 
-def errors_of(model: nn.Module, pairs: Pairs, *, at_once: int = 256) -> dict[str, float]:
+def errors_of(model: nn.Module, pairs: WindowPairs, *, at_once: int = 256) -> dict[str, float]:
     """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels and steps, in evaluation mode.
 
     Args:
-        model: windows (batch, channel, L) to forecasts (batch, channel, H).
-        pairs: that the errors are measured on.
+        model, pairs: windows (batch, channel, L) to forecasts (batch, channel, H), and pairs to measure the errors on.
         at_once: windows in a forward; it changes no result beyond rounding.
 
     Example:
@@ -144,12 +385,11 @@ def errors_of(model: nn.Module, pairs: Pairs, *, at_once: int = 256) -> dict[str
 
 
 class ToyTask(ForecastTask):
-    """Task of a model on the toy problem (S1-TOY).
+    """Task of a model on the toy problem (S1-TOY), whose pairs are made once and held.
 
     Args:
-        model: of the toy's sizes.
-        toy: the problem; its pairs are made once and held.
-        batch, seed, as_printed, settings: see :class:`ForecastTask`.
+        model, toy: of the same sizes.
+        options: see :class:`ForecastTask`.
 
     Raises:
         InputError: the model's length, horizon or channels are not the toy's.
@@ -169,9 +409,8 @@ class BenchmarkTask(ForecastTask):
     """Task of a model on a benchmark, split as :func:`tsfm_lens.studies.samformer.benchmark` does.
 
     Args:
-        model: of the benchmark's sizes.
-        data: the benchmark.
-        batch, seed, as_printed, settings: see :class:`ForecastTask`.
+        model, data: of the same sizes.
+        options: see :class:`ForecastTask`.
 
     Raises:
         InputError: the model's length, horizon or channels are not those of the windows.

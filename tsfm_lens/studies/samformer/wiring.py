@@ -16,7 +16,7 @@ from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.registry import method_of
-from tsfm_lens.studies.samformer.transformer import ChannelTransformer
+from tsfm_lens.studies.samformer.models import ChannelTransformer
 
 __all__ = ["ChannelAdapter"]
 

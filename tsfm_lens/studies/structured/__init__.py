@@ -3,9 +3,13 @@
 Kuang et al. (2025), "Customizing the Inductive Biases of Softmax Attention using Structured Matrices".
 """
 
-from tsfm_lens.studies.structured.attention import KeyCache, ScoredAttention
-from tsfm_lens.studies.structured.containments import as_contraction, as_levels, kronecker, nearest_tensor_train
-from tsfm_lens.studies.structured.contraction import MultiLevelBlockTensorContraction
+from tsfm_lens.studies.structured.contraction import (
+    MultiLevelBlockTensorContraction,
+    as_contraction,
+    as_levels,
+    kronecker,
+    nearest_tensor_train,
+)
 from tsfm_lens.studies.structured.counts import (
     bilinear_level_operations,
     bilinear_train_operations,
@@ -14,47 +18,57 @@ from tsfm_lens.studies.structured.counts import (
     level_attention_operations,
     standard_operations,
 )
-from tsfm_lens.studies.structured.encoder import Encoder, InContextRegressor, PatchForecaster
 from tsfm_lens.studies.structured.forms import (
+    REGRESSORS,
     BilinearLevels,
     BilinearTrain,
-    Form,
+    Copies,
+    LevelFactor,
+    LevelMap,
+    ScoringForm,
     Standard,
+    StructuredLayer,
     TokenLevels,
+    TrainFactor,
+    TrainMap,
     mixed,
     token_blocks,
 )
-from tsfm_lens.studies.structured.icl import (
-    InContextTask,
-    Prompts,
-    errors_by_pairs,
-    least_squares_in_context,
-    make_regressor,
-    oracle_errors,
-)
-from tsfm_lens.studies.structured.making import REGRESSORS
 from tsfm_lens.studies.structured.matrices import (
     BlockTensorTrain,
     LowRank,
     LowRankBlockDiagonal,
     MultiLevelLowRank,
     StructuredMatrix,
+    balanced_factors,
     left_permutation,
+    level_blocks,
     right_permutation,
 )
-from tsfm_lens.studies.structured.mup import fan_in_of, first_deviation, parameter_groups, redraw, rms_capped
-from tsfm_lens.studies.structured.projections import (
-    Copies,
-    LevelFactor,
-    LevelMap,
-    StructuredLayer,
-    TrainFactor,
-    TrainMap,
+from tsfm_lens.studies.structured.models import (
+    Encoder,
+    InContextRegressor,
+    KeyCache,
+    PatchForecaster,
+    ScoredAttention,
+    StepForecaster,
+    make_forecaster,
 )
 from tsfm_lens.studies.structured.scoring_structure import scoring_structure
-from tsfm_lens.studies.structured.sizes import balanced_factors, level_blocks
-from tsfm_lens.studies.structured.steps import StepForecaster, make_forecaster
 from tsfm_lens.studies.structured.tiles import Reach, block_depth, reaching_attention, reaching_scores
+from tsfm_lens.studies.structured.training import (
+    InContextTask,
+    Prompts,
+    errors_by_pairs,
+    fan_in_of,
+    first_deviation,
+    least_squares_in_context,
+    make_regressor,
+    oracle_errors,
+    parameter_groups,
+    redraw,
+    rms_capped,
+)
 from tsfm_lens.studies.structured.wiring import ForecasterAdapter, StepAdapter, as_lens
 
 __all__ = [
@@ -66,7 +80,7 @@ __all__ = [
     "Copies",
     "Encoder",
     "ForecasterAdapter",
-    "Form",
+    "ScoringForm",
     "InContextRegressor",
     "InContextTask",
     "KeyCache",

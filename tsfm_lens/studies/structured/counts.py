@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.structured.matrices import factors_of
-from tsfm_lens.studies.structured.sizes import level_blocks, refuse_ranks, refuse_remainder, whole
+from tsfm_lens.studies.structured.matrices import factors_of, level_blocks, refuse_ranks, refuse_remainder, whole
 
 __all__ = [
     "bilinear_level_operations",
@@ -35,12 +34,7 @@ def standard_operations(tokens: int, width: int, rank: int) -> int:
 
 
 def bilinear_level_operations(tokens: int, width: int, ranks: Sequence[int]) -> dict[str, Fraction]:
-    """Count the multiply-adds of bilinear multi-level scores by order of contraction.
-
-    Args:
-        tokens: T.
-        width: D, which the finest level divides.
-        ranks: r_l.
+    """Count the multiply-adds of bilinear multi-level scores by order of contraction; the finest level divides D.
 
     Returns:
         By order, a to e of table 2: "a" forms the whole matrix, "b" every level's matrix, "c" queries and keys of each
@@ -79,13 +73,7 @@ def bilinear_train_operations(
     out_factors: tuple[int, int] | None = None,
     in_factors: tuple[int, int] | None = None,
 ) -> dict[str, int]:
-    """Count the multiply-adds of bilinear block-tensor-train scores by order of contraction.
-
-    Args:
-        tokens: T.
-        width: D.
-        rank: s.
-        out_factors, in_factors: (a, b) and (c, d); balanced if None.
+    """Count the multiply-adds of bilinear block-tensor-train scores of rank s by order of contraction.
 
     Returns:
         "both" forms queries and keys of size b c s, "keys" keys of full width and no queries. The projections cost the
@@ -122,8 +110,7 @@ def level_attention_operations(tokens: int, ranks: Sequence[int], width: int = 0
     """Compute T² Σ r_l / 2^(l-1), and 2 T D Σ r_l for queries and keys where a width is given.
 
     Args:
-        tokens: T; the finest level divides it.
-        ranks: r_l.
+        tokens, ranks: T, which the finest level divides, and r_l.
         width: D; 0 for the scores alone.
 
     Source:

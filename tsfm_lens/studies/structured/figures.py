@@ -1,7 +1,8 @@
-"""Figure of the distance of structured matrices of one size to the scoring form of every head."""
+"""Distance of structured matrices to the scoring form of every head: figure, sentences, measurement."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.studies._shim import draws
+from tsfm_lens.catalogue.computing import of_weights
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.words import count_of, listed, num
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.places import Places, places_in, separate
-from tsfm_lens.viz.select import array, model_of, names, position
+from tsfm_lens.viz.select import array, draws, model_of, names, position
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
 
 __all__ = ["scoring_errors"]
@@ -26,7 +30,6 @@ def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | Non
     """Draw the error of each structure for every head, over that of the null for the same head.
 
     Args:
-        ds: of kind "scoring_structure".
         null: "rotated", "shuffled" or "gaussian".
         budget: one of the result's, the largest unless given.
 
@@ -101,3 +104,66 @@ def _title(ds: xr.Dataset, structure: int, budget: int) -> list[str]:
     """Return a structure with its ranks and blocks, where all heads have the same."""
     shapes = set(map(str, ds["shape"].isel(structure=structure, budget=budget).values))
     return [names(ds, "structure")[structure], shapes.pop() if len(shapes) == 1 else "sizes by stack"]
+
+
+def read_scoring_errors(ds: xr.Dataset, budget: int = -1) -> list[str]:
+    """Describe the median error of each structure, and count the heads nearer to one than each of its nulls."""
+    error = array(ds, "error", "structure", "component", budget=budget)
+    if not np.isfinite(error).any():
+        return ["All scoring forms are zero."]
+    structures, components = names(ds, "structure"), names(ds, "component")
+    share = f"{float(ds['budget'].values[budget]):g}"
+    words = [f"{num(float(np.nanmedian(own)))} by {name}" for name, own in zip(structures, error, strict=True)]
+    out = [f"With the numbers of rank {share} d_head the median form is missed by {listed(words)}, of its norm."]
+    for place, null in enumerate(names(ds, "null")):
+        stands = array(ds, "gain_stands_out", "structure", "component", null=place, budget=budget) > 0
+        gain = array(ds, "gain_estimate", "structure", "component", null=place, budget=budget)
+        any_of, against = int(stands.any(0).sum()), NULL_WORDS[null]
+        head = f"{count_of(any_of, len(components), 'heads')} {'is' if any_of < 2 else 'are'} nearer to a structure"
+        if not any_of:
+            out.append(f"{head} than {against} are by chance.")
+            continue
+        structure, first = np.unravel_index(int(np.argmax(np.where(stands, gain, -np.inf))), gain.shape)
+        most = f"most {components[first]} to {structures[structure]}, by {num(float(gain[structure, first]))}"
+        out.append("; ".join([f"{head} than {against} are by chance", most]) + ".")
+    return out
+
+
+def read_block_shares(ds: xr.Dataset) -> list[str]:
+    """Describe the share of the forms in the blocks of each level."""
+    share, null_share = (
+        array(ds, "block_share", "level", "component"),
+        array(ds, "null_block_share", "level", "component", null=names(ds, "null").index("rotated")),
+    )
+    shares = [
+        f"{num(100 * float(np.nanmedian(own)))} % in {count} blocks (rotated {num(100 * float(np.nanmedian(other)))} %)"
+        for count, own, other in zip(names(ds, "level"), share, null_share, strict=True)
+        if int(count) > 1 and np.isfinite(own).any()
+    ]
+    return [f"Of the squared median form lie {listed(shares)}."] if shares else []
+
+
+def _scoring_structure(ds: xr.Dataset) -> Iterator[Plate]:
+    table = frame(ds, "gain_estimate", "gain_low", "gain_high", "gain_stands_out")
+    yield Plate(scoring_errors(ds), table, [*read_scoring_errors(ds), *read_block_shares(ds)])
+    errors = frame(ds, "error", "numbers", "shape")
+    yield Plate(scoring_errors(ds, null="shuffled"), errors, [])
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="scoring_structure",
+        theme="Weights alone",
+        about="how near low-rank, block-diagonal, multi-level and block-tensor-train matrices of one size come to "
+        "W_Q W_Kᵀ of every head, against rotated and shuffled streams and random weights",
+        heading="Structure of the scoring forms",
+        guide="A head scores tokens by the form W_Q W_Kᵀ, of which structured matrices with fewer numbers are an "
+        "approximation. All but low rank depend on the basis of the stream and on the order of its features: nearer "
+        "than rotated bases means a privileged basis, nearer than shuffled features means blocks in the order in which "
+        "they stand. What acts between the projections, as rotary embeddings, is not part of the form.",
+        compute=of_weights("studies.structured.scoring_structure"),
+        plates=_scoring_structure,
+        figures=(Figure(scoring_errors, "How near structured matrices of one size come to the heads' scoring forms."),),
+        source="Structured attention, section 3 and table 1",
+    ),
+)

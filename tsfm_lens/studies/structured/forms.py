@@ -1,34 +1,201 @@
-"""Scoring functions of attention: standard, sliding window, bilinear multi-level, bilinear tensor train, token levels.
-
-A form makes the projections of queries and keys, and says how they score. Its scores are a bilinear form of two tokens,
-on the feature axis (:class:`BilinearLevels`, :class:`BilinearTrain`) or by the blocks of the token axis that both lie
-in (:class:`TokenLevels`).
-"""
+"""Scoring functions of attention, and the projections of tokens to queries and keys that they take."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.studies.structured.matrices import factors_of
-from tsfm_lens.studies.structured.projections import Copies, LevelFactor, LevelMap, TrainFactor, TrainMap
-from tsfm_lens.studies.structured.sizes import level_blocks, refuse_ranks, whole
+from tsfm_lens.studies.structured.matrices import (
+    cut,
+    factors_of,
+    level_blocks,
+    refuse_rank,
+    refuse_ranks,
+    refuse_remainder,
+    whole,
+)
 from tsfm_lens.studies.structured.tiles import Reach, reaching_attention
 
-__all__ = ["BilinearLevels", "BilinearTrain", "Form", "Standard", "TokenLevels", "mixed", "token_blocks"]
+
+class StructuredLayer(nn.Module):
+    """Layer from tokens (…, width) to so many features of all heads (…, head · feature)."""
+
+    bias = None
+
+    def __init__(self, width: int, heads: int, features: int) -> None:
+        super().__init__()
+        self.in_features, self.heads, self.features = width, heads, features
+        self.out_features = heads * features
+
+    def of_tokens(self, flat: Tensor) -> Tensor:
+        """Map (token, width) to (token, head, feature)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (…, width) to (…, head · feature)."""
+        return self.of_tokens(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """Dense matrix, (head · feature, width)."""
+        like = next(self.parameters(), torch.empty(0))
+        return self.forward(torch.eye(self.in_features, dtype=like.dtype, device=like.device)).T
+
+    @contextmanager
+    def as_matrix(self, matrix: Tensor) -> Iterator[None]:
+        """Compute with another matrix (head · feature, width) while the block runs."""
+        self.__dict__["forward"] = lambda x: F.linear(x, matrix.to(x))
+        try:
+            yield
+        finally:
+            del self.__dict__["forward"]
+
+
+class Copies(StructuredLayer):
+    """Identity of every head: queries where the whole matrix acts on keys; without parameters."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads, width)
+
+    def of_tokens(self, flat: Tensor) -> Tensor:
+        """Map (token, width) to (token, head, width), a view."""
+        return flat[:, None].expand(-1, self.heads, -1)
+
+
+class LevelFactor(StructuredLayer):
+    """X ⊕_k W_{l,k} of every level, side by side: one side of a multi-level matrix for each head.
+
+    The finest level divides the width; level l has 2^(l-1) blocks of features.
+
+    Attributes:
+        factors: by level (block, width / blocks, head, rank), drawn with variance p_l / width.
+
+    Source:
+        Structured attention, equations 12 and 13.
+    """
+
+    def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
+        self.ranks, self.blocks = refuse_ranks(ranks, width), level_blocks(len(ranks))
+        inside = [rank * count for rank, count in zip(self.ranks, self.blocks, strict=True)]
+        super().__init__(width, heads, sum(inside))
+        self.factors = nn.ParameterList()
+        for rank, count in zip(self.ranks, self.blocks, strict=True):
+            own = refuse_remainder(width, count, "a width")
+            self.factors.append(nn.Parameter(torch.randn(count, own, heads, rank) * own**-0.5))
+
+    def of_tokens(self, flat: Tensor) -> Tensor:
+        """Map (token, width) to (token, head, Σ r_l p_l)."""
+        levels = []
+        for factor in self.factors:
+            narrow = cut(flat, len(factor)) @ factor.flatten(2)
+            levels.append(narrow.unflatten(2, factor.shape[2:]).permute(1, 2, 0, 3).flatten(2))
+        return torch.cat(levels, -1)
+
+
+class LevelMap(StructuredLayer):
+    """Σ_l α_l ⊕_k L_{l,k} R_{l,k}ᵀ x for each head: keys of full width, for queries that are the tokens themselves.
+
+    ``left`` and ``right`` are the factors on the queries' and on the keys' side; levels have factors ``alphas``, all 1
+    if None.
+    """
+
+    def __init__(self, width: int, heads: int, ranks: Sequence[int], alphas: Sequence[float] | None = None) -> None:
+        super().__init__(width, heads, width)
+        self.left, self.right = LevelFactor(width, heads, ranks), LevelFactor(width, heads, ranks)
+        self.alphas = tuple(1.0 for _ in ranks) if alphas is None else tuple(alphas)
+
+    def of_tokens(self, flat: Tensor) -> Tensor:
+        """Map (token, width) to (token, head, width)."""
+        total = flat.new_zeros(len(flat), self.heads, self.in_features)
+        for alpha, left, right in zip(self.alphas, self.left.factors, self.right.factors, strict=True):
+            blocks, heads = len(right), self.heads
+            narrow = (cut(flat, blocks) @ right.flatten(2)).unflatten(2, right.shape[2:])
+            # (block · head, token, rank) @ (block · head, rank, width / blocks)
+            wide = narrow.transpose(1, 2).flatten(0, 1) @ left.permute(0, 2, 3, 1).flatten(0, 1)
+            total = total + alpha * wide.unflatten(0, (blocks, heads)).permute(2, 1, 0, 3).flatten(2)
+        return total
+
+
+class TrainFactor(StructuredLayer):
+    """One side of a block tensor train for each head, its features in the order (b, c, s) on both sides.
+
+    The width is a · b on the queries' side, c · d on the keys'; factors are balanced if None. ``side`` is "queries" or
+    "keys".
+
+    Attributes:
+        factor: (b, a, head, c s) of queries, drawn with variance 1 / (c s); (c, d, head, b s) of keys, 1 / d.
+
+    Source:
+        Structured attention, equations 15 and 16; the permutations P_3 and P_4 must order (s, b, c) alike.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        rank: int = 1,
+        out_factors: tuple[int, int] | None = None,
+        in_factors: tuple[int, int] | None = None,
+        *,
+        side: str,
+    ) -> None:
+        a, b = factors_of(width, out_factors, "out_factors")
+        c, d = factors_of(width, in_factors, "in_factors")
+        self.rank = refuse_rank(whole(rank, "rank"), min(a, d), "the rank of the slices")
+        super().__init__(width, heads, b * c * rank)
+        self.a, self.b, self.c, self.d, self.side = a, b, c, d, side
+        queries = side == "queries"
+        shape, fan_in = ((b, a, heads, c * rank), c * rank) if queries else ((c, d, heads, b * rank), d)
+        self.factor = nn.Parameter(torch.randn(*shape) * fan_in**-0.5)
+
+    def of_tokens(self, flat: Tensor) -> Tensor:
+        """Map (token, width) to (token, head, b · c · s)."""
+        if self.side == "queries":
+            # P_L: entry α b + β of a token belongs to block β
+            parts = flat.unflatten(1, (self.a, self.b)).permute(2, 0, 1)
+            heads = (parts @ self.factor.flatten(2)).unflatten(2, (self.heads, self.c * self.rank))
+            return heads.permute(1, 2, 0, 3).flatten(2)
+        heads = (cut(flat, self.c) @ self.factor.flatten(2)).unflatten(2, (self.heads, self.b, self.rank))
+        return heads.permute(1, 2, 3, 0, 4).flatten(2)
+
+
+class TrainMap(StructuredLayer):
+    """P_L ⊕W_Q P_R ⊕W_Kᵀ x for each head: keys of full width, for queries that are the tokens themselves."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        rank: int = 1,
+        out_factors: tuple[int, int] | None = None,
+        in_factors: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(width, heads, width)
+        self.left = TrainFactor(width, heads, rank, out_factors, in_factors, side="queries")
+        self.right = TrainFactor(width, heads, rank, out_factors, in_factors, side="keys")
+
+    def of_tokens(self, flat: Tensor) -> Tensor:
+        """Map (token, width) to (token, head, width)."""
+        b, inner = self.left.b, self.left.c * self.left.rank
+        narrow = self.right.of_tokens(flat).unflatten(2, (b, inner))
+        # (b · head, token, c s) @ (b · head, c s, a)
+        wide = narrow.permute(2, 1, 0, 3).flatten(0, 1) @ self.left.factor.permute(0, 2, 3, 1).flatten(0, 1)
+        return wide.unflatten(0, (b, self.heads)).permute(2, 1, 3, 0).flatten(2)
+
 
 Order = Literal["auto", "both", "keys"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form(ABC):
+class ScoringForm(ABC):
     """Scoring function.
 
     Attributes:
@@ -71,7 +238,7 @@ class Form(ABC):
 
 
 @dataclass(frozen=True)
-class Standard(Form):
+class Standard(ScoringForm):
     """Low rank, W_Q W_Kᵀ, over all keys or those of a window (S2-ATT, S2-SWA).
 
     Attributes:
@@ -102,7 +269,7 @@ class Standard(Form):
 
 
 @dataclass(frozen=True)
-class TokenLevels(Form):
+class TokenLevels(ScoringForm):
     """MLR attention: nested blocks of tokens, each level with features of its own (S2-MLRA).
 
     Attributes:
@@ -138,7 +305,7 @@ class TokenLevels(Form):
 
 
 @dataclass(frozen=True)
-class BilinearLevels(Form):
+class BilinearLevels(ScoringForm):
     """xᵀ (Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ) x', blocks on the feature axis (S2-BMLR).
 
     Attributes:
@@ -186,7 +353,7 @@ class BilinearLevels(Form):
 
 
 @dataclass(frozen=True)
-class BilinearTrain(Form):
+class BilinearTrain(ScoringForm):
     """xᵀ (P_L ⊕L P_R ⊕Rᵀ) x', of full rank (S2-BBTT).
 
     Attributes:
@@ -232,11 +399,9 @@ class BilinearTrain(Form):
 
 
 def token_blocks(tokens: int, levels: int, length: int | None = None) -> tuple[int, ...]:
-    """Return the tokens of a block, by level: halved from one level to the next.
+    """Return the tokens of a block of each of so many levels, halved from one level to the next.
 
     Args:
-        tokens: of the sequence.
-        levels: number of levels.
         length: tokens that the blocks divide; ``tokens`` if None. Where 2^(levels-1) does not divide them, blocks are
             those of the next length that it does divide, as if the end were padded.
 
@@ -260,7 +425,7 @@ def token_blocks(tokens: int, levels: int, length: int | None = None) -> tuple[i
     return tuple(finest * 2 ** (levels - 1 - level) for level in range(levels))
 
 
-def mixed(layers: int, pattern: Sequence[Form]) -> tuple[Form, ...]:
+def mixed(layers: int, pattern: Sequence[ScoringForm]) -> tuple[ScoringForm, ...]:
     """Return a form for every layer: a pattern, repeated, as global attention and windows alternate (S2-GSWA).
 
     Example:
@@ -284,3 +449,19 @@ def _normalise(x: Tensor) -> Tensor:
 def _refuse_order(order: str) -> None:
     if order not in ("auto", "both", "keys"):
         raise unknown_name("order", order, ("auto", "both", "keys"))
+
+
+REGRESSORS: dict[str, Callable[..., ScoringForm]] = {
+    "attention": Standard,
+    "bilinear-btt": BilinearTrain,
+    "bilinear-mlr": BilinearLevels,
+    "mlr-attention": TokenLevels,
+}
+"""Scoring functions of regressors and forecasters by name."""
+
+
+def form_of_name(name: str, arguments: Mapping[str, Any]) -> ScoringForm:
+    """Make a scoring function by name; lists among its arguments, as they come from files, become tuples."""
+    if name not in REGRESSORS:
+        raise unknown_name("model", name, REGRESSORS)
+    return REGRESSORS[name](**{key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items()})

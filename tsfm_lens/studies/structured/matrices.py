@@ -1,9 +1,4 @@
-"""Structured matrices as linear maps: low rank, block diagonal, multi-level, block tensor train.
-
-Every map acts on the last axis, ``y = M x``, by batched products alone; ``dense()`` builds the same matrix another way,
-from its definition with blocks and permutation matrices. Operations count multiply-adds, one for each pair. Blocks have
-equal lengths. Permutations are indices: ``z[permutation]`` is ``P z``.
-"""
+"""Structured matrices as linear maps, their sizes, and the containments among their families."""
 
 from __future__ import annotations
 
@@ -14,32 +9,80 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.structured.sizes import (
-    balanced_factors,
-    level_blocks,
-    refuse_rank,
-    refuse_ranks,
-    refuse_remainder,
-    whole,
-)
 
-__all__ = [
-    "BlockTensorTrain",
-    "LowRank",
-    "LowRankBlockDiagonal",
-    "MultiLevelLowRank",
-    "StructuredMatrix",
-    "left_permutation",
-    "right_permutation",
-]
+
+def level_blocks(levels: int) -> tuple[int, ...]:
+    """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1)); InputError for no level.
+
+    Example:
+        >>> structured.level_blocks(4)
+        (1, 2, 4, 8)
+    """
+    if levels < 1:
+        raise InputError(f"{levels} levels; a form with levels has at least 1")
+    return tuple(2**level for level in range(levels))
+
+
+def balanced_factors(width: int) -> tuple[int, int]:
+    """Return two factors of a width, the first at most the second, as near to its square root as can be.
+
+    Raises:
+        InputError: the width is below 1, or a prime above 3, of which no two factors save anything; names the nearest
+            width that can be split.
+
+    Example:
+        >>> structured.balanced_factors(64), structured.balanced_factors(24)
+        ((8, 8), (4, 6))
+    """
+    whole(width, "width")
+    low = next(factor for factor in range(int(width**0.5), 0, -1) if width % factor == 0)
+    if low == 1 and width > 3:
+        raise InputError(
+            f"a width of {width} is a prime and has no two factors for a block tensor train; the nearest that has is "
+            f"{width + 1}"
+        )
+    return low, width // low
+
+
+def whole(value: int, what: str) -> int:
+    """Return a count; refuse any but a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{what} is {value!r}, expected a whole number of at least 1")
+    return value
+
+
+def refuse_remainder(size: int, blocks: int, what: str) -> int:
+    """Return the length of a block, where so many equal blocks fill ``size``."""
+    whole(blocks, "number of blocks")
+    if size % blocks:
+        divisors = [count for count in range(1, size + 1) if size % count == 0]
+        near = min(divisors, key=lambda count: (abs(count - blocks), count))
+        nearest = max(round(size / blocks), 1) * blocks
+        raise InputError(
+            f"{what} of {size} is not divided by {blocks} blocks; the nearest choices are {near} blocks, or {nearest}"
+        )
+    return size // blocks
+
+
+def refuse_rank(rank: int, width: int, what: str) -> int:
+    """Return a rank; refuse a negative one or one above the width."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise InputError(f"{what} is {rank!r}, expected a whole number from 0 on")
+    if rank > width:
+        raise InputError(f"{what} is {rank}, more than the width of {width}; the nearest valid rank is {width}")
+    return rank
+
+
+def refuse_ranks(ranks: Sequence[int], width: int) -> tuple[int, ...]:
+    """Return ranks of levels: at least one level, none negative, none above the width, and not all of them 0."""
+    valid = tuple(refuse_rank(rank, width, f"the rank of level {level}") for level, rank in enumerate(ranks, 1))
+    if not any(valid):
+        raise InputError(f"ranks {list(ranks)} leave nothing; give at least one level a rank of 1 or more")
+    return valid
 
 
 class StructuredMatrix(nn.Module, ABC):
-    """Matrix (out, in) of fewer parameters than entries.
-
-    Args:
-        out_features, in_features: rows and columns.
-    """
+    """Matrix (out, in) of fewer parameters than entries."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__()
@@ -80,23 +123,17 @@ class MultiLevelLowRank(StructuredMatrix):
     """Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ: low-rank blocks on the diagonal, a finer level over each coarser one.
 
     Args:
-        out_features, in_features: rows and columns; every number of blocks divides both.
         ranks: rank of each block, by level; 0 leaves a level out.
-        blocks: blocks of each level; 1, 2, 4, … if None.
+        blocks: blocks of each level, which divide rows and columns; 1, 2, 4, … if None.
 
     Attributes:
-        left: by level (block, out / blocks, rank).
-        right: by level (block, in / blocks, rank).
+        left, right: by level (block, out / blocks, rank) and (block, in / blocks, rank).
 
     Raises:
         InputError: sizes do not divide, a rank exceeds the width, or there is none.
 
     Source:
         Structured attention, equations 4 and 10 (S2-MLR). The rank printed in table 1, Σ r_l p_l, is an upper bound.
-
-    Example:
-        >>> structured.MultiLevelLowRank(8, 8, ranks=(2, 1)).n_parameters
-        48
     """
 
     def __init__(
@@ -155,33 +192,14 @@ class MultiLevelLowRank(StructuredMatrix):
 
 
 class LowRankBlockDiagonal(MultiLevelLowRank):
-    """⊕_k L_k R_kᵀ: one level of low-rank blocks (S2-LRBD); p = 1 is low rank, p = width with rank 1 is diagonal.
-
-    Args:
-        out_features, in_features: as in :class:`MultiLevelLowRank`.
-        rank: of each block.
-        blocks: number of blocks.
-
-    Example:
-        >>> structured.LowRankBlockDiagonal(8, 8, rank=1, blocks=8).dense().count_nonzero().item()
-        8
-    """
+    """⊕_k L_k R_kᵀ: one level of low-rank blocks (S2-LRBD); p = 1 is low rank, p = width with rank 1 is diagonal."""
 
     def __init__(self, out_features: int, in_features: int, rank: int, blocks: int) -> None:
         super().__init__(out_features, in_features, (rank,), (blocks,))
 
 
 class LowRank(LowRankBlockDiagonal):
-    """L Rᵀ (S2-LR), as the scoring function W_Q W_Kᵀ of a head is.
-
-    Args:
-        out_features, in_features: rows and columns.
-        rank: at most both.
-
-    Example:
-        >>> structured.LowRank(8, 8, rank=2).generic_rank
-        2
-    """
+    """L Rᵀ (S2-LR), as the scoring function W_Q W_Kᵀ of a head is."""
 
     def __init__(self, out_features: int, in_features: int, rank: int) -> None:
         super().__init__(out_features, in_features, rank, 1)
@@ -194,25 +212,18 @@ class BlockTensorTrain(StructuredMatrix):
     rank s of its own. s = 1 is Monarch.
 
     Args:
-        out_features: a · b.
-        in_features: c · d.
+        out_features, in_features: a · b and c · d.
         rank: s.
-        out_factors: (a, b); balanced if None.
-        in_factors: (c, d); balanced if None.
+        out_factors, in_factors: (a, b) and (c, d); balanced if None.
 
     Attributes:
-        left: (b, a, c · s).
-        right: (c, d, b · s).
+        left, right: (b, a, c · s) and (c, d, b · s).
 
     Raises:
         InputError: factors do not multiply to the sizes, or s exceeds min(a, d), from which on any matrix is reached.
 
     Source:
         Structured attention, equations 5 and 11 (S2-BTT). Table 1 prints b as the upper limit of the right sum for c.
-
-    Example:
-        >>> structured.BlockTensorTrain(16, 16).n_parameters
-        128
     """
 
     def __init__(
@@ -280,11 +291,7 @@ def right_permutation(b: int, c: int, s: int) -> Tensor:
 
 
 def factors_of(width: int, factors: tuple[int, int] | None, what: str) -> tuple[int, int]:
-    """Return given factors, checked, or balanced ones.
-
-    Raises:
-        InputError: they do not multiply to the width; names the balanced ones.
-    """
+    """Return given factors, refused if they do not multiply to the width, or balanced ones."""
     if factors is None:
         return balanced_factors(width)
     first, second = factors

@@ -24,16 +24,16 @@ from tsfm_lens.studies.rank_theory import (
     block_share,
     levels_error,
     low_rank_error,
+    orthonormal,
     structure_sizes,
     tensor_train_error,
 )
-
-__all__ = ["scoring_structure"]
 
 STRUCTURES = ("low rank", "block diagonal", "multi-level", "block tensor train")
 NULLS = ("rotated", "shuffled", "gaussian")
 
 Progress = Callable[[int, int], None]
+Factors = tuple[np.ndarray, np.ndarray]
 
 
 def scoring_structure(
@@ -67,15 +67,12 @@ def scoring_structure(
     one that fits better than shuffled ones has blocks in the order of the features.
 
     Args:
-        lens: the model.
         budget: ρ over d_head, above 0 and up to 1, one or several; at least rank 1.
         epsilon: of the ε-ranks.
-        levels: the most levels, with 1, 2, 4, … blocks.
-        sweeps: of the multi-level fit; nulls have as many.
-        draws: of each null.
+        levels, sweeps: the most levels, with 1, 2, 4, … blocks, and of the multi-level fit; nulls have as many.
+        draws, seed: of each null.
         fold_norm: with the gain of the norm before the branch in the matrices, which then act on normed streams.
         stack: one stack; all if None.
-        seed: of the draws.
         progress: called with (done, of) after each attention.
 
     Returns:
@@ -118,10 +115,10 @@ def scoring_structure(
     for place, form in enumerate(forms):
         if form.shape not in normal:
             normal[form.shape] = fit.of_normal(rng, form, draws)
-        measures.append(fit.of(form, turns, normal[form.shape], cuts))
+        measures.append(fit.of(form, turns, normal[form.shape]))
         if progress is not None:
             progress(place + 1, len(forms))
-    data = _dataset(forms, measures, fit, shares, cuts)
+    data = _dataset(forms, measures, fit, cuts)
     title, source = "Structure of the heads' scoring forms", "Structured attention, section 3 (S2-MLR, S2-BTT)"
     facts = {"fold_norm": int(fold_norm), "levels": levels, "sweeps": sweeps, "draws": draws, "seed": seed}
     data.attrs = describe(lens, "scoring_structure", title, source, **facts)
@@ -129,7 +126,7 @@ def scoring_structure(
 
 
 @dataclass(frozen=True, eq=False)
-class _Form:
+class _HeadForms:
     """Heads of one attention: left (head, d_model, d_head) and right (head, d_keys, d_head) of W_Q W_Kᵀ."""
 
     stack: str
@@ -145,12 +142,8 @@ class _Form:
         return self.left.shape[-2], self.right.shape[-2], self.left.shape[-1]
 
 
-def _forms(lens: Lens, stack: str | None, *, fold_norm: bool) -> Iterator[_Form]:
-    """Yield the forms of all attentions in order of writing.
-
-    Raises:
-        InputError: a weight is not finite.
-    """
+def _forms(lens: Lens, stack: str | None, *, fold_norm: bool) -> Iterator[_HeadForms]:
+    """Yield the forms of all attentions in order of writing; InputError for weights that are not finite."""
     for column in lens.wiring.stacks:
         if stack not in (None, column.name):
             continue
@@ -162,43 +155,21 @@ def _forms(lens: Lens, stack: str | None, *, fold_norm: bool) -> Iterator[_Form]
                     where = f"{column.name}.{layer}.{kind}"
                     raise InputError(f"W_Q or W_K of {where} holds values that are not finite; mend the weights")
                 keys_from = column.attention(kind, layer).keys_from or column.name
-                yield _Form(column.name, keys_from, layer, kind, left, right)
+                yield _HeadForms(column.name, keys_from, layer, kind, left, right)
 
 
 class _Turns:
-    """One rotation and one order of the features of every stream.
-
-    Args:
-        rng: draws them.
-        widths: of the streams, by name.
-    """
+    """One random rotation and one random order of the features of every stream, by its name."""
 
     def __init__(self, rng: np.random.Generator, widths: dict[str, int]) -> None:
-        self.rotations = {name: _rotation(rng, width) for name, width in widths.items()}
+        self.rotations = {name: orthonormal(width, width, rng) for name, width in widths.items()}
         self.orders = {name: rng.permutation(width) for name, width in widths.items()}
 
-    def rotated(self, form: _Form) -> tuple[np.ndarray, np.ndarray]:
+    def rotated(self, form: _HeadForms) -> Factors:
         return self.rotations[form.stack] @ form.left, self.rotations[form.keys_from] @ form.right
 
-    def shuffled(self, form: _Form) -> tuple[np.ndarray, np.ndarray]:
+    def shuffled(self, form: _HeadForms) -> Factors:
         return form.left[:, self.orders[form.stack]], form.right[:, self.orders[form.keys_from]]
-
-
-def _rotation(rng: np.random.Generator, width: int) -> np.ndarray:
-    """Draw an orthogonal (width, width) uniformly (Mezzadri 2007, How to generate random matrices)."""
-    q, r = np.linalg.qr(rng.standard_normal((width, width)))
-    return np.asarray(q * np.sign(np.diag(r)))
-
-
-@dataclass(frozen=True, eq=False)
-class _Measures:
-    """Measures of the heads of one attention, see :func:`scoring_structure`; the head comes first in every shape."""
-
-    values: np.ndarray
-    error: np.ndarray
-    null_error: np.ndarray
-    share: np.ndarray
-    null_share: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -209,16 +180,13 @@ class _Fit:
     levels: int
     sweeps: int
 
-    def sizes(self, form: _Form) -> list[StructureSizes]:
+    def sizes(self, form: _HeadForms) -> list[StructureSizes]:
         """Return the sizes of the structures by budget."""
         rows, columns, rank = form.shape
-        most = min(form.shape)
-        return [
-            structure_sizes(rows, columns, min(max(round(share * rank), 1), most), self.levels)
-            for share in self.budgets
-        ]
+        ranks = [min(max(round(share * rank), 1), min(form.shape)) for share in self.budgets]
+        return [structure_sizes(rows, columns, each, self.levels) for each in ranks]
 
-    def errors(self, form: _Form, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def errors(self, form: _HeadForms, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Compute errors (head, budget, structure)."""
         errors = [
             (
@@ -233,21 +201,19 @@ class _Fit:
 
     def shares(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Compute shares (head, level), NaN where the blocks do not divide both sides."""
-        counts = [2**level for level in range(self.levels)]
-        divide = [left.shape[-2] % count == right.shape[-2] % count == 0 for count in counts]
-        none = np.full(len(left), np.nan)
-        shares = [block_share(left, right, count) if even else none for count, even in zip(counts, divide, strict=True)]
+        none, rows, columns = np.full(len(left), np.nan), left.shape[-2], right.shape[-2]
+        counts = (2**level for level in range(self.levels))
+        shares = [block_share(left, right, count) if rows % count == columns % count == 0 else none for count in counts]
         return np.stack(shares, -1)
 
-    def of_normal(self, rng: np.random.Generator, form: _Form, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    def of_normal(self, rng: np.random.Generator, form: _HeadForms, draws: int) -> Factors:
         """Compute errors (draw, budget, structure) and shares (draw, level) of random normal factors of one shape."""
         rows, columns, rank = form.shape
         left, right = rng.standard_normal((draws, rows, rank)), rng.standard_normal((draws, columns, rank))
         return self.errors(form, left, right), self.shares(left, right)
 
-    def of(
-        self, form: _Form, turns: Sequence[_Turns], normal: tuple[np.ndarray, np.ndarray], epsilon: Sequence[float]
-    ) -> _Measures:
+    def of(self, form: _HeadForms, turns: Sequence[_Turns], normal: Factors) -> dict[str, np.ndarray]:
+        """Measure the heads of one attention; the head comes first in every shape."""
         heads = len(form.left)
         errors, shares = [], []
         for pairs in ([turn.rotated(form) for turn in turns], [turn.shuffled(form) for turn in turns]):
@@ -256,38 +222,39 @@ class _Fit:
         errors.append(np.broadcast_to(np.moveaxis(normal[0], 0, -1), (heads, *errors[0].shape[1:])))
         shares.append(np.broadcast_to(normal[1].mean(0), (heads, self.levels)))
         core, other = np.linalg.qr(form.left, mode="r"), np.linalg.qr(form.right, mode="r")
-        values = np.linalg.svd(core @ np.swapaxes(other, -1, -2), compute_uv=False)
-        return _Measures(
-            values,
-            self.errors(form, form.left, form.right),
-            np.stack(errors, 1),
-            self.shares(form.left, form.right),
-            np.stack(shares, 1),
-        )
+        return {
+            "values": np.linalg.svd(core @ np.swapaxes(other, -1, -2), compute_uv=False),
+            "error": self.errors(form, form.left, form.right),
+            "null_error": np.stack(errors, 1),
+            "share": self.shares(form.left, form.right),
+            "null_share": np.stack(shares, 1),
+        }
 
 
 def _dataset(
-    forms: Sequence[_Form], measures: Sequence[_Measures], fit: _Fit, shares: Sequence[float], epsilon: Sequence[float]
+    forms: Sequence[_HeadForms], measures: Sequence[dict[str, np.ndarray]], fit: _Fit, epsilon: Sequence[float]
 ) -> xr.Dataset:
     """Assemble the measures as a dataset."""
-    heads = [(form, head, size_of) for form in forms for size_of in [fit.sizes(form)] for head in range(len(form.left))]
+    heads = [(form, head, sizes) for form in forms for sizes in [fit.sizes(form)] for head in range(len(form.left))]
 
     def concatenate(name: str) -> np.ndarray:
         """Concatenate a measure over forms, heads last, but for draws."""
-        return np.moveaxis(np.concatenate([getattr(each, name) for each in measures]), 0, -1)
+        return np.moveaxis(np.concatenate([each[name] for each in measures]), 0, -1)
 
-    ranks = [epsilon_rank(each.values, epsilon) for each in measures]
+    values = [each["values"] for each in measures]
     sides = np.array([form.shape[0] + form.shape[1] for form, _, _ in heads])
     numbers = np.array([[size.ranks for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0) * sides
     words = np.array([[_words(size) for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0)
     where = ("budget", "structure", "component")
-    null_error = np.swapaxes(concatenate("null_error"), -1, -2)
     return xr.Dataset(
         {
-            "stable_rank": ("component", np.concatenate([stable_rank(each.values) for each in measures])),
-            "epsilon_rank": (("epsilon", "component"), np.concatenate(ranks, axis=-1)),
+            "stable_rank": ("component", np.concatenate([stable_rank(each) for each in values])),
+            "epsilon_rank": (
+                ("epsilon", "component"),
+                np.concatenate([epsilon_rank(each, epsilon) for each in values], axis=-1),
+            ),
             "error": (where, concatenate("error")),
-            "null_error": (("null", *where, "draw"), null_error),
+            "null_error": (("null", *where, "draw"), np.swapaxes(concatenate("null_error"), -1, -2)),
             "block_share": (("level", "component"), concatenate("share")),
             "null_block_share": (("null", "level", "component"), concatenate("null_share")),
             "numbers": (where, numbers),
@@ -299,7 +266,7 @@ def _dataset(
             "kind": ("component", [form.kind for form, _, _ in heads]),
             "layer_index": ("component", [form.layer for form, _, _ in heads]),
             "head": ("component", [head for _, head, _ in heads]),
-            "budget": list(shares),
+            "budget": list(fit.budgets),
             "structure": list(STRUCTURES),
             "null": list(NULLS),
             "epsilon": list(epsilon),
@@ -332,11 +299,7 @@ def _judge_gains(data: xr.Dataset) -> xr.Dataset:
 
 
 def _check_settings(budget: float | Iterable[float], draws: int, levels: int, sweeps: int) -> list[float]:
-    """Return the budgets, the smallest first, each once; refuse invalid settings.
-
-    Raises:
-        InputError: see :func:`scoring_structure`.
-    """
+    """Return the budgets, the smallest first, each once; refuse invalid settings."""
     budgets = list(budget) if isinstance(budget, Iterable) else [budget]
     for share in budgets:
         if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 < share <= 1:

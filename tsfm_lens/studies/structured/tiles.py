@@ -68,9 +68,7 @@ def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
 def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
     """Compute all scores (…, query, key) before the softmax, -inf where a key may not be seen.
 
-    Args:
-        query, key: (…, token, feature), the features of the levels side by side.
-        reach: see :class:`Reach`.
+    Queries and keys are (…, token, feature), the features of the levels side by side.
 
     Example:
         >>> x = torch.eye(2)[None]
@@ -93,15 +91,9 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
 
 @scored_by(reaching_scores)
 def reaching_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
-    """Compute softmax(scores) · value of :func:`reaching_scores`, without holding the scores.
+    """Compute softmax(scores) · value (…, token, d_head) of :func:`reaching_scores`, without holding the scores.
 
-    Args:
-        query, key: (…, token, feature).
-        value: (…, token, d_head).
-        reach: see :class:`Reach`.
-
-    Returns:
-        (…, token, d_head). Gradients are exact; a second derivative goes through the whole scores.
+    Gradients are exact; a second derivative goes through the whole scores.
 
     Example:
         >>> x = torch.eye(2)[None]

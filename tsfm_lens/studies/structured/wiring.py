@@ -15,8 +15,7 @@ from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.registry import method_of
 from tsfm_lens.studies.samformer import ChannelAdapter
-from tsfm_lens.studies.structured.encoder import Block, PatchForecaster
-from tsfm_lens.studies.structured.steps import StepForecaster
+from tsfm_lens.studies.structured.models import EncoderBlock, PatchForecaster, StepForecaster
 
 __all__ = ["ForecasterAdapter", "StepAdapter", "as_lens"]
 
@@ -76,7 +75,7 @@ class StepAdapter(ChannelAdapter):
 
 def stack_of(model: PatchForecaster | StepForecaster) -> Stack:
     """Return the rows of a model's blocks; layers with other numbers of scoring features have rows of their own."""
-    blocks = cast("list[Block]", list(model.encoder.blocks))
+    blocks = cast("list[EncoderBlock]", list(model.encoder.blocks))
     first = blocks[0].attn
     rows = [(_attention(block), _mlp()) for block in blocks]
     return Stack(
@@ -95,7 +94,7 @@ def stack_of(model: PatchForecaster | StepForecaster) -> Stack:
     )
 
 
-def _attention(block: Block) -> Attention:
+def _attention(block: EncoderBlock) -> Attention:
     q, k, v, o = (Projection(f"attn.{name}") for name in "qkvo")
     d_score = block.attn.d_score if block.attn.d_score != block.attn.d_head else 0
     return Attention("attn", "attn", Site("attn"), Site("", "in"), q, k, v, o, norm="norm1", d_score=d_score)

@@ -8,19 +8,35 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ranks import flow_bound
-from tsfm_lens.studies.rank_theory.attention import AttentionWeights, attention, column_softmax, logits, residual_layer
-from tsfm_lens.studies.rank_theory.bounds import analytic_bound, differentiable_bound, gated_bound, mlp_count
 from tsfm_lens.studies.rank_theory.compression import (
+    AttentionWeights,
+    attention,
+    column_softmax,
     compressed,
     compression_bound,
     compression_rate,
     incompressible,
     least_value_error,
+    logits,
+    residual_layer,
 )
-from tsfm_lens.studies.rank_theory.embeddings import ACTIVATIONS, GatedEmbedding, ResidualMlpEmbedding
-from tsfm_lens.studies.rank_theory.experiments.making import children, divisors, labelled, of_spectrum
-from tsfm_lens.studies.rank_theory.flow import corollary_index, flow_floor, growing, one_layer_bound
-from tsfm_lens.studies.rank_theory.sketches import head_sketch
+from tsfm_lens.studies.rank_theory.constructions import (
+    corollary_index,
+    flow_floor,
+    growing,
+    head_sketch,
+    one_layer_bound,
+)
+from tsfm_lens.studies.rank_theory.embeddings import (
+    ACTIVATIONS,
+    GatedEmbedding,
+    ResidualMlpEmbedding,
+    analytic_bound,
+    differentiable_bound,
+    gated_bound,
+    mlp_count,
+)
+from tsfm_lens.studies.rank_theory.experiments import children, divisors, labelled, of_spectrum
 
 LENGTHS = (1, 4, 16, 64, 256)
 
@@ -55,8 +71,8 @@ def embedding_bounds(
         InputError: the dimension is not above the patch.
 
     Example:
-        >>> found = rank_theory.embedding_bounds(dimension=16, n_tokens=50, draws=1)
-        >>> bool((found["count"] <= found["most"]).all())
+        >>> bounds = rank_theory.embedding_bounds(dimension=16, n_tokens=50, draws=1)
+        >>> bool((bounds["count"] <= bounds["most"]).all())
         True
     """
     rng = np.random.default_rng(seed)
@@ -70,11 +86,8 @@ def embedding_bounds(
     }
     embeddings = {name: (of, analytic_bound(*sizes, radius=r, largest=m)) for name, (of, r, m) in analytic.items()}
     for order, variation in ((1, 2.0), (3, 12.0)):
-        of = np.abs(points - knots) ** order
-        embeddings[f"|x − c|{'³' * (order == 3)}"] = (
-            of,
-            differentiable_bound(*sizes, order=order, variation=variation),
-        )
+        bound = differentiable_bound(*sizes, order=order, variation=variation)
+        embeddings[f"|x − c|{'³' * (order == 3)}"] = (np.abs(points - knots) ** order, bound)
     embeddings["gated, β = 1"] = (GatedEmbedding.random(dimension, seed=seed)(points), gated_bound(*sizes, beta=1.0))
     spectra = [np.linalg.svd(of, compute_uv=False) for of, _ in embeddings.values()]
     columns = rng.normal(size=(patch, n_tokens))
@@ -84,28 +97,17 @@ def embedding_bounds(
             mlp = ResidualMlpEmbedding.random(dimension, patch, activation=activation, seed=child)
             counts[row, draw], most = mlp_count(mlp, columns, epsilons)
     count = len(spectra[0])
-    return labelled(
-        {
-            "singular_value": (("embedding", "index"), np.array(spectra)),
-            "bound": (("embedding", "index"), np.array([bound[:count] for _, bound in embeddings.values()])),
-            "count": (("activation", "draw", "epsilon"), counts),
-            "most": ("epsilon", most),
-        },
-        {
-            "embedding": list(embeddings),
-            "index": range(1, count + 1),
-            "activation": list(ACTIVATIONS),
-            "draw": range(draws),
-            "epsilon": list(epsilons),
-        },
-        "embedding_bounds",
-        "Spectra of embeddings and their bounds",
-        "theorems 1 and 2, corollary 2 (S0-TH1, S0-TH2, S0-C2)",
-        dimension=dimension,
-        n_tokens=n_tokens,
-        patch=patch,
-        seed=seed,
-    )
+    data = {
+        "singular_value": (("embedding", "index"), np.array(spectra)),
+        "bound": (("embedding", "index"), np.array([bound[:count] for _, bound in embeddings.values()])),
+        "count": (("activation", "draw", "epsilon"), counts),
+        "most": ("epsilon", most),
+    }
+    places = {"embedding": list(embeddings), "index": range(1, count + 1), "activation": list(ACTIVATIONS)}
+    coords = {**places, "draw": range(draws), "epsilon": list(epsilons)}
+    title, where = "Spectra of embeddings and their bounds", "theorems 1 and 2, corollary 2 (S0-TH1, S0-TH2, S0-C2)"
+    attrs = {"dimension": dimension, "n_tokens": n_tokens, "patch": patch, "seed": seed}
+    return labelled(data, coords, "embedding_bounds", title, where, **attrs)
 
 
 def compression_bounds(
@@ -114,11 +116,9 @@ def compression_bounds(
     """Check theorem 3 both ways: errors of compression and their bound, one repeated token, and incompressible inputs.
 
     Args:
-        width: d.
-        heads: h, divisors of d.
+        width, heads: d, and h, divisors of d.
         n_tokens: L, tokens drawn from a vocabulary of 4d.
-        draws: of vocabulary, weights and tokens.
-        seed: of the draws.
+        draws, seed: of vocabulary, weights and tokens.
 
     Returns:
         Dataset of kind "theory_compression_bounds". ``error``, ``bound`` and ``rate`` √d σ_{d̃+1} (heads, draw, rank);
@@ -134,8 +134,8 @@ def compression_bounds(
         InputError: heads that do not divide the width.
 
     Example:
-        >>> found = rank_theory.compression_bounds(width=8, heads=(2,), n_tokens=12, draws=2)
-        >>> bool((found["error"] <= found["bound"]).all()), bool((found["least_error"] >= found["floor"]).all())
+        >>> bounds = rank_theory.compression_bounds(width=8, heads=(2,), n_tokens=12, draws=2)
+        >>> bool((bounds["error"] <= bounds["bound"]).all()), bool((bounds["least_error"] >= bounds["floor"]).all())
         (True, True)
     """
     counts, ranks = divisors(width, heads), range(1, width)
@@ -161,33 +161,21 @@ def compression_bounds(
             block = column_softmax(logits(tokens, weights)[0])[:width, :width]
             sharp[which, row] = np.linalg.svd(block, compute_uv=False)[-1]
         least[row] = [least_value_error(tokens, weights, rank) for rank in ranks]
-    where = ("heads", "draw", "rank")
-    return labelled(
-        {
-            "error": (where, errors),
-            "bound": (where, bounds),
-            "rate": (where, rates),
-            "repeated_error": ("length", repeat_errors),
-            "repeated_rate": ("length", np.full(len(LENGTHS), rate)),
-            "least_error": (("length_over", "rank"), least),
-            "floor": ("rank", singular[1:] / 4),
-            "sharpness": (("logarithm", "length_over"), sharp),
+    data = {
+        **{
+            name: (("heads", "draw", "rank"), of)
+            for name, of in (("error", errors), ("bound", bounds), ("rate", rates))
         },
-        {
-            "heads": counts,
-            "draw": range(draws),
-            "rank": list(ranks),
-            "length": list(LENGTHS),
-            "length_over": list(over),
-            "logarithm": ["of 4d, as printed", "of 4 max(d, L)"],
-        },
-        "compression_bounds",
-        "Errors of compression and their bounds",
-        "theorems 3 and 5 (S0-TH3, S0-TH5)",
-        width=width,
-        n_tokens=n_tokens,
-        seed=seed,
-    )
+        "repeated_error": ("length", repeat_errors),
+        "repeated_rate": ("length", np.full(len(LENGTHS), rate)),
+        "least_error": (("length_over", "rank"), least),
+        "floor": ("rank", singular[1:] / 4),
+        "sharpness": (("logarithm", "length_over"), sharp),
+    }
+    places = {"heads": counts, "draw": range(draws), "rank": list(ranks), "length": list(LENGTHS)}
+    coords = {**places, "length_over": list(over), "logarithm": ["of 4d, as printed", "of 4 max(d, L)"]}
+    what = "compression_bounds", "Errors of compression and their bounds", "theorems 3 and 5 (S0-TH3, S0-TH5)"
+    return labelled(data, coords, *what, width=width, n_tokens=n_tokens, seed=seed)
 
 
 def _one_token(width: int) -> tuple[np.ndarray, float]:
@@ -217,8 +205,7 @@ def growth_bounds(
         gap: second singular value of the input, whose first is 1: small, so that the printed corollary fails at
             one head.
         decay: of all from the second on, gap · exp(−(j − 2)/decay).
-        draws: of inputs and weights, which are scaled to the largest norms that the theorem allows.
-        seed: of the draws.
+        draws, seed: of inputs and weights, which are scaled to the largest norms that the theorem allows.
 
     Returns:
         Dataset of kind "theory_growth_bounds". ``relative`` (heads, draw, index): σ_k(Z)/σ_1(Z) for the fewest layers D
@@ -234,8 +221,8 @@ def growth_bounds(
         InputError: heads that do not divide the width.
 
     Example:
-        >>> found = rank_theory.growth_bounds(width=8, heads=(2,), draws=2)
-        >>> bool((found["relative"] <= found["upper"]).all()), bool((found["grown"] >= found["lower"]).all())
+        >>> bounds = rank_theory.growth_bounds(width=8, heads=(2,), draws=2)
+        >>> bool((bounds["relative"] <= bounds["upper"]).all()), bool((bounds["grown"] >= bounds["lower"]).all())
         (True, True)
     """
     counts, singular = divisors(width, heads), np.append(1.0, gap * np.exp(-np.arange(width - 1) / decay))
@@ -255,29 +242,20 @@ def growth_bounds(
     proof = np.array([one_layer_bound(singular, count) for count in counts])
     printed = [np.minimum(corollary_index(k, count, as_printed=True), width) - 1 for count in counts]
     constants = np.array([1 + np.exp(2) * count for count in counts])[:, None]
-    return labelled(
-        {
-            "relative": (("heads", "draw", "index"), relative),
-            "upper": (
-                ("heads", "index"),
-                np.array([flow_bound(singular, *each) for each in zip(counts, depths, strict=True)]),
-            ),
-            "grown": (("heads", "index"), growth / growth[:, :1]),
-            "lower": (("heads", "index"), np.array([flow_floor(singular, count, 1) for count in counts])),
-            "alone": (("heads", "draw", "index"), alone),
-            "corollary": (("form", "heads", "index"), np.array([proof, constants * singular[np.array(printed)]])),
-            "input_singular_value": ("index", singular),
-            "depth": ("heads", depths),
-        },
-        {"heads": counts, "draw": range(draws), "index": k, "form": ["of the proof", "as printed"]},
-        "growth_bounds",
-        "Growth of rank in one layer and its bounds",
-        "theorem 4 and corollary 1 (S0-TH4, S0-C1)",
-        width=width,
-        gap=gap,
-        decay=decay,
-        seed=seed,
-    )
+    upper = np.array([flow_bound(singular, *each) for each in zip(counts, depths, strict=True)])
+    data = {
+        "relative": (("heads", "draw", "index"), relative),
+        "upper": (("heads", "index"), upper),
+        "grown": (("heads", "index"), growth / growth[:, :1]),
+        "lower": (("heads", "index"), np.array([flow_floor(singular, count, 1) for count in counts])),
+        "alone": (("heads", "draw", "index"), alone),
+        "corollary": (("form", "heads", "index"), np.array([proof, constants * singular[np.array(printed)]])),
+        "input_singular_value": ("index", singular),
+        "depth": ("heads", depths),
+    }
+    coords = {"heads": counts, "draw": range(draws), "index": k, "form": ["of the proof", "as printed"]}
+    title, where = "Growth of rank in one layer and its bounds", "theorem 4 and corollary 1 (S0-TH4, S0-C1)"
+    return labelled(data, coords, "growth_bounds", title, where, width=width, gap=gap, decay=decay, seed=seed)
 
 
 def sketch_bounds(
@@ -292,8 +270,7 @@ def sketch_bounds(
     Args:
         sizes: (h, d_h, d̃), each with 2 heads or more and d̃ below d_h.
         decay: of the input's singular values exp(−(j − 1)/decay).
-        draws: of the directions v, each with four tokens more than the width.
-        seed: of the draws.
+        draws, seed: of the directions v, each with four tokens more than the width.
 
     Returns:
         Dataset of kind "theory_sketch_bounds". Over ``size`` and ``draw``: ``shared_error`` and ``own_error``, in the
@@ -306,8 +283,8 @@ def sketch_bounds(
         InputError: sizes of no construction.
 
     Example:
-        >>> found = rank_theory.sketch_bounds(sizes=[(3, 6, 2)], draws=1)
-        >>> bool(found["own_error"][0, 0] < found["shared_floor"][0])
+        >>> bounds = rank_theory.sketch_bounds(sizes=[(3, 6, 2)], draws=1)
+        >>> bool(bounds["own_error"][0, 0] < bounds["shared_floor"][0])
         True
     """
     names = ("shared_error", "own_error", "shared_floor", "own_bound")
@@ -317,17 +294,8 @@ def sketch_bounds(
         for draw, child in enumerate(children(seed, draws)):
             construction = head_sketch(singular, heads, rank, heads * size + 4, seed=child)
             measures[:, row, draw] = [getattr(construction, name) for name in names]
-    return labelled(
-        {
-            "shared_error": (("size", "draw"), measures[0]),
-            "own_error": (("size", "draw"), measures[1]),
-            "shared_floor": ("size", measures[2, :, 0]),
-            "own_bound": ("size", measures[3, :, 0]),
-        },
-        {"size": [f"h = {h}, d_h = {d_h}, d̃ = {rank}" for h, d_h, rank in sizes], "draw": range(draws)},
-        "sketch_bounds",
-        "One sketch for all heads and one for each",
-        "theorem 6 (S0-TH6)",
-        decay=decay,
-        seed=seed,
-    )
+    data = {name: (("size", "draw"), of) for name, of in zip(names[:2], measures, strict=False)}
+    limits = {name: ("size", of[:, 0]) for name, of in zip(names[2:], measures[2:], strict=True)}
+    coords = {"size": [f"h = {h}, d_h = {d_h}, d̃ = {rank}" for h, d_h, rank in sizes], "draw": range(draws)}
+    what = "sketch_bounds", "One sketch for all heads and one for each", "theorem 6 (S0-TH6)"
+    return labelled({**data, **limits}, coords, *what, decay=decay, seed=seed)

@@ -1,16 +1,14 @@
-"""Families of synthetic series; every generator maps (rng, count, length) to an array (count, length).
-
-All are written for whole batches, because a training step on one CPU thread leaves a few milliseconds for data.
-No generator reads a real series.
-"""
+"""Families of synthetic series; every generator maps (rng, count, length) to an array (count, length)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.signal import lfilter
+from torch import Tensor
 
 Array = NDArray[np.float64]
 Generator = Callable[[np.random.Generator, int, int], Array]
@@ -270,31 +268,133 @@ def level_shift(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 FAMILIES: Mapping[str, Generator] = {
-    "motif_rough": motif_rough,
-    "motif_smooth": motif_smooth,
-    "harmonics": harmonics,
-    "seasonal": seasonal,
-    "seasonal_walk": seasonal_walk,
-    "double_season": double_season,
-    "day_types": day_types,
-    "holidays": holidays,
-    "shocks": shocks,
-    "walks": walks,
-    "intermittent": intermittent,
-    "autoregressive": autoregressive,
-    "random_walk": random_walk,
-    "trend": trend,
-    "level_shift": level_shift,
-    "white_noise": white_noise,
+    family.__name__: family
+    for family in (
+        *(motif_rough, motif_smooth, harmonics, seasonal, seasonal_walk, double_season, day_types, holidays),
+        *(shocks, walks, intermittent, autoregressive, random_walk, trend, level_shift, white_noise),
+    )
 }
 """Generators that need no cached corpus, by name."""
 
 
-def disturb(rng: np.random.Generator, series: Array) -> Array:
-    """Give rows an own unit, level and observation noise: the series of a model's users are never standardised."""
-    count, length = series.shape
-    deviation = series.std(axis=1, keepdims=True) + 1e-9
-    noise = rng.standard_normal((count, length)) * deviation * rng.choice([0, 0, 0.02, 0.08], (count, 1))
-    offset = rng.normal(0, 2.0, (count, 1)) * deviation * (rng.random((count, 1)) < 0.4)
-    sign = np.where(rng.random((count, 1)) < 0.15, -1.0, 1.0)
-    return sign * (series + noise + offset) * np.exp(rng.normal(0, 2.0, (count, 1)))
+PERIODS: tuple[int, ...] = (
+    *(24, 48, 96, 168, 336, 672, 7, 14, 30, 60, 365),
+    *(730, 4, 26, 52, 4, 6, 12, 4, 40, 10),
+)
+"""Periods of the bank in steps; 4 stands three times because three sampling rates share it."""
+
+MAX_KERNELS = 5
+JITTER = 1e-6
+
+
+def kernel_bank(length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0) -> Tensor:
+    """Compute the covariances (33, length, length) of the bank on [0, 1]; a scale of 1 gives the paper's periods."""
+    grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64, device=device)
+    gap = (grid[:, None] - grid[None, :]).abs()
+    steps = gap * (length - 1) if length > 1 else gap
+    product = grid[:, None] * grid[None, :]
+    same = torch.eye(length, dtype=torch.float64, device=device)
+    return torch.stack(
+        [
+            *(torch.exp(-2.0 * torch.sin(torch.pi * steps / (period * period_scale)) ** 2) for period in PERIODS),
+            *(sigma0**2 + product for sigma0 in (0.0, 1.0, 10.0)),
+            *(torch.exp(-0.5 * (gap / scale) ** 2) for scale in (0.1, 1.0, 10.0)),
+            *((1.0 + gap**2 / (2.0 * alpha)) ** (-alpha) for alpha in (0.1, 1.0, 10.0)),
+            *(level * same for level in (0.1, 1.0)),
+            torch.ones_like(gap),
+        ]
+    )
+
+
+def compose(bank: Tensor, indices: np.ndarray, sums: np.ndarray) -> Tensor:
+    """Join kernels of the bank left to right: a covariance (length, length)."""
+    covariance = bank[indices[0]].clone()
+    for index, by_sum in zip(indices[1:], sums[1:], strict=True):
+        covariance = covariance.add_(bank[index]) if by_sum else covariance.mul_(bank[index])
+    return covariance
+
+
+def kernelsynth(
+    rng: np.random.Generator, count: int, length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0
+) -> np.ndarray:
+    """Draw `count` series of `length` steps: array (count, length); covariances that do not factor are drawn anew."""
+    bank = kernel_bank(length, device=device, period_scale=period_scale)
+    series = np.empty((count, length))
+    row = 0
+    while row < count:
+        kernels = int(rng.integers(1, MAX_KERNELS + 1))
+        covariance = compose(bank, rng.integers(len(bank), size=kernels), rng.random(kernels) < 0.5)
+        # jitter relative to the variance: a product of linear kernels reaches 1e8
+        diagonal = covariance.diagonal()
+        diagonal += JITTER * max(float(diagonal.mean()), 1e-12)
+        factor, failure = torch.linalg.cholesky_ex(covariance)
+        if not failure:
+            series[row] = (factor @ torch.from_numpy(rng.standard_normal(length)).to(device)).cpu().numpy()
+            row += 1
+    return series
+
+
+Flow = Callable[[Array], Array]
+
+WARM_UP = 500
+"""Steps dropped before a flow is recorded, so that it is on its attractor."""
+
+
+def lorenz(state: Array) -> Array:
+    """Compute the derivative of Lorenz (1963): sigma 10, rho 28, beta 8/3. State (..., 3)."""
+    x, y, z = np.moveaxis(state, -1, 0)
+    return np.stack([10.0 * (y - x), x * (28.0 - z) - y, x * y - 8.0 / 3.0 * z], axis=-1)
+
+
+def roessler(state: Array) -> Array:
+    """Compute the derivative of Roessler (1976): a = b = 0.2, c = 5.7. State (..., 3)."""
+    x, y, z = np.moveaxis(state, -1, 0)
+    return np.stack([-y - z, x + 0.2 * y, 0.2 + z * (x - 5.7)], axis=-1)
+
+
+def rk4(flow: Flow, state: Array, dt: float | Array, steps: int) -> Array:
+    """Integrate `flow` from `state` (n, d): array (steps, n, d). `dt` may differ between trajectories, (n, 1)."""
+    path = np.empty((steps, *state.shape))
+    for step in range(steps):
+        k1 = flow(state)
+        k2 = flow(state + 0.5 * dt * k1)
+        k3 = flow(state + 0.5 * dt * k2)
+        k4 = flow(state + dt * k3)
+        state = state + dt / 6.0 * (k1 + 2.0 * k2 + 2.0 * k3 + k4)
+        path[step] = state
+    return path
+
+
+def flow_series(rng: np.random.Generator, count: int, length: int, *, flow: Flow, steps: tuple[float, float]) -> Array:
+    """Draw a random coordinate of `count` trajectories, each at its own sampling step in `steps`: (count, length)."""
+    substeps = 4
+    dt = np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]), size=(count, 1))) / substeps
+    start = rng.normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
+    attractor = rk4(flow, start, 0.02, WARM_UP)[-1]
+    path = rk4(flow, attractor, dt, length * substeps)[::substeps]
+    coordinate = rng.integers(3, size=count)
+    return path[:, np.arange(count), coordinate].T
+
+
+def logistic_series(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Draw the logistic map x -> r x (1 - x), r in [3.5, 4] (periodic windows and chaos): (count, length)."""
+    rate = rng.uniform(3.5, 4.0, size=count)
+    x = rng.uniform(0.1, 0.9, size=count)
+    series = np.empty((count, length))
+    for step in range(-WARM_UP, length):
+        x = rate * x * (1.0 - x)
+        if step >= 0:
+            series[:, step] = x
+    return series
+
+
+def chaotic(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Draw a third each of Lorenz, Roessler and logistic-map series: (count, length)."""
+    parts = np.array_split(np.arange(count), 3)
+    return np.concatenate(
+        [
+            flow_series(rng, len(parts[0]), length, flow=lorenz, steps=(0.02, 0.15)),
+            flow_series(rng, len(parts[1]), length, flow=roessler, steps=(0.1, 0.8)),
+            logistic_series(rng, len(parts[2]), length),
+        ]
+    )

@@ -1,29 +1,26 @@
-"""In-context linear regression: prompts, the least-squares oracle, and the training task."""
+"""In-context linear regression with its least-squares oracle, and maximal update parametrisation."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.samformer.streams import stream
-from tsfm_lens.studies.structured.encoder import Encoder, InContextRegressor
-from tsfm_lens.studies.structured.making import form_of_name
-from tsfm_lens.studies.structured.sizes import whole
-
-__all__ = [
-    "InContextTask",
-    "Prompts",
-    "errors_by_pairs",
-    "least_squares_in_context",
-    "make_regressor",
-    "oracle_errors",
-]
+from tsfm_lens.studies.samformer.tasks import stream
+from tsfm_lens.studies.structured.forms import LevelFactor, TrainFactor, form_of_name
+from tsfm_lens.studies.structured.matrices import whole
+from tsfm_lens.studies.structured.models import (
+    Encoder,
+    InContextRegressor,
+    PatchForecaster,
+    StepForecaster,
+    TokenEmbedding,
+)
 
 TRAINING, HELD_OUT = 0, 1
 FIRST_DIMENSIONS = 4
@@ -34,18 +31,12 @@ class Prompts:
     """Prompts x_1, f(x_1), …, x_N of linear functions f(x) = wᵀx, w ~ N(0, I) and x ~ N(0, I / d), without noise.
 
     Attributes:
-        inputs: d.
-        points: N; 2 · d if None.
+        inputs, points: d, and N; 2 · d if None.
         curriculum: steps over which dimensions rise from 4 to d, the others being zero, and points from 8 to N, as in
             the published code, which the paper does not mention; 0 for none.
 
     Source:
         Structured attention, section 4 (S2-ICL).
-
-    Example:
-        >>> x, y = structured.Prompts(inputs=4).draw(3, seed=0)
-        >>> x.shape, y.shape
-        (torch.Size([3, 8, 4]), torch.Size([3, 8]))
     """
 
     inputs: int = 16
@@ -74,13 +65,7 @@ class Prompts:
         return first + int(share * (self.inputs - first)), points + int(share * (self.count - points))
 
     def draw(self, prompts: int, seed: int, *parts: int, step: int | None = None) -> tuple[Tensor, Tensor]:
-        """Draw x (prompt, point, d) and y (prompt, point); the same for the same seed, parts and step.
-
-        Args:
-            prompts: how many.
-            seed, parts: of the stream that they are drawn from.
-            step: of the curriculum; whole prompts if None.
-        """
+        """Draw x (prompt, point, d) and y (prompt, point) from a stream of seed and parts; whole without a step."""
         generator = stream(seed, *parts)
         dimensions, points = self.sizes(self.curriculum if step is None else step)
         x = torch.randn(whole(prompts, "prompts"), points, self.inputs, generator=generator) * self.inputs**-0.5
@@ -90,14 +75,9 @@ class Prompts:
 
 
 def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
-    """Predict by least squares of minimum norm, each from the pairs before it; the first prediction is 0.
+    """Predict y (prompt, point) of x (prompt, point, d) by minimum-norm least squares, each from the pairs before it.
 
-    Args:
-        x: (prompt, point, d).
-        y: (prompt, point).
-
-    Returns:
-        (prompt, point), in float64.
+    Predictions (prompt, point) are in float64; the first is 0.
 
     Example:
         >>> x, y = structured.Prompts(inputs=2).draw(5, seed=0)
@@ -142,13 +122,10 @@ def make_regressor(
     """Make a regressor with drawn weights.
 
     Args:
-        name: of ``REGRESSORS``.
+        name, form: of ``REGRESSORS``, and arguments of the scoring function, such as ``ranks``.
         prompts: that it is made for.
-        width, layers, heads, d_mlp: of its encoder.
-        positions: "learned" or "none".
-        tokens: "single" or "pairs", as in :class:`InContextRegressor`.
-        seed: of the weights.
-        form: arguments of the scoring function, such as ``ranks``.
+        width, layers, heads, d_mlp, seed: of its encoder and weights.
+        positions, tokens: as in :class:`InContextRegressor`.
 
     Raises:
         UnknownNameError: an unknown name.
@@ -168,12 +145,9 @@ def make_regressor(
 
 
 def errors_by_pairs(model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512) -> Tensor:
-    """Compute the mean squared error after 0, 1, … pairs, (point,), in evaluation mode.
+    """Compute the mean squared error of x (prompt, point, d) and y (prompt, point) after 0, 1, … pairs, (point,).
 
-    Args:
-        model: x (prompt, point, d) and y (prompt, point) to predictions (prompt, point).
-        x, y: prompts.
-        at_once: prompts in a forward.
+    The model is in evaluation mode and takes ``at_once`` prompts in a forward.
 
     Example:
         >>> prompts = structured.Prompts(4)
@@ -198,27 +172,17 @@ class InContextTask:
     """Task of a regressor that learns from prompts, each seen once.
 
     Args:
-        model: from :func:`make_regressor`.
-        prompts: that it is trained on.
-        batch: prompts of a step.
-        epoch: steps between two evaluations.
+        model, prompts: from :func:`make_regressor`, and those that it is trained on.
+        batch, epoch: prompts of a step, and steps between two evaluations.
         held_out: prompts that it is measured on, the same for every seed.
         seed: of the prompts.
         settings: further settings that the weights depend on, for ``identity``.
 
     Attributes:
         identity: JSON of all settings.
-        batches_per_epoch: ``epoch``.
 
     Raises:
         InputError: a number is below 1, or the model was made for other prompts.
-
-    Example:
-        >>> prompts = structured.Prompts(4)
-        >>> model = structured.make_regressor("attention", prompts, width=16, layers=1)
-        >>> task = structured.InContextTask(model, prompts, held_out=64)
-        >>> 0.5 < task.evaluate()["mse"] < 2
-        True
     """
 
     def __init__(
@@ -269,3 +233,137 @@ class InContextTask:
         """Compute mean squared errors on the held-out prompts: over all points, "mse", and of the last one, "last"."""
         errors = self.by_pairs()
         return {"mse": sum(errors) / len(errors), "last": errors[-1]}
+
+
+def first_deviation(d_out: int, d_in: int) -> float:
+    """Compute the standard deviation of first weights, d_in^-1/2 · min(1, √(d_out / d_in)).
+
+    The spectral norm is then of the order √(d_out / d_in).
+
+    Source:
+        Structured attention, appendix F.1 (S2-MUP); the norm that it writes ‖·‖_* is the spectral one.
+
+    Example:
+        >>> structured.first_deviation(d_out=16, d_in=64)
+        0.0625
+    """
+    return whole(d_in, "d_in") ** -0.5 * min(1.0, (whole(d_out, "d_out") / d_in) ** 0.5)
+
+
+def fan_in_of(module: nn.Module, name: str) -> int | None:
+    """Return the length of the sum in one output of a parameter; None without such a sum (biases, norms, read-in).
+
+    Dense layers have their inputs; level l of :class:`LevelFactor` has D / p_l (equation 36); :class:`TrainFactor` has
+    c · s on the queries' side (equation 37) and d on the keys', where equation 38 prints a.
+
+    Example:
+        >>> structured.fan_in_of(structured.LevelFactor(64, 2, (4, 4)), "factors.1")
+        32
+    """
+    if isinstance(module, LevelFactor):
+        return int(module.factors[int(name.rpartition(".")[2])].shape[1])
+    if isinstance(module, TrainFactor):
+        return module.c * module.rank if module.side == "queries" else module.d
+    if isinstance(module, nn.Linear) and name == "weight":
+        return module.in_features
+    return None
+
+
+def parameter_groups(model: nn.Module, rate: float, base_width: int) -> list[dict[str, Any]]:
+    """Group parameters by the learning rate of AdamW that μP gives each, as torch's optimisers take them.
+
+    A rate tuned at width D_1 is used at another as rate · D_1 / fan-in on matrices, and as it is on biases, norms and
+    the read-in, whose sums have the length of the input.
+
+    Args:
+        model: a transformer of this package, or any module with its layers.
+        rate, base_width: tuned at D_1.
+
+    Returns:
+        One group for each rate: "params", "lr", and the "names" of its parameters.
+
+    Raises:
+        InputError: a rate that is not above 0.
+
+    Example:
+        >>> encoder = structured.Encoder(32, 1, 2, structured.Standard())
+        >>> sorted(group["lr"] for group in structured.parameter_groups(encoder, 1e-3, 16))
+        [0.000125, 0.0005, 0.001]
+    """
+    if not rate > 0:
+        raise InputError(f"a learning rate of {rate}, expected one above 0")
+    whole(base_width, "base_width")
+    groups: dict[float, dict[str, Any]] = {}
+    for path, parameter, fan_in in _parameters(model):
+        own = rate if fan_in is None else rate * base_width / fan_in
+        group = groups.setdefault(own, {"params": [], "lr": own, "names": []})
+        group["params"].append(parameter)
+        group["names"].append(path)
+    return list(groups.values())
+
+
+def redraw(model: nn.Module, seed: int) -> None:
+    """Draw first weights by μP: matrices by their sizes, read-out zero, read-in and positions 0.02, biases zero.
+
+    Example:
+        >>> model = structured.Encoder(16, 1, 2, structured.Standard())
+        >>> structured.redraw(model, seed=0)
+        >>> model.norm.weight.sum().item()
+        16.0
+    """
+    generator = torch.Generator().manual_seed(seed)
+    last = {id(part.weight) for part in _read_outs(model)}
+    fans = {id(parameter): fan_in for _, parameter, fan_in in _parameters(model)}
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            draw = torch.randn(parameter.shape, generator=generator).to(parameter)
+            fan_in = fans[id(parameter)]
+            if fan_in is not None:
+                # structured factors have as variance one over what they sum; a dense matrix may be narrower than that
+                deviation = first_deviation(len(parameter), fan_in) if parameter.ndim == 2 else fan_in**-0.5
+                parameter.copy_(0.0 * draw if id(parameter) in last else deviation * draw)
+            elif parameter.ndim > 1:
+                parameter.copy_(0.02 * draw)
+            else:
+                parameter.fill_(1.0 if path.endswith("weight") else 0.0)
+
+
+def rms_capped(weight: Tensor, d_out: int, d_in: int) -> Tensor:
+    """Compute W / max(1, RMS(W) / σ₀) with σ₀² = min(d_in, d_out) / d_in², of any shape.
+
+    It keeps factors of tensor trains small; d_out and d_in are the sizes of W as a matrix.
+
+    Source:
+        Structured attention, appendix F.1: factors are RMS-normalised; the cap is that of the published code.
+
+    Example:
+        >>> structured.rms_capped(torch.full((4, 4), 3.0), 4, 4)[0, 0].item()
+        0.5
+    """
+    sigma = min(whole(d_in, "d_in"), whole(d_out, "d_out")) ** 0.5 / d_in
+    return weight / (weight.square().mean().sqrt() / sigma).clamp(min=1.0)
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | None]]:
+    """Yield path, parameter and fan-in of each parameter, once."""
+    read_in = {
+        id(part) for module in model.modules() if isinstance(module, TokenEmbedding) for part in module.parameters()
+    }
+    owners: dict[int, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=isinstance(module, LevelFactor)):
+            # a list of factors comes after the layer that it belongs to
+            owners.setdefault(id(parameter), (module, name))
+    for path, parameter in model.named_parameters():
+        fan_in = None if id(parameter) in read_in else fan_in_of(*owners[id(parameter)])
+        yield path, parameter, fan_in
+
+
+def _read_outs(model: nn.Module) -> Iterator[nn.Linear]:
+    for module in model.modules():
+        if isinstance(module, InContextRegressor):
+            yield module.read_out
+        elif isinstance(module, PatchForecaster):
+            yield module.head
+        elif isinstance(module, StepForecaster):
+            yield module.read_out

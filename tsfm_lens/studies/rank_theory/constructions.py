@@ -1,4 +1,4 @@
-"""Theorem 6 and appendix J.2: sketches of few directions, one for all heads or one for each, and their errors."""
+"""Theorems 4 and 6, corollary 1: layers that raise rank fastest, and sketches for all heads or for each."""
 
 from __future__ import annotations
 
@@ -9,19 +9,125 @@ from scipy.linalg import orth
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.ranks import positive_and_falling
-from tsfm_lens.studies.rank_theory.attention import AttentionWeights, attention
+from tsfm_lens.studies.rank_theory.compression import AttentionWeights, attention
 
-__all__ = ["HeadSketch", "effective_index", "head_sketch", "sketching_distance", "sparse_sketch"]
+_E2 = float(np.exp(2.0))
+
+
+def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
+    """Bound σ_k(U + attention(U)) of singular values (d,), the largest at most 1: (1 + e²h) σ_⌊(k−1)/(h+1)⌋+1, (d,).
+
+    Weights are as in `flow_bound`.
+
+    Source:
+        Flow of ranks, corollary 1 (S0-C1), with the index that its proof gives and the constant of equation 26.
+
+    Raises:
+        InputError: the largest is above 1, or the singular values are not positive and falling.
+
+    Example:
+        >>> bound = rank_theory.one_layer_bound(np.array([1.0, 0.1, 0.01]), 1)
+        >>> (bound / bound[0]).round(6).tolist()
+        [1.0, 1.0, 0.1]
+    """
+    values = positive_and_falling(singular_values, len(singular_values))
+    if values[0] > 1:
+        raise InputError(f"the largest singular value is {values[0]:g}, expected at most 1")
+    k = np.arange(1, len(values) + 1)
+    return np.asarray((1 + _E2 * heads) * values[corollary_index(k, heads) - 1])
+
+
+def corollary_index(k: np.ndarray, heads: int, *, as_printed: bool = False) -> np.ndarray:
+    """Return the input's singular value that bounds the output's k-th, counted from 1: ⌊(k−1)/(h+1)⌋ + 1.
+
+    Args:
+        as_printed: the paper's ⌊(k+1)/(h+1)⌋ + 1, by which one head would make σ_1 of the output smaller than σ_2 of
+            the input.
+
+    Source:
+        Flow of ranks, corollary 1 (S0-C1).
+
+    Example:
+        >>> rank_theory.corollary_index(np.arange(1, 6), 1).tolist()
+        [1, 1, 2, 2, 3]
+        >>> rank_theory.corollary_index(np.arange(1, 6), 1, as_printed=True).tolist()
+        [2, 2, 3, 3, 4]
+    """
+    return np.asarray((np.asarray(k) + (1 if as_printed else -1)) // (heads + 1) + 1)
+
+
+def growing(
+    singular_values: np.ndarray, heads: int, n_tokens: int, *, depth: int = 1
+) -> tuple[np.ndarray, AttentionWeights]:
+    """Make an input U (d, L) of given singular values and a layer in which rank grows as fast as the bound.
+
+    Up to a constant: head i moves the d_h − 1 leading directions of the input to its directions of block i.
+
+    Args:
+        singular_values, heads, n_tokens: (d,) from the largest on, above 0; h, a divisor of d; and L, at least d.
+        depth: D; the softmax is made so sharp that the proof's ε = √D σ_d/(5h) is kept.
+
+    Source:
+        Flow of ranks, second statement of theorem 4 (S0-TH4), whose proof writes N for D.
+
+    Raises:
+        InputError: no so many heads fit, or as in :func:`incompressible`.
+
+    Example:
+        >>> tokens, weights = rank_theory.growing(np.array([1.0, 0.5, 0.1, 0.01]), 2, 4)
+        >>> np.linalg.svd(rank_theory.residual_layer(tokens, weights), compute_uv=False).round(3).tolist()
+        [2.0, 1.1, 0.5, 0.01]
+    """
+    values = positive_and_falling(singular_values, n_tokens)
+    width = len(values)
+    if heads < 1 or width % heads:
+        raise InputError(f"{width} singular values cannot be shared out over {heads} heads")
+    size = width // heads
+    epsilon = np.sqrt(depth) * values[-1] / (5 * heads)
+    # each wrong entry of the softmax is below exp(−sharpness), and there are fewer than L²
+    sharpness = np.log(np.sqrt(2) * n_tokens**2 / epsilon)
+    query, key, value = (np.zeros((heads, size, width)) for _ in range(3))
+    query[:, range(size), range(size)] = np.sqrt(size) * sharpness / values[:size]
+    value[:, range(size - 1), range(size - 1)] = 1
+    for head in range(heads):
+        block = np.arange(head * size, (head + 1) * size)
+        key[head, size - 1] = 1 / values
+        key[head, size - 1, block] = 0
+        key[head, range(size), block] = 1 / values[block]
+    tokens = np.hstack([np.diag(values), np.zeros((width, n_tokens - width))])
+    return tokens, AttentionWeights(query, key, value)
+
+
+def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
+    """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing` with D layers, (d,): by equation 6, else 0.
+
+    The largest over i. The largest singular value is taken as 1.
+
+    Source:
+        Flow of ranks, equation 6 (S0-TH4): (σ_(i−1)d_h+⌈k/i⌉ + σ_⌈k/i⌉/√D) / 4 for i ≤ h with ⌈k/i⌉ < d_h.
+
+    Example:
+        >>> rank_theory.flow_floor(np.array([1.0, 0.5, 0.1, 0.01]), 2, 1).tolist()
+        [0.5, 0.275, 0.0, 0.0]
+    """
+    values = positive_and_falling(singular_values, len(singular_values))
+    values = values / values[0]
+    size = len(values) // heads
+    floor = np.zeros(len(values))
+    for k in range(1, len(values) + 1):
+        for head in range(1, heads + 1):
+            place = -(-k // head)
+            if place < size:
+                bound = values[(head - 1) * size + place - 1] + values[place - 1] / np.sqrt(depth)
+                floor[k - 1] = max(floor[k - 1], bound / 4)
+    return floor
 
 
 def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
-    """Compute the part of a matrix's rows outside the rows of its sketch, ‖QQᵀXᵀ − Xᵀ‖₂ with Q = orth(XᵀW₂ᵀ).
+    """Compute the part of the rows of X (d, L) outside those of its sketch W₂ (rows, d), with Q = orth(XᵀW₂ᵀ).
 
-    Between σ_{m+1}(X), which no sketch of m rows goes below, and σ_1(X); 0 for a sketch of full rank.
-
-    Args:
-        matrix: X, (d, L).
-        sketch: W₂, (rows, d); of several heads, one below another.
+    ‖QQᵀXᵀ − Xᵀ‖₂ lies between σ_{m+1}(X), which no sketch of m rows goes below, and σ_1(X); it is 0 for a sketch of
+    full rank. Of several heads the sketches stand one below another.
 
     Source:
         Flow of ranks, equation 30 (S0-SKETCH), which writes W_R for W₂.
@@ -48,10 +154,6 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
 def effective_index(singular_values: np.ndarray, distance: float) -> int:
     """Count the singular values of at least a sketching distance: as good as that many directions chosen best.
 
-    Args:
-        singular_values: in any order.
-        distance: see :func:`sketching_distance`.
-
     Source:
         Flow of ranks, figure 16, which counts one less.
 
@@ -63,15 +165,9 @@ def effective_index(singular_values: np.ndarray, distance: float) -> int:
 
 
 def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.ndarray:
-    """Draw W₂ of several heads: rank · heads rows with width / heads Gaussian entries at random places, else zeros.
+    """Draw W₂ of heads that divide the width: rank · heads rows with width / heads Gaussian entries, else zeros.
 
-    However many heads, it has rank · width entries that are not zero.
-
-    Args:
-        width: d.
-        rank: rows of each head.
-        heads: a divisor of the width.
-        seed: of the draw.
+    Places are random. However many heads, it has rank · width entries that are not zero.
 
     Source:
         Flow of ranks, appendix J.2, which says so of the matrix and means each row.
@@ -98,12 +194,10 @@ class HeadSketch:
     """Input and layer that a sketch of its own for each head approximates, and no one sketch for all does.
 
     Attributes:
-        tokens: U, (d, L).
-        weights: of the layer.
+        tokens, weights: U, (d, L), and the layer.
         reduced: the layer whose heads have factors of inner size d̃ + 1 for query and key and d̃ for value.
         right: the right factors of query, key and value, (head, d̃ + 1 or d̃, d): the sketches.
-        singular_values: of the input, (d,).
-        rank: d̃.
+        singular_values, rank: of the input, (d,), and d̃.
     """
 
     tokens: np.ndarray
@@ -142,10 +236,8 @@ def head_sketch(
     """Make the construction by which a sketch for each head does better than one for all.
 
     Args:
-        singular_values: of the input, (d,), from the largest, at most 1, on; d a multiple of ``heads``.
-        heads: h, 2 or more.
-        rank: d̃, below d / h.
-        n_tokens: L, at least d.
+        singular_values, n_tokens: of the input, (d,), from the largest, at most 1, on, and L, at least d.
+        heads, rank: h, 2 or more, a divisor of d, and d̃, below d / h.
         stability: C, how much larger than W_V the one for all heads may be.
         seed: of the directions v.
 

@@ -1,0 +1,34 @@
+"""Runs of recipes on a CPU, from the start or from where they were stopped, and what they end with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tsfm_lens.studies.recipes.corpus import Corpus
+from tsfm_lens.studies.recipes.recipe import TrainingRecipe
+from tsfm_lens.studies.recipes.train import Trainer
+
+
+def run(recipe: TrainingRecipe, out: Path, corpus: Corpus, until: int | None = None) -> Trainer:
+    """A run to its end, or until a step."""
+    trainer = Trainer(recipe, out, corpus, device="cpu")
+    ended = trainer.run(quiet=True) if until is None else trainer.run(until=until, quiet=True)
+    assert ended == (until is None)
+    return trainer
+
+
+def resumed(recipe: TrainingRecipe, out: Path, corpus: Corpus) -> Trainer:
+    """The run in a folder, gone on with to its end."""
+    trainer = Trainer(recipe, out, corpus, device="cpu")
+    trainer.resume()
+    assert trainer.run(quiet=True)
+    return trainer
+
+
+def assert_same_weights(one: Trainer, other: Trainer) -> None:
+    """Equal to the last bit."""
+    weights = other.model.state_dict()
+    for name, weight in one.model.state_dict().items():
+        assert torch.equal(weight, weights[name]), name

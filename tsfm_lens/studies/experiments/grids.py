@@ -1,0 +1,323 @@
+"""Grids of the papers' experiments, whose configurations ``grids.yaml`` holds, and the results of their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import yaml
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.studies.experiments.config import InContextData, ModelFields, TrainConfig
+from tsfm_lens.studies.experiments.grid import Arm, gathered
+from tsfm_lens.studies.structured import BlockTensorTrain, LowRank, MultiLevelLowRank, StructuredMatrix, oracle_errors
+
+Fields = Mapping[str, Mapping[str, Any]]
+"""By name of a configuration: ``model``, its ``options``, and what differs of the ``optimizer``."""
+
+_FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("grids.yaml").read_text(encoding="utf-8"))
+TOY_ARMS, TOY_OPTIMIZERS, ENCODER_ARMS, IN_CONTEXT_ARMS, WIDTH_ARMS, TRANSFER_ARMS = (
+    _FILE[name] for name in ("toy", "toy optimizers", "encoders", "in context", "widths", "transfer")
+)
+RHO: dict[str, dict[int, float]] = _FILE["radii"]["samformer"]
+WIDTHS = (16, 32, 64)
+RATES = tuple(1e-3 * 2**power for power in range(6))
+
+
+def _config(
+    fields: Mapping[str, Any],
+    data: Mapping[str, Any],
+    optimizer: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> TrainConfig:
+    """Return a configuration: of options and optimiser what is common, then what the grid's entry has of its own."""
+    content = {
+        "model": {"name": fields["model"], "options": {**(options or {}), **fields.get("options", {})}},
+        "data": data,
+        "optimizer": {**optimizer, **fields.get("optimizer", {})},
+        "plan": plan,
+        **more,
+    }
+    return TrainConfig.model_validate(content)
+
+
+def toy_arms(
+    arms: Fields = TOY_ARMS, *, epochs: int = 30, learning_rate: float = 1e-2, watch: bool = False, **sizes: Any
+) -> dict[str, TrainConfig]:
+    """Return the configurations of the toy problem by arm.
+
+    Args:
+        arms: model, and what differs of the optimiser.
+        epochs, learning_rate: of each, and of Adam, falling by a half cosine; the paper does not say.
+        watch: whether to measure sharpness and attention at every third epoch.
+        sizes: of the problem, where they are not the paper's.
+
+    Example:
+        >>> {name: config.optimizer.rho for name, config in experiments.toy_arms().items()}["transformer + SAM"]
+        0.5
+    """
+    more = {"watch": {"every": 3, "measures": ["sharpness", "attention"], "snapshots": True}} if watch else {}
+    data, optimizer, plan = {"kind": "toy", **sizes}, {"learning_rate": learning_rate}, {"epochs": epochs}
+    return {name: _config(fields, data, optimizer, plan | {"patience": None}, **more) for name, fields in arms.items()}
+
+
+def benchmark_arms(
+    file: str | Path, data: str, horizon: int, arms: Fields = _FILE["benchmarks"], **plan: Any
+) -> dict[str, TrainConfig]:
+    """Return a benchmark's configurations by arm: batches of 32, Adam at 1e-3, at most 300 epochs, patience 5.
+
+    Args:
+        file, data: of "ETTh1", "ETTh2" or "exchange", for its split and ρ.
+        horizon: 96, 192, 336 or 720.
+        arms, plan: model, and what differs of the optimiser; fields of the plan that differ.
+
+    Raises:
+        UnknownNameError: other data, or a horizon without a ρ.
+
+    Example:
+        >>> experiments.benchmark_arms("ETTh1.csv", "ETTh1", 96)["ETTh1 96 SAMformer"].optimizer.rho
+        0.5
+    """
+    if data not in RHO:
+        raise unknown_name("benchmark", data, RHO)
+    if horizon not in RHO[data]:
+        raise unknown_name("horizon", str(horizon), map(str, RHO[data]))
+    source = {"kind": "file", "file": str(file), "split": _FILE["splits"][data], "horizon": horizon}
+    configs = {}
+    for name, fields in arms.items():
+        rho = _FILE["radii"][fields["rho"]][data][horizon] if "rho" in fields else 0.0
+        configs[f"{data} {horizon} {name}"] = _config(fields, source, {"learning_rate": 1e-3, "rho": rho}, plan)
+    return configs
+
+
+def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float], **plan: Any) -> dict[str, TrainConfig]:
+    """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
+
+    The arguments are those of :func:`benchmark_arms`.
+
+    Example:
+        >>> list(experiments.rho_arms("ETTh1.csv", "ETTh1", 96, [0.0, 0.5]))
+        ['ETTh1 96 rho 0', 'ETTh1 96 rho 0.5']
+    """
+    arms = {f"rho {rho:g}": {"model": "samformer", "optimizer": {"rho": rho}} for rho in rhos}
+    return benchmark_arms(file, data, horizon, arms, **plan)
+
+
+def encoder_arms(
+    file: str | Path,
+    arms: Fields = ENCODER_ARMS,
+    *,
+    horizons: Sequence[int] = (96, 192),
+    width: int = 32,
+    heads: int = 4,
+    epochs: int = 1,
+    learning_rate: float = 2e-3,
+) -> dict[str, TrainConfig]:
+    """Return the configurations of forecasting by arm and horizon, windows being as long as forecasts.
+
+    Args:
+        file: of ETTh1, or another series that the split of ETT by hours fits.
+        arms: scoring function, and its arguments.
+        horizons: T.
+        width, heads: of two layers, whose MLPs have twice the width; the paper has 512 and 8.
+        epochs: of batches of 32, 258 to 264 steps each; the paper takes 200 or 1,000, whichever is better.
+        learning_rate: of Adam; the paper takes the best of 1e-5, 2e-4 and 5e-3.
+
+    Example:
+        >>> list(experiments.encoder_arms("ETTh1.csv", horizons=(96,)))[:2]
+        ['standard, T = 96', 'MLR attention 6+2, T = 96']
+    """
+    options = {"width": width, "layers": 2, "heads": heads, "d_mlp": 2 * width}
+    optimizer, plan = {"learning_rate": learning_rate, "warm_up": 20}, {"epochs": epochs, "batch": 32, "patience": None}
+    source = {"kind": "file", "file": str(file), "split": "ett-hourly"}
+    return {
+        f"{title}, T = {steps}": _config(
+            fields, {**source, "length": steps, "horizon": steps}, optimizer, plan, options
+        )
+        for steps in horizons
+        for title, fields in arms.items()
+    }
+
+
+def in_context_arms(
+    arms: Fields = IN_CONTEXT_ARMS,
+    *,
+    inputs: int = 6,
+    widths: Sequence[int] = (16,),
+    layers: int = 2,
+    epochs: int = 4,
+    learning_rate: float = 5e-3,
+    tokens: str = "pairs",
+    **data: Any,
+) -> dict[str, TrainConfig]:
+    """Return the configurations of regression in context by arm and width.
+
+    AdamW with betas 0.9 and 0.95 and no weight decay, as in the published code; batches of 32, a warm-up of 100 steps,
+    and a rate that falls as a half cosine. MLPs have twice the width. Weights are drawn, and rates given, by μP: as
+    torch draws them, scores begin near zero, and some seeds stay there for long.
+
+    Args:
+        arms: scoring function, and options of the model.
+        inputs: d of the prompts, which have 2 · d points.
+        widths: D, the base of μP first.
+        layers: of each; the paper has 6.
+        epochs: of 250 steps.
+        learning_rate: after the warm-up.
+        tokens: "pairs", or "single" as in the paper, with which runs of this length end by whether they leave a plateau
+            in time, see :class:`tsfm_lens.studies.structured.InContextRegressor`.
+        data: fields of the prompts that differ.
+
+    Example:
+        >>> list(experiments.in_context_arms())[:2]
+        ['1 head, rank 16, D = 16', '8 heads, rank 2, D = 16']
+    """
+    prompts = {"kind": "in-context", "inputs": inputs, "epoch": 250, **data}
+    optimizer = {"name": "adamw", "learning_rate": learning_rate, "betas": [0.9, 0.95], "warm_up": 100}
+    plan = {"epochs": epochs, "batch": 32, "patience": None}
+    configs = {}
+    for width in widths:
+        options = {"width": width, "layers": layers, "d_mlp": 2 * width, "tokens": tokens}
+        for title, fields in arms.items():
+            common = {**optimizer, "base_width": widths[0]}
+            configs[f"{title}, D = {width}"] = _config(fields, prompts, common, plan, options)
+    return configs
+
+
+def transfer_arms(
+    arms: Fields = TRANSFER_ARMS,
+    *,
+    widths: Sequence[int] = WIDTHS,
+    rates: Sequence[float] = RATES,
+    inputs: int = 6,
+    steps: int = 160,
+    **data: Any,
+) -> dict[str, TrainConfig]:
+    """Return configurations of regression in context by arm, width and learning rate, with the other grid's optimiser.
+
+    Args:
+        arms: scoring function, and options; those named "μP" are drawn and given rates by it, the first width being
+            the base.
+        widths: D; heads have 4 features each.
+        rates: of AdamW.
+        inputs: d.
+        steps: of 32 prompts.
+        data: fields of the prompts that differ.
+
+    Example:
+        >>> len(experiments.transfer_arms())
+        54
+    """
+    prompts = {"kind": "in-context", "inputs": inputs, "epoch": steps // 4, "held_out": 512, **data}
+    optimizer = {"name": "adamw", "betas": [0.9, 0.95], "warm_up": 50, "schedule": "constant"}
+    plan = {"epochs": 4, "batch": 32, "patience": None}
+    configs = {}
+    for title, fields in arms.items():
+        base = widths[0] if title.startswith("μP") else 0
+        for width in widths:
+            options = {"width": width, "layers": 2, "heads": width // 4, "d_mlp": 2 * width, "tokens": "pairs"}
+            for rate in rates:
+                common = {**optimizer, "learning_rate": rate, "base_width": base}
+                configs[f"{title}, D = {width}, {rate:g}"] = _config(fields, prompts, common, plan, options)
+    return configs
+
+
+def form_of(fields: ModelFields) -> StructuredMatrix:
+    """Return a head's scores as a matrix of the width, of the family that the model's name says."""
+    width, heads = fields.options["width"], fields.options["heads"]
+    if fields.name == "bilinear-btt":
+        return BlockTensorTrain(width, width, fields.options.get("rank", 1))
+    if fields.name == "bilinear-mlr":
+        return MultiLevelLowRank(width, width, fields.options["ranks"])
+    # of MLR attention between tokens of one finest block
+    return LowRank(width, width, sum(fields.options.get("ranks", [width // heads])))
+
+
+def _configs_of(data: xr.Dataset, arms: Sequence[Arm]) -> list[TrainConfig]:
+    by_name = {arm.name: arm.config for arm in arms}
+    return [by_name[str(name)] for name in data["arm"].values]
+
+
+def _facts(config: TrainConfig) -> dict[str, Any]:
+    prompts = config.data
+    assert isinstance(prompts, InContextData)
+    steps = prompts.epoch * config.plan.epochs
+    return {"inputs": prompts.inputs, "layers": config.model.options["layers"], "steps": steps}
+
+
+def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
+    """Collect the results of runs in context below a folder, with those of the oracle.
+
+    All are of one number of inputs and points; those that have not ended are left out.
+
+    Returns:
+        Dataset of kind "in_context_runs": that of :func:`tsfm_lens.studies.experiments.gathered`, with ``oracle``
+        (pairs,), the expected error of least squares, and by arm ``group`` (its name without the width), ``width``,
+        ``heads``, ``score_rank``, the generic rank of a head's scores as a matrix (width, width), ``rank_ratio``,
+        that over the inputs, and ``score_parameters``, the number of parameters of the matrix.
+
+    Raises:
+        InputError: no run has ended.
+
+    Example:
+        >>> experiments.record("in_context").attrs["kind"]
+        'in_context_runs'
+    """
+    data = gathered(arms, out)
+    configs = _configs_of(data, arms)
+    facts, first = _facts(configs[0]), configs[0]
+    inputs = facts["inputs"]
+    forms = [form_of(config.model) for config in configs]
+    rank = np.array([form.generic_rank for form in forms])
+    facts |= {"tokens": first.model.options.get("tokens", "single"), "batch": first.plan.batch}
+    facts |= {"learning_rate": first.optimizer.learning_rate}
+    return (
+        data.assign_coords(
+            group=("arm", [str(name).rpartition(", D = ")[0] for name in data["arm"].values]),
+            width=("arm", np.array([config.model.options["width"] for config in configs])),
+            heads=("arm", np.array([config.model.options["heads"] for config in configs])),
+            score_rank=("arm", rank),
+            rank_ratio=("arm", rank / inputs),
+            score_parameters=("arm", [form.n_parameters for form in forms]),
+            pairs=np.arange(data.sizes["pairs"]),
+        )
+        .assign(oracle=("pairs", oracle_errors(inputs, data.sizes["pairs"]).numpy()))
+        .assign_attrs(facts, kind="in_context_runs", title="Regression in context")
+    )
+
+
+def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
+    """Collect the results of runs below a folder, by parametrisation, width and rate.
+
+    Returns:
+        Dataset of kind "transfer_runs": ``mse`` (parametrisation, width, rate, seed), the error on held-out prompts at
+        the end, NaN where a run has not ended.
+
+    Raises:
+        InputError: no run has ended.
+
+    Example:
+        >>> arms = {"μP": experiments.TRANSFER_ARMS["μP"]}
+        >>> configs = experiments.transfer_arms(arms, widths=(8, 16), rates=(1e-3,), inputs=2, steps=4, held_out=8)
+        >>> runs = list(experiments.of_seeds(configs, range(1)))
+        >>> _ = experiments.run_arms(runs, folder / "transfer", quiet=True)
+        >>> dict(experiments.transfer_results(runs, folder / "transfer")["mse"].sizes)
+        {'parametrisation': 1, 'width': 2, 'rate': 1, 'seed': 1}
+    """
+    data = gathered(arms, out)
+    configs = _configs_of(data, arms)
+    titles = [str(name).rsplit(", D = ", 1)[0] for name in data["arm"].values]
+    places = {
+        "parametrisation": titles,
+        "width": [config.model.options["width"] for config in configs],
+        "rate": [config.optimizer.learning_rate for config in configs],
+    }
+    cells = data["validation_mse"].assign_coords({name: ("arm", values) for name, values in places.items()})
+    table = cells.drop_vars("arm").set_index(arm=list(places)).unstack("arm").transpose(*places, "seed")
+    # in the given order, which unstacking sorts
+    results = table.sel(parametrisation=list(dict.fromkeys(titles))).to_dataset(name="mse")
+    return results.assign_attrs(_facts(configs[0]), kind="transfer_runs", title="Learning rates across widths")

@@ -1,0 +1,386 @@
+"""Numerical experiments of the paper: theorem 3 (appendix J.1), sketches (J.2), heads (J.3), polynomials (I)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.ranks import epsilon_rank, relative_spectrum
+from tsfm_lens.studies.rank_theory.compression import (
+    AttentionWeights,
+    column_softmax,
+    compression_bound,
+    compression_errors,
+    logits,
+    orthonormal,
+    projector,
+    residual_layer,
+)
+from tsfm_lens.studies.rank_theory.constructions import effective_index, sketching_distance, sparse_sketch
+from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
+
+PAPER = "Understanding Transformers for Time Series: Rank Structure, Flow-of-ranks, and Compressibility"
+RESAMPLED = 2000
+
+
+def labelled(
+    data: Mapping[str, tuple[Any, ...]], coords: Mapping[str, Any], kind: str, title: str, where: str, **attrs: Any
+) -> xr.Dataset:
+    """Make a dataset with its kind, title, source, seed and sizes."""
+    head = {"kind": f"theory_{kind}", "title": title, "source": f"{PAPER}, {where}"}
+    return xr.Dataset(dict(data), coords=dict(coords), attrs={**head, **attrs})
+
+
+def of_spectrum(singular_values: np.ndarray, n_tokens: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw random directions with given singular values, (d, L); InputError for fewer tokens than values."""
+    width = len(singular_values)
+    if n_tokens < width:
+        raise InputError(f"{n_tokens} tokens cannot have {width} singular values; give {width} or more")
+    left = orthonormal(width, width, rng)
+    return np.asarray((left * singular_values) @ orthonormal(n_tokens, width, rng).T)
+
+
+def children(seed: int, count: int) -> list[int]:
+    """Return seeds of so many draws, of which the first are the same whatever the count."""
+    if count < 1:
+        raise InputError(f"draws is {count}, expected 1 or more")
+    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]
+
+
+def slope_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Compute the slope of the least-squares line of log y over log x, along the last axis, (…)."""
+    across, up = np.log(x), np.log(y)
+    centred = across - across.mean()
+    return np.asarray((centred * (up - up.mean(-1, keepdims=True))).sum(-1) / (centred**2).sum())
+
+
+def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float, float]:
+    """Compute the slope of the root mean square of y (draw, n) over draws, with its bootstrapped 95 % interval."""
+    sample = np.random.default_rng(seed).integers(0, len(y), size=(RESAMPLED, len(y)))
+    slopes = slope_of(x, np.sqrt((y[sample] ** 2).mean(axis=1)))
+    low, high = np.quantile(slopes, (0.025, 0.975))
+    return float(slope_of(x, np.sqrt((y**2).mean(axis=0)))), float(low), float(high)
+
+
+def divisors(width: int, heads: Sequence[int]) -> list[int]:
+    """Return numbers of heads; InputError for none, or for those that do not divide the width."""
+    wrong = [count for count in heads if count < 1 or width % count]
+    if wrong or not len(heads):
+        raise InputError(f"heads are {list(heads)}, expected divisors of the width {width}")
+    return list(heads)
+
+
+def compression_by_rank(
+    *,
+    width: int = 512,
+    n_tokens: int = 4096,
+    n_ranks: int = 40,
+    scalings: Sequence[str] = ("theorem",),
+    draws: int = 1,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Measure the error of a layer whose matrices are cut to a rank, over the first singular value that is cut off.
+
+    Singular values of the vocabulary fall evenly on a logarithmic scale from 1 to e⁻⁵, and all of it is the input.
+
+    Args:
+        width, n_tokens: d, and N, which is L too.
+        n_ranks: how many ranks from 1 to d − 1, evenly.
+        scalings: of the random weights, from :data:`tsfm_lens.studies.rank_theory.SCALINGS`.
+        draws, seed: of vocabulary and weights.
+
+    Returns:
+        Dataset of kind "theory_compression_rank". Over ``scaling``, ``draw`` and ``rank``: ``error`` ‖Y − Ỹ‖_F, and
+        ``bound``, which it cannot exceed. Over ``rank``: ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1}, as
+        printed. ``slope`` (scaling, draw): of log error over log σ_{d̃+1} at ranks up to 3/4 of the width, and
+        ``slope_of_all``: at all, where it is steeper, since errors add up over ever fewer directions.
+
+    Source:
+        Flow of ranks, appendix J.1, figure 15 left (S0-J1a).
+
+    Raises:
+        InputError: fewer tokens than the width, or a width below 4.
+
+    Example:
+        >>> errors = rank_theory.compression_by_rank(width=32, n_tokens=128, n_ranks=8)
+        >>> 0.8 < float(errors["slope"][0, 0]) < 1.2
+        True
+    """
+    if width < 4 or n_ranks < 4:
+        raise InputError(f"width {width} with {n_ranks} ranks, expected 4 of both or more: a slope needs two ranks")
+    singular = np.exp(np.linspace(0, -5, width))
+    # singular values fall evenly on a logarithmic scale, so that even ranks are even there
+    ranks = sorted({round(float(rank)) for rank in np.linspace(1, width - 1, n_ranks)})
+    errors, bounds = np.empty((2, len(scalings), draws, len(ranks)))
+    for draw, child in enumerate(children(seed, draws)):
+        vocabulary = of_spectrum(singular, n_tokens, np.random.default_rng(child))
+        for place, scaling in enumerate(scalings):
+            weights = AttentionWeights.random(width, scaling=scaling, seed=child + 1)
+            errors[place, draw] = compression_errors(vocabulary, weights, ranks)
+            bounds[place, draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
+    following, inner = singular[ranks], np.array(ranks) <= 0.75 * width
+    data = {
+        "error": (("scaling", "draw", "rank"), errors),
+        "bound": (("scaling", "draw", "rank"), bounds),
+        "slope": (("scaling", "draw"), slope_of(following[inner], errors[..., inner])),
+        "slope_of_all": (("scaling", "draw"), slope_of(following, errors)),
+        "next_singular_value": ("rank", following),
+        "rate": ("rank", np.sqrt(width) * following),
+    }
+    coords = {"scaling": list(scalings), "draw": range(draws), "rank": ranks}
+    what = "compression_rank", "Error of a layer cut to a rank", "appendix J.1, figure 15 left (S0-J1a)"
+    return labelled(data, coords, *what, width=width, n_tokens=n_tokens, seed=seed)
+
+
+def compression_by_width(
+    *,
+    widths: Sequence[int] = (32, 64, 128, 256, 512),
+    rank: int = 8,
+    n_tokens: int = 1024,
+    draws: int = 50,
+    decay: float = 8.0,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Measure the error of a layer cut to a fixed rank, over its width, for weights that grow with it and for others.
+
+    Singular values of the vocabulary are exp(−(j − 1)/decay), the same leading ones at every width; all else is drawn
+    anew. Weights of scaling "theorem" have ‖W_V‖ grow as √d, "normalised" ones do not grow, and "orthogonal" ones are
+    as "theorem" with W_V = √d times an orthogonal matrix: the cut of W_V alone then loses exactly √d‖(I − P)UG‖.
+
+    Args:
+        widths, rank: d, each above d̃.
+        n_tokens: N, at least the largest width.
+        draws, seed: for each width.
+        decay: of the singular values.
+
+    Returns:
+        Dataset of kind "theory_compression_width". ``error`` (weights, draw, width); ``value_error`` and ``residual``
+        ‖(I − P)UG‖_F (draw, width), of orthogonal weights; ``slope``, ``slope_low``, ``slope_high`` (weights): of the
+        log of the root mean square over draws over log d, with its 95 % interval over draws.
+
+    Source:
+        Flow of ranks, appendix J.1, figure 15 right (S0-J1b), whose √d needs ‖W_V‖ to grow as √d.
+
+    Raises:
+        InputError: fewer than two widths, one that is not above the rank, or fewer tokens than the largest.
+
+    Example:
+        >>> errors = rank_theory.compression_by_width(widths=(16, 32), rank=4, n_tokens=64, draws=3)
+        >>> errors["error"].sizes["draw"]
+        3
+    """
+    if len(widths) < 2 or min(widths) <= rank:
+        raise InputError(f"widths are {list(widths)}, expected two or more, each above the rank {rank}")
+    kinds = ("theorem", "orthogonal", "normalised")
+    errors = np.empty((len(kinds), draws, len(widths)))
+    values, residuals = np.empty((2, draws, len(widths)))
+    for draw, child in enumerate(children(seed, draws)):
+        for place, width in enumerate(widths):
+            rng = np.random.default_rng([child, width])
+            tokens = of_spectrum(np.exp(-np.arange(width) / decay), n_tokens, rng)
+            weight_seed = int(rng.integers(2**31))
+            plain = AttentionWeights.random(width, seed=weight_seed)
+            orthogonal = plain.with_value(np.sqrt(width) * orthonormal(width, width, rng))
+            small = AttentionWeights.random(width, scaling="normalised", seed=weight_seed)
+            for which, weights in enumerate((plain, orthogonal, small)):
+                errors[which, draw, place] = compression_errors(tokens, weights, [rank])[0]
+            residual = tokens - projector(tokens, rank) @ tokens
+            mixed = column_softmax(logits(tokens, orthogonal)[0])
+            values[draw, place] = np.linalg.norm(orthogonal.value[0] @ residual @ mixed)
+            residuals[draw, place] = np.linalg.norm(residual @ mixed)
+    fits = np.array([slope_of_rms(np.array(widths, dtype=float), of, seed) for of in errors]).T
+    data = {
+        "error": (("weights", "draw", "width"), errors),
+        "value_error": (("draw", "width"), values),
+        "residual": (("draw", "width"), residuals),
+        **{name: ("weights", fit) for name, fit in zip(("slope", "slope_low", "slope_high"), fits, strict=True)},
+    }
+    coords = {"weights": list(kinds), "draw": range(draws), "width": list(widths)}
+    title, where = "Error of a layer cut to a fixed rank, by width", "appendix J.1, figure 15 right (S0-J1b)"
+    sizes: dict[str, Any] = {"rank": rank, "n_tokens": n_tokens, "decay": decay, "seed": seed}
+    return labelled(data, coords, "compression_width", title, where, **sizes)
+
+
+def sketching_by_heads(
+    *,
+    width: int = 2048,
+    rank: int = 4,
+    heads: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
+    decay: float = 200.0,
+    draws: int = 1,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Measure the part of an input that random sparse sketches miss, one of each head, by the number of heads.
+
+    Singular values of the input are exp(−(j − 1)/decay). Neither distances nor indices depend on its right singular
+    vectors, so that the number of tokens, if at least the width, plays no part.
+
+    Args:
+        width: d.
+        rank: d̃, rows of each head's sketch.
+        heads: h, divisors of d with h d̃ up to d.
+        decay: of the singular values; the paper gives none.
+        draws, seed: of inputs and sketches.
+
+    Returns:
+        Dataset of kind "theory_sketching". Over ``sketch`` ("sparse", "dense": as many rows of Gaussian entries),
+        ``draw`` and ``heads``: ``distance``, and ``effective_index``, how many singular values are at least that
+        large. ``floor`` (heads): σ_{hd̃+1}, which no sketch of so many rows goes below; ``entries`` (heads): those of
+        the sparse sketch that are not zero; ``slope`` (sketch, draw): of log effective index over log h;
+        ``singular_value`` (index).
+
+    Source:
+        Flow of ranks, appendix J.2, figure 16 (S0-J2).
+
+    Raises:
+        InputError: heads that do not divide the width or have more rows than it.
+
+    Example:
+        >>> sketches = rank_theory.sketching_by_heads(width=64, rank=2, heads=(1, 2, 4, 8), decay=8.0)
+        >>> bool((sketches["distance"] >= sketches["floor"]).all())
+        True
+    """
+    counts = divisors(width, heads)
+    if rank < 1 or max(counts) * rank > width:
+        raise InputError(f"{max(counts)} heads of rank {rank} have more rows than the width {width}, or none")
+    singular = np.exp(-np.arange(width) / decay)
+    distances, entries = np.empty((2, draws, len(counts))), np.zeros(len(counts), dtype=int)
+    for draw, child in enumerate(children(seed, draws)):
+        rng = np.random.default_rng(child)
+        matrix = orthonormal(width, width, rng) * singular
+        for place, count in enumerate(counts):
+            sparse = sparse_sketch(width, rank, count, seed=int(rng.integers(2**31)))
+            distances[0, draw, place] = sketching_distance(matrix, sparse)
+            distances[1, draw, place] = sketching_distance(matrix, rng.normal(size=sparse.shape))
+            entries[place] = np.count_nonzero(sparse)
+    indices = np.vectorize(lambda distance: effective_index(singular, distance))(distances)
+    data = {
+        "distance": (("sketch", "draw", "heads"), distances),
+        "effective_index": (("sketch", "draw", "heads"), indices),
+        "slope": (("sketch", "draw"), slope_of(np.array(counts, dtype=float), np.maximum(indices, 1))),
+        "floor": ("heads", np.append(singular, 0.0)[[rank * count for count in counts]]),
+        "entries": ("heads", entries),
+        "singular_value": ("index", singular),
+    }
+    coords = {"sketch": ["sparse", "dense"], "draw": range(draws), "heads": counts, "index": range(1, width + 1)}
+    what = "sketching", "What sketches of several heads miss", "appendix J.2, figure 16 (S0-J2)"
+    return labelled(data, coords, *what, width=width, rank=rank, decay=decay, seed=seed)
+
+
+def spectra_by_heads(
+    *,
+    width: int = 128,
+    n_tokens: int = 256,
+    heads: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    decay: float = 4.0,
+    epsilon: float = 1e-3,
+    draws: int = 8,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Compute spectra of one attention layer's output with its input added, over its number of heads.
+
+    Weights are Gaussian of variance 1, the same for every number of heads. The input has singular values
+    exp(−(j − 1)/decay), once as they are, by which softmax is nearly even and adds one direction at most, and once
+    times √L, by which scores differ and rank grows.
+
+    Args:
+        width, n_tokens: d and L.
+        heads: h, divisors of d.
+        decay: of the singular values; the paper gives neither it nor sizes.
+        epsilon: of the numerical rank.
+        draws, seed: of inputs and weights.
+
+    Returns:
+        Dataset of kind "theory_head_spectra". Over ``input`` ("times √L", "of norm 1"), ``draw`` and ``heads``:
+        ``singular_value`` (…, index), relative to the largest, ``rank`` and ``logit_deviation``, the standard
+        deviation of scores before the softmax. ``input_singular_value`` (index), and ``input_rank``.
+
+    Source:
+        Flow of ranks, appendix J.3, figure 17 (S0-J3), in which there is no 1/√D.
+
+    Raises:
+        InputError: heads that do not divide the width, or fewer tokens than it.
+
+    Example:
+        >>> spectra = rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=1)
+        >>> spectra["rank"].sel(input="times √L").values.tolist()
+        [[10, 13]]
+    """
+    counts, singular = divisors(width, heads), np.exp(-np.arange(width) / decay)
+    scales = {"times √L": np.sqrt(n_tokens), "of norm 1": 1.0}
+    shape = (len(scales), draws, len(counts))
+    spectra, deviations = np.empty((*shape, width)), np.empty(shape)
+    for draw, child in enumerate(children(seed, draws)):
+        tokens = of_spectrum(singular, n_tokens, np.random.default_rng(child))
+        for column, count in enumerate(counts):
+            weights = AttentionWeights.random(width, count, scaling="unit", seed=child + 1)
+            for row, scale in enumerate(scales.values()):
+                spectra[row, draw, column] = np.linalg.svd(residual_layer(scale * tokens, weights), compute_uv=False)
+                deviations[row, draw, column] = logits(scale * tokens, weights).std()
+    where = ("input", "draw", "heads")
+    data = {
+        "singular_value": ((*where, "index"), relative_spectrum(spectra)),
+        "rank": (where, epsilon_rank(spectra, epsilon)),
+        "logit_deviation": (where, deviations),
+        "input_singular_value": ("index", singular),
+        "input_rank": ((), int(epsilon_rank(singular, epsilon))),
+    }
+    coords = {"input": list(scales), "draw": range(draws), "heads": counts, "index": range(1, width + 1)}
+    what = "head_spectra", "Spectra of a layer's output by heads", "appendix J.3, figure 17 (S0-J3)"
+    sizes: dict[str, Any] = {"width": width, "n_tokens": n_tokens, "decay": decay, "epsilon": epsilon, "seed": seed}
+    return labelled(data, coords, *what, **sizes)
+
+
+def chebyshev_curves(
+    *,
+    dimension: int = 768,
+    ranks: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    n_points: int = 4096,
+    largest: float = 15.0,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Compute the curve of embeddings of Chebyshev polynomials in hidden space, by their rank.
+
+    Args:
+        dimension, ranks: d, and k, each up to d.
+        n_points: values from −largest to largest, evenly.
+        largest: x_max.
+        seed: of the directions.
+
+    Returns:
+        Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point): the first two of d; ``value`` (point);
+        ``singular_value`` (rank, index): of all coordinates, one more than the largest rank; ``found_rank`` (rank):
+        how many are above 1e-10 of the largest.
+
+    Source:
+        Flow of ranks, appendix I, figure 14 (S0-F14).
+
+    Raises:
+        InputError: a rank that is not from 1 to the dimension, or no more points than it.
+
+    Example:
+        >>> rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=50)["found_rank"].values.tolist()
+        [1, 3]
+    """
+    if n_points <= max(ranks, default=0):
+        raise InputError(f"{n_points} points cannot show rank {max(ranks)}, expected more")
+    points = np.linspace(-largest, largest, n_points)
+    count = min(max(ranks) + 1, dimension)
+    coordinates, spectra = [], []
+    for rank in ranks:
+        tokens = ChebyshevEmbedding.random(dimension, rank, largest=largest, seed=seed)(points)
+        coordinates.append(tokens[:2])
+        spectra.append(np.linalg.svd(tokens, compute_uv=False)[:count])
+    singular = np.array(spectra)
+    data = {
+        "coordinate": (("rank", "axis", "point"), np.array(coordinates)),
+        "singular_value": (("rank", "index"), singular),
+        "found_rank": ("rank", (singular > 1e-10 * singular[:, :1]).sum(1)),
+    }
+    coords = {"rank": list(ranks), "axis": [1, 2], "value": ("point", points), "index": range(1, count + 1)}
+    what = "chebyshev", "Embeddings of Chebyshev polynomials", "appendix I, figure 14 (S0-F14)"
+    return labelled(data, coords, *what, dimension=dimension, largest=largest, seed=seed)

@@ -1,0 +1,230 @@
+"""Ranks of models: queries model by model, embedded noise by patch size, vocabularies on two directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.embedding_ranks import embedding_ranks, signal_families, vocabulary_of
+from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, weight_ranks
+from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
+
+
+def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)) -> xr.Dataset:
+    """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads.
+
+    Models are taken one after the other: a generator that opens them holds one at a time.
+
+    Returns:
+        Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d), ``heads`` of the first stack,
+        ``architecture``, and ``reads`` ("series" or "text"). ``rank`` and ``head_rank`` (epsilon, model): means over
+        all matrices, and over all heads of all; ``rank_low``, ``rank_high``, ``head_rank_low``, ``head_rank_high``: the
+        smallest and the largest of them. NaN where rounding of the weights hides one.
+
+    Source:
+        Flow of ranks, figures 4 a, b and 9 left and middle (S0-F4, S0-F9).
+
+    Raises:
+        InputError: there is no model, two have one name, or as in :func:`weight_ranks`.
+
+    Example:
+        >>> found = rank_theory.ranks_by_model([lens], epsilon=0.1)
+        >>> bool((found["head_rank"] <= found["rank"]).all())
+        True
+    """
+    levels = checked_levels(epsilon)
+    rows: dict[str, dict[str, np.ndarray]] = {}
+    facts: list[tuple[int, int, str, str]] = []
+    last: Lens | None = None
+    for lens in lenses:
+        if lens.model_id in rows:
+            raise InputError(f"two models are called {lens.model_id!r}, expected names that tell them apart")
+        result = weight_ranks(lens, epsilon=levels, parts=["W_Q"], per_head=True)
+        ranks = np.where(result["told"].values, result["epsilon_rank"].values.astype(float), np.nan)
+        of_head = result["head"].values.astype(str) != ""
+        rows[lens.model_id] = {**_summary("rank", ranks[:, ~of_head]), **_summary("head_rank", ranks[:, of_head])}
+        stack = lens.wiring.stacks[0]
+        facts.append((stack.d_model, stack.n_heads, lens.wiring.architecture, "text" if lens.takes_ids else "series"))
+        last = lens
+    if last is None:
+        raise InputError("there is no model, expected one or more")
+    widths, heads, families, reads = zip(*facts, strict=True)
+    names = list(next(iter(rows.values())))
+    data = xr.Dataset(
+        {name: (("epsilon", "model"), np.stack([row[name] for row in rows.values()], axis=1)) for name in names},
+        coords={
+            "epsilon": levels,
+            "model": list(rows),
+            "width": ("model", list(widths)),
+            "heads": ("model", list(heads)),
+            "architecture": ("model", list(families)),
+            "reads": ("model", list(reads)),
+        },
+    )
+    title, source = "Ranks of queries, model by model", "Flow of ranks, figures 4 and 9 (S0-F4, S0-F9)"
+    data.attrs = {**describe(last, "ranks_by_model", title, source), "model": ", ".join(rows)}
+    return data
+
+
+def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
+    """Summarise (epsilon, matrix) by mean and ends, (epsilon,) each; NaN where one is not finite."""
+    return {name: ranks.mean(1), f"{name}_low": ranks.min(1), f"{name}_high": ranks.max(1)}
+
+
+PATCHES = (1, 4, 16, 64)
+NOISE = "white noise"
+
+
+def spectra_by_patch(
+    run: Run | Sequence[Run],
+    *,
+    patches: Sequence[int] = PATCHES,
+    epsilon: float | Iterable[float] = EPSILON,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Compute singular values of white noise as models embed it, and as random residual MLPs of several patch sizes do.
+
+    Args:
+        run: of a model, or one of each of several.
+        patches: steps of a patch of the random embeddings, which are as wide as the first model; none if empty.
+        epsilon, seed: one or several, of the ranks; of the noise and of the random embeddings.
+
+    Returns:
+        Dataset of kind "spectra_by_patch" over ``embedding`` (names of models, "random, patch 4", …), with coordinates
+        ``patch`` (the longest token, in steps), ``width`` (d) and ``origin`` ("model" or "random"): ``singular_value``
+        (embedding, mode), descending, NaN beyond the last, ``rounding_floor`` (embedding), relative, 0 of random ones;
+        ``epsilon_rank`` (epsilon, embedding), and ``full`` (embedding), the largest possible.
+
+    Source:
+        Flow of ranks, figure 3 a, theorem 2 (S0-F3).
+
+    Raises:
+        InputError: an ε outside (0, 1), a patch below 1 step, or a model that reads text.
+
+    Example:
+        >>> found = rank_theory.spectra_by_patch(run, patches=[2], epsilon=0.01)
+        >>> found["patch"].values.tolist()[1:]
+        [2]
+    """
+    levels = checked_levels(epsilon)
+    runs = [run] if isinstance(run, Run) else list(run)
+    if not runs or min(patches, default=1) < 1:
+        raise InputError(f"{len(runs)} runs and patches {list(patches)}, expected one run or more and 1 step or more")
+    entries: list[tuple[str, int, int, str, np.ndarray, float]] = []
+    for each in runs:
+        lens = each.lens
+        if lens.takes_ids:
+            raise InputError(f"{lens.model_id} reads text, which has no patches; give a model of series")
+        noise = {NOISE: signal_families(each, seed=seed)[NOISE]}
+        one = embedding_ranks(each, signals=noise, epsilon=levels, seed=seed).sel(family=NOISE)
+        values = one["singular_value"].values
+        floor = float(one["rounding_floor"])
+        width = int(one.attrs.get("d_model", lens.wiring.stacks[0].d_model))
+        entries.append((lens.model_id, longest_token(each), width, "model", values[np.isfinite(values)], floor))
+    width = entries[0][2]
+    for patch in patches:
+        columns = np.random.default_rng(seed).normal(size=(patch, 2 * width))
+        tokens = ResidualMlpEmbedding.random(width, patch, seed=seed).embed(columns)
+        values = np.linalg.svd(tokens, compute_uv=False)
+        entries.append((f"random, patch {patch}", patch, width, "random", values, 0.0))
+    names, sizes, widths, origins, spectra, floors = zip(*entries, strict=True)
+    modes = max(map(len, spectra))
+    data = xr.Dataset(
+        {
+            "singular_value": (
+                ("embedding", "mode"),
+                np.stack([np.pad(own, (0, modes - len(own)), constant_values=np.nan) for own in spectra]),
+            ),
+            "epsilon_rank": (
+                ("epsilon", "embedding"),
+                np.stack([epsilon_rank(own, levels) for own in spectra], axis=1),
+            ),
+            "full": ("embedding", [len(own) for own in spectra]),
+            "rounding_floor": ("embedding", list(floors)),
+        },
+        coords={
+            "embedding": list(names),
+            "patch": ("embedding", list(sizes)),
+            "width": ("embedding", list(widths)),
+            "origin": ("embedding", list(origins)),
+            "epsilon": levels,
+        },
+    )
+    title, source = "Spectra by patch size", "Flow of ranks, figure 3 a (S0-F3)"
+    data.attrs = runs[0].describe("spectra_by_patch", title, source, signal_seed=seed)
+    data.attrs["model"] = ", ".join(str(each.lens.model_id) for each in runs)
+    return data
+
+
+def longest_token(run: Run) -> int:
+    """Return the steps that the longest token of the first stack covers."""
+    spans = run.encoded.spans[run.lens.wiring.stacks[0].name]
+    return max(stop - start for start, stop in zip(spans.start, spans.stop, strict=True))
+
+
+def vocabulary_plane(lens: Lens) -> xr.Dataset:
+    """Project the embedding of every token on the two leading singular vectors of the vocabulary.
+
+    Of a quantised model the tokens are its bins of the value, without special ones; of a language model all rows.
+
+    Returns:
+        Dataset of kind "vocabulary_plane" over ``token`` (ids): ``coordinate`` (token, direction), the projections on
+        directions 1 and 2, each turned so that its largest entry is positive; ``value`` (token), what the bin stands
+        for where the series' scale is 1, NaN of text; ``share`` (direction), of the sum of squares of the vocabulary;
+        ``neighbour_ratio``: the median distance of two tokens with neighbouring ids over that of two others, both along
+        the two directions, near 0 for a line through the values and near 1 where ids say nothing.
+
+    Source:
+        Flow of ranks, figure 2 b and c (S0-F2).
+
+    Raises:
+        InputError: the model has no vocabulary, or its embedding is not finite.
+
+    Example:
+        >>> rank_theory.vocabulary_plane(lens)["coordinate"].dims
+        ('token', 'direction')
+    """
+    table = vocabulary_of(lens)
+    if table is None:
+        raise InputError(f"{lens.model_id} embeds patches, not tokens of a vocabulary; Chronos and T5 have one")
+    first = 0 if lens.takes_ids else lens.first_value_token
+    rows = table.detach().cpu().double()[first:]
+    if not torch.isfinite(rows).all():
+        raise InputError(f"the embedding of {lens.model_id} holds values that are not finite; mend the weights")
+    values, vectors = torch.linalg.eigh(rows.T @ rows)
+    leading, sizes = vectors.flip(1)[:, :2].numpy(), values.flip(0).clamp_min(0).numpy()
+    leading = leading * np.sign(leading[np.abs(leading).argmax(0), [0, 1]])
+    plane = rows.numpy() @ leading
+    of_bins = np.full(len(plane), np.nan)
+    if not lens.takes_ids:
+        # series whose mean absolute value is 1, which is the scale
+        of_bins = lens.bin_values(lens.encode(as_series(np.tile([1.0, -1.0], 8))))[0].double().numpy()
+    data = xr.Dataset(
+        {
+            "coordinate": (("token", "direction"), plane),
+            "value": ("token", of_bins),
+            "share": ("direction", sizes[:2] / sizes.sum()),
+            "neighbour_ratio": ((), _neighbours(plane)),
+        },
+        coords={"token": np.arange(first, first + len(plane)), "direction": [1, 2]},
+    )
+    title, source = "Vocabulary on two directions", "Flow of ranks, figure 2 b and c (S0-F2)"
+    data.attrs = describe(lens, "vocabulary_plane", title, source, d_model=rows.shape[1])
+    return data
+
+
+def _neighbours(plane: np.ndarray) -> float:
+    """Compute the median distance of neighbours over that of tokens in a shuffled order."""
+    other = np.random.default_rng(0).permutation(len(plane))
+    near = np.linalg.norm(np.diff(plane, axis=0), axis=1)
+    far = np.linalg.norm(np.diff(plane[other], axis=0), axis=1)
+    return float(np.median(near) / np.median(far)) if np.median(far) > 0 else float("nan")

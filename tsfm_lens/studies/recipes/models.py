@@ -1,0 +1,307 @@
+"""Models of recipes before their first step, restricted in rank or scores, and widened later."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from chronos.chronos import ChronosConfig
+from chronos.chronos2 import Chronos2Model
+from chronos.chronos2.config import Chronos2CoreConfig
+from chronos.chronos_bolt import ChronosBoltModelForForecasting
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.masking_utils import eager_mask
+from transformers.models.t5.modeling_t5 import T5Attention, eager_attention_forward
+
+from tsfm_lens.compress import Factors, LowRank, cut_off, matrices, product, rank_schedule
+from tsfm_lens.compress.layers import replace_layer
+from tsfm_lens.compress.matrices import Matrix
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.models import Lens, load
+from tsfm_lens.studies.rank_theory import ChebyshevEmbedding
+from tsfm_lens.studies.recipes.export import as_pipeline
+from tsfm_lens.studies.recipes.recipe import SKETCHES, AttentionRank, TrainingRecipe
+from tsfm_lens.studies.structured import level_blocks, token_blocks
+
+EMBEDDING_NOISE = 0.1
+
+
+def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
+    """Return the rank of every attention matrix, or of each of its heads, by the matrix's name."""
+    if target.sketch not in SKETCHES:
+        raise unknown_name("sketch", target.sketch, SKETCHES)
+    by_head, layers = target.sketch == "by head", {stack.name: stack.n_layers for stack in lens.wiring.stacks}
+    ranks = {}
+    for name, matrix in matrices(lens).items():
+        full = matrix.form(by_head=by_head).full
+        if not 1 <= target.rank <= full:
+            of = f"each head of {name}" if by_head else name
+            raise InputError(f"rank {target.rank} of {of}; expected 1 to {full}")
+        schedule = rank_schedule(target.rank, target.growth, layers[matrix.stack], full)
+        ranks[name] = int(schedule[matrix.layer])
+    return ranks
+
+
+def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
+    """Replace every attention matrix by factors, in the model itself."""
+    mode = model.training
+    lens = load(as_pipeline(model.eval()), check=False)
+    by_head, by_name = target.sketch == "by head", matrices(lens)
+    for name, rank in attention_ranks(lens, target).items():
+        matrix = by_name[name]
+        if rank < matrix.form(by_head=by_head).full:
+            layer = model.get_submodule(matrix.path)
+            factors = _first_factors(layer.weight.detach(), matrix, rank, by_head)
+            replace_layer(model, matrix.path, LowRank(factors, layer.bias, matrix.gain))
+    model.train(mode)
+
+
+def _first_factors(weight: Tensor, matrix: Matrix, rank: int, by_head: bool) -> Factors:
+    heads = matrix.form(by_head=by_head).blocks
+    down, up = cut_off(weight, rank, heads=heads, of=matrix.of)
+    # cut_off leaves the singular values in `down`, whose rows are orthogonal
+    sizes = down.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(down.dtype).tiny).sqrt()
+    gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
+    over = sizes.reshape(len(up), 1, rank) if up.ndim == 3 else sizes.reshape(1, -1)
+    return Factors(down / sizes * gain, up * over * gain)
+
+
+def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
+    """Give a token model an embedding of a rank that training leaves as it is, in the model itself."""
+    config = model.config
+    settings = getattr(config, "chronos_config", {})
+    if "n_tokens" not in settings:
+        raise InputError(f"a vocabulary of rank {rank} for a model that reads no tokens; expected a recipe of tokens")
+    if not 1 <= rank <= config.d_model:
+        raise InputError(f"a vocabulary of rank {rank}; expected 1 to the width of the model, {config.d_model}")
+    chronos = ChronosConfig(**settings)
+    centres = chronos.create_tokenizer().centers.double().numpy()
+    embedding = ChebyshevEmbedding.random(config.d_model, rank, largest=float(centres[-1]), seed=seed)
+    values = torch.from_numpy(embedding(centres)).T
+    table = torch.zeros(config.vocab_size, config.d_model, dtype=torch.float64)
+    first = chronos.n_special_tokens + 1
+    table[first : first + len(values)] = values
+    others = torch.randn(first, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    # T_j is 1/2 in the mean square
+    table[:first] = others / 2**0.5 @ torch.from_numpy(embedding.directions).T
+    table /= table[first:].square().mean().sqrt()
+    # outputs of a head that is the embedding are scaled in the forward; as a matrix of its own it holds the scale
+    model.lm_head.weight = nn.Parameter(model.shared.weight.detach() * config.d_model**-0.5)
+    config.tie_word_embeddings = config.scale_decoder_outputs = False
+    with torch.no_grad():
+        model.shared.weight.copy_(table)
+    model.shared.weight.requires_grad_(False)
+
+
+NAME = "token-levels"
+
+
+def spread(x: Tensor, ranks: Sequence[int]) -> Tensor:
+    """Spread queries or keys so that dot products are scores by nested blocks: a level has a place for each block."""
+    tokens, parts = x.shape[-2], []
+    at = torch.arange(tokens, device=x.device)
+    sizes = token_blocks(tokens, len(ranks))
+    for part, block, count in zip(x.split(list(ranks), -1), sizes, level_blocks(len(ranks)), strict=True):
+        own = (at[:, None] // block == torch.arange(count, device=x.device)).to(x)
+        parts.append((part[..., None, :] * own[:, :, None]).flatten(-2))
+    return torch.cat(parts, -1)
+
+
+def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+    """Compute T5's attention, by the module's levels where it has some."""
+    ranks = getattr(module, "level_ranks", ())
+    if ranks:
+        query, key = spread(query, ranks), spread(key, ranks)
+    return eager_attention_forward(module, query, key, value, mask, **options)
+
+
+def score_by_levels(model: PreTrainedModel, ranks: Sequence[int]) -> None:
+    """Let the encoder of a T5 score by nested blocks of tokens, in the model itself; weights stay as they are."""
+    size = model.config.d_kv
+    if sum(ranks) != size or min(ranks) < 1:
+        raise InputError(f"ranks {list(ranks)} sum to {sum(ranks)}; expected whole numbers from 1 that sum to {size}")
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, eager_mask)
+    model.set_attn_implementation(NAME)
+    for module in model.get_encoder().modules():
+        if isinstance(module, T5Attention):
+            module.level_ranks = tuple(ranks)
+
+
+WIDTHS = ("d_model", "d_kv", "d_ff")
+BUCKETS = ("relative_attention_num_buckets", "relative_attention_max_distance")
+NEW_SHARE = 0.5
+"""Standard deviation of new weights, of that of the old ones of their matrix."""
+
+
+def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
+    """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding.
+
+    Random weights read the new directions of the residual stream and the new features of heads and feed-forward layers;
+    no weights write them. So they are 0 at first and have gradients from the first step on. Gains of norms make up for
+    the root mean square over more entries. The last norm of a token model needs no such gain: T5 scales the logits of a
+    shared embedding by the width. A finer table of relative positions begins with the coarser one's values.
+
+    Source:
+        Net2Net (Chen et al. 2016) widens by copies; zeros at the writers keep the model as well and break no symmetry.
+
+    Args:
+        model: a T5 that shares its embedding with its logits, or a Chronos-Bolt; it stays as it was.
+        changes: new values of "d_model", "d_kv", "d_ff", "relative_attention_num_buckets" and
+            "relative_attention_max_distance", each at least the old one.
+        seed: of the new weights.
+
+    Raises:
+        InputError: the model is of another kind, a value is below the old one, or a new bucket would hold distances
+            of two old ones.
+        UnknownNameError: an entry that cannot change.
+    """
+    if not isinstance(model, T5ForConditionalGeneration | ChronosBoltModelForForecasting):
+        raise InputError(f"only Chronos and Chronos-Bolt are widened, not {type(model).__name__}")
+    for name, value in changes.items():
+        if name not in (*WIDTHS, *BUCKETS):
+            raise unknown_name("entry that can grow", name, [*WIDTHS, *BUCKETS])
+        if value < getattr(model.config, name):
+            raise InputError(f"{name}={value} is below the model's {getattr(model.config, name)}; a model only grows")
+    config = T5Config(**copy.deepcopy(model.config.to_dict()) | dict(changes))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        wider = type(model)(config).to(model.dtype)
+    old, weights = model.state_dict(), wider.state_dict()
+    for name in old:
+        if "relative_attention_bias" in name:
+            weights[name] = _finer_table(old[name], model.config, config, bidirectional=name.startswith("encoder"))
+        else:
+            same_gain = isinstance(model, T5ForConditionalGeneration) and name == "decoder.final_layer_norm.weight"
+            shape = weights[name].shape
+            weights[name] = _wider(name, old[name].cpu(), shape, model.config, generator, same_gain=same_gain)
+    wider.load_state_dict(weights)
+    return wider.to(model.device).train(model.training)
+
+
+def _wider(
+    name: str, old: Tensor, shape: torch.Size, config: T5Config, generator: torch.Generator, *, same_gain: bool
+) -> Tensor:
+    """Return the weight `old` in the corner of one of `shape`."""
+    kind, heads = name.split(".")[-2], config.num_heads
+    if name.endswith("bias"):
+        return torch.cat([old, old.new_zeros(shape[0] - len(old))])
+    random = NEW_SHARE * old.std() * torch.randn(shape, generator=generator, dtype=old.dtype)
+    if old.ndim == 1:
+        gain = 1.0 if same_gain else (len(old) / shape[0]) ** 0.5
+        return torch.cat([gain * old, old.new_full((shape[0] - len(old),), gain)])
+    if kind in ("q", "k", "v"):
+        new = random.view(heads, -1, shape[1])
+        new[:, : config.d_kv, : config.d_model] = old.view(heads, config.d_kv, -1)
+        if kind == "k":
+            # a new feature of the scores is 0 until its key is learnt
+            new[:, config.d_kv :] = 0.0
+        return new.reshape(shape)
+    new = random if kind in ("wi", "hidden_layer") else torch.zeros(shape, dtype=old.dtype)
+    if kind == "o":
+        new = new.view(shape[0], heads, -1)
+        new[: config.d_model, :, : config.d_kv] = old.view(-1, heads, config.d_kv)
+        return new.reshape(shape)
+    new[: old.shape[0], : old.shape[1]] = old
+    return new
+
+
+def _finer_table(table: Tensor, before: T5Config, after: T5Config, *, bidirectional: bool) -> Tensor:
+    """Return biases (bucket, head) of `after` that give every distance the bias that it had."""
+    reach = 2 * after.relative_attention_max_distance
+    distances = torch.arange(-reach, reach + 1)
+    old, new = (
+        T5Attention._relative_position_bucket(
+            distances,
+            bidirectional=bidirectional,
+            num_buckets=config.relative_attention_num_buckets,
+            max_distance=config.relative_attention_max_distance,
+        )
+        for config in (before, after)
+    )
+    finer = torch.zeros(after.relative_attention_num_buckets, table.shape[1], dtype=table.dtype)
+    finer[new] = table.cpu()[old]
+    if not torch.equal(finer[new], table.cpu()[old]):
+        sizes = {name: getattr(after, name) for name in BUCKETS}
+        raise InputError(f"a bucket of {sizes} holds distances of two of the model's buckets, whose biases differ")
+    return finer
+
+
+def ordinal_embedding(
+    tokens: int, width: int, first_bin: int, generator: torch.Generator, *, finest: float = 6.0
+) -> torch.Tensor:
+    """Draw an embedding (tokens, width) whose value bins are Fourier features of the bin's rank."""
+    table = torch.randn(tokens, width, generator=generator)
+    ranks = torch.arange(tokens - first_bin, dtype=torch.float32)[:, None]
+    wavelengths = torch.logspace(np.log10(2.0 * tokens), np.log10(finest), width // 2)[None]
+    angle = 2 * torch.pi * ranks / wavelengths
+    features = 2**0.5 * torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
+    table[first_bin:] = features + EMBEDDING_NOISE * table[first_bin:]
+    return table
+
+
+def _initial_bolt(config: T5Config) -> ChronosBoltModelForForecasting:
+    model = ChronosBoltModelForForecasting(config)
+    for block in (model.input_patch_embedding, model.output_patch_embedding):
+        for linear in (block.hidden_layer, block.output_layer, block.residual_layer):
+            # the native initialisation ignores the fan-in here, and the first forecasts would be 100 times too wide
+            torch.nn.init.normal_(linear.weight, std=0.5 * linear.in_features**-0.5)
+    return model
+
+
+def _initial_chronos(config: T5Config, recipe: TrainingRecipe) -> T5ForConditionalGeneration:
+    model = T5ForConditionalGeneration(config)
+    first_bin = recipe.config["chronos_config"]["n_special_tokens"] + 1
+    generator = torch.Generator().manual_seed(recipe.seed)
+    with torch.no_grad():
+        model.shared.weight.copy_(
+            ordinal_embedding(config.vocab_size, config.d_model, first_bin, generator, finest=recipe.finest)
+        )
+    return model
+
+
+def _initial_chronos2(config: Chronos2CoreConfig) -> Chronos2Model:
+    model = Chronos2Model(config)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            # the native initialisation ignores the fan-in; queries take the dot product's scale on as well (as in T5)
+            fan_in = module.in_features * (config.d_kv if name.endswith(".q") else 1)
+            share = 0.5 if "patch_embedding" in name else 1.0
+            torch.nn.init.normal_(module.weight, std=share * fan_in**-0.5)
+    return model
+
+
+def build_model(recipe: TrainingRecipe, step: int = 0) -> PreTrainedModel:
+    """Build the untrained native model of `recipe` from its seed, with the widths of the phase of `step`."""
+    torch.manual_seed(recipe.seed)
+    model = _dense(recipe.model_copy(update={"config": recipe.config_at(step)}))
+    if recipe.vocabulary_rank is not None:
+        fix_vocabulary(model, recipe.vocabulary_rank, seed=recipe.seed)
+    if recipe.attention_rank is not None:
+        factorise_attention(model, recipe.attention_rank)
+    if recipe.attention_levels:
+        score_by_levels(model, recipe.attention_levels)
+    return model
+
+
+def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
+    if recipe.kind == "group":
+        return _initial_chronos2(Chronos2CoreConfig(**recipe.config))
+    config = T5Config(**recipe.config)
+    model = _initial_bolt(config) if recipe.kind == "patch" else _initial_chronos(config, recipe)
+    with torch.no_grad():
+        for stack, entries in ((model.encoder, recipe.encoder_bias), (model.decoder, recipe.decoder_bias)):
+            bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+            for bucket, head, logit in entries:
+                bias[bucket, head] += logit
+    return model

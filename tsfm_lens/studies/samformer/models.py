@@ -1,0 +1,500 @@
+"""SAMformer's network with its ablations and baselines: RevIN, σReparam, a linear map, TSMixer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import extensible
+
+
+class RevIN(nn.Module):
+    """Normalisation of every channel's window by its mean and deviation, undone on the forecast.
+
+    x̃ = γ (x − μ̂) / √(σ̂² + ε) + β and ŷ = √(σ̂² + ε) (ỹ − β) / γ + μ̂, with the biased variance σ̂² of the input
+    window alone. A channel that is constant has σ̂² = 0 and becomes β. ``weight`` and ``bias`` are γ and β, (channel,),
+    1 and 0 at first.
+
+    Source:
+        SAMformer, equations 6 to 8 (S1-REVIN); Kim et al., 2021.
+
+    Raises:
+        InputError: there is no channel, or ε is not above 0.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        if channels < 1 or not eps > 0:
+            raise InputError(f"channels={channels} and eps={eps}, expected at least 1 channel and an eps above 0")
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return μ̂ and √(σ̂² + ε) of windows (…, channel, time), each (…, channel, 1)."""
+        variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
+        return mean, (variance + self.eps).sqrt()
+
+    def forward(self, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+        """Normalise windows (…, channel, time) by statistics (…, channel, 1)."""
+        return self.weight[:, None] * ((x - mean) / scale) + self.bias[:, None]
+
+    def inverse(self, y: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+        """Return forecasts (…, channel, step) in the units of the windows."""
+        return scale * ((y - self.bias[:, None]) / self.weight[:, None]) + mean
+
+    def around(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply a map to the normalised windows, and return its forecasts in the units of the windows."""
+        mean, scale = self.statistics(x)
+        return self.inverse(function(self(x, mean, scale)), mean, scale)
+
+
+def spectral_norm(weight: Tensor) -> Tensor:
+    """Compute the largest singular value of a matrix, exact, and differentiable twice where it is single.
+
+    It is the root of the largest eigenvalue of the smaller Gram matrix, which loses nothing and takes a tenth of the
+    time.
+
+    Example:
+        >>> float(samformer.spectral_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])))
+        4.0
+    """
+    gram = weight @ weight.mT if weight.shape[-2] < weight.shape[-1] else weight.mT @ weight
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0).sqrt()
+
+
+class SigmaReparam(nn.Module):
+    """Ŵ = γ W / ‖W‖₂ as a parametrisation of torch, so that ‖Ŵ‖₂ = |γ|.
+
+    Attributes:
+        gamma: γ, a learned scalar, 1 at first.
+
+    Source:
+        SAMformer, equation 5 (S1-SREP); Zhai et al., 2023. It acts on weights, as the papers say, where the released
+        code of SAMformer normalises inputs of the attention (E1-5).
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones((), dtype=dtype))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return Ŵ, of the shape of W."""
+        return self.gamma / spectral_norm(weight) * weight
+
+
+def sigma_reparametrised(model: nn.Module) -> nn.Module:
+    """Put σReparam on every weight matrix of a model's linear layers, in place, with a γ each.
+
+    Raises:
+        InputError: a matrix is all zeros and has no direction to keep, or is reparametrised already.
+
+    Example:
+        >>> layer = samformer.sigma_reparametrised(torch.nn.Linear(6, 4))
+        >>> bool(torch.isclose(samformer.spectral_norm(layer.weight), torch.tensor(1.0)))
+        True
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    for name, layer in layers.items():
+        if parametrize.is_parametrized(layer, "weight"):
+            raise InputError(f"the weight of {name or 'the layer'} is reparametrised already")
+        if not bool(layer.weight.detach().any()):
+            raise InputError(f"the weight of {name or 'the layer'} is all zeros, so it has no largest singular value")
+        parametrize.register_parametrization(layer, "weight", SigmaReparam(layer.weight.dtype))
+    return model
+
+
+Over = Literal["channels", "identity", "time"]
+ATTENTIONS: tuple[Over, ...] = ("channels", "identity", "time")
+
+
+class SingleHead(nn.Module):
+    """A(X) X W_V W_O with A(X) = softmax(X W_Q W_Kᵀ Xᵀ / √d_m) of tokens of a size; A is the identity if so asked."""
+
+    def __init__(self, size: int, width: int, *, bias: bool, identity: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(size, width, bias=bias) for _ in range(3))
+        self.o = nn.Linear(width, size, bias=bias)
+        self.identity = identity
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the attention's addition to a stream (batch, token, size)."""
+        q, k, v = (part(x).unsqueeze(1) for part in (self.q, self.k, self.v))
+        mask = torch.eye(x.shape[1], dtype=torch.bool, device=x.device) if self.identity else None
+        return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1))
+
+
+class ChannelBlock(nn.Module):
+    """X + A(X) X W_V W_O: no norm, and no feed-forward."""
+
+    def __init__(self, attn: SingleHead) -> None:
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map a stream (batch, token, size) to the next stream."""
+        return x + self.attn(x)
+
+
+@extensible
+class ChannelTransformer(nn.Module):
+    """f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
+
+    With ``normalise`` and trained with SAM it is SAMformer; without, the transformer of the toy problem. All matrices
+    are drawn by the uniform initialisation of Glorot and Bengio. It opens behind a lens: ``load(model)``.
+
+    Args:
+        length, horizon, channels: L, H and D; None for any number of channels, which neither RevIN nor attention over
+            time can take.
+        width: d_m; 16 throughout the paper.
+        bias: whether linear maps have one; the paper's have none, its released code has (E1-2).
+        normalise: whether RevIN stands around the network.
+        affine: whether RevIN's γ and β are trained, as the paper has it, or stay 1 and 0.
+        attention: over "channels"; "identity", where A is the identity and W_V W_O is still trained (S1-IA); or over
+            "time", where the tokens are the L time steps of D numbers each (S1-TA; the paper gives no details of it,
+            and here everything but the tokens stays as it is).
+        frozen: whether the attention stays as drawn, so that only W is trained, and RevIN where there is one (S1-RT).
+        sigma_reparam: whether every weight matrix is reparametrised as γ W / ‖W‖₂ (S1-SREP).
+        seed: of the draw; the state of torch's random numbers is left alone.
+
+    Attributes:
+        settings: all arguments.
+        size: numbers that the stream holds per token, L or, with attention over time, D.
+
+    Source:
+        SAMformer, equations 3 and 4, algorithm 1 (S1-TRF, S1-SAMF).
+
+    Raises:
+        InputError: a size is below 1, or the number of channels is needed and not given.
+        UnknownNameError: an unknown kind of attention.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        horizon: int,
+        channels: int | None = None,
+        *,
+        width: int = 16,
+        bias: bool = False,
+        normalise: bool = False,
+        affine: bool = True,
+        attention: Over = "channels",
+        frozen: bool = False,
+        sigma_reparam: bool = False,
+        seed: int = 0,
+    ) -> None:
+        arguments = _arguments(locals())
+        super().__init__()
+        if attention not in ATTENTIONS:
+            raise unknown_name("attention", attention, ATTENTIONS)
+        refuse_sizes(length=length, horizon=horizon, width=width, channels=1 if channels is None else channels)
+        if channels is None and (normalise or attention == "time"):
+            raise InputError("channels is None, but RevIN and attention over time are made for a number of channels")
+        # what is as usual is left out where it came later, so that earlier runs can be resumed
+        self.settings = {name: value for name, value in arguments.items() if name != "affine" or not value}
+        self.length, self.horizon, self.channels, self.over = length, horizon, channels, attention
+        self.size, self.width = length if channels is None or attention != "time" else channels, width
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.embed: RevIN | nn.Identity = RevIN(channels) if normalise and channels else nn.Identity()
+            attn = SingleHead(self.size, width, bias=bias, identity=attention == "identity")
+            self.blocks = nn.ModuleList([ChannelBlock(attn)])
+            self.readout = nn.Linear(length, horizon, bias=bias)
+            glorot(self)
+        if sigma_reparam:
+            sigma_reparametrised(self)
+        if not affine:
+            self.embed.requires_grad_(requires_grad=False)
+        # the identity takes no scores, so that they are not trained
+        for part in (attn,) if frozen else (attn.q, attn.k) if attention == "identity" else ():
+            part.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
+        statistics = self.statistics(x)
+        stream = self.embed(x, *statistics) if statistics else self.embed(x)
+        stream = stream.mT if self.over == "time" else stream
+        for block in self.blocks:
+            stream = block(stream)
+        return self.forecast(stream, statistics)
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return RevIN's statistics of windows (…, channel, L); None without RevIN."""
+        return self.embed.statistics(x) if isinstance(self.embed, RevIN) else None
+
+    def forecast(self, stream: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Map the last stream (…, token, size) to forecasts (…, channel, H) in the units of the windows."""
+        out = self.readout(stream.mT if self.over == "time" else stream)
+        return self.embed.inverse(out, *statistics) if isinstance(self.embed, RevIN) and statistics else out
+
+
+def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
+
+
+def refuse_sizes(**sizes: int) -> None:
+    """Refuse sizes that are no whole numbers above 0, by name and value."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InputError(f"{name}={size!r}, expected a whole number of at least 1")
+
+
+def glorot(model: nn.Module) -> None:
+    """Draw the weights of all linear layers uniformly as Glorot and Bengio (2010) have it, biases 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class LinearForecaster(nn.Module):
+    """f(X) = X W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
+
+    Its closed form in data units is :func:`tsfm_lens.studies.rank_theory.revin_linear`. It has no stream that anything
+    writes to, so there is nothing for a lens to open.
+
+    Args:
+        length, horizon, channels: L, H and D; None for any number of channels, without RevIN.
+        bias, normalise: whether the map has a bias, and RevIN stands around it.
+        seed: of the draw.
+
+    Source:
+        SAMformer, appendix D.1 (S1-LIN).
+
+    Raises:
+        InputError: a size is below 1, or RevIN has no number of channels.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        horizon: int,
+        channels: int | None = None,
+        *,
+        bias: bool = False,
+        normalise: bool = False,
+        seed: int = 0,
+    ) -> None:
+        arguments = _arguments(locals())
+        super().__init__()
+        refuse_sizes(length=length, horizon=horizon, channels=1 if channels is None else channels)
+        if normalise and channels is None:
+            raise InputError("channels is None, but RevIN is made for a number of channels")
+        self.settings = arguments
+        self.length, self.horizon, self.channels = length, horizon, channels
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.revin = RevIN(channels) if normalise and channels else None
+            self.readout = nn.Linear(length, horizon, bias=bias)
+            glorot(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
+        return self.readout(x) if self.revin is None else self.revin.around(x, self.readout)
+
+    def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> LinearForecaster:
+        """Set W to the least squares over batches of windows and what followed them, exactly.
+
+        With RevIN its γ and β become 1 and 0. RevIN then only shifts by the mean of each window, which is taken off
+        both sides.
+
+        Raises:
+            InputError: the map has a bias, or there are fewer rows than steps in a window.
+        """
+        if self.readout.bias is not None:
+            raise InputError("the closed form is that of a map without bias; make the model with bias=False")
+        pairs = batches
+        if self.revin is not None:
+            pairs = ((x - x.mean(-1, keepdim=True), y - x.mean(-1, keepdim=True)) for x, y in batches)
+        with torch.no_grad():
+            self.readout.weight.copy_(least_squares(pairs).mT)
+            if self.revin is not None:
+                self.revin.weight.fill_(1.0)
+                self.revin.bias.zero_()
+        return self
+
+
+def least_squares(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Compute Ŵ = argmin Σ ‖Y − XW‖² over all rows of batches (…, L), (…, H), (L, H), float64, each read once.
+
+    Source:
+        SAMformer, section 2.2: the oracle (S1-ORACLE).
+
+    Raises:
+        InputError: there is no batch, or there are fewer rows than L, so that no one solution is the least.
+
+    Example:
+        >>> x = torch.eye(3).repeat(2, 1)
+        >>> samformer.least_squares([(x, x.sum(-1, keepdim=True))]).squeeze().tolist()
+        [1.0, 1.0, 1.0]
+    """
+    squares: Tensor | None = None
+    rows, products = 0, torch.empty(0)
+    for x, y in batches:
+        left, right = (part.detach().flatten(0, -2).double() for part in (x, y))
+        rows += len(left)
+        if squares is None:
+            squares, products = left.mT @ left, left.mT @ right
+        else:
+            squares += left.mT @ left
+            products += left.mT @ right
+    if squares is None or rows < len(squares):
+        raise InputError(
+            f"{rows} rows for {0 if squares is None else len(squares)} unknowns a column: give at least as many rows"
+        )
+    # through eigenvalues, so that constant or repeated columns give the solution of least norm
+    return torch.linalg.pinv(squares, hermitian=True) @ products
+
+
+def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
+    """Compute σ² (1 + L / (n − L − 1)), the expected squared error of least squares, n rows for L unknowns.
+
+    On new rows, with independent normal inputs and noise of deviation σ.
+
+    Raises:
+        InputError: n is not above L + 1, where the expectation is infinite.
+
+    Example:
+        >>> round(samformer.oracle_loss(512, 70_000), 4)
+        1.0074
+    """
+    if rows <= length + 1:
+        raise InputError(f"{rows} rows for {length} unknowns: the expected error is finite from {length + 2} rows on")
+    return noise**2 * (1 + length / (rows - length - 1))
+
+
+class MixerBlock(nn.Module):
+    """Linear map over time and a two-layer one over channels, each on a norm and added to its input."""
+
+    def __init__(self, length: int, channels: int, hidden: int, dropout: float, norm: str) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(_norm(norm, channels, length) for _ in range(2))
+        self.time = nn.Linear(length, length)
+        self.up, self.down = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, channel, L) to the same shape."""
+        x = x + self._drop(F.relu(self.time(self.norms[0](x))))
+        mixed = self.down(self._drop(F.relu(self.up(self.norms[1](x).mT))))
+        return x + self._drop(mixed).mT
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class TSMixer(nn.Module):
+    """TSMixer as published: blocks that mix over time and over channels, a linear map to the horizon, RevIN around.
+
+    It has no wiring and does not open behind a lens: no stack of one residual stream has its maps over time, without an
+    output matrix after the activation, or its maps over channels across tokens.
+
+    Args:
+        length, horizon, channels: L, H and D.
+        blocks, hidden, dropout: how many, width of the map over channels, and in training.
+        norm: "batch" or "layer", each over channels and time together.
+        normalise: whether RevIN stands around it.
+        seed: of the draw.
+
+    Source:
+        Chen et al., 2023, sections 3 and B, figure 1; of SAMformer only for comparison (S1-TSM), which does not print
+        its sizes.
+
+    Raises:
+        InputError: a size is below 1, or dropout is not from 0 to below 1.
+        UnknownNameError: an unknown norm.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        horizon: int,
+        channels: int,
+        *,
+        blocks: int = 2,
+        hidden: int = 64,
+        dropout: float = 0.0,
+        norm: Literal["batch", "layer"] = "batch",
+        normalise: bool = True,
+        seed: int = 0,
+    ) -> None:
+        arguments = _arguments(locals())
+        super().__init__()
+        refuse_sizes(length=length, horizon=horizon, channels=channels, blocks=blocks, hidden=hidden)
+        if not 0 <= dropout < 1:
+            raise InputError(f"dropout={dropout}, expected from 0 to below 1")
+        self.settings = arguments
+        self.length, self.horizon, self.channels = length, horizon, channels
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.revin = RevIN(channels) if normalise else None
+            self.blocks = nn.ModuleList(MixerBlock(length, channels, hidden, dropout, norm) for _ in range(blocks))
+            self.readout = nn.Linear(length, horizon)
+            glorot(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
+        return self._mix(x) if self.revin is None else self.revin.around(x, self._mix)
+
+    def _mix(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.readout(x)
+
+
+class _WholeBatchNorm(nn.BatchNorm1d):
+    """Batch norm of every channel and time step by itself."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (batch, channel, L) to the same shape."""
+        return super().forward(input.flatten(1)).view_as(input)
+
+
+def _norm(name: str, channels: int, length: int) -> nn.Module:
+    if name == "batch":
+        return _WholeBatchNorm(channels * length)
+    if name == "layer":
+        return nn.LayerNorm((channels, length))
+    raise unknown_name("norm", name, ("batch", "layer"))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "transformer": ChannelTransformer,
+    "random-transformer": partial(ChannelTransformer, frozen=True),
+    "sigma-reparam": partial(ChannelTransformer, sigma_reparam=True),
+    "samformer": partial(ChannelTransformer, normalise=True),
+    "identity-attention": partial(ChannelTransformer, normalise=True, attention="identity"),
+    "temporal-attention": partial(ChannelTransformer, normalise=True, attention="time"),
+    "linear": LinearForecaster,
+    "tsmixer": TSMixer,
+}
+"""SAMformer and the transformer of tables 1 and 6 are one network with RevIN; the optimiser makes the difference."""
+
+
+def make_model(name: str, length: int, horizon: int, channels: int, **options: Any) -> nn.Module:
+    """Make a model with drawn weights.
+
+    Args:
+        name, options: of ``MODELS``, and those of its class, among them ``normalise`` and ``seed``.
+        length, horizon, channels: L, H and D.
+
+    Raises:
+        UnknownNameError: an unknown name.
+        InputError: a size is below 1.
+
+    Example:
+        >>> samformer.make_model("samformer", 512, 96, 7)(torch.zeros(2, 7, 512)).shape
+        torch.Size([2, 7, 96])
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return MODELS[name](length, horizon, channels, **options)

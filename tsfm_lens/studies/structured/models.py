@@ -1,0 +1,403 @@
+"""Attention with a scoring function of one's choice, with its key cache, and small models of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import extensible
+from tsfm_lens.studies.samformer import RevIN
+from tsfm_lens.studies.structured.forms import ScoringForm, TokenLevels, form_of_name, mixed
+from tsfm_lens.studies.structured.matrices import refuse_remainder, whole
+from tsfm_lens.studies.structured.tiles import Reach
+
+
+class ScoredAttention(nn.Module):
+    """Multi-head attention: queries and keys as the form makes them, dense values and output.
+
+    Args:
+        width, n_heads, form, causal: of a token; heads; the scoring function; and whether a token sees none after it.
+        d_head: features of a head's values; width / heads if None.
+
+    Raises:
+        InputError: the heads do not divide the width, or as the form says.
+    """
+
+    def __init__(
+        self, width: int, n_heads: int, form: ScoringForm, *, d_head: int | None = None, causal: bool = True
+    ) -> None:
+        super().__init__()
+        self.width, self.n_heads, self.form, self.causal = whole(width, "width"), n_heads, form, causal
+        if d_head is None:
+            d_head = refuse_remainder(width, n_heads, "a width for heads")
+        self.d_head = whole(d_head, "d_head")
+        self.q, self.k, self.d_score = form.projections(width, n_heads, self.d_head)
+        self.v = nn.Linear(width, n_heads * self.d_head, bias=False)
+        self.o = nn.Linear(n_heads * self.d_head, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, token, width) to the same shape."""
+        query, key, value = self.projected(x)
+        z = self.form.attend(query, key, value, self.causal)
+        return self.o(rearrange(z, "batch head token feature -> batch token (head feature)"))
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys as they enter the dot product, and values, each (batch, head, token, feature)."""
+        query, key, value = (
+            rearrange(part(x), "batch token (head feature) -> batch head token feature", head=self.n_heads)
+            for part in (self.q, self.k, self.v)
+        )
+        return *self.form.prepared(query, key, self.width), value
+
+    def cache(self, batch: int, length: int) -> KeyCache:
+        """Make an empty cache for so many tokens of so many sequences; InputError for attention that is not causal."""
+        if not self.causal:
+            raise InputError("attention that is not causal cannot be decoded token by token; make it with causal=True")
+        form = self.form
+        if isinstance(form, TokenLevels) and form.length is None:
+            # blocks are those of the whole sequence from the first token on
+            form = replace(form, length=length)
+        reach = form.reach(self.d_score, length, True)
+        return KeyCache(reach, batch, self.n_heads, length, self.d_head, self.o.weight)
+
+    def step(self, x: Tensor, cache: KeyCache) -> Tensor:
+        """Compute one more token (batch, 1, width) from a cache that is not full, as ``forward`` does."""
+        query, key, value = self.projected(x)
+        cache.append(key, value)
+        z = torch.softmax(cache.scores(query), -1) @ cache.values()
+        return self.o(rearrange(z, "batch head token feature -> batch token (head feature)"))
+
+
+class KeyCache:
+    """Keys and values of the tokens so far: of each level the keys of the present block alone.
+
+    At the last of T tokens it holds T Σ_l r_l / 2^(l-1) numbers of keys a head, for T r of standard attention.
+
+    Args:
+        reach: keys that a query scores.
+        batch, heads, length, d_value: sequences, heads of each, largest number of tokens, features of values.
+        like: a tensor of the type and device to use.
+    """
+
+    def __init__(self, reach: Reach, batch: int, heads: int, length: int, d_value: int, like: Tensor) -> None:
+        self.reach, self.length, self.tokens = reach, length, 0
+        capacities = [min(block, length) for block in reach.blocks]
+        self._value_capacity = length
+        if reach.window is not None:
+            self._value_capacity = min(length, reach.window + 1)
+            capacities = [min(count, self._value_capacity) for count in capacities]
+        self._keys = [
+            like.new_empty(batch, heads, count, rank) for count, rank in zip(capacities, reach.ranks, strict=True)
+        ]
+        self._values = like.new_empty(batch, heads, self._value_capacity, d_value)
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the keys, all heads and sequences together."""
+        return sum(keys.untyped_storage().nbytes() for keys in self._keys)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of the values."""
+        return self._values.untyped_storage().nbytes()
+
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Store one more token's key (batch, head, 1, feature) and value; InputError if the cache is full."""
+        if self.tokens >= self.length:
+            raise InputError(f"the cache has room for {self.length} tokens and is full; make one for more")
+        start = 0
+        for keys, rank, block in zip(self._keys, self.reach.ranks, self.reach.blocks, strict=True):
+            keys[:, :, self.tokens % block % keys.shape[2]] = key[:, :, 0, start : start + rank].detach()
+            start += rank
+        self._values[:, :, self.tokens % self._value_capacity] = value[:, :, 0].detach()
+        self.tokens += 1
+
+    def scores(self, query: Tensor) -> Tensor:
+        """Compute the scores (batch, head, 1, key) of the newest token's query, in the order of :meth:`values`."""
+        visible = min(self.tokens, self._value_capacity)
+        scores = query.new_zeros(*query.shape[:3], visible)
+        depth = query.new_zeros(visible)
+        start = 0
+        for keys, rank, block in zip(self._keys, self.reach.ranks, self.reach.blocks, strict=True):
+            inside = min((self.tokens - 1) % block + 1, keys.shape[2])
+            features = query[..., start : start + rank]
+            scores[..., visible - inside :] += features @ keys[:, :, :inside].transpose(2, 3)
+            depth[visible - inside :] += 1
+            start += rank
+        return scores * self.reach.scale / (depth if self.reach.by_depth else 1)
+
+    def values(self) -> Tensor:
+        """Return the values (batch, head, key, feature) of the tokens that the newest one sees."""
+        return self._values[:, :, : min(self.tokens, self._value_capacity)]
+
+
+DECILES = tuple(level / 10 for level in range(1, 10))
+
+
+class EncoderBlock(nn.Module):
+    """Attention, then an MLP of ``d_mlp`` hidden units with GELU, each on a LayerNorm of the stream."""
+
+    def __init__(self, width: int, n_heads: int, form: ScoringForm, d_mlp: int, *, causal: bool) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(width), ScoredAttention(width, n_heads, form, causal=causal)
+        self.norm2 = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, d_mlp), nn.Linear(d_mlp, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, token, width) to the same shape."""
+        x = x + self.attn(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Encoder(nn.Module):
+    """Blocks and a last LayerNorm: of a width, a number of layers and of heads.
+
+    Args:
+        forms: the scoring function, or a pattern of several that repeats over the layers.
+        d_mlp: hidden units of the MLPs; 4 · width if None.
+        causal: whether a token sees none after it.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        n_layers: int,
+        n_heads: int,
+        forms: ScoringForm | Sequence[ScoringForm],
+        *,
+        d_mlp: int | None = None,
+        causal: bool = True,
+    ) -> None:
+        super().__init__()
+        self.forms = mixed(n_layers, [forms] if isinstance(forms, ScoringForm) else forms)
+        hidden = 4 * width if d_mlp is None else whole(d_mlp, "d_mlp")
+        self.blocks = nn.ModuleList(EncoderBlock(width, n_heads, form, hidden, causal=causal) for form in self.forms)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, token, width) to the normalised stream."""
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.norm(x)
+        return out
+
+
+class TokenEmbedding(nn.Module):
+    """Linear read-in of so many inputs a token, and a vector for every position where positions are "learned"."""
+
+    def __init__(self, inputs: int, width: int, tokens: int, positions: Literal["learned", "none"]) -> None:
+        super().__init__()
+        if positions not in ("learned", "none"):
+            raise unknown_name("kind of positions", positions, ("learned", "none"))
+        self.read_in, self.tokens = nn.Linear(inputs, width), tokens
+        self.positions = nn.Parameter(0.02 * torch.randn(tokens, width)) if positions == "learned" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, token, inputs) to (batch, token, width)."""
+        if x.shape[1] > self.tokens:
+            raise InputError(f"{x.shape[1]} tokens are more than the {self.tokens} that the model was made for")
+        out: Tensor = self.read_in(x)
+        return out if self.positions is None else out + self.positions[: x.shape[1]]
+
+
+class InContextRegressor(nn.Module):
+    """Regressor that predicts y of each x from the pairs before it, at most ``points`` pairs with ``d_input`` numbers.
+
+    Args:
+        encoder, width: causal, and of its stream.
+        positions: "learned" or "none".
+        tokens: "single", x_1, y_1, x_2, y_2, …, y filled up with zeros, as in the paper; or "pairs", where token i
+            holds x_i and the pair before it, so that no layer has to bring an x together with its y.
+
+    Source:
+        Structured attention, section 4 (S2-ICL): linear read-in, and a linear read-out that begins at zero, so that the
+        loss begins at the mean square of y.
+
+    Raises:
+        InputError: the encoder is not causal.
+        UnknownNameError: other tokens or positions.
+    """
+
+    def __init__(
+        self,
+        d_input: int,
+        points: int,
+        encoder: Encoder,
+        width: int,
+        positions: Literal["learned", "none"] = "learned",
+        tokens: Literal["single", "pairs"] = "single",
+    ) -> None:
+        super().__init__()
+        if tokens not in ("single", "pairs"):
+            raise unknown_name("kind of tokens", tokens, ("single", "pairs"))
+        self.d_input, self.points, self.paired = whole(d_input, "d_input"), whole(points, "points"), tokens == "pairs"
+        sizes = (2 * d_input + 1, points) if self.paired else (d_input, 2 * points)
+        self.embed = TokenEmbedding(sizes[0], width, sizes[1], positions)
+        self.encoder, self.read_out = encoder, nn.Linear(width, 1)
+        if not all(block.attn.causal for block in encoder.blocks):  # type: ignore[union-attr]
+            raise InputError("the encoder is not causal, so that every y would be seen; make it with causal=True")
+        nn.init.zeros_(self.read_out.weight)
+        nn.init.zeros_(self.read_out.bias)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Predict y, (batch, point), from (batch, point, d_input) and (batch, point), each from earlier pairs."""
+        if self.paired:
+            before = F.pad(torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0))
+            tokens = torch.cat([x, before], -1)
+        else:
+            tokens = torch.stack([x, F.pad(y[..., None], (0, self.d_input - 1))], 2).flatten(1, 2)
+        out: Tensor = self.read_out(self.encoder(self.embed(tokens)))
+        return out[..., 0] if self.paired else out[:, ::2, 0]
+
+
+@extensible
+class PatchForecaster(nn.Module):
+    """Forecaster from patches of a normalised series to quantiles of all steps ahead, out of the last token.
+
+    Args:
+        encoder, width: of any scoring function, and of its stream.
+        patch, context_length: steps of a token, and steps read, a multiple of them; shorter series are filled with NaN
+            on the left.
+        prediction_length, levels: steps ahead, and quantile levels.
+        positions: "learned" or "none".
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        width: int,
+        *,
+        patch: int,
+        context_length: int,
+        prediction_length: int,
+        levels: Sequence[float] = DECILES,
+        positions: Literal["learned", "none"] = "learned",
+    ) -> None:
+        super().__init__()
+        self.patch, self.context_length = whole(patch, "patch"), whole(context_length, "context_length")
+        self.prediction_length, self.levels = whole(prediction_length, "prediction_length"), tuple(levels)
+        if context_length % patch:
+            raise InputError(
+                f"context_length {context_length} is no multiple of the patch of {patch}; the nearest is "
+                f"{max(round(context_length / patch), 1) * patch}"
+            )
+        refuse_remainder(context_length, patch, "a context")
+        # values, and the mask of those that are there
+        self.embed = TokenEmbedding(2 * patch, width, context_length // patch, positions)
+        self.encoder = encoder
+        self.head = nn.Linear(width, len(self.levels) * prediction_length)
+
+    def forward(self, context: Tensor) -> Tensor:
+        """Map (batch, step), NaN where missing, to quantiles in data units, (batch, quantile, step)."""
+        if context.shape[-1] != self.context_length:
+            raise InputError(f"a context of {context.shape[-1]} steps, expected {self.context_length}, NaN on the left")
+        loc, scale = self.location(context)
+        mask = ~torch.isnan(context)
+        values = torch.where(mask, (context - loc[:, None]) / scale[:, None], 0.0)
+        tokens = torch.cat([part.unflatten(1, (-1, self.patch)) for part in (values, mask.to(values))], -1)
+        return self.quantiles(self.encoder(self.embed(tokens)), loc, scale)
+
+    def location(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of the finite values of each series, (batch,); 0 and 1 without any."""
+        mask = ~torch.isnan(context)
+        count = mask.sum(-1).clamp(min=1)
+        loc = torch.nan_to_num(context).sum(-1) / count
+        variance = torch.where(mask, context - loc[:, None], 0.0).square().sum(-1) / count
+        return loc, torch.where(variance > 0, variance.sqrt(), 1.0)
+
+    def quantiles(self, normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """Map the last stream (…, batch, token, width) to quantiles in data units, (…, batch, quantile, step)."""
+        flat = self.head(normalized[..., -1, :]).unflatten(-1, (len(self.levels), self.prediction_length))
+        return flat * scale[:, None, None] + loc[:, None, None]
+
+
+@extensible
+class StepForecaster(nn.Module):
+    """Forecaster from windows (batch, channel, T) to (batch, channel, T): token t forecasts step t ahead.
+
+    A linear map reads the channels of a time step into the stream and another reads those of a forecast out of it,
+    between RevIN and its inverse, of which the paper says nothing. It opens behind a lens: ``load(model)``.
+
+    Args:
+        encoder, width: of any scoring function, and of its stream.
+        length, channels: T, and of the series; 7 in the paper.
+        settings: further arguments that it was made by, for the identity of a run.
+
+    Attributes:
+        horizon, settings: T; sizes, and the given settings.
+
+    Source:
+        Structured attention, appendix J (S2-ETT).
+    """
+
+    def __init__(
+        self, encoder: Encoder, width: int, *, length: int, channels: int, settings: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.length = self.horizon = whole(length, "length")
+        self.channels, self.width = whole(channels, "channels"), width
+        self.settings = {"length": length, "channels": channels, **(settings or {})}
+        self.revin = RevIN(channels)
+        self.embed = TokenEmbedding(channels, width, length, "learned")
+        self.encoder, self.read_out = encoder, nn.Linear(width, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map windows (batch, channel, T) to forecasts of the same shape, in the same units."""
+        mean, scale = self.revin.statistics(x)
+        return self.forecast(self.encoder(self.embed(self.revin(x, mean, scale).mT)), (mean, scale))
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return RevIN's statistics of windows (…, channel, T)."""
+        return self.revin.statistics(x)
+
+    def forecast(self, stream: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
+        """Map the last stream (…, token, width) to forecasts (…, channel, T) in the units of the windows."""
+        return self.revin.inverse(self.read_out(stream).mT, *statistics)
+
+
+def make_forecaster(
+    name: str,
+    length: int,
+    horizon: int,
+    channels: int,
+    *,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    d_mlp: int | None = None,
+    seed: int = 0,
+    **form: Any,
+) -> StepForecaster:
+    """Make a forecaster of time steps with drawn weights.
+
+    Args:
+        name, form: of ``REGRESSORS``, the names of scoring functions, and its arguments, such as ``ranks``.
+        length, horizon, channels: of windows and forecasts; the first two are the same T.
+        width, layers, heads, d_mlp, seed: of its encoder, which sees all steps.
+
+    Raises:
+        UnknownNameError: an unknown name.
+        InputError: sizes do not go together.
+
+    Example:
+        >>> structured.make_forecaster("mlr-attention", 16, 16, 7, ranks=[12, 4])(torch.ones(1, 7, 16)).shape
+        torch.Size([1, 7, 16])
+    """
+    if horizon != length:
+        raise InputError(
+            f"a horizon of {horizon} steps after windows of {length}: this model takes one length for both"
+        )
+    scoring = form_of_name(name, form)
+    sizes = {"width": width, "layers": layers, "heads": heads, "d_mlp": d_mlp}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = Encoder(width, layers, heads, scoring, d_mlp=d_mlp, causal=False)
+        settings = {"name": name, **sizes, "form": repr(scoring), "seed": seed}
+        return StepForecaster(encoder, width, length=length, channels=channels, settings=settings)
