@@ -25,9 +25,8 @@ from tsfm_lens.figures.registry import Plate
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import ablated_share
-from tsfm_lens.studies.papers.depth import windows
-from tsfm_lens.studies.papers.heavy import recipe_components
-from tsfm_lens.studies.papers.measures import released_share
+from tsfm_lens.studies.papers.figures import recipe_components, windows
+from tsfm_lens.studies.papers.measures.heads import released_share
 from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
 from tsfm_lens.sweep.plan.released import at_depth, released_lists
 from tsfm_lens.viz.select import DRAWN_BY, SWEEP_KINDS

@@ -1,0 +1,15 @@
+"""Measures of the papers' numbers: one function an item, registered by its id."""
+
+from tsfm_lens.studies.papers.measures import (
+    definitions,
+    heads,
+    induction,
+    layers,
+    low_rank,
+    models,
+    samformer,
+    structured,
+    theory,
+)
+
+__all__ = ["definitions", "heads", "induction", "layers", "low_rank", "models", "samformer", "structured", "theory"]
