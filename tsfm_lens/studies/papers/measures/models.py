@@ -43,7 +43,7 @@ class ResultTable(MeasuredValues):
     family: dict[str, str] = field(default_factory=dict)
 
     def each(
-        self, contexts: Iterator[Context], *, series: bool = False, text: bool = True
+        self, contexts: Iterator[Context], *, series: bool = False, text: bool = True, levels: bool = True
     ) -> Iterator[tuple[str, Context]]:
         """Yield models by name, in turn, and note their settings.
 
@@ -51,6 +51,7 @@ class ResultTable(MeasuredValues):
             contexts: of every model.
             series: whether the measure runs on series, whose settings are then noted.
             text: whether it takes models of text.
+            levels: whether it measures ranks, whose ε are then noted last.
         """
         for context in contexts:
             name, is_text = context.model.model_id, context.model.takes_ids
@@ -65,6 +66,8 @@ class ResultTable(MeasuredValues):
                 self.settings[key] = value if previous in (None, value) else f"{previous}; {value}"
             if text or not is_text:
                 yield name, context
+        if levels:
+            self.settings |= _LEVELS
 
     def apart(self, by_model: dict[str, float], of: str) -> Verdict:
         """Test that each value of a model of text is larger than each of a model of series."""
@@ -131,7 +134,6 @@ def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
     for rank in (16, 32):
         ratio = compress.ratio_of([compress.Form(12, 64, 768)], [rank])
         _add_ratios(table, f"size ratio of rank {rank} of heads of 64", "", ratio)
-    table.settings.update(_LEVELS)
     return table
 
 
@@ -144,7 +146,7 @@ def _add_ratios(table: ResultTable, quantity: str, words: str, ratio: compress.R
 def scores(contexts: Iterator[Context]) -> MeasuredValues:
     """Score a model beside itself, and cut to a quarter of its ranks."""
     table, same = ResultTable(), {"same_mase": 0.0, "same_wql": 0.0}
-    for name, context in table.each(contexts, series=True, text=False):
+    for name, context in table.each(contexts, series=True, text=False, levels=False):
         run = context.run
         itself = compress.quality(run, context.model)
         smaller, _ = compress.compressed(compress.calibration_run(run), 0.25)
@@ -192,7 +194,6 @@ def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
             table.add(f"{name}: share of the vocabulary's squares along two directions", plane["share"].sum())
     table.claims["faster"] = table.apart(shares, f"share of directions at ε = {FINE:g}")
     table.claims["structured"] = table.apart(planes, "distance of neighbours over that of others")
-    table.settings.update(_LEVELS)
     return table
 
 
@@ -211,20 +212,15 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
                 k = float(patch)
                 by_patch[name] = (k, float(rank) / context.model.wiring.stacks[0].d_model)
         angles, random = embedding["mean_angle"], float(embedding.attrs["random_angle"])
-        _add_angles(table, name, embedding)
+        for family in FAMILIES:
+            table.add(f"{name}: mean angle of tokens, {family}", angles.sel(family=family))
         table.add(f"{name}: mean angle of random lines in {k:g} dimensions", random_angle(int(k)))
         table.add(f"{name}: mean angle of random lines in {embedding.attrs['d_model']} dimensions", random)
         below = float(angles.sel(family="white noise")) < random
         tokens.append(_exact(name, below, "mean angle of noise below that of random lines"))
     table.claims["by_patch"] = table.steps(by_patch, "patch", "share of directions")
     table.claims["smaller_space"] = _whole(tokens, _NO_SERIES, "mean angle")
-    table.settings.update(_LEVELS)
     return table
-
-
-def _add_angles(table: ResultTable, name: str, embedding: xr.Dataset) -> None:
-    for family in FAMILIES:
-        table.add(f"{name}: mean angle of tokens, {family}", embedding["mean_angle"].sel(family=family))
 
 
 @measure("S0-F13")
@@ -246,7 +242,6 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
         short = (0, count - len(part.margins))
         parts[place] = replace(part, margins=np.pad(part.margins, short, constant_values=np.nan))
     table.claims["random_higher"] = verdict_over("pair", *parts) if parts else undecided(_NO_SERIES, "rank")
-    table.settings.update(_LEVELS)
     return table
 
 
@@ -272,7 +267,6 @@ def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
         linear = [_exact("", power >= ALMOST_LINEAR, "power of d")] if np.isfinite(power) else []
     table.claims["stays_low"] = table.steps(of_series, "width", "share of the full rank", falling=True)
     table.claims["linear"] = _whole(linear, "language models of two widths or more are needed", "power of d")
-    table.settings.update(_LEVELS)
     return table
 
 
@@ -300,7 +294,6 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
         inputs.append(ClaimPart(name, rise.values, f"{FINE:g}-rank of the input"))
         clusters = range(flow.sizes["series"])
     table.claims = {"deeper_weights": Verdict(tuple(weights)), "deeper_input": judged(inputs, clusters)}
-    table.settings.update(_LEVELS)
     return table
 
 
@@ -328,7 +321,6 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
         "head_constant": table.steps(single, "heads", "mean rank of a head", within=CONSTANT_WITHIN),
         "blocks": Verdict(tuple(blocks)),
     }
-    table.settings.update(_LEVELS)
     return table
 
 
@@ -336,7 +328,7 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
 def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure shares of relative singular values above 0.1 of W_Q and the MLP's first matrix, layer by layer."""
     table, shares, deeper, less = ResultTable(), {}, [], []
-    for name, context in table.each(contexts):
+    for name, context in table.each(contexts, levels=False):
         stack = context.model.wiring.stacks[0].name
         ranks = weight_ranks(context.model, stack=stack, epsilon=EPSILON, parts=["W_Q", "W_in"])
         share = ranks["decade_count"].isel(decade=0).values / ranks["full"].values
