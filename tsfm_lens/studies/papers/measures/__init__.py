@@ -1,6 +1,6 @@
 """Measures of the papers' numbers: one function an item, registered by its id."""
 
-from tsfm_lens.studies.papers.measures import (
+from tsfm_lens.studies.papers.measures import (  # noqa: F401
     definitions,
     heads,
     induction,
@@ -11,5 +11,3 @@ from tsfm_lens.studies.papers.measures import (
     structured,
     theory,
 )
-
-__all__ = ["definitions", "heads", "induction", "layers", "low_rank", "models", "samformer", "structured", "theory"]

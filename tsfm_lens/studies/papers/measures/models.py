@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-import xarray as xr
 
 from tsfm_lens import compress
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
