@@ -11,39 +11,26 @@ import pytest
 import torch
 import xarray as xr
 
+from reproductions import nano, ours, parts, row, settings, verdict
 from tsfm_lens import compress, ranks
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.papers import measures_ranks
-from tsfm_lens.studies.papers import values_ranks as said
+from tsfm_lens.studies.papers.items import HOLDS, ITEMS
+from tsfm_lens.studies.papers.measures import models
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
-from tsfm_lens.studies.papers.values import ITEMS
 from tsfm_lens.testing import assert_close, last_digit
 
-OF_MODELS = [item.id for item in ITEMS if item.models == said.EMBEDDED or item.models == said.EMBEDDED[:1]]
+OF_MODELS = [item.id for item in ITEMS if item.models and item.id != "S0-F6"]
 FEW: dict[str, Any] = {"windows": 2}
 # of weights alone nothing is measured on series, and a short one is made faster than chaotic windows
 SHORT: dict[str, Any] = {"data": [np.sin(np.arange(100.0))], "horizon": 4}
 
 
 @cache
-def nano(name: str) -> Lens:
-    return load(name)
-
-
-@cache
 def text() -> Lens:
     """A T5 of random weights, whose embedding and queries use all directions."""
     return load(architectures()["t5"].tiny(), check=False)
-
-
-def ours(found: xr.Dataset, quantity: str) -> float:
-    return float(found["ours"].sel(quantity=quantity))
-
-
-def verdict(found: xr.Dataset, quantity: str) -> str:
-    return str(found["verdict"].sel(quantity=quantity).values)
 
 
 RANK, ANGLES, HISTOGRAM, CUT = ranks.epsilon_rank, ranks.angles, ranks.decade_histogram, rank_theory.compressed
@@ -71,47 +58,36 @@ def _unscaled(tokens: np.ndarray, weights: rank_theory.AttentionWeights) -> np.n
 
 
 WRONG: list[tuple[str, Any, str, Callable[..., Any], str]] = [
-    ("S0-ERANK", ranks, "epsilon_rank", lambda v, e: np.maximum(RANK(v, e) - 1, 0), said.CUT_OFF),
-    ("S0-ERANK", ranks, "epsilon_rank", lambda v, e: np.minimum(RANK(v, e) + 1, v.shape[-1]), said.CUT_FURTHER),
-    ("S0-ANG", ranks, "angles", lambda c: np.cos(ANGLES(c)), said.ANGLES_OFF),
-    ("S0-ANG", ranks, "angles", lambda c: ANGLES(c) + np.pi / 4, said.ANGLES_OUTSIDE),
-    ("S0-HIST", ranks, "decade_histogram", lambda v: np.roll(HISTOGRAM(v), 1) * [1, 1, 2, 1, 1], said.DECADES_OFF),
-    ("S0-HIST", ranks, "decade_histogram", lambda v: HISTOGRAM(v * 0.999 + 1e-9), said.ON_EDGES),
-    ("S0-PATCH", rank_theory.PatchEmbedding, "embed", lambda self, c: PATCH(self, c[::-1]), said.PATCHES_OFF),
-    (
-        "S0-QEMB",
-        rank_theory.QuantisedEmbedding,
-        "embed",
-        lambda self, c: np.roll(BINS(self, c), 1, axis=1),
-        said.BINS_OFF,
-    ),
-    ("S0-CEMB", rank_theory.ResidualMlpEmbedding, "embed", lambda self, c: MLP(self, c) - self.skip @ c, said.MLP_OFF),
-    ("S0-CEMB", rank_theory.GatedEmbedding, "embed", lambda self, c: GATED(self, -c), said.GATED_OFF),
-    ("S0-ATT", rank_theory, "attention", _swapped, said.ATTENTION_OFF),
-    ("S0-ATT", rank_theory, "column_softmax", lambda s: np.exp(s) / np.exp(s).sum(-1, keepdims=True), said.SUMS_OFF),
-    ("S0-MHA", rank_theory, "attention", _unscaled, said.HEADS_OFF),
-    ("S0-MHA", rank_theory, "attention", _swapped, said.ONE_HEAD_OFF),
-    ("S0-TH5", rank_theory, "compressed", lambda w, v, r: CUT(w, v, r - 1 or 1), said.EXACT_OFF),
-    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) / 2, said.SKETCH_BELOW),
-    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) / 2, said.SKETCH_INDEX),
-    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) + 0.5, said.SKETCH_FULL),
-    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) + 1, said.SKETCH_ABOVE),
-    ("S0-GUIDE", compress, "guideline", lambda n, d: np.linspace(16, d / 2, n), said.GUIDE_OFF),
+    ("S0-ERANK", ranks, "epsilon_rank", lambda v, e: np.maximum(RANK(v, e) - 1, 0), "cut_off"),
+    ("S0-ERANK", ranks, "epsilon_rank", lambda v, e: np.minimum(RANK(v, e) + 1, v.shape[-1]), "cut_further"),
+    ("S0-ANG", ranks, "angles", lambda c: np.cos(ANGLES(c)), "angles_off"),
+    ("S0-ANG", ranks, "angles", lambda c: ANGLES(c) + np.pi / 4, "angles_outside"),
+    ("S0-HIST", ranks, "decade_histogram", lambda v: np.roll(HISTOGRAM(v), 1) * [1, 1, 2, 1, 1], "decades_off"),
+    ("S0-HIST", ranks, "decade_histogram", lambda v: HISTOGRAM(v * 0.999 + 1e-9), "on_edges"),
+    ("S0-PATCH", rank_theory.PatchEmbedding, "embed", lambda self, c: PATCH(self, c[::-1]), "patches_off"),
+    ("S0-QEMB", rank_theory.QuantisedEmbedding, "embed", lambda self, c: np.roll(BINS(self, c), 1, axis=1), "bins_off"),
+    ("S0-CEMB", rank_theory.ResidualMlpEmbedding, "embed", lambda self, c: MLP(self, c) - self.skip @ c, "mlp_off"),
+    ("S0-CEMB", rank_theory.GatedEmbedding, "embed", lambda self, c: GATED(self, -c), "gated_off"),
+    ("S0-ATT", rank_theory, "attention", _swapped, "attention_off"),
+    ("S0-ATT", rank_theory, "column_softmax", lambda s: np.exp(s) / np.exp(s).sum(-1, keepdims=True), "sums_off"),
+    ("S0-MHA", rank_theory, "attention", _unscaled, "heads_off"),
+    ("S0-MHA", rank_theory, "attention", _swapped, "one_head_off"),
+    ("S0-TH5", rank_theory, "compressed", lambda w, v, r: CUT(w, v, r - 1 or 1), "exact_off"),
+    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) / 2, "sketch_below"),
+    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) / 2, "sketch_index"),
+    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) + 0.5, "sketch_full"),
+    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) + 1, "sketch_above"),
+    ("S0-GUIDE", compress, "guideline", lambda n, d: np.linspace(16, d / 2, n), "guide_off"),
 ]
 
 
-@pytest.mark.parametrize(("name", "room", "function", "wrong", "quantity"), WRONG)
+@pytest.mark.parametrize(("name", "home", "function", "wrong", "key"), WRONG)
 def test_a_wrong_definition_is_found(
-    name: str,
-    room: Any,
-    function: str,
-    wrong: Callable[..., Any],
-    quantity: str,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, home: Any, function: str, wrong: Callable[..., Any], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ours(reproduce(name, seeds=2), quantity) == 0
-    monkeypatch.setattr(room, function, wrong)
-    assert ours(reproduce(name, seeds=2), quantity) > 0
+    assert ours(reproduce(name, seeds=2), key) == 0
+    monkeypatch.setattr(home, function, wrong)
+    assert ours(reproduce(name, seeds=2), key) > 0
 
 
 def test_size_ratios_of_the_schedules_in_every_reading() -> None:
@@ -124,8 +100,8 @@ def test_size_ratios_of_the_schedules_in_every_reading() -> None:
         (0.451, 0.496, 0.443),
     ]
     found = reproduce("S0-SCHED")
-    for (quantity, *_, printed), readings in zip(said.SCHEDULES, known, strict=True):
-        assert float(found["paper"].sel(quantity=quantity)) == printed
+    for value, readings in zip(item_of("S0-SCHED").values, known, strict=True):
+        quantity = value.quantity
         for words, ratio in zip(("", ", layers from 1", ", not rounded up"), readings, strict=True):
             assert ours(found, quantity + words) == pytest.approx(ratio, abs=last_digit(3))
 
@@ -140,7 +116,7 @@ def test_every_number_of_models_is_measured_on_the_embedded_ones(name: str) -> N
         assert found.attrs["note"].startswith("embedded model: mechanics only")
     for value in item.values:
         one = found.sel(quantity=value.quantity)
-        if value.unit != said.HOLDS:
+        if value.unit != HOLDS:
             assert float(one["difference"]) == 0, value.quantity
         elif str(one["verdict"].values) == "undecided":
             assert str(one["why"].values)
@@ -173,14 +149,15 @@ def test_a_language_model_decides_the_contrast() -> None:
     both = [nano("bolt-nano"), nano("chronos-nano"), text()]
     spectra = reproduce("S0-F2", both, **FEW)
     # a series of noise uses 17 of 128 directions of bolt-nano, ids all of the T5; chronos-nano has as many as it can
-    parts = [str(part) for part in spectra["quantity"].values if str(part).startswith(said.FASTER)]
-    outcome = {part: verdict(spectra, part) for part in parts}
-    assert sum(each == "holds" for each in outcome.values()) == 1
-    assert outcome[said.FASTER] == "does not hold"
-    assert verdict(spectra, said.STRUCTURED) == "holds"
-    assert "random ids of tokens" in str(spectra["our_setting"].sel(setting="series").values)
+    outcomes = [
+        verdict(spectra, f"{row(spectra, 'faster')['quantity'].values}: {part}") for part in parts(spectra, "faster")
+    ]
+    assert outcomes.count("holds") == 1
+    assert verdict(spectra, "faster") == "does not hold"
+    assert verdict(spectra, "structured") == "holds"
+    assert "random ids of tokens" in settings(spectra)["series"]
     weights = reproduce("S0-F10", both, **FEW)
-    assert verdict(weights, said.WEIGHTS_FASTER) in ("holds", "does not hold")
+    assert verdict(weights, "weights_faster") in ("holds", "does not hold")
     # a T5 whose vocabulary is a curve through its ids is more structured than random bins
     planted = load(architectures()["t5"].tiny(), check=False)
     table = planted.model.shared.weight
@@ -188,7 +165,7 @@ def test_a_language_model_decides_the_contrast() -> None:
     with torch.no_grad():
         table.copy_(torch.tensor(line.T))
     random = Lens(load(architectures()["chronos"].tiny(), check=False).adapter, "random bins")
-    assert verdict(reproduce("S0-F2", [random, planted], **FEW), said.STRUCTURED) == "does not hold"
+    assert verdict(reproduce("S0-F2", [random, planted], **FEW), "structured") == "does not hold"
 
 
 def _ranks_of(known: dict[str, tuple[int, int, float, float]], order: list[str]) -> Callable[..., xr.Dataset]:
@@ -212,7 +189,7 @@ def _ranks_of(known: dict[str, tuple[int, int, float, float]], order: list[str])
 def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     known = {"small": (64, 2, 32.0, 16.0), "large": (128, 4, 48.0, 14.0), "bolt-nano": (96, 8, 1.0, 90.0)}
-    monkeypatch.setattr(measures_ranks, "ranks_by_model", _ranks_of(known, order))
+    monkeypatch.setattr(models, "ranks_by_model", _ranks_of(known, order))
 
     def opened(name: str) -> Lens:
         order.append(f"opened {name}")
@@ -222,28 +199,28 @@ def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(monkeypatc
     widths = reproduce("S0-F4", ["large", "small", "bolt-nano"], **SHORT)
     assert order == [f"{what} {name}" for name in ("large", "small", "bolt-nano") for what in ("opened", "measured")]
     # a half of 64, then three eighths of 128
-    assert verdict(widths, said.STAYS_LOW) == "holds"
+    assert verdict(widths, "stays_low") == "holds"
     heads = reproduce("S0-F12", ["large", "small", "bolt-nano"], **SHORT)
-    assert verdict(heads, said.MORE_HEADS) == "does not hold"
-    assert verdict(heads, said.HEAD_CONSTANT) == "holds"
+    assert verdict(heads, "more_heads") == "does not hold"
+    assert verdict(heads, "head_constant") == "holds"
     known["large"] = (128, 4, 96.0, 40.0)
-    assert verdict(reproduce("S0-F4", ["small", "large"], **SHORT), said.STAYS_LOW) == "does not hold"
+    assert verdict(reproduce("S0-F4", ["small", "large"], **SHORT), "stays_low") == "does not hold"
     changed = reproduce("S0-F9", ["small", "large"], **SHORT)
-    assert verdict(changed, said.MORE_HEADS) == "holds"
-    assert verdict(changed, said.HEAD_CONSTANT) == "does not hold"
+    assert verdict(changed, "more_heads") == "holds"
+    assert verdict(changed, "head_constant") == "does not hold"
     alone = reproduce("S0-F4", ["small", "bolt-nano"], **SHORT)
-    assert "no architecture is among the models" in str(alone["why"].sel(quantity=said.STAYS_LOW).values)
+    assert "no architecture is among the models" in str(row(alone, "stays_low")["why"].values)
 
 
 def test_language_models_of_two_widths_have_a_power(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"one": (64, 2, 60.0, 1.0), "two": (128, 2, 120.0, 1.0)}
-    monkeypatch.setattr(measures_ranks, "ranks_by_model", _ranks_of(known, []))
+    monkeypatch.setattr(models, "ranks_by_model", _ranks_of(known, []))
     lenses = [Lens(text().adapter, name) for name in known]
     found = reproduce("S0-F4", lenses, **SHORT)
     assert_close(ours(found, "power of d that the rank of W_Q in language models grows with"), 1.0, depth=100)
-    assert verdict(found, said.LINEAR) == "holds"
+    assert verdict(found, "linear") == "holds"
     known["two"] = (128, 2, 66.0, 1.0)
-    assert verdict(reproduce("S0-F4", lenses, **SHORT), said.LINEAR) == "does not hold"
+    assert verdict(reproduce("S0-F4", lenses, **SHORT), "linear") == "does not hold"
 
 
 def test_published_models_that_are_not_here_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

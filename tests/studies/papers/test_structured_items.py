@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from reproductions import ours, parts, row, verdict
 from tsfm_lens import registry
 from tsfm_lens.studies import experiments
 from tsfm_lens.studies.experiments import figures
-from tsfm_lens.studies.papers import items_structured as said
-from tsfm_lens.studies.papers import measures_structured
+from tsfm_lens.studies.papers.measures import structured as measures
 from tsfm_lens.studies.papers.reproduce import reproduce
+from tsfm_lens.studies.recipes.levels import LEVELS, level_runs
 from tsfm_lens.studies.structured import level_blocks, oracle_errors
 from tsfm_lens.testing import assert_close
 
 SEEDS = 8
+DRAW = np.random.default_rng(0)
+# ranks, and numbers of a head's scores
 ARMS = {
     "1 head, rank 16": (16, 512),
     "1 head, rank 1": (1, 32),
@@ -54,55 +57,40 @@ def runs(last: dict[str, float], seeds: int = SEEDS) -> xr.Dataset:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, data: xr.Dataset) -> None:
-    monkeypatch.setattr(measures_structured, "record", lambda name: data)
+    monkeypatch.setattr(measures, "record", lambda name: data)
 
 
-def verdict(found: xr.Dataset, claim: str) -> str:
-    return str(found["verdict"].sel(quantity=claim).values)
+# --- regression in context -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("low", "outcome"), [(0.9, "holds"), (0.1, "does not hold")])
-def test_low_ranks_fail_where_they_do(low: float, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted(monkeypatch, runs({**dict.fromkeys(ARMS, 0.4), "1 head, rank 1": 1.0, "1 head, rank 2": low}))
+@pytest.mark.parametrize(
+    ("low", "seeds", "outcome"), [(0.9, SEEDS, "holds"), (0.1, SEEDS, "does not hold"), (0.9, 6, "undecided")]
+)
+def test_low_ranks_fail_where_they_do(low: float, seeds: int, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = {**dict.fromkeys(ARMS, 0.4), "1 head, rank 1": 1.0, "1 head, rank 2": low}
+    planted(monkeypatch, runs(last, seeds))
     found = reproduce("S2-F2")
-    assert verdict(found, said.LOW_FAILS) == outcome
+    assert verdict(found, "low_fails") == outcome
     # rank 4 is no part of it, d being 4
-    parts = found["quantity"].values[found["part_of"].values == said.LOW_FAILS]
-    assert [str(part).split(": ")[1].split(",")[1].strip() for part in parts] == ["rank 1", "rank 2"]
-    ours = found["ours"]
-    assert float(ours.sel(quantity=said.UNLEARNED)) == 1
-    assert float(ours.sel(quantity=said.SOLVED)) == 0
-    assert_close(float(ours.sel(quantity=said.AFTER.format(arm="1 head, rank 1"))), 1.0, depth=2**44)
-    again = reproduce("s2-f6")
-    assert again["quantity"].values.tolist() == found["quantity"].values.tolist()
-
-
-def test_few_seeds_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = runs({**dict.fromkeys(ARMS, 0.4), "1 head, rank 1": 1.0, "1 head, rank 2": 1.0}, seeds=6)
-    planted(monkeypatch, few)
-    assert verdict(reproduce("S2-F2"), said.LOW_FAILS) == "undecided"
+    assert [part.split(",")[1].strip() for part in parts(found, "low_fails")] == ["rank 1", "rank 2"]
+    assert ours(found, "unlearned") == 1
+    assert ours(found, "solved") == 0
+    assert_close(ours(found, "error after the last pair, 1 head, rank 1"), 1.0, depth=2**44)
+    assert reproduce("s2-f6")["quantity"].values.tolist() == found["quantity"].values.tolist()
 
 
 @pytest.mark.parametrize("true", [True, False])
 def test_claims_on_heads_and_forms(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     eight, low, form = (0.8, 0.9, 0.4) if true else (0.3, 0.2, 0.5)
-    last = {
-        "1 head, rank 16": 0.4,
-        "1 head, rank 2": low,
-        "1 head, rank 4": low,
-        "8 heads, rank 2": eight,
-        "8 heads, BTT": form,
-        "1 head, MLR 1+1": form,
-        "1 head, BTT": form,
-    }
+    last = dict.fromkeys(("8 heads, BTT", "1 head, MLR 1+1", "1 head, BTT"), form)
+    last = {"1 head, rank 16": 0.4, "1 head, rank 2": low, "1 head, rank 4": low, "8 heads, rank 2": eight} | last
     planted(monkeypatch, runs(last))
     found = reproduce("S2-F3")
-    for claim in (said.EIGHT_FAIL, said.STRUCTURED, said.STRUCTURED_EIGHT):
+    for claim in ("eight_fail", "structured", "structured_eight"):
         assert verdict(found, claim) == ("holds" if true else "does not hold"), claim
     # every form stands beside the low rank of as many numbers
-    parts = [str(part) for part in found["quantity"].values[found["part_of"].values == said.STRUCTURED]]
-    assert ["MLR 1+1, against rank 2" in part for part in parts] == [True, False]
-    assert ["BTT, against rank 4" in part for part in parts] == [False, True]
+    assert ["MLR 1+1, against rank 2" in part for part in parts(found, "structured")] == [True, False]
+    assert ["BTT, against rank 4" in part for part in parts(found, "structured")] == [False, True]
 
 
 @pytest.mark.parametrize("true", [True, False])
@@ -111,43 +99,14 @@ def test_claims_on_widths(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     grids = []
     for width, factor in ((16, 1.0), (64, 0.9)):
         last = {"1 head, rank 16": 0.6 * factor, "8 heads, rank 2": eight * factor, "8 heads, BTT": form * factor}
-        names = [f"{name}, D = {width}" for name in ("1 head", "8 heads", "8 heads, BTT")]
-        grid = runs(last).assign_coords(arm=names, width=("arm", [width] * 3))
-        grids.append(grid.assign_coords(group=("arm", ["1 head", "8 heads", "8 heads, BTT"])))
+        groups = ["1 head", "8 heads", "8 heads, BTT"]
+        grid = runs(last).assign_coords(arm=[f"{group}, D = {width}" for group in groups])
+        grids.append(grid.assign_coords(width=("arm", [width] * 3), group=("arm", groups)))
     planted(monkeypatch, xr.concat(grids, "arm", data_vars="minimal"))
     found = reproduce("S2-F11")
-    for claim in (said.EIGHT_WIDE, said.FORMS_WIDE):
+    for claim in ("eight_wide", "forms_wide"):
         assert verdict(found, claim) == ("holds" if true else "does not hold"), claim
-    parts = [str(part) for part in found["quantity"].values[found["part_of"].values == said.FORMS_WIDE]]
-    assert [part.rsplit(": ")[-1] for part in parts] == ["D = 16", "D = 64"]
-
-
-def test_counts_are_the_printed_formulas_but_for_what_is_a_bound() -> None:
-    for name in ("S2-T3", "S2-FL"):
-        found = reproduce(name)
-        assert (found["difference"].dropna("quantity") == 0).all(), name
-    families = reproduce("S2-T1")
-    off = families["quantity"].values[families["difference"].values != 0]
-    assert off.tolist() == [said.RANK.format(family=f"MLR {said.RANKS}")]
-    assert float(families["ours"].sel(quantity=off[0])) == 64
-    costs = reproduce("S2-T2")
-    known = costs["difference"].where(costs["unit"] == "").dropna("quantity")
-    assert len(known) == 3
-    assert (known == 0).all()
-    assert verdict(costs, said.BEST.format(ranks="32|8|8|16")) == "holds"
-    assert verdict(costs, said.BEST.format(ranks="8 of 8")) == "does not hold"
-
-
-def test_savings_of_the_key_cache_follow_from_the_ranks() -> None:
-    found = reproduce("S2-KV")
-    for words, ranks in said.LISTS.items():
-        kept = sum(rank / count for rank, count in zip(ranks, level_blocks(len(ranks)), strict=True))
-        assert_close(float(found["ours"].sel(quantity=said.SAVES.format(ranks=words))), sum(ranks) / kept, depth=8)
-    assert abs(float(found["difference"].sel(quantity=said.SAVES.format(ranks="r/8, 8 levels")))) < 1 / 50
-
-
-def test_the_lemma_holds_in_every_draw() -> None:
-    assert float(reproduce("S2-L1", seeds=5, seed=2)["ours"].sel(quantity=said.APART)) == 0
+    assert parts(found, "forms_wide") == ["D = 16", "D = 64"]
 
 
 def test_the_figure_shows_the_numbers_of_the_runs() -> None:
@@ -163,19 +122,137 @@ def test_the_figure_shows_the_numbers_of_the_runs() -> None:
     assert means["1 head, rank 16"].error_y.array is None
     lines = {trace.name: trace for trace in fig.data if trace.mode == "lines"}
     assert lines["least squares, expected"].y[-1] == 0
-    assert "2 to 8 seeds" in fig.layout.meta["subtitle"] if "subtitle" in fig.layout.meta else True
     (plate,) = registry.find("in_context_runs").draw_panels(data)
     assert plate.sentences[0].startswith("1 head, ")
     assert plate.sentences[-1].startswith("1 head, rank 1, D = 16: 0.9")
 
 
-def test_shipped_runs_are_of_the_stated_grid() -> None:
-    data = experiments.record("in_context")
-    arms = experiments.in_context_arms()
-    assert set(map(str, data["arm"].values)) <= set(arms)
+# --- other trainings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.95, "holds"), (1.05, "does not hold")])
+def test_errors_of_forecasts_are_relative_to_standard_attention(
+    share: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = 0.5 + 0.01 * DRAW.random(SEEDS)
+    errors = np.stack([base, share * base])
+    arms = ["standard, T = 96", "MLR attention 6+2, T = 96"]
+    planted(monkeypatch, xr.Dataset({"test_mae": (("arm", "seed"), errors)}, {"arm": arms, "seed": range(SEEDS)}))
+    found = reproduce("S2-F14")
+    words = f"absolute error over that of standard attention, less 1, {arms[1]}"
+    assert_close(ours(found, words), share - 1, depth=2**8)
+    assert float(row(found, words)["paper"]) == -0.01
+    assert verdict(found, "better") == outcome
+
+
+def test_losses_are_less_that_of_standard_attention_with_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, arm = 4 + DRAW.random(SEEDS), "MLR 8+2+2+2+1+1"
+    data = xr.Dataset(
+        {"loss": (("arm", "seed"), np.stack([base, base - 0.25]))},
+        {"arm": ["standard", arm], "seed": range(SEEDS), "score_share": ("arm", [1.0, 0.6])},
+        {"kind": "level_training", "steps": 480, "rows": 16, "context": 48, "horizon": 8},
+    )
+    planted(monkeypatch, data)
+    excess = row(reproduce("S2-CHR"), f"loss in nats, less that of standard attention, {arm}")
+    assert_close(float(excess["ours"]), -0.25, depth=2**8)
+    assert float(excess["paper"]) == 0
+    # seeds differ by one, their differences do not
+    assert float(excess["high"] - excess["low"]) < 1e-6
+    means = [trace for trace in figures.losses_by_cost(data).data if trace.marker.size == 9]
+    assert [trace.x[0] for trace in means] == [1.0, 0.6]
+    assert means[1].y[0] == (base - 0.25).mean()
+    (plate,) = registry.find("level_training").draw_panels(data)
+    assert len(plate.sentences) == 2
+
+
+def test_the_best_rate_carries_over_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    # errors with one lowest place in every row, by parametrisation the place for every width
+    best = {"standard parametrisation": [4, 3, 2], "μP": [3, 3, 3], "μP, MLR attention": [3, 3, 4]}
+    places, rates = np.arange(6), list(experiments.grids.RATES)
+    errors = np.stack([[0.3 + 0.05 * (places - at) ** 2 for at in of_kind] for of_kind in best.values()])
+    data = xr.Dataset(
+        {"mse": (("parametrisation", "width", "rate", "seed"), errors[..., None] + 1e-3 * DRAW.random(SEEDS))},
+        {"parametrisation": list(best), "width": [16, 32, 64], "rate": rates, "seed": range(SEEDS)},
+        {"kind": "transfer_runs", "steps": 4, "inputs": 6},
+    )
+    planted(monkeypatch, data)
+    found = reproduce("s2-mupx")
+    words = "best rate at the largest width over that at the smallest, {}"
+    assert [ours(found, words.format(kind)) for kind in best] == [0.25, 1.0, 2.0]
+    fig = figures.learning_rates(data)
+    diamonds = [trace.x[0] for trace in fig.data if trace.marker.symbol == "diamond"]
+    assert diamonds == [rates[place] for place in (4, 3, 2, 3, 3, 3, 3, 3, 4)]
+    (plate,) = registry.find("transfer_runs").draw_panels(data)
+    assert "0.008 at width 16" in plate.sentences[1]
+    # a seed that lacks a rate is left out, and so is a parametrisation without a whole one
+    data["mse"][0, :, :, 1:] = np.nan
+    data["mse"][2, 0] = np.nan
+    found = reproduce("S2-F5")
+    assert ours(found, words.format("standard parametrisation")) == 0.25
+    assert not [name for name in found["quantity"].values if str(name).startswith("lowest error, μP, MLR")]
+
+
+def test_a_step_of_either_form_is_taken_in_turn() -> None:
+    slower = row(reproduce("S2-F12", seeds=1), "slower")
+    assert 0 < float(slower["low"]) <= float(slower["ours"]) <= float(slower["high"])
+
+
+# --- counts --------------------------------------------------------------------------------------------------
+
+
+def test_counts_are_the_printed_formulas_but_for_what_is_a_bound() -> None:
+    for name in ("S2-T3", "S2-FL"):
+        assert (reproduce(name)["difference"].dropna("quantity") == 0).all(), name
+    families = reproduce("S2-T1")
+    off = families["quantity"].values[families["difference"].values != 0]
+    assert off.tolist() == ["rank, MLR 16|8|4|4, D = 64"]
+    assert ours(families, off[0]) == 64
+    costs = reproduce("S2-T2")
+    printed = costs["difference"].where(costs["unit"] == "").dropna("quantity")
+    assert len(printed) == 3
+    assert (printed == 0).all()
+    assert verdict(costs, "best 32|8|8|16") == "holds"
+    assert verdict(costs, "best 8 of 8") == "does not hold"
+
+
+def test_savings_of_the_key_cache_follow_from_the_ranks() -> None:
+    found, words = reproduce("S2-KV"), "key cache, times smaller, {}"
+    for name, ranks in measures.LISTS.items():
+        held = sum(rank / count for rank, count in zip(ranks, level_blocks(len(ranks)), strict=True))
+        assert_close(ours(found, words.format(name)), sum(ranks) / held, depth=8)
+    assert abs(float(row(found, words.format("r/8, 8 levels"))["difference"])) < 1 / 50
+
+
+def test_windows_are_counted_in_whole_scores() -> None:
+    found, words = reproduce("S2-SWA"), "multiply-adds of the scores over those of standard attention"
+    assert ours(found, "seen") == 129
+    pairs = sum(min(token + 1, 129) for token in range(1024)) / (1024 * 1025 / 2)
+    assert ours(found, f"{words}, windows in every layer") == pairs
+    assert_close(ours(found, f"{words}, one layer in three global"), (1 + 2 * pairs) / 3, depth=8)
+
+
+def test_the_lemma_holds_in_every_draw() -> None:
+    assert ours(reproduce("S2-L1", seeds=5, seed=2), "apart") == 0
+
+
+# --- shipped results -----------------------------------------------------------------------------------------
+
+
+def test_shipped_runs_are_of_the_stated_grids() -> None:
+    names = ("in_context", "encoders", "chronos_levels", "transfer")
+    data, encoders, levels, rates = (experiments.record(name) for name in names)
+    assert set(map(str, data["arm"].values)) <= set(experiments.in_context_arms())
     done = np.isfinite(data["by_pairs"].values[..., -1])
     assert done.any(axis=1).all()
     assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
     # the curve ends where the points' mean is
     ends = data["curve"].isel(epoch=-1).values[done]
     assert_close(ends, data["by_pairs"].mean("pairs").values[done], depth=100)
+    assert set(map(str, encoders["arm"].values)) <= set(experiments.encoder_arms("ETTh1.csv"))
+    assert np.isfinite(encoders["test_mae"].sel(arm="standard, T = 96")).any()
+    assert set(map(str, levels["arm"].values)) <= set(LEVELS)
+    assert levels.attrs["steps"] == level_runs(seeds=1)[0].recipe.steps
+    assert np.isfinite(levels["loss"].sel(arm="standard")).all()
+    kinds = [str(kind) for kind in rates["parametrisation"].values]
+    grid = [f"{kind}, D = {w}, {r:g}" for kind in kinds for w in rates["width"].values for r in rates["rate"].values]
+    assert set(grid) <= set(experiments.transfer_arms())

@@ -5,26 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-import xarray as xr
 
+from reproductions import ours, row
 from tsfm_lens.data.gift_eval import gift_eval_configs, select_configs
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.papers.items import TABLE_3
-from tsfm_lens.studies.papers.measures_sweeps import DESIGNS, Subject, rows_of
+from tsfm_lens.studies.papers.items import ITEMS, TABLE_3
+from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject, rows_of
 from tsfm_lens.studies.papers.reproduce import compare, item_of
 from tsfm_lens.studies.papers.sweeps import sweep_config
-from tsfm_lens.studies.papers.values import ITEMS
-from tsfm_lens.studies.papers.values_sweeps import HALF_MLPS
 from tsfm_lens.sweep.plan.data_sources import GiftEval
 from tsfm_lens.sweep.plan.released import RELEASED
 from tsfm_lens.sweep.results.gathering import Gathered
 from tsfm_lens.testing import last_digit
 
 SWEEPS = [item.id for item in ITEMS if item.sweep]
-
-
-def ours(found: xr.Dataset, quantity: str) -> float:
-    return float(found["ours"].sel(quantity=quantity))
 
 
 def test_sample_paths_and_contexts_are_those_of_table_3() -> None:
@@ -63,7 +57,6 @@ def test_sample_paths_and_contexts_are_those_of_table_3() -> None:
         assert chosen.orders == ("stable_rank:low", "stable_rank:high")
         assert chosen.tolerance == 0.01
         assert chosen.search == "scan"
-    assert set(DESIGNS) == set(SWEEPS)
 
 
 def test_which_model_stands_for_which_row() -> None:
@@ -140,6 +133,6 @@ def test_half_of_the_mlps_of_bolt_and_toto(bolt_rise: float, holds: float) -> No
     table["baseline_mase"] = table["model"].map({"a": 0.8, "b": 0.7})
     table["label"] = [f"{part} of layers {first} to {last}" for _, part, first, last in rows]
     found = compare(item_of("S3-F4"), DESIGNS["S3-F4"].read(gathered(effects=table), subjects))
-    assert float(found["paper"].sel(quantity=HALF_MLPS)) == 1
-    assert ours(found, HALF_MLPS) == holds
+    assert float(row(found, "half_mlps")["paper"]) == 1
+    assert ours(found, "half_mlps") == holds
     assert ours(found, "Toto: MASE over the seasonal naive's, whole model") == 0.7

@@ -14,12 +14,11 @@ import pytest
 import xarray as xr
 
 import tsfm_lens
+from reproductions import nano, ours, row, settings
 from tsfm_lens.errors import CheckpointError, InputError, SweepFailedError, UnknownNameError
-from tsfm_lens.models import Lens
+from tsfm_lens.studies.papers.items import HOLDS, ITEMS
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
 from tsfm_lens.studies.papers.sweeps import Where, sweep_config
-from tsfm_lens.studies.papers.values import HOLDS, ITEMS
-from tsfm_lens.studies.papers.values_sweeps import KINDER
 from tsfm_lens.sweep.results.gathering import gather
 from tsfm_lens.sweep.run.sweeping import Outcome
 from tsfm_lens.sweep.store.folder import Store
@@ -39,15 +38,6 @@ def run(name: str, store: Path, model: str = "bolt-nano", **options: Any) -> xr.
     return reproduce(name, model, options.pop("data", SERIES), horizon=STEPS, store=store, **options)
 
 
-def ours(found: xr.Dataset, quantity: str) -> float:
-    return float(found["ours"].sel(quantity=quantity))
-
-
-@cache
-def bolt() -> Lens:
-    return tsfm_lens.load("bolt-nano", check=False)
-
-
 @cache
 def cut(name: str) -> tuple[Any, np.ndarray, float, float]:
     """Context as shown to bolt-nano, truth, seasonal error, and MASE of the seasonal naive forecast."""
@@ -57,7 +47,7 @@ def cut(name: str) -> tuple[Any, np.ndarray, float, float]:
     scale = np.abs(before[season:] - before[:-season]).mean()
     naive = np.resize(before[-season:], STEPS)
     context, _ = series.split(STEPS)
-    return context.tail(bolt().context_length), truth, scale, float(np.abs(truth - naive).mean() / scale)
+    return context.tail(nano("bolt-nano").context_length), truth, scale, float(np.abs(truth - naive).mean() / scale)
 
 
 @cache
@@ -67,10 +57,10 @@ def mase(*gone: str) -> np.ndarray:
     for name in SERIES:
         context, truth, scale, _ = cut(name)
         if gone:
-            with bolt().ablate(*gone):
-                forecast = bolt().forecast(context, STEPS)
+            with nano("bolt-nano").ablate(*gone):
+                forecast = nano("bolt-nano").forecast(context, STEPS)
         else:
-            forecast = bolt().forecast(context, STEPS)
+            forecast = nano("bolt-nano").forecast(context, STEPS)
         found.append(np.abs(forecast.quantiles[0, 4] - truth).mean() / scale)
     return np.array(found)
 
@@ -80,10 +70,16 @@ def change(*gone: str) -> float:
     return float(np.exp(np.log(mase(*gone) / mase()).mean()) - 1) if gone else 0.0
 
 
+def assert_change(found: xr.Dataset, quantity: str, *gone: str) -> None:
+    """A change in percent is that of forecasts without the components."""
+    expected = 100 * change(*gone)
+    assert_close(ours(found, quantity), expected, depth=10, magnitude=100.0, dtype=np.float32)
+
+
 @cache
 def by_stable_rank(layer: int) -> tuple[int, ...]:
     """Heads of the cross-attention of a layer, the lowest stable rank of W_Q W_K^T first, from the native weights."""
-    block = bolt().native.inner_model.decoder.block[layer].layer[1].EncDecAttention
+    block = nano("bolt-nano").native.inner_model.decoder.block[layer].layer[1].EncDecAttention
     q, k = (part.weight.detach().double().numpy().reshape(4, -1, part.in_features) for part in (block.q, block.k))
     values = [np.linalg.svd(q[head].T @ k[head], compute_uv=False) for head in range(4)]
     return tuple(np.argsort([(each**2).sum() / each[0] ** 2 for each in values]).tolist())
@@ -110,12 +106,12 @@ def test_every_sweep_is_run_and_read(name: str, store: Path) -> None:
     np.testing.assert_allclose(
         found["paper"], [printed.get(str(quantity), np.nan) for quantity in found["quantity"].values]
     )
-    settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
-    assert settings["model"] == "bolt-nano"
-    assert settings["datasets"] == settings["windows"] == "3"
-    assert settings["horizon"] == str(STEPS)
+    here = settings(found)
+    assert here["model"] == "bolt-nano"
+    assert here["datasets"] == here["windows"] == "3"
+    assert here["horizon"] == str(STEPS)
     # settings that are the paper's are not listed, and bolt-nano is shown as much as the paper's Chronos-Bolt
-    assert "context of Chronos-Bolt" not in settings
+    assert "context of Chronos-Bolt" not in here
     known = found.isel(quantity=np.flatnonzero(found["low"].notnull()))
     assert bool(known.sizes["quantity"]) == (name != "S3-F11")
     assert (known["low"] <= known["high"]).all()
@@ -127,39 +123,31 @@ def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(store: Pa
     # layers 7 to 13 of 20 are the middle one of three; its place keeps 0 of 16 heads; MLPs 10 and 11 of 20 are its MLP
     gone = [*heads(1, (0, 1, 2, 3)), "decoder.1.mlp"]
     # what is scaled to another model has a name of its own, so that the paper's numbers are not put beside it
-    row = "timesfm-28 scaled to bolt-nano"
+    name = "timesfm-28 scaled to bolt-nano"
     assert not any("TimesFM" in str(quantity) for quantity in found["quantity"].values)
     assert np.isnan(found["paper"]).all()
-    assert_close(
-        ours(found, f"{row}: change of MASE"), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32
-    )
-    assert ours(found, f"{row}: heads ablated") == pytest.approx(100 / 3)
-    assert ours(found, f"{row}: MLPs ablated") == 1
+    assert_change(found, f"{name}: change of MASE", *gone)
+    assert ours(found, f"{name}: heads ablated") == pytest.approx(100 / 3)
+    assert ours(found, f"{name}: MLPs ablated") == 1
     # Toto's layers 2 and 10 of 12 lie where the first and last of three do: 2 of 12 heads stay, and none
     gone = [*heads(0, by_stable_rank(0)[:3]), *heads(2, (0, 1, 2, 3))]
-    row = "toto-29 scaled to bolt-nano"
-    assert_close(
-        ours(found, f"{row}: change of MASE"), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32
-    )
+    name = "toto-29 scaled to bolt-nano"
+    assert_change(found, f"{name}: change of MASE", *gone)
     ratio = mase(*gone) / mase()
-    assert ours(found, f"{row}: resilient datasets") == (ratio < 1.05).sum()
-    assert ours(found, f"{row}: improved datasets") == (ratio < 1).sum()
+    assert ours(found, f"{name}: resilient datasets") == (ratio < 1.05).sum()
+    assert ours(found, f"{name}: improved datasets") == (ratio < 1).sum()
     table_1 = run("S3-T1", store)
-    for row in table_1["quantity"].values:
-        assert ours(table_1, row) == ours(found, row)
-    assert {str(row).split(": ")[1] for row in table_1["quantity"].values} == {
-        "heads ablated",
-        "MLPs ablated",
-        "change of MASE",
-        "change of CRPS",
-    }
+    quantities = table_1["quantity"].values.tolist()
+    assert [ours(table_1, quantity) for quantity in quantities] == [ours(found, quantity) for quantity in quantities]
+    columns = {"heads ablated", "MLPs ablated", "change of MASE", "change of CRPS"}
+    assert {quantity.split(": ")[1] for quantity in quantities} == columns
 
 
 def test_rows_that_the_paper_leaves_open_are_said_and_not_run(store: Path) -> None:
     found = run("S3-T1", store)
-    for row in ("Toto, 29 % of heads, 1 MLP", "Toto, 43 % of heads", "Chronos-Bolt, 28 % of heads, 6 MLPs"):
-        assert f"in {row}" in found.attrs["note"].split("not given by the paper")[1]
-        assert not any(str(quantity).startswith(f"{row}:") for quantity in found["quantity"].values)
+    for name in ("Toto, 29 % of heads, 1 MLP", "Toto, 43 % of heads", "Chronos-Bolt, 28 % of heads, 6 MLPs"):
+        assert f"in {name}" in found.attrs["note"].split("not given by the paper")[1]
+        assert not any(str(quantity).startswith(f"{name}:") for quantity in found["quantity"].values)
     assert "scaled to the same shares of heads at the same depths" in found.attrs["note"]
 
 
@@ -172,10 +160,10 @@ def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
             words = f"heads kept: bolt-nano, layer {layer}, {end} stable rank first"
             assert ours(single, words) == count
         assert ours(counted, f"bolt-nano: heads kept in layer {layer}") == min(both.values())
-        whole = ours(single, f"change of MASE without all heads: bolt-nano, layer {layer}")
-        assert_close(whole, 100 * change(*heads(layer, (0, 1, 2, 3))), depth=10, magnitude=100.0, dtype=np.float32)
-        half = ours(single, f"change of MASE without 2 of 4 heads: bolt-nano, layer {layer}, low stable rank first")
-        assert_close(half, 100 * change(*heads(layer, low[:2])), depth=10, magnitude=100.0, dtype=np.float32)
+        where = f"bolt-nano, layer {layer}"
+        assert_change(single, f"change of MASE without all heads: {where}", *heads(layer, (0, 1, 2, 3)))
+        half = f"change of MASE without 2 of 4 heads: {where}, low stable rank first"
+        assert_change(single, half, *heads(layer, low[:2]))
     # counts of three layers of four heads are not put beside those of twelve of twelve
     assert counted["paper"].isnull().all()
     assert "3 layers of 4 heads" in counted.attrs["note"]
@@ -193,7 +181,7 @@ def test_curves_of_layers_at_the_paper_s_depths(store: Path) -> None:
     assert layers == {"1", "2"}
     gone = heads(2, by_stable_rank(2)[::-1][:3])
     words = "change of MASE without heads: layer 2, high stable rank first, 3 of 4 heads"
-    assert_close(ours(found, words), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32)
+    assert_change(found, words, *gone)
 
 
 def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> None:
@@ -207,16 +195,10 @@ def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> N
         ("the MLP", [f"decoder.{layer}.mlp"]),
     ):
         quantity = f"bolt-nano: change of MASE without {words} of that layer"
-        assert_close(ours(found, quantity), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32)
+        assert_change(found, quantity, *gone)
     ranges = run("S3-F4", store)
     quantity = "bolt-nano: change of MASE without MLPs of layers 1 to 2"
-    assert_close(
-        ours(ranges, quantity),
-        100 * change("decoder.1.mlp", "decoder.2.mlp"),
-        depth=10,
-        magnitude=100.0,
-        dtype=np.float32,
-    )
+    assert_change(ranges, quantity, "decoder.1.mlp", "decoder.2.mlp")
 
 
 def test_datasets_of_an_important_and_an_ablatable_layer(store: Path) -> None:
@@ -226,11 +208,10 @@ def test_datasets_of_an_important_and_an_ablatable_layer(store: Path) -> None:
     for layer, each in rise.items():
         assert ours(found, f"layer {layer}: datasets on which that is above 25 %") == (each > 0.25).sum()
         assert ours(found, f"layer {layer}: datasets on which all heads can go within 1 %") == (each < 0.01).sum()
-    row = found.sel(quantity=KINDER)
-    assert str(row["verdict"].values) == "undecided"
-    assert "too few for a test" in str(row["why"].values)
-    assert_close(float(row["estimate"]), 100 * float(np.median(rise[2] - rise[0])), depth=1000, dtype=np.float32)
-    assert str(found["unit"].sel(quantity=KINDER).values) == HOLDS
+    claim = row(found, "kinder")
+    assert (str(claim["verdict"].values), str(claim["unit"].values)) == ("undecided", HOLDS)
+    assert "too few for a test" in str(claim["why"].values)
+    assert_close(float(claim["estimate"]), 100 * float(np.median(rise[2] - rise[0])), depth=1000, dtype=np.float32)
 
 
 def test_intervals_are_those_of_the_sweep_in_percent(store: Path) -> None:
@@ -238,8 +219,8 @@ def test_intervals_are_those_of_the_sweep_in_percent(store: Path) -> None:
     table = gather(store, "S3-T4").results["recipes"]
     own = table[table["recipe"] == "toto-29"].drop_duplicates("metric").set_index("metric")
     for theirs, metric in (("SMAPE", "sMAPE"), ("MSIS", "MSIS")):
-        row = found.sel(quantity=f"toto-29 scaled to bolt-nano: change of {theirs}")
-        ends = [float(row["low"]), float(row["high"])]
+        change_row = row(found, f"toto-29 scaled to bolt-nano: change of {theirs}")
+        ends = [float(change_row["low"]), float(change_row["high"])]
         np.testing.assert_allclose(ends, [100 * own.loc[metric, name] for name in ("lower", "upper")])
     assert np.isnan(found["low"].sel(quantity="toto-29 scaled to bolt-nano: resilient datasets"))
 
@@ -254,8 +235,8 @@ def test_sweeps_that_share_a_store_share_their_cells(store: Path) -> None:
 
 def test_a_sampling_model_is_given_its_sample_paths(tmp_path: Path) -> None:
     found = run("S3-F19", tmp_path / "store", "chronos-nano", data="nile", num_samples=2)
-    settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
-    assert settings["samples of Chronos"] == "2"
+    here = settings(found)
+    assert here["samples of Chronos"] == "2"
     assert str(found["paper_setting"].sel(setting="samples of Chronos").values) == "20"
     # layers 11 and 5 of 12
     assert np.isfinite(ours(found, "layer 2: change of MASE without all heads"))
@@ -305,7 +286,7 @@ def test_what_does_not_go_together_is_said(
 
 def test_a_lens_has_no_name_that_a_worker_could_open(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="opens its models by name"):
-        reproduce("S3-T1", bolt(), SERIES, store=tmp_path / "store")
+        reproduce("S3-T1", nano("bolt-nano"), SERIES, store=tmp_path / "store")
 
 
 @pytest.mark.parametrize(
@@ -341,7 +322,7 @@ def test_the_benchmark_s_folders_are_read(tmp_path: Path) -> None:
     found = reproduce(
         "S3-F4", "bolt-nano", benchmark=where.benchmark, configs=where.configs, windows=2, store=tmp_path / "store"
     )
-    settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
-    assert settings["series"] == "m4_yearly/A/short"
-    assert (settings["datasets"], settings["windows"]) == ("1", "2")
-    assert "horizon" not in settings
+    here = settings(found)
+    assert here["series"] == "m4_yearly/A/short"
+    assert (here["datasets"], here["windows"]) == ("1", "2")
+    assert "horizon" not in here

@@ -14,24 +14,23 @@ import xarray as xr
 from typer.testing import CliRunner
 
 import tsfm_lens
+from reproductions import ours, row, verdict, words
 from tsfm_lens.cli import app
 from tsfm_lens.errors import InputError
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.papers import measures_theory
-from tsfm_lens.studies.papers import values_theory as said
-from tsfm_lens.studies.papers.measures import MEASURES
-from tsfm_lens.studies.papers.measuring import Asked, Found
+from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
+from tsfm_lens.studies.papers.items import BY_ID, ITEMS
+from tsfm_lens.studies.papers.measures import theory
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
-from tsfm_lens.studies.papers.values import ITEMS
 
-SMALL: dict[str, Callable[[Asked], Found]] = {
-    "S0-J1A": partial(measures_theory.by_rank, width=48, n_tokens=128, n_ranks=12),
-    "S0-J1B": partial(measures_theory.by_width, widths=(16, 32, 64), n_tokens=64),
-    "S0-J2": partial(measures_theory.sketching, width=256, heads=(1, 2, 4, 8), decay=50.0),
-    "S0-J3": partial(measures_theory.head_spectra, width=64, n_tokens=96, heads=(1, 2, 4)),
-    "S0-F14": partial(measures_theory.chebyshev, dimension=40, n_points=200),
+SMALL: dict[str, Callable[[Context], MeasuredValues]] = {
+    "S0-J1A": partial(theory.by_rank, width=48, n_tokens=128, n_ranks=12),
+    "S0-J1B": partial(theory.by_width, widths=(16, 32, 64), n_tokens=64),
+    "S0-J2": partial(theory.sketching, width=256, heads=(1, 2, 4, 8), decay=50.0),
+    "S0-J3": partial(theory.head_spectra, width=64, n_tokens=96, heads=(1, 2, 4)),
+    "S0-F14": partial(theory.chebyshev, dimension=40, n_points=200),
 }
-IDS = [item.id for item in ITEMS if item.theory and item.source == said.SOURCE]
+SOURCE = item_of("S0-J1A").source
 
 
 @pytest.fixture
@@ -41,40 +40,39 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
     return reproduce
 
 
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", [item.id for item in ITEMS if item.theory and item.source == SOURCE])
 def test_every_number_of_the_theory_is_measured_without_a_model(name: str, found: Callable[..., xr.Dataset]) -> None:
-    result = found(name, seeds=2)
-    item = item_of(name)
+    result, item = found(name, seeds=2), item_of(name)
     assert {value.quantity for value in item.values} <= set(result["quantity"].values.tolist())
-    assert result.attrs["source"] == said.SOURCE
+    assert result.attrs["source"] == SOURCE
     assert result.attrs["note"] == item.note
     assert result.sizes["setting"]
     # nothing that a theorem says of its own proof is contradicted; the printed index of the corollary is
     printed = result.where(result["paper"] == 0, drop=True)
-    for quantity, ours in zip(printed["quantity"].values, printed["ours"].values, strict=True):
-        assert (ours == 0) == (quantity != said.ABOVE_PRINTED), quantity
+    for quantity, number in zip(printed["quantity"].values, printed["ours"].values, strict=True):
+        assert (number == 0) == (quantity != words("S0-C1", "above_printed")), quantity
 
 
 def test_slopes_have_intervals_over_draws_that_hold_those_of_the_paper(found: Callable[..., xr.Dataset]) -> None:
-    for name, quantity in (("S0-J1A", said.SLOPE_OF_RANK), ("S0-J1B", said.SLOPE_OF_WIDTH)):
-        one = found(name, seeds=12).sel(quantity=quantity)
+    for name, key in (("S0-J1A", "slope_of_rank"), ("S0-J1B", "slope_of_width")):
+        result = found(name, seeds=12)
+        one = row(result, key)
         assert float(one["low"]) < float(one["ours"]) < float(one["high"])
         assert float(one["low"]) - 0.1 < float(one["paper"]) < float(one["high"]) + 0.1
-    # of one draw there is none
-    assert np.isnan(float(found("S0-J1A", seeds=1).sel(quantity=said.SLOPE_OF_RANK)["low"]))
     # without the growth of W_V the same draws have no such slope
-    other = found("S0-J1B", seeds=12).sel(quantity="slope with all weights of variance 1/d")
-    assert float(other["ours"]) < float(one["ours"]) - 0.3
+    assert ours(result, "slope with all weights of variance 1/d") < float(one["ours"]) - 0.3
+    # of one draw there is none
+    assert np.isnan(float(row(found("S0-J1A", seeds=1), "slope_of_rank")["low"]))
 
 
-def test_claims_are_tested_over_draws(found: Callable[..., xr.Dataset]) -> None:
-    for name, claim in (("S0-J2", said.COMPARABLE), ("S0-J3", said.HIGHER_RANK_BY_HEADS)):
-        assert str(found(name, seeds=8)["verdict"].sel(quantity=claim).values) == "holds"
-        assert found(name, seeds=8).attrs["over"] == "draw"
-        few = found(name, seeds=2)
-        assert str(few["verdict"].sel(quantity=claim).values) == "undecided"
-        # rows are draws, not series
-        assert str(few["why"].sel(quantity=claim).values).startswith("2 draws, too few")
+@pytest.mark.parametrize(("name", "key"), [("S0-J2", "comparable"), ("S0-J3", "higher_rank_by_heads")])
+def test_claims_are_tested_over_draws(name: str, key: str, found: Callable[..., xr.Dataset]) -> None:
+    many, few = found(name, seeds=8), found(name, seeds=2)
+    assert verdict(many, key) == "holds"
+    assert many.attrs["over"] == "draw"
+    assert verdict(few, key) == "undecided"
+    # rows are draws, not series
+    assert str(row(few, key)["why"].values).startswith("2 draws, too few")
 
 
 def test_the_command_says_what_claims_are_tested_over(found: Callable[..., xr.Dataset]) -> None:
@@ -86,8 +84,7 @@ def test_the_command_says_what_claims_are_tested_over(found: Callable[..., xr.Da
 
 
 def test_further_ids_give_the_same_numbers(found: Callable[..., xr.Dataset]) -> None:
-    every = [name for item in ITEMS for name in item.ids]
-    assert len(set(every)) == len(every)
+    assert len(BY_ID) == sum(len(item.ids) for item in ITEMS)
     for other, name in {"S0-F15": "S0-J1A", "S0-F16": "S0-J2", "S0-F17": "S0-J3", "S0-cheb": "S0-F14"}.items():
         assert item_of(other).id == name
     xr.testing.assert_identical(found("S0-CHEB"), found("S0-F14"))
@@ -99,33 +96,33 @@ def test_a_claim_can_fail(found: Callable[..., xr.Dataset], monkeypatch: pytest.
     whole = rank_theory.spectra_by_heads
 
     def backwards(**options: object) -> xr.Dataset:
-        made = whole(**options)  # type: ignore[arg-type]
-        return made.assign(rank=made["rank"].isel(heads=slice(None, None, -1)).assign_coords(heads=made["heads"]))
+        data = whole(**options)  # type: ignore[arg-type]
+        return data.assign(rank=data["rank"].isel(heads=slice(None, None, -1)).assign_coords(heads=data["heads"]))
 
     monkeypatch.setattr(rank_theory, "spectra_by_heads", backwards)
-    verdict = found("S0-J3", seeds=8)["verdict"].sel(quantity=said.HIGHER_RANK_BY_HEADS)
-    assert str(verdict.values) == "does not hold"
+    assert verdict(found("S0-J3", seeds=8), "higher_rank_by_heads") == "does not hold"
 
 
-def test_full_sizes_are_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for by command has the sizes that the paper gives, so that no setting of these differs."""
-    asked: dict[str, dict[str, object]] = {}
+@pytest.mark.parametrize(
+    ("item", "function", "sizes"),
+    [
+        ("S0-j1a", "compression_by_rank", {"width": 512, "n_tokens": 4096}),
+        ("S0-J2", "sketching_by_heads", {"width": 2048, "heads": (1, 2, 4, 8, 16, 32, 64, 128)}),
+        ("S0-F14", "chebyshev_curves", {"dimension": 768, "n_points": 4096}),
+    ],
+)
+def test_full_sizes_are_the_papers(
+    item: str, function: str, sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command measures at the sizes that the paper gives, so that no setting of these differs."""
 
-    def stop(name: str) -> Callable[..., xr.Dataset]:
-        def told(**options: object) -> xr.Dataset:
-            asked[name] = options
-            raise InterruptedError
+    def stop(**options: object) -> xr.Dataset:
+        assert sizes.items() <= options.items()
+        raise InterruptedError
 
-        return told
-
-    for name in ("compression_by_rank", "sketching_by_heads", "chebyshev_curves"):
-        monkeypatch.setattr(rank_theory, name, stop(name))
-    for item in ("S0-j1a", "S0-J2", "S0-F14"):
-        with pytest.raises(InterruptedError):
-            reproduce(item)
-    assert (asked["compression_by_rank"]["width"], asked["compression_by_rank"]["n_tokens"]) == (512, 4096)
-    assert (asked["sketching_by_heads"]["width"], max(asked["sketching_by_heads"]["heads"])) == (2048, 128)  # type: ignore[call-overload]
-    assert (asked["chebyshev_curves"]["dimension"], asked["chebyshev_curves"]["n_points"]) == (768, 4096)
+    monkeypatch.setattr(rank_theory, function, stop)
+    with pytest.raises(InterruptedError):
+        reproduce(item)
 
 
 def test_the_docs_name_what_exists_and_every_id() -> None:
@@ -135,7 +132,7 @@ def test_the_docs_name_what_exists_and_every_id() -> None:
     for package, name in named:
         home = rank_theory if package == "rank_theory" else getattr(tsfm_lens, package)
         assert hasattr(home, name), f"{package}.{name}"
-    ranks = [item for item in ITEMS if item.source == said.SOURCE]
+    ranks = [item for item in ITEMS if item.source == SOURCE]
     assert set(re.findall(r"`reproduce (S0-\w+)`", text)) == {item.id for item in ranks}
     assert {name for item in ranks for name in item.ids} <= set(re.findall(r"S0-\w+", text.upper()))
 
@@ -143,7 +140,7 @@ def test_the_docs_name_what_exists_and_every_id() -> None:
 @pytest.mark.parametrize(
     "options", [{"model": "bolt-nano"}, {"data": [1.0]}, {"windows": 2}, {"horizon": 3}, {"num_samples": 1}]
 )
-def test_what_only_models_have_is_refused(options: dict[str, object]) -> None:
+def test_options_of_models_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InputError, match="S0-TH6 is of no model"):
         reproduce("S0-TH6", **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="seeds is 0"):

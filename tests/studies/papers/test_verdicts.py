@@ -12,25 +12,25 @@ import pytest
 from scipy import stats
 
 import tsfm_lens
+from reproductions import nano, settings
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import load
 from tsfm_lens.probes import head_entropy, induction_overlap, repeated_tokens
-from tsfm_lens.studies.papers import measures_induction
-from tsfm_lens.studies.papers.measures import ablatable_parts
-from tsfm_lens.studies.papers.measures_induction import (
-    Scores,
+from tsfm_lens.studies.papers.measures import induction as measures
+from tsfm_lens.studies.papers.measures.induction import (
+    HeadScores,
     correlations,
     overlap_values,
     proportions,
     sharp_of_induction,
 )
+from tsfm_lens.studies.papers.measures.layers import ablatable_parts
 from tsfm_lens.studies.papers.reproduce import last_windows, reproduce
 from tsfm_lens.studies.papers.verdicts import (
     FAILS,
     HOLDS,
     UNDECIDED,
-    Part,
+    ClaimPart,
     Resampled,
     exactly,
     fewest,
@@ -53,7 +53,7 @@ def outcomes(draw: Draw, parts: int = 1, studies: int = STUDIES) -> Counter[str]
     rng = np.random.default_rng(7)
     found: Counter[str] = Counter()
     for _ in range(studies):
-        claim = [Part(str(number), draw(rng), "x") for number in range(parts)]
+        claim = [ClaimPart(str(number), draw(rng), "x") for number in range(parts)]
         found[judged(claim, range(claim[0].margins.shape[-1])).outcome] += 1
     return found
 
@@ -107,7 +107,7 @@ def test_of_many_parts_without_effect_none_refutes_the_claim_more_often_than_pro
 def test_a_claim_with_one_part_without_effect_holds_no_more_often_than_promised() -> None:
     rng, held = np.random.default_rng(1), 0
     for _ in range(STUDIES):
-        parts = [Part("true", 3 + rng.normal(size=16), "x"), Part("not", rng.normal(size=16), "x")]
+        parts = [ClaimPart("true", 3 + rng.normal(size=16), "x"), ClaimPart("not", rng.normal(size=16), "x")]
         held += judged(parts, range(16)).outcome == HOLDS
     assert held <= MOST
 
@@ -126,9 +126,9 @@ def test_series_with_many_windows_count_once() -> None:
         return np.repeat(rng.normal(size=8), 20) + 0.1 * rng.normal(size=160)
 
     rng = np.random.default_rng(2)
-    found = Counter(judged([Part("", draw(rng), "x")], labels).outcome for _ in range(STUDIES))
+    found = Counter(judged([ClaimPart("", draw(rng), "x")], labels).outcome for _ in range(STUDIES))
     assert found[HOLDS] <= MOST
-    apart = Counter(judged([Part("", draw(rng), "x")], range(160)).outcome for _ in range(50))
+    apart = Counter(judged([ClaimPart("", draw(rng), "x")], range(160)).outcome for _ in range(50))
     assert apart[UNDECIDED] < 25
 
 
@@ -136,7 +136,7 @@ def test_the_middle_is_compared_with_each_end_and_not_with_their_mean() -> None:
     first, middle, last = of_means(0.98, 0.41, 0.18)
     # the mean of both ends lies above the middle, and the claim is false
     assert ((first + last) / 2 > middle).mean() > 0.9
-    verdict = judged([Part("first", first - middle, "x"), Part("last", last - middle, "x")], range(16))
+    verdict = judged([ClaimPart("first", first - middle, "x"), ClaimPart("last", last - middle, "x")], range(16))
     assert [part.outcome for part in verdict.parts] == [HOLDS, FAILS]
     assert verdict.outcome == FAILS
     for layers in ((0.98, 0.41, 0.18), (0.18, 0.41, 0.98), (0.41, 0.98, 0.18)):
@@ -157,18 +157,18 @@ def test_too_few_windows_are_undecided_and_say_so() -> None:
     for parts in (1, 2, 6, 12):
         assert 2 * 0.5 ** fewest(parts) * parts <= 0.05 < 2 * 0.5 ** (fewest(parts) - 1) * parts
     for count, outcome in ((5, UNDECIDED), (6, HOLDS)):
-        verdict = judged([Part("", np.linspace(1, 2, count), "x")], range(count))
+        verdict = judged([ClaimPart("", np.linspace(1, 2, count), "x")], range(count))
         assert verdict.outcome == outcome
-    few = judged([Part("", np.ones(5), "x"), Part("b", np.ones(5), "x")], range(5))
+    few = judged([ClaimPart("", np.ones(5), "x"), ClaimPart("b", np.ones(5), "x")], range(5))
     assert few.why == "5 series or windows, too few for a test: 2 parts need 7 or more"
-    unknown = judged([Part("", np.full(9, np.nan), "x")], range(9))
+    unknown = judged([ClaimPart("", np.full(9, np.nan), "x")], range(9))
     assert (unknown.outcome, unknown.why) == (UNDECIDED, "it is not defined here")
-    mixed = judged([Part("", np.array([1.0, -1.0] * 6), "x")], range(12))
+    mixed = judged([ClaimPart("", np.array([1.0, -1.0] * 6), "x")], range(12))
     assert mixed.why == "the interval holds 0"
     with pytest.raises(InputError, match="no part"):
         judged([], [])
     with pytest.raises(InputError, match="with 4 windows"):
-        judged([Part("", np.ones(3), "x")], range(4))
+        judged([ClaimPart("", np.ones(3), "x")], range(4))
 
 
 def test_the_median_s_interval_is_that_of_the_sign_test() -> None:
@@ -206,16 +206,16 @@ def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -
 # --- scores of heads ----------------------------------------------------------------------------------------
 
 
-def scores(rng: np.random.Generator, *, units: int, slope: float, noise: float, seed: int = 0) -> Scores:
+def scores(rng: np.random.Generator, *, units: int, slope: float, noise: float, seed: int = 0) -> HeadScores:
     """Scores of 24 heads whose entropy falls with their prefix score by a slope, measured with noise."""
     truth = rng.normal(size=24)
     entropy = -slope * truth + np.sqrt(1 - slope**2) * rng.permutation(truth)
     prefix = truth + noise * rng.normal(size=(units, 24))
-    return Scores(prefix, prefix, entropy + noise * rng.normal(size=(units, 24)), seed)
+    return HeadScores(prefix, prefix, entropy + noise * rng.normal(size=(units, 24)), seed)
 
 
 def test_the_bootstrap_over_sequences_and_series_covers_and_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures_induction, "DRAWS", 200)
+    monkeypatch.setattr(measures, "DRAWS", 200)
     rng = np.random.default_rng(8)
     shown: Counter[str] = Counter()
     for _ in range(200):
@@ -244,11 +244,11 @@ def test_draws_without_a_value_decide_nothing() -> None:
 
 
 def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
-    lens = load("chronos-nano")
+    lens = nano("chronos-nano")
     induction = repeated_tokens(lens, motif=16, n_sequences=4)
     entropy = head_entropy(lens.run(tsfm_lens.bundled("co2").tail(100), 12, holdout=True))
     overlap = induction_overlap(induction, entropy)
-    one = Scores.of([induction], [entropy], seed=0)
+    one = HeadScores.of([induction], [entropy], seed=0)
     prefix, copy, normalised = (each[:1] for each in one.bootstrap_means)
     for name, value in overlap_values(overlap).items():
         assert_close(proportions(prefix, copy, normalised)[name][0], value, depth=10)
@@ -271,20 +271,20 @@ def test_windows_of_given_series_follow_one_another_and_belong_to_their_series()
     with pytest.raises(InputError, match="'a' has 20 steps: 5 windows of 4"):
         last_windows(batch, 5, 4)
     data = tsfm_lens.bundled("co2", "elnino").tail(150)
-    found = reproduce("S3-F1E", load("bolt-nano"), data, windows=4, horizon=8)
-    settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
-    assert (settings["windows"], settings["intervals over"]) == ("8", "2 series")
+    found = reproduce("S3-F1E", nano("bolt-nano"), data, windows=4, horizon=8)
+    here = settings(found)
+    assert (here["windows"], here["intervals over"]) == ("8", "2 series")
     # eight windows of two series are two, which decide nothing
     assert "2 series or windows, too few" in str(found["why"].values[0])
 
 
 def test_seeds_are_for_what_is_drawn() -> None:
-    lens = load("chronos-nano")
+    lens = nano("chronos-nano")
     options: dict[str, Any] = {"windows": 2, "horizon": 8, "num_samples": 2}
     drawn = reproduce("S3-F2", lens, **options, seeds=2)
-    assert str(drawn["our_setting"].sel(setting="seeds").values) == "2, from 0 on"
+    assert settings(drawn)["seeds"] == "2, from 0 on"
     along = reproduce("S3-F1E", lens, **options, seeds=2)
-    assert "nothing that is measured is drawn" in str(along["our_setting"].sel(setting="seeds").values)
+    assert "nothing that is measured is drawn" in settings(along)["seeds"]
     with pytest.raises(InputError, match="seeds is 0"):
         reproduce("S3-F2", lens, **options, seeds=0)
     with pytest.raises(InputError, match="takes one seed"):
@@ -297,7 +297,7 @@ def test_seeds_are_for_what_is_drawn() -> None:
     ("model", "items"), [("chronos-nano", ["S3-F1D", "S3-F1E", "S3-F2"]), ("bolt-nano", ["S3-F1E", "S3-F2", "S3-F9"])]
 )
 def test_no_verdict_turns_over_between_seeds(model: str, items: list[str]) -> None:
-    lens = load(model)
+    lens = nano(model)
     decided = 0
     options: dict[str, Any] = {"windows": 14, "horizon": 24}
     if model == "chronos-nano":

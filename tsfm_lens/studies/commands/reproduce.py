@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def _items() -> list[str]:
-    from tsfm_lens.studies.papers.values import ITEMS
+def _ids() -> list[str]:
+    from tsfm_lens.studies.papers.items import BY_ID
 
-    return [name for item in ITEMS for name in item.ids]
+    return list(BY_ID)
 
 
 @app.command()
@@ -41,7 +42,7 @@ def _items() -> list[str]:
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="Table or figure, such as S3-T5.", autocompletion=completing.among(_items)),
+        typer.Argument(metavar="[ID]", help="Table or figure, such as S3-T5.", autocompletion=completing.among(_ids)),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -96,15 +97,14 @@ def reproduce(
         raise typer.BadParameter("give the id of a table or figure, or --list")
     from transformers.utils import logging
 
-    from tsfm_lens.studies.papers.reproduce import item_of
-    from tsfm_lens.studies.papers.reproduce import reproduce as measure
+    from tsfm_lens.studies.papers import reproduce as papers
 
     logging.disable_progress_bar()
-    sweep = item_of(name).sweep
+    sweep = papers.item_of(name).sweep
     series = (data if sweep else read_data(data, reading)) if data else None
     try:
         with SweepDisplay("cells" if sweep else "parts") as display:
-            result = measure(
+            result = papers.reproduce(
                 name,
                 model or None,
                 series,
@@ -126,49 +126,36 @@ def reproduce(
         if sweep:
             echo("cancelled; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
-    if as_json:
-        emit(result)
-        return
-    _render(result)
+    (emit if as_json else _render)(result)
 
 
 def _list(as_json: bool) -> None:
-    from tsfm_lens.registry import measurements
-    from tsfm_lens.studies.papers.values import ITEMS
+    from tsfm_lens.catalogue import measured_by
+    from tsfm_lens.studies.papers.items import ITEMS
 
+    facts: list[dict[str, Any]] = [
+        {
+            "id": item.id,
+            "title": item.title,
+            "also": list(item.also),
+            "model": item.model or ", ".join(item.models),
+            "needs_sweep": item.sweep,
+            "measurements": [measurement.kind for measurement in measured_by(item.id)],
+            "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
+            "settings": dict(item.settings),
+            "note": item.note,
+        }
+        for item in ITEMS
+    ]
     if as_json:
-        rows = [
-            {
-                "id": item.id,
-                "title": item.title,
-                "also": list(item.also),
-                "model": item.model or ", ".join(item.models),
-                "needs_sweep": item.sweep,
-                "measurements": [
-                    measurement.kind for measurement in measurements().values() if item.id in measurement.paper
-                ],
-                "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
-                "settings": dict(item.settings),
-                "note": item.note,
-            }
-            for item in ITEMS
-        ]
-        echo(json.dumps(rows))
+        echo(json.dumps(facts))
         return
-    show_rows(
-        ["id", "what", "numbers", "model", "measurement", "needs"],
-        [
-            [
-                " ".join(item.ids),
-                item.title,
-                str(len(item.values)),
-                item.model or ", ".join(item.models),
-                " ".join(measurement.kind for measurement in measurements().values() if item.id in measurement.paper),
-                "benchmark sweep" if item.sweep else "no model" if item.theory else "",
-            ]
-            for item in ITEMS
-        ],
-    )
+    needs = ["benchmark sweep" if item.sweep else "no model" if item.theory else "" for item in ITEMS]
+    rows = [
+        [" ".join(item.ids), item.title, str(len(item.values)), row["model"], " ".join(row["measurements"]), need]
+        for item, row, need in zip(ITEMS, facts, needs, strict=True)
+    ]
+    show_rows(["id", "what", "numbers", "model", "measurement", "needs"], rows)
 
 
 def _render(result: xr.Dataset) -> None:
@@ -179,9 +166,7 @@ def _render(result: xr.Dataset) -> None:
     for column in columns:
         table.add_column(column, justify="right" if column in columns[1:-2] else "left")
     reasons: dict[str, None] = {}
-    numbers = result.drop_dims("setting")
-    for index in range(result.sizes["quantity"]):
-        row = {str(name): value.values.item() for name, value in numbers.isel(quantity=index).reset_coords().items()}
+    for row in result.drop_dims("setting").to_dataframe().reset_index().to_dict("records"):
         table.add_row(*_cells(row))
         if row["why"]:
             reasons[f"{row['verdict']}: {row['why']}"] = None
@@ -196,27 +181,24 @@ def _render(result: xr.Dataset) -> None:
         echo(reason)
     if result.sizes["setting"]:
         differences = Table("setting", "paper", "here", title="Settings that differ", title_justify="left")
-        for name, theirs, ours in zip(
-            result["setting"].values, result["paper_setting"].values, result["our_setting"].values, strict=True
-        ):
-            differences.add_row(*map(str, (name, theirs, ours)))
+        names = ("setting", "paper_setting", "our_setting")
+        for words in zip(*(result[name].values for name in names), strict=True):
+            differences.add_row(*map(str, words))
         show(differences)
     if result.attrs["note"]:
         echo(result.attrs["note"], err=True)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Mapping[Any, Any]) -> list[str]:
     """Return the cells of a row of the table: a number, a claim, or one of its parts."""
-    interval = "" if row["low"] != row["low"] else f"{row['low']:.4g} to {row['high']:.4g}"
+    paper, ours, estimate, low, high, difference = (
+        "" if row[key] != row[key] else f"{row[key]:.4g}"
+        for key in ("paper", "ours", "estimate", "low", "high", "difference")
+    )
+    interval, words, unit = low and f"{low} to {high}", row["quantity"], row["unit"]
     if not row["verdict"]:
-        numbers = [_number(row[key]) for key in ("paper", "ours")]
-        return [row["quantity"], *numbers, "", interval, _number(row["difference"]), row["unit"], row["where"]]
-    is_part = bool(row["part_of"])
-    words = f"  - {row['quantity'].removeprefix(row['part_of'] + ': ')}" if is_part else row["quantity"]
-    paper = "" if is_part else "holds"
-    unit = row["margin"] or "claim"
-    return [words, paper, row["verdict"], _number(row["estimate"]), interval, "", unit, row["where"]]
-
-
-def _number(value: float) -> str:
-    return "" if value != value else f"{value:.4g}"
+        return [words, paper, ours, "", interval, difference, unit, row["where"]]
+    paper = "holds"
+    if part_of := row["part_of"]:
+        paper, words = "", f"  - {words.removeprefix(part_of + ': ')}"
+    return [words, paper, row["verdict"], estimate, interval, "", row["margin"] or "claim", row["where"]]

@@ -1,17 +1,16 @@
-"""Reported numbers of the paper as data types, and the paper's models and evaluation (tables 2 and 3)."""
+"""Printed numbers and claims of the papers, read from one YAML file a paper."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-CHRONOS = "amazon/chronos-t5-base"
-BOLT = "amazon/chronos-bolt-base"
-BOLT_SMALL = "amazon/chronos-bolt-small"
-TIMESFM = "google/timesfm-2.5-200m-pytorch"
-TOTO = "Datadog/Toto-Open-Base-1.0"
-MOIRAI = "Salesforce/moirai-1.1-R-base"
-FIVE = (TIMESFM, BOLT, CHRONOS, TOTO, MOIRAI)
+import yaml
+
+HOLDS = "claim: 1 holds, 0 does not, none is undecided"
 
 
 @dataclass(frozen=True)
@@ -23,10 +22,10 @@ class Evaluated:
         title: in its tables.
         layers, heads: layers of the stack that is read out, and heads in each.
         context: steps shown to the model.
-        samples: sample paths; None for a model of quantiles.
         patch: steps per token.
         tokens: tokenisation of a series.
         loss: of its training.
+        samples: sample paths; None for a model of quantiles.
     """
 
     model: str
@@ -34,36 +33,10 @@ class Evaluated:
     layers: int
     heads: int
     context: int
-    samples: int | None
     patch: int
     tokens: str
     loss: str
-
-
-# by architecture
-TABLE_3: Mapping[str, Evaluated] = {
-    "timesfm-2.5": Evaluated(
-        TIMESFM, "TimesFM 2.5", 20, 16, 2048, None, 32, "patches side by side, causal", "mean squared error"
-    ),
-    "chronos-bolt": Evaluated(BOLT, "Chronos-Bolt", 12, 12, 512, None, 16, "patches side by side", "quantile loss"),
-    "chronos": Evaluated(CHRONOS, "Chronos", 12, 12, 512, 20, 1, "mean scaling and uniform bins", "cross-entropy"),
-    "toto-1": Evaluated(
-        TOTO,
-        "Toto",
-        12,
-        12,
-        4096,
-        20,
-        32,
-        "patches side by side, scaled causally by variate",
-        "likelihood of a mixture of Student's t, and a robust loss",
-    ),
-    "moirai-1.1": Evaluated(
-        MOIRAI, "Moirai 1.1", 12, 12, 4000, 100, 32, "patches of several lengths", "likelihood of a mixture"
-    ),
-}
-
-HOLDS = "claim: 1 holds, 0 does not, none is undecided"
+    samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,12 +44,14 @@ class Value:
     """One number, or one claim that a test can check.
 
     Attributes:
-        quantity: its name, a claim in the paper's words; the measure here uses the same name.
+        key: its name in a measure.
+        quantity: its name, a claim in the paper's words.
         paper: the number as printed; 1 for a claim.
         where: where the paper prints it.
         unit: "" for a pure number, HOLDS for a claim.
     """
 
+    key: str
     quantity: str
     paper: float
     where: str
@@ -90,33 +65,86 @@ class Item:
     Attributes:
         id: as in ``tsfm-lens reproduce ID``.
         title: of the measurement.
-        model: the checkpoint; "" where the numbers follow from counts alone.
-        others: further checkpoints that the numbers are about.
-        settings: the paper's, by name.
-        values: printed numbers and claims.
-        sweep: whether they are errors over the whole benchmark under ablations, for which a sweep is run.
-        note: remark needed to read a difference.
-        theory: whether it is an experiment or a statement of no model, which takes a seed and a number of draws.
         source: the paper that prints it.
+        values: printed numbers and claims.
+        model: the checkpoint; "" where the numbers follow from counts alone.
         models: default models of the measure, one or several, each in turn; ``model`` is then empty and ``others`` are
             the paper's.
+        others: further checkpoints that the numbers are about.
+        settings: the paper's, by name.
+        sweep: whether they are errors over the whole benchmark under ablations, for which a sweep is run.
+        theory: whether it is an experiment or a statement of no model, which takes a seed and a number of draws.
+        note: remark needed to read a difference.
         also: further ids under which the same numbers are known.
     """
 
     id: str
     title: str
-    model: str
+    source: str
     values: tuple[Value, ...]
+    model: str = ""
+    models: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     sweep: bool = False
-    note: str = ""
-    others: tuple[str, ...] = ()
     theory: bool = False
-    source: str = "tsfm-lens paper"
-    models: tuple[str, ...] = ()
+    note: str = ""
     also: tuple[str, ...] = ()
 
     @property
     def ids(self) -> tuple[str, ...]:
         """All ids of the item."""
         return (self.id, *self.also)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Quantities by key."""
+        return {value.key: value.quantity for value in self.values}
+
+
+def _item(name: str, source: str, entry: dict[str, Any]) -> Item:
+    lists: dict[str, Any] = {key: tuple(entry.pop(key, ())) for key in ("models", "others", "also")}
+    settings = {key: str(value) for key, value in entry.pop("settings", {}).items()}
+    values = (*_cells(**entry.pop("table", {})), *_entries(entry.pop("values", {}), entry.pop("where", "")))
+    return Item(name, source=source, values=values, settings=settings, **lists, **entry)
+
+
+def _cells(
+    rows: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    quantity: str = "",
+    columns: Sequence[str | int] = range(100),
+    where: str | Sequence[str] = "",
+    unit: str | Sequence[str] = "",
+) -> Iterator[Value]:
+    """Yield the values of a table row by row; columns without names are numbered."""
+    for row, numbers in rows.items():
+        for place, number in enumerate(numbers):
+            name = quantity.format(row=row, column=columns[place])
+            facts = [text if isinstance(text, str) else text[place] for text in (where, unit)]
+            yield Value(name, name, number, *facts)
+
+
+def _entries(entries: Mapping[str, Any], where: str) -> Iterator[Value]:
+    """Yield single values: each a number, the words of a claim, or a mapping."""
+    for key, entry in entries.items():
+        facts = {"paper": entry} if isinstance(entry, int | float) else entry
+        if isinstance(facts, str):
+            facts = {"claim": facts}
+        if "claim" in facts:
+            facts = {"quantity": facts.pop("claim"), "paper": 1, "unit": HOLDS, **facts}
+        yield Value(**{"key": key, "quantity": key, "where": where, **facts})
+
+
+def _read(paper: str) -> dict[str, Any]:
+    text = Path(__file__).with_name(f"{paper}.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    content["items"] = [_item(name, content["source"], entry) for name, entry in content["items"].items()]
+    return content
+
+
+PAPERS = {paper: _read(paper) for paper in ("redundancies", "rank_structure", "samformer", "structured_attention")}
+"""Content of each paper's file."""
+ITEMS: tuple[Item, ...] = tuple(item for content in PAPERS.values() for item in content["items"])
+TABLE_3 = {architecture: Evaluated(**facts) for architecture, facts in PAPERS["redundancies"]["models"].items()}
+"""The paper's models and their evaluation (tables 2 and 3), by architecture."""
+BY_ID = {name: item for item in ITEMS for name in item.ids}

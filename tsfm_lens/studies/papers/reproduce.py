@@ -1,8 +1,8 @@
-"""Reported numbers of the paper beside the same measurements here."""
+"""Reported numbers of the papers beside the same measurements here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,16 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
-from tsfm_lens.studies.papers.items import Item
-from tsfm_lens.studies.papers.items_samformer import SHIPPED_RUNS
-from tsfm_lens.studies.papers.items_structured import SHIPPED_IN_CONTEXT
-from tsfm_lens.studies.papers.measures import MEASURES, MEASURES_OF_MODELS
-from tsfm_lens.studies.papers.measuring import Asked, Found
+from tsfm_lens.studies.papers import measures  # noqa: F401  registers every measure
+from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
+from tsfm_lens.studies.papers.items import BY_ID, HOLDS, Item
 from tsfm_lens.studies.papers.sweeps import Where, sweep_item
-from tsfm_lens.studies.papers.tabulated import table_of
-from tsfm_lens.studies.papers.values import ITEMS
-from tsfm_lens.studies.papers.values_lowrank import SHIPPED
+from tsfm_lens.studies.papers.verdicts import AS_NUMBER, Tested, Verdict
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
-from tsfm_lens.sweep.run.ledger import Progress
+from tsfm_lens.sweep.run.progress import Progress
 from tsfm_lens.zoo import checkpoint_names
 
-LIST_HINT = "`tsfm-lens reproduce --list` shows all."
-EMBEDDED = checkpoint_names()
 WINDOWS = 16
-NO_MODEL = ("S3-SYS", "S3-F6", "S3-F13", "S3-F14", "S3-F15", *SHIPPED, *SHIPPED_RUNS, *SHIPPED_IN_CONTEXT)
 # Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps per oscillation
 _FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roessler", roessler, 0.3))
 
@@ -41,10 +34,9 @@ def item_of(name: str) -> Item:
     Raises:
         UnknownNameError: there is none.
     """
-    items = {each: item for item in ITEMS for each in item.ids}
-    if name.upper() not in items:
-        raise unknown_name("reported value", name.upper(), items, hint=LIST_HINT)
-    return items[name.upper()]
+    if name.upper() not in BY_ID:
+        raise unknown_name("reported value", name.upper(), BY_ID, hint="`tsfm-lens reproduce --list` shows all.")
+    return BY_ID[name.upper()]
 
 
 def reproduce(
@@ -92,7 +84,7 @@ def reproduce(
         engine: of a sweep: "single", "processes" or "ray".
         workers: of the engine; one per core if None.
         progress: called with a label, the number done, the total, and the seconds left where they are known; see
-            :data:`tsfm_lens.sweep.run.ledger.Progress`. Measures that take one pass of a model do not call it.
+            :data:`tsfm_lens.sweep.run.progress.Progress`. Measures that take one pass of a model do not call it.
         reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
 
     Returns:
@@ -101,11 +93,10 @@ def reproduce(
         A claim has the paper's words, and its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
         "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and a reason ``why`` if it is undecided; see
         :func:`tsfm_lens.studies.papers.verdicts.judged`.
-        ``estimate``, ``low`` and ``high`` of a part are the median margin by which it is true, with its 95 % interval.
-        ``margin`` names the unit of that margin, and ``p`` is the p-value after Holm. Of a number they are that number,
-        with an interval if it is a mean over windows or a count of heads. NaN where there is none.
-        Over ``setting``: ``paper_setting`` and ``our_setting``, for those that differ or are not given by the paper.
-        They name what intervals are over. ``note`` says why the two may not compare, and ``over`` is the unit of the
+        ``estimate``, ``low`` and ``high`` are the number with its 95 % interval; of a part, the median ``margin`` by
+        which it is true, with ``p``, its p-value after Holm. NaN where there is none.
+        Over ``setting``: ``paper_setting`` and ``our_setting``, for those that differ or are not given by the paper;
+        they name what intervals are over. ``note`` says why the two may not compare, and ``over`` is the unit of the
         tests of claims, windows or draws.
 
     Raises:
@@ -117,11 +108,11 @@ def reproduce(
     item = item_of(name)
     where = Where(store, benchmark, configs, engine, workers, progress, dict(reading or {}))
     several = [] if model is None else [model] if isinstance(model, str | Path | Lens) else list(model)
+    options: dict[str, Any] = {"windows": windows, "horizon": horizon, "num_samples": num_samples}
     if item.sweep:
         if seeds is not None:
             raise InputError(f"{item.id} is a sweep, which takes one seed and no number of seeds")
-        options: dict[str, Any] = {"windows": windows, "horizon": horizon, "num_samples": num_samples, "seed": seed}
-        return _beside(item, *sweep_item(item, several, data, where, **options))
+        return _beside(item, *sweep_item(item, several, data, where, seed=seed, **options))
     if where != Where(progress=progress):
         raise InputError(f"{item.id} is no sweep: it takes no store, benchmark, configurations, engine or workers")
     if len(several) > 1 and not item.models:
@@ -129,64 +120,63 @@ def reproduce(
     if seeds is not None and seeds < 1:
         raise InputError(f"seeds is {seeds}, expected 1 or more")
     if item.theory:
-        if several or any(option is not None for option in (data, windows, horizon, num_samples)):
+        if several or any(option is not None for option in (data, *options.values())):
             raise InputError(
                 f"{item.id} is of no model: it takes a seed and a number of seeds, which are draws, and no model, "
                 "series, windows, horizon or sample paths"
             )
-        return compare(item, MEASURES[item.id](Asked(None, None, False, 0, seed, seeds or 0, progress=progress)))
+        return compare(item, MEASURES[item.id](Context(seed=seed, seeds=seeds or 0, progress=progress)))
+    measure = MEASURES[item.id]
+    context = Context(None, data is None, n_sequences, seed, seeds or 3, progress=progress)
 
-    def request(model: str | Lens | None) -> Asked:
-        if model is None:
-            return Asked(None, None, data is None, n_sequences, seed, seeds or 3, progress=progress)
+    def on(model: str | Lens) -> Context:
         lens = model if isinstance(model, Lens) else load(model)
-        run, clusters = _run_of(item, lens, data, windows, horizon, num_samples=num_samples, seed=seed)
-        return Asked(run, lens, data is None, n_sequences, seed, seeds or 3, clusters, progress)
+        run, clusters = _run_of(item, lens, data, seed=seed, **options)
+        return replace(context, optional_run=run, clusters=clusters)
 
     if item.models:
-        return _over_models(item, map(request, several or item.models))
-    one = request(several[0] if several else None if item.id in NO_MODEL else item.model)
-    return compare(item, MEASURES[item.id](one), one.lens)
+        names: list[str] = []
+        result = measure(_with_unique_names(map(on, several or item.models), names))
+        return _beside(item, result, names, {"model": ", ".join(names)})
+    source = several[0] if several else item.model
+    if source == "":
+        return compare(item, measure(context))
+    context = on(source)
+    return compare(item, measure(context), context.model)
 
 
-def _over_models(item: Item, requests: Iterator[Asked]) -> xr.Dataset:
-    """Measure one model after another, each opened when its turn comes."""
-    names: list[str] = []
-
-    def with_unique_names() -> Iterator[Asked]:
-        for each in requests:
-            if each.model.model_id in names:
-                raise InputError(f"two models are called {each.model.model_id!r}, expected names that tell them apart")
-            names.append(each.model.model_id)
-            yield each
-
-    result = MEASURES_OF_MODELS[item.id](with_unique_names())
-    return _beside(item, result, tuple(names), {"model": ", ".join(names)})
+def _with_unique_names(contexts: Iterable[Context], names: list[str]) -> Iterator[Context]:
+    """Yield contexts, each opened when its turn comes, and collect the names of their models."""
+    for each in contexts:
+        if each.model.model_id in names:
+            raise InputError(f"two models are called {each.model.model_id!r}, expected names that tell them apart")
+        names.append(each.model.model_id)
+        yield each
 
 
-def compare(item: Item, result: Found, lens: Lens | None = None) -> xr.Dataset:
+def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.Dataset:
     """Put the paper's numbers beside measured ones; see :func:`reproduce`.
 
     Args:
         item: the table or figure.
-        result: values by the item's own quantities, others beside them, and settings.
+        result: values by the item's own keys or quantities, others beside them, and settings.
         lens: the model that was measured, if any.
 
     Raises:
-        InputError: none of the item's quantities was found.
+        InputError: none of the item's quantities was measured.
     """
-    if not any(value.quantity in {*result.values, *result.claims} for value in item.values):
+    if not {*item.words, *item.words.values()} & {*result.values, *result.claims}:
         raise InputError(f"{item.id} reports no number for this model; it is about {item.model or 'other models'}")
     return _beside(item, result, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
 
 
-def _beside(item: Item, result: Found, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
+def _beside(item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
     """Put the paper's numbers beside measured ones, of models by name."""
     other = _other_models(item, models)
     paper = {**item.settings, "model": item.model or ", ".join(item.others)}
     here = {**({"model": ", ".join(models)} if other else {}), **result.settings}
     differ = {key: value for key, value in here.items() if value != paper.get(key)}
-    data = table_of(item, result).assign_coords(setting=list(differ))
+    data = _table(item, result.by_key(item.words)).assign_coords(setting=list(differ))
     data["paper_setting"] = ("setting", [paper.get(key, "not given") for key in differ])
     data["our_setting"] = ("setting", list(differ.values()))
     data.attrs = {
@@ -204,22 +194,67 @@ def _beside(item: Item, result: Found, models: Sequence[str], attrs: Mapping[str
 def _other_models(item: Item, models: Sequence[str]) -> str:
     """Describe models that are not the paper's; "" if there are none."""
     theirs = tuple(dict.fromkeys(name for name in (*item.model.split(", "), *item.others) if name))
-    others = [name for name in models if name not in theirs]
+    others = {name for name in models if name not in theirs}
     if not theirs or not others:
         return ""
-    whose = f"the paper's values are for {', '.join(theirs)}"
-    if any(name in EMBEDDED for name in others):
-        return f"embedded model: mechanics only; {whose}"
-    return f"not the paper's model; {whose}"
+    kind = "embedded model: mechanics only" if others & {*checkpoint_names()} else "not the paper's model"
+    return f"{kind}; the paper's values are for {', '.join(theirs)}"
+
+
+_COORDS = ("quantity", "unit", "where", "part_of", "margin")
+_EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("ours", "paper", "estimate", "low", "high", "p"), np.nan),
+    **dict.fromkeys(("verdict", "why", "margin", "unit", "where", "part_of"), ""),
+}
+
+
+def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
+    """Tabulate numbers and claims over ``quantity``: printed ones first, each claim followed by its parts."""
+    printed = {value.quantity: value for value in item.values}
+    names = dict.fromkeys((*result.claims, *result.values))
+    rows: list[dict[str, Any]] = []
+    for name in (*(name for name in printed if name in names), *(name for name in names if name not in printed)):
+        value = printed.get(name)
+        paper = {} if value is None else {"paper": float(value.paper), "where": value.where}
+        if name in result.claims:
+            rows += _claim_rows(name, result.claims[name], paper)
+            continue
+        number = float(result.values[name])
+        low, high = result.intervals.get(name, (np.nan, np.nan))
+        unit = result.units.get(name, "") if value is None else value.unit
+        row = {"quantity": name, "ours": number, "estimate": number, "low": low, "high": high, "unit": unit}
+        rows.append({**row, **paper})
+    columns = {key: [{**_EMPTY, **row}[key] for row in rows] for key in ("quantity", *_EMPTY)}
+    data = xr.Dataset(
+        {key: ("quantity", values) for key, values in columns.items() if key not in _COORDS},
+        coords={key: ("quantity", columns[key]) for key in _COORDS},
+    )
+    return data.assign(difference=data["ours"] - data["paper"])
+
+
+def _claim_rows(words: str, verdict: Verdict, paper: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the row of a claim and those of its parts; one part without words of its own gives one row."""
+    if len(verdict.parts) == 1 and not verdict.parts[0].words:
+        return [_part_row(words, verdict.parts[0], **paper)]
+    ours = AS_NUMBER.get(verdict.outcome, np.nan)
+    whole = {"quantity": words, "ours": ours, "verdict": verdict.outcome, "why": verdict.why, "unit": HOLDS, **paper}
+    return [whole, *(_part_row(f"{words}: {part.words}", part, part_of=words) for part in verdict.parts)]
+
+
+def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
+    span = part.interval
+    numbers = {} if span is None else {"estimate": span.estimate, "low": span.low, "high": span.high}
+    row = {"quantity": quantity, "ours": AS_NUMBER.get(part.outcome, np.nan), "p": part.p, "verdict": part.outcome}
+    return {**row, "why": part.why, "margin": part.of, "unit": HOLDS, **numbers, **more}
 
 
 def _run_of(
     item: Item,
     lens: Lens,
     data: Any,
+    *,
     windows: int | None,
     horizon: int | None,
-    *,
     num_samples: int | None,
     seed: int,
 ) -> tuple[Run, tuple[str, ...]]:
@@ -230,17 +265,15 @@ def _run_of(
     steps = int(horizon if horizon is not None else item.settings.get("horizon", default_horizon))
     if lens.takes_ids and not item.models:
         raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
-    if data is None and lens.takes_ids:
-        shape = (windows or WINDOWS, lens.adapter.context_length + steps)
-        ids = np.random.default_rng(seed).choice(lens.example_ids, shape).astype(float)
-        batch = as_series(ids)
-        clusters = batch.ids
-    elif data is None:
-        count = 1 if item.id == "S3-F21" else windows or WINDOWS
-        batch = chaotic_windows(count, lens.adapter.context_length + steps, seed)
-        clusters = batch.ids
-    else:
+    count, length = windows or WINDOWS, lens.adapter.context_length + steps
+    if data is not None:
         batch, clusters = last_windows(as_series(data), windows or 1, steps)
+    else:
+        if lens.takes_ids:
+            batch = as_series(np.random.default_rng(seed).choice(lens.example_ids, (count, length)).astype(float))
+        else:
+            batch = chaotic_windows(1 if item.id == "S3-F21" else count, length, seed)
+        clusters = batch.ids
     samples = num_samples if lens.adapter.readout != "quantile" else None
     return lens.run(batch, steps, holdout=True, num_samples=samples, seed=seed), clusters
 

@@ -10,10 +10,9 @@ from typing import Any
 from tsfm_lens.data import bundled_names
 from tsfm_lens.errors import InputError, SweepFailedError, unknown_name
 from tsfm_lens.report.pipeline import bundled_in
+from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import TABLE_3, Item
-from tsfm_lens.studies.papers.measures_sweeps import DESIGNS, Subject
-from tsfm_lens.studies.papers.measuring import Found
-from tsfm_lens.studies.papers.values_sweeps import GIFT
+from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject
 from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig, parse_config
 from tsfm_lens.sweep.plan.released import SAME_WEIGHTS
 from tsfm_lens.sweep.results.gathering import Gathered, gather
@@ -30,9 +29,9 @@ class Where:
         store: folder; the item's id with .store if None.
         benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
         configs: names of its configurations, or patterns of names.
-        reading: how files of series are read, as options of ``tsfm_lens.data.read_series``.
         engine, workers: see :func:`tsfm_lens.sweep.run.sweeping.run_sweep`.
         progress: see :data:`tsfm_lens.sweep.run.progress.Progress`.
+        reading: how files of series are read, as options of ``tsfm_lens.data.read_series``.
     """
 
     store: str | Path | None = None
@@ -43,33 +42,15 @@ class Where:
     progress: Progress | None = None
     reading: Mapping[str, Any] = field(default_factory=dict)
 
-    def folder(self, item: Item) -> Path:
-        """Return the store."""
-        return Path(self.store or f"{item.id}.store")
-
 
 def sweep_item(
-    item: Item,
-    models: Sequence[str],
-    data: Any,
-    where: Where,
-    *,
-    windows: int | None = None,
-    horizon: int | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> tuple[Found, list[str], dict[str, Any]]:
+    item: Item, models: Sequence[str], data: Any, where: Where, **options: Any
+) -> tuple[MeasuredValues, list[str], dict[str, Any]]:
     """Run the sweep behind a table or figure, and read what it reports.
 
     Args:
-        item: the table or figure.
-        models: checkpoints, folders or hub ids; the paper's own if there are none.
-        data: bundled series or files instead of the benchmark.
-        where: benchmark, store and engine.
-        windows: of each configuration or series; all of the benchmark, one of each series, if None.
-        horizon: forecast steps of series; the shortest of the models' own if None.
-        num_samples: sample paths of sampling models; those of table 3 if None.
-        seed: of windows, forecasts and replicates.
+        item, models, data, where: see :func:`sweep_config`.
+        options: windows, horizon, num_samples and seed, see there.
 
     Returns:
         The result, the models that ran, and attributes of the result: store, versions.
@@ -82,10 +63,8 @@ def sweep_item(
     """
     if data is not None and (where.benchmark is not None or tuple(where.configs) != ("*",)):
         raise InputError("give series or a folder and configurations of GIFT-Eval, not both")
-    config, subjects = sweep_config(
-        item, models, data, where, windows=windows, horizon=horizon, num_samples=num_samples, seed=seed
-    )
-    folder = where.folder(item)
+    config, subjects = sweep_config(item, models, data, where, **options)
+    folder = Path(where.store or f"{item.id}.store")
     outcome = run_sweep(config, folder, engine=where.engine, workers=where.workers, progress=where.progress)
     if outcome.cancelled:
         raise KeyboardInterrupt
@@ -95,9 +74,20 @@ def sweep_item(
             f"goes on with it; the first: {outcome.failed[0]}"
         )
     sweep = gather(folder, config.name)
-    numbers = DESIGNS[item.id].read(sweep, subjects)
-    numbers = replace(numbers, settings=_settings(item, sweep, subjects, config), notes=(*numbers.notes, *sweep.notes))
-    return numbers, [subject.source for subject in subjects], _attributes(sweep, subjects, folder)
+    result = DESIGNS[item.id].read(sweep, subjects)
+    result = replace(result, settings=_settings(item, sweep, subjects, config), notes=(*result.notes, *sweep.notes))
+    sources = [subject.source for subject in subjects]
+    facts = [sweep.provenance["models"][source] for source in sources]
+    attrs: dict[str, Any] = {
+        "model": ", ".join(sources),
+        **{
+            name: ", ".join(dict.fromkeys(str(model.get(name, "")) for model in facts))
+            for name in ("revision", "architecture", "versions")
+        },
+        "store": str(folder),
+        "confidence": sweep.provenance["config"]["statistics"]["confidence"],
+    }
+    return result, sources, attrs
 
 
 def sweep_config(
@@ -111,22 +101,33 @@ def sweep_config(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> tuple[SweepConfig, Sequence[Subject]]:
-    """Configure the sweep behind a table or figure, and list the models that it runs; see :func:`sweep_item`.
+    """Configure the sweep behind a table or figure, and list the models that it runs.
 
     Models that are not the paper's are opened to learn their sizes.
+
+    Args:
+        item: the table or figure.
+        models: checkpoints, folders or hub ids; the paper's own if there are none.
+        data: bundled series or files instead of the benchmark.
+        where: benchmark, store and engine.
+        windows: of each configuration or series; all of the benchmark, one of each series, if None.
+        horizon: forecast steps of series; the shortest of the models' own if None.
+        num_samples: sample paths of sampling models; those of table 3 if None.
+        seed: of windows, forecasts and replicates.
     """
-    design = DESIGNS[item.id]
+    design, where = DESIGNS[item.id], where or Where()
     sources = list(dict.fromkeys(models)) or item.model.split(", ")
     if design.single and len(sources) > 1:
         raise InputError(f"{item.id} is about one model, and {len(sources)} are given: {', '.join(sources)}")
     subjects = design.fit([subject_of(source) for source in sources])
-    where = where or Where()
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
+    path = None if where.benchmark is None else str(where.benchmark)
+    benchmark = [{"source": "gift_eval", "path": path, "configs": list(where.configs)}]
     content = {
         "name": item.id,
         "models": [_model(subject, num_samples) for subject in subjects],
-        "data": _gift_eval(where) if data is None else _series(data, subjects, windows or 1, horizon, where.reading),
+        "data": benchmark if data is None else _series(data, subjects, windows or 1, horizon, where.reading),
         "variants": design.variants(subjects),
         "windows": windows if data is None else None,
         "seed": seed,
@@ -147,7 +148,7 @@ def subject_of(source: str) -> Subject:
         )
     for architecture, evaluation in TABLE_3.items():
         if evaluation.model == source:
-            return Subject(evaluation.model, architecture, evaluation.layers, evaluation.heads)
+            return Subject(source, architecture, evaluation.layers, evaluation.heads)
     lens = open_model(ModelConfig(source=str(source)))
     if getattr(lens.adapter, "integers", False):
         raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
@@ -157,17 +158,11 @@ def subject_of(source: str) -> Subject:
 
 
 def _model(subject: Subject, num_samples: int | None) -> dict[str, Any]:
-    evaluation = subject.settings
     model: dict[str, Any] = {"source": subject.source}
-    if evaluation is not None:
+    if evaluation := subject.evaluation:
         model["context_length"] = evaluation.context
         model["num_samples"] = None if evaluation.samples is None else num_samples or evaluation.samples
     return model
-
-
-def _gift_eval(where: Where) -> list[dict[str, Any]]:
-    path = None if where.benchmark is None else str(where.benchmark)
-    return [{"source": "gift_eval", "path": path, "configs": list(where.configs)}]
 
 
 def _series(
@@ -184,22 +179,20 @@ def _series(
     if horizon is None and not steps:
         raise InputError("give a horizon, in forecast steps, for series of your own")
     windowing = {"horizon": min(steps) if horizon is None else horizon, "windows": windows}
-    names: list[str] = []
-    files: list[Path] = []
+    names: dict[str, None] = {}
+    sources: list[dict[str, Any]] = []
     for name in map(str, entries):
         bundled = bundled_in([name]) or ([name] if name in bundled_names() else [])
-        names += bundled
-        if not bundled:
-            files.append(Path(name))
-    for file in files:
-        if not file.is_file():
-            raise unknown_name("series", str(file), bundled_names(), hint="Or give a CSV or Parquet file.")
-    if reading and not files:
+        names |= dict.fromkeys(bundled)
+        if bundled:
+            continue
+        if not Path(name).is_file():
+            raise unknown_name("series", name, bundled_names(), hint="Or give a CSV or Parquet file.")
+        sources.append({"source": "file", "path": str(Path(name).resolve()), **windowing, **reading})
+    if reading and not sources:
         raise InputError(f"{next(iter(reading))}=… says how to read a file, and there is none")
-    sources: list[dict[str, Any]] = (
-        [{"source": "bundled", "names": list(dict.fromkeys(names)), **windowing}] if names else []
-    )
-    return sources + [{"source": "file", "path": str(file.resolve()), **windowing, **reading} for file in files]
+    own = [{"source": "bundled", "names": list(names), **windowing}] if names else []
+    return [*own, *sources]
 
 
 def _settings(item: Item, sweep: Gathered, subjects: Sequence[Subject], config: SweepConfig) -> dict[str, str]:
@@ -207,34 +200,17 @@ def _settings(item: Item, sweep: Gathered, subjects: Sequence[Subject], config: 
     sets = sweep.provenance["datasets"]
     names = [dataset["name"] for dataset in sets]
     benchmark = config.data[0].source == "gift_eval"
-    first_names = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+    whole = benchmark and str(len(names)) == item.settings["datasets"]
     words = {
-        "series": GIFT if benchmark and str(len(names)) == item.settings["datasets"] else first_names,
+        "series": item.settings["series"] if whole else ", ".join(names[:4]) + (" …" if len(names) > 4 else ""),
         "datasets": str(len(names)),
         "windows": "all" if benchmark and config.windows is None else str(sum(dataset["windows"] for dataset in sets)),
     }
     if not benchmark:
         words["horizon"] = ", ".join(sorted({str(dataset["horizon"]) for dataset in sets}))
     for subject, model in zip(subjects, config.models, strict=True):
-        evaluation = subject.settings
-        title = evaluation.title if evaluation is not None else subject.source
+        title = subject.source if subject.evaluation is None else subject.evaluation.title
         words[f"context of {title}"] = str(sweep.provenance["models"][subject.source]["context_length"])
         if model.num_samples is not None:
             words[f"samples of {title}"] = str(model.num_samples)
     return words
-
-
-def _attributes(sweep: Gathered, subjects: Sequence[Subject], folder: Path) -> dict[str, Any]:
-    about = [sweep.provenance["models"][subject.source] for subject in subjects]
-
-    def join(name: str) -> str:
-        return ", ".join(dict.fromkeys(str(model.get(name, "")) for model in about))
-
-    return {
-        "model": ", ".join(subject.source for subject in subjects),
-        "revision": join("revision"),
-        "architecture": join("architecture"),
-        "versions": join("versions"),
-        "store": str(folder),
-        "confidence": sweep.provenance["config"]["statistics"]["confidence"],
-    }

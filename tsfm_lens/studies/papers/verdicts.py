@@ -22,7 +22,7 @@ from tsfm_lens.stats import (
 
 LEVEL = 1 - CONFIDENCE
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-OUTCOMES = (HOLDS, UNDECIDED, FAILS)
+AS_NUMBER = {HOLDS: 1.0, FAILS: 0.0}
 WINDOW = "series or window"
 
 Estimated = tuple[float, float, float]
@@ -45,7 +45,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Part:
+class ClaimPart:
     """One part of a claim, as margins by which it is true.
 
     Attributes:
@@ -61,10 +61,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Part about a quantity of all windows together, which no window has by itself.
+    """ClaimPart about a quantity of all windows together, which no window has by itself.
 
     Attributes:
-        words, of: see :class:`Part`.
+        words, of: see :class:`ClaimPart`.
         margin: by which it is true of all windows together.
         draws: (draw,) the margin of each bootstrap sample.
         units: how many series, or blocks of sequences, a bootstrap sample draws; of several kinds, the fewest.
@@ -82,7 +82,7 @@ class Tested:
     """One part of a claim, tested.
 
     Attributes:
-        words, of: see :class:`Part`.
+        words, of: see :class:`ClaimPart`.
         outcome: "holds", "does not hold" or "undecided".
         interval: of the median margin; None of a part that needs no measurement.
         p: after Holm over the parts of the claim.
@@ -124,7 +124,7 @@ class Verdict:
         return "; ".join(reasons) if self.outcome == UNDECIDED else ""
 
 
-def judged(parts: Sequence[Part], clusters: Sequence[Hashable], over: str = WINDOW) -> Verdict:
+def judged(parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str = WINDOW) -> Verdict:
     """Test every part of a claim on the median window.
 
     Windows of one cluster (a series, or an item of several variates) count as one value, their median, after the mean
@@ -177,7 +177,7 @@ def percentiles(part: Resampled) -> tuple[Interval, float]:
 
 
 def _decide(
-    parts: Sequence[Part | Resampled], intervals: Sequence[Interval], p_values: Sequence[float], over: str = WINDOW
+    parts: Sequence[ClaimPart | Resampled], intervals: Sequence[Interval], p_values: Sequence[float], over: str = WINDOW
 ) -> Verdict:
     p_adjusted = holm(np.array(p_values))
     minimum = fewest(len(parts))

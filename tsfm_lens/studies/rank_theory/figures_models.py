@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens.catalogue.computing import of_weights, on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.needs import SERIES, VOCABULARY
+from tsfm_lens.viz.needs import SERIES, VOCABULARY
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import listed, num
 from tsfm_lens.errors import unknown_name

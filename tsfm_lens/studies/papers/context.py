@@ -1,26 +1,40 @@
-"""Inputs and results of the measures of the paper's numbers."""
+"""Inputs and results of the measures of the papers' numbers, and the measures by item."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.studies.papers.verdicts import Interval, Part, Verdict, interval, judged, median
+from tsfm_lens.studies.papers.verdicts import ClaimPart, Interval, Verdict, interval, judged, median
 
+F = TypeVar("F", bound=Callable[..., Any])
+MEASURES: dict[str, Callable[..., MeasuredValues]] = {}
+"""Measures by the item's id; those of items of several models take an iterator of contexts."""
 _GROUP = 8  # windows that pass through a model together
 
 
+def measure(*ids: str, **options: Any) -> Callable[[F], F]:
+    """Register a function as the measure of items, called with these options."""
+
+    def register(function: F) -> F:
+        MEASURES.update(dict.fromkeys(ids, partial(function, **options) if options else function))
+        return function
+
+    return register
+
+
 @dataclass(frozen=True)
-class Asked:
+class Context:
     """Input of a measure: the run or model, seeds, and a callback for its progress.
 
     Attributes:
         optional_run: the run that it is measured on; None where counts are enough.
-        lens: the model; None where counts are enough.
         stand_in: whether the series are chaotic windows made here.
         n_sequences: of the repeated-random-tokens test.
         seed: of those sequences, and the first of those of forecasts.
@@ -29,19 +43,18 @@ class Asked:
         progress: called with a label, the number done, the total, and None for the time left.
     """
 
-    optional_run: Run | None
-    lens: Lens | None
-    stand_in: bool
-    n_sequences: int
-    seed: int
-    seeds: int = 1
+    optional_run: Run | None = None
+    stand_in: bool = False
+    n_sequences: int = 0
+    seed: int = 0
+    seeds: int = 0
     clusters: tuple[str, ...] = ()
     progress: Callable[[str, int, int, float | None], None] | None = None
 
-    def tell(self, what: str, count: int, of: int) -> None:
+    def report(self, label: str, count: int, of: int) -> None:
         """Report how far the measure has come."""
         if self.progress is not None:
-            self.progress(what, count, of, None)
+            self.progress(label, count, of, None)
 
     @property
     def run(self) -> Run:
@@ -52,27 +65,25 @@ class Asked:
     @property
     def model(self) -> Lens:
         """Lens of an item that needs one."""
-        assert self.lens is not None
-        return self.lens
+        return self.run.lens
 
     @property
-    def draws(self) -> bool:
+    def stochastic(self) -> bool:
         """True if the model's own forecasts are drawn, so that they differ between seeds."""
         return self.model.adapter.readout != "quantile"
 
-    def seeded(self) -> list[Run]:
+    def runs_by_seed(self) -> list[Run]:
         """Return the run with every seed; itself where nothing is drawn."""
-        if not self.draws:
-            return [self.run]
-        return [self.run, *(replace(self.run, seed=self.seed + more) for more in range(1, self.seeds))]
+        more = range(1, self.seeds) if self.stochastic else ()
+        return [self.run, *(replace(self.run, seed=self.seed + step) for step in more)]
 
-    def in_groups(self, what: str) -> Iterator[Run]:
+    def in_groups(self, label: str) -> Iterator[Run]:
         """Yield the run in groups of whole items that pass through the model together, and report progress."""
         item = self.run.batch.group_index
         of = int(item.max()) + 1
         for first in range(0, of, _GROUP):
             yield self.run.select(np.flatnonzero((item >= first) & (item < first + _GROUP)).tolist())
-            self.tell(what, min(first + _GROUP, of), of)
+            self.report(label, min(first + _GROUP, of), of)
 
     def series_of(self, count: int) -> Sequence[Hashable]:
         """Return (window,) the series of each window, or of so many items the series of each item."""
@@ -82,11 +93,11 @@ class Asked:
             return labels
         return list(dict(zip(batch.groups, labels, strict=True)).values())
 
-    def judge(self, *parts: Part) -> Verdict:
+    def verdict(self, *parts: ClaimPart) -> Verdict:
         """Test the parts of a claim over the windows."""
         return judged(parts, self.series_of(parts[0].margins.shape[-1]))
 
-    def over(self, values: np.ndarray) -> Interval:
+    def mean(self, values: np.ndarray) -> Interval:
         """Average (window,) or (seed, window) values, with the interval."""
         return interval(values, self.series_of(values.shape[-1]))
 
@@ -100,67 +111,85 @@ class Asked:
         Args:
             over_seeds: whether the measure depends on draws of the model, so that it is taken with every seed.
         """
-        batch = self.run.batch
-        chaotic = "windows of Lorenz and Roessler made here"
+        batch, adapter = self.run.batch, self.model.adapter
         ids = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")
         words = {
-            "series": chaotic if self.stand_in else ids,
+            "series": "windows of Lorenz and Roessler made here" if self.stand_in else ids,
             "windows": str(len(batch)),
             "context": str(max(batch.lengths)),
             "horizon": str(self.run.horizon),
         }
-        adapter = self.model.adapter
-        if self.draws and (over_seeds or adapter.readout == "token"):
+        if self.stochastic and (over_seeds or adapter.readout == "token"):
             default = getattr(adapter, "samples", 0) or getattr(getattr(adapter, "settings", None), "num_samples", 0)
             words["samples"] = str(self.run.num_samples or default)
-        stochastic = over_seeds and self.draws
         count = len(set(self.series_of(len(batch))))
         over = f"{count} windows" if count == len(batch) else f"{count} series"
-        seeds = f"{self.seeds} seeds" if self.seeds > 1 else "one seed"
-        words["seeds"] = (
-            f"{self.seeds}, from {self.seed} on" if stochastic else "none needed, nothing that is measured is drawn"
-        )
-        words["intervals over"] = f"{over} and {seeds}" if stochastic else over
+        if over_seeds and self.stochastic:
+            words["seeds"] = f"{self.seeds}, from {self.seed} on"
+            words["intervals over"] = f"{over} and {f'{self.seeds} seeds' if self.seeds > 1 else 'one seed'}"
+        else:
+            words["seeds"] = "none needed, nothing that is measured is drawn"
+            words["intervals over"] = over
         return words
 
+    def draws(self, default: int) -> int:
+        """Return the number of draws of an experiment of no model."""
+        return self.seeds or default
 
-@dataclass(frozen=True)
-class Found:
-    """Result of a measure.
+    def generators(self, default: int) -> list[np.random.Generator]:
+        """Return a random generator for each draw."""
+        seeds = np.random.SeedSequence(self.seed).spawn(self.draws(default))
+        return [np.random.default_rng(child) for child in seeds]
+
+
+@dataclass
+class MeasuredValues:
+    """Result of a measure, by key of the item's values or by quantity.
 
     Attributes:
-        values: by quantity, in the items' words; others beside them.
+        values: numbers; others beside the item's.
         settings: by name, in the items' words.
         units: of quantities that the paper does not print.
         intervals: lower and upper end, of quantities that have one.
-        claims: by the items' words, whether they hold; others beside them.
+        claims: verdicts; others beside the item's.
         notes: remarks needed to read a difference, beside the item's own.
     """
 
-    values: dict[str, float]
+    values: dict[str, float] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     claims: dict[str, Verdict] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    def add(self, quantity: str, value: Any, low: Any = np.nan, high: Any = np.nan, *, unit: str = "") -> None:
+        """Add one number, with its interval where both ends are finite."""
+        self.values[quantity] = float(value)
+        if np.isfinite([low, high]).all():
+            self.intervals[quantity] = (float(low), float(high))
+        if unit:
+            self.units[quantity] = unit
 
-@dataclass
-class Sheet:
-    """Values and their intervals as they are measured."""
+    def mean(self, quantity: str, values: np.ndarray, clusters: Sequence[Hashable] | None = None) -> None:
+        """Add the mean of (window,) or (seed, window) values; windows are of one series each if clusters are None."""
+        mean = interval(values, range(values.shape[-1]) if clusters is None else clusters)
+        self.add(quantity, mean.estimate, mean.low, mean.high)
 
-    request: Asked
-    values: dict[str, float] = field(default_factory=dict)
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    def by_key(self, words: dict[str, str]) -> MeasuredValues:
+        """Name everything by quantity instead of by key."""
 
-    def mean(self, quantity: str, values: np.ndarray) -> None:
-        """Add the mean of (window,) or (seed, window) values."""
-        mean = self.request.over(values)
-        self.values[quantity] = mean.estimate
-        if np.isfinite(mean.low):
-            self.intervals[quantity] = (mean.low, mean.high)
+        def named(table: dict[str, Any]) -> dict[str, Any]:
+            return {words.get(key, key): value for key, value in table.items()}
 
-    def means(self, what: str, values: np.ndarray) -> None:
-        """Add one mean per layer, of (layer, window) or (layer, seed, window) values."""
-        for layer, of_windows in enumerate(values):
-            self.mean(f"{what}, layer {layer}", of_windows)
+        return replace(
+            self,
+            values=named(self.values),
+            units=named(self.units),
+            intervals=named(self.intervals),
+            claims=named(self.claims),
+        )
+
+
+def verdict_over(unit: str, *parts: ClaimPart) -> Verdict:
+    """Test the parts of a claim over runs, seeds or draws, each of which counts by itself."""
+    return judged(parts, range(parts[0].margins.shape[-1]), unit)

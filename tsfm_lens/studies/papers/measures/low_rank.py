@@ -1,0 +1,224 @@
+"""Measures of the printed numbers of compressed models, on a model that is cut off or on models trained here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens import compress
+from tsfm_lens.hooks.weights import parameters
+from tsfm_lens.models import Lens
+from tsfm_lens.studies import recipes
+from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
+from tsfm_lens.studies.papers.verdicts import ClaimPart, judged
+
+ROUNDS = 5
+D_HEAD = 64
+"""Size of a head of the paper's models: their last rows, rank 64, are the dense ones."""
+RATIOS = (0.073, 0.151, 0.237, 0.393, 0.569, 0.755, 0.889)
+"""Rows of table 2 without the last one, ratio 1, which is the whole model."""
+Schedule = tuple[float, float]
+"""Rank of the first layer, and exponent."""
+FIGURE_7: tuple[Schedule, ...] = ((3, 0.27), (5, 0.35), (7, 0.40))
+TABLE_3: tuple[Schedule, ...] = ((2, 0.25), (3, 0.50), (5, 0.70))
+TABLE_4: tuple[Schedule, ...] = ((8, 0.34), (16, 0.0), (10, 0.58), (32, 0.0))
+_HALVINGS = 40
+
+
+@measure("S0-T2")
+def cut_off(context: Context) -> MeasuredValues:
+    """Measure table 2: the model cut off where its ranks come to the paper's ratios."""
+    lens = context.model
+    matrices = compress.matrices(lens)
+    forms = {name: matrix.form() for name, matrix in matrices.items()}
+    spectra = {
+        name: torch.linalg.svdvals(parameters(lens.adapter.model, matrix.path)[0].detach().double()).cpu().numpy()
+        for name, matrix in matrices.items()
+    }
+    result = MeasuredValues(settings={**context.settings(), "ratio": "share of ranks"})
+    for row, ratio in enumerate(RATIOS):
+        epsilon, ranks = _at_ratio(spectra, forms, ratio)
+        scores, of = compress.quality(context.run, compress.factorised(lens, ranks)), f"ratio {ratio:g}"
+        _add_scores(result, scores, f", {of}")
+        result.add(f"overlap of the ten likeliest tokens, {of}", scores.get("overlap", np.nan))
+        if "log_perplexity" in scores:
+            whole, other = scores["log_perplexity"].values
+            result.add(f"log-perplexity over the whole model's, {of}", other / whole)
+        left = compress.ratio_of(forms, ranks)
+        result.add(f"ε, {of}", epsilon)
+        result.add(f"share of ranks, {of}", left.ranks)
+        result.add(f"share of numbers in factors, {of}", left.factors)
+        tokens = "overlap of the ten likeliest tokens of T5"
+        for name in ("in-domain WQL", "in-domain MASE", "log-perplexity of T5", tokens):
+            result.add(f"{name}, {of}", np.nan)
+        context.report("ratios", row + 1, len(RATIOS))
+    return result
+
+
+def _at_ratio(
+    spectra: dict[str, np.ndarray], forms: dict[str, compress.BlockShape], ratio: float
+) -> tuple[float, dict[str, int]]:
+    """Find the ε at which the share of ranks is nearest to a ratio, and the ranks."""
+    low, high = -12.0, 0.0
+    best: tuple[float, float, dict[str, int]] = (np.inf, 0.0, {})
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        ranks = compress.ranks_by_epsilon(spectra, 10**middle)
+        share = compress.ratio_of(forms, ranks).ranks
+        if abs(share - ratio) < best[0]:
+            best = abs(share - ratio), 10**middle, ranks
+        low, high = (middle, high) if share > ratio else (low, middle)
+    return best[1:]
+
+
+def _add_scores(result: MeasuredValues, scores: xr.Dataset, words: str, kind: str = "zero-shot ") -> None:
+    """Add WQL and MASE over those of the whole model, with their intervals."""
+    for name in ("wql", "mase"):
+        value, low, high = (1 + float(scores[f"{name}_rise_{end}"]) for end in ("estimate", "low", "high"))
+        ends = (low, high) if low < high else ()
+        result.add(f"{kind}{name.upper()}{words}", value, *ends)
+
+
+@measure("S0-T3")
+def scheduled_bolt(context: Context) -> MeasuredValues:
+    """Measure table 3, of a model that is cut and not trained."""
+    result = MeasuredValues(settings={**context.settings(), "ranks": "cut off, not trained"})
+    shape = (1, min(max(context.run.batch.lengths), context.model.adapter.context_length))
+    for schedule in TABLE_3:
+        smaller, words = _cut(context.model, schedule), _words(schedule)
+        _add_scores(result, compress.quality(context.run, smaller), words)
+        # a forward of one series, and memory of weights, over those of the whole model
+        costs = compress.cost(context.model, smaller, shapes=[shape], rounds=ROUNDS).isel(shape=0)
+        whole, less = costs["weight_bytes"].values
+        result.add(f"time{words}", costs["time_ratio"])
+        result.add(f"space{words}", less / whole)
+        for name in ("in-domain WQL", "in-domain MASE"):
+            result.add(f"{name}{words}", np.nan)
+    return result
+
+
+def _words(schedule: Schedule) -> str:
+    return f", schedule ({schedule[0]:g}, {schedule[1]:g})"
+
+
+def _cut(lens: Lens, schedule: Schedule) -> Lens:
+    """Cut a model to a schedule, its ranks brought from heads of 64 to those of the model."""
+    layers = {stack.name: stack.n_layers for stack in lens.wiring.stacks}
+    ranks = {}
+    for name, matrix in compress.matrices(lens).items():
+        full = matrix.form(by_head=True).full
+        first = max(1.0, schedule[0] * full / D_HEAD)
+        ranks[name] = int(compress.rank_schedule(first, schedule[1], layers[matrix.stack], full)[matrix.layer])
+    return compress.factorised(lens, ranks, by_head=True)
+
+
+@measure("S0-F7")
+def schedules(context: Context) -> MeasuredValues:
+    """Measure figure 7."""
+    record, result = _record("attention")
+    dense = float(record["parameters"].sel(arm="dense"))
+    for arm, schedule in (("small schedule", FIGURE_7[0]), ("medium schedule", FIGURE_7[2])):
+        one, words = record.sel(arm=arm), _words(schedule)
+        result.add(f"size ratio{words}", one["rank_ratio"])
+        result.add(f"time{words}", one["step_time"], one["step_time_low"], one["step_time_high"])
+        result.add(f"space{words}", float(one["parameters"]) / dense)
+        _add_scores(result, one, words)
+    _add_cuts(result, context, FIGURE_7)
+    return result
+
+
+@measure("S0-T4")
+def layered(context: Context) -> MeasuredValues:
+    """Measure table 4."""
+    record, result = _record("attention")
+    for arm, schedule in (("medium schedule", TABLE_4[0]), ("constant", TABLE_4[1])):
+        one = record.sel(arm=arm)
+        result.add(f"size ratio{_words(schedule)}", one["rank_ratio"])
+        _add_scores(result, one, _words(schedule), kind="")
+    constant, scheduled = (np.log1p(record["mase_rise"].sel(arm=arm).values) for arm in ("constant", "medium schedule"))
+    part = ClaimPart("", constant - scheduled, "logarithm of MASE with one rank, less that with the schedule")
+    _add_cuts(result, context, TABLE_4)
+    result.claims["layered"] = judged([part], record["seed"].values.tolist())
+    return result
+
+
+def _add_cuts(result: MeasuredValues, context: Context, rows: Sequence[Schedule]) -> None:
+    """Add the scores of a given model that is cut to each schedule and not trained."""
+    for schedule in rows if context.optional_run is not None else ():
+        scores = compress.quality(context.run, _cut(context.model, schedule))
+        _add_scores(result, scores, _words(schedule), kind="cut, not trained: ")
+
+
+@measure("S0-LR")
+def sketches(context: Context) -> MeasuredValues:
+    """Check what equations 19 and 20 can represent, and read models trained with as many numbers."""
+    generator = torch.Generator().manual_seed(context.seed)
+    misses, sizes = 0, [(1, 16), (3, 5), (4, 16), (8, 8)]
+    for heads, size in sizes:
+        for of in ("rows", "columns"):
+            weight = torch.randn(heads * size, heads * size, generator=generator, dtype=torch.float64)
+            factors = compress.truncate(weight, size, heads=heads, of=of)
+            off = compress.error_of(weight, compress.product(factors)) ** 0.5
+            misses += off > heads * size * np.finfo(float).eps
+    record, result = _record("attention", {"matrices": str(2 * len(sizes))})
+    result.add("not_given_back", misses)
+    for arm, words in (("shared", "factors for all heads"), ("constant", "factors of each head")):
+        one = record.sel(arm=arm)
+        result.add(f"numbers in attention, {words}", one["attention_parameters"])
+        _add_scores(result, one, f" over the dense model's, {words}", kind="")
+    return result
+
+
+@measure("S0-F4C")
+def vocabularies(context: Context) -> MeasuredValues:
+    """Measure figure 4c."""
+    record, result = _record("vocabulary")
+    last, numbers = record.isel(training_step=-1), record["vocabulary"].values
+    parts = []
+    for name, words in (("rank", "W_Q"), ("moved_rank", "what training added to W_Q")):
+        ranks = last[name].mean("seed").transpose("epsilon", "vocabulary", "layer").astype(float)
+        for epsilon, of_epsilon in zip(record["epsilon"].values, ranks, strict=True):
+            margins = (of_epsilon.isel(vocabulary=-1) - of_epsilon.isel(vocabulary=0)).values
+            of = "ε-rank at the largest vocabulary, less at rank 1"
+            parts.append(ClaimPart(f"{words}, ε = {epsilon:g}", margins, of))
+            for number, mean in zip(numbers, of_epsilon.mean("layer").values, strict=True):
+                result.add(f"ε-rank of {words}, ε = {epsilon:g}, vocabulary of rank {number}", mean)
+    result.claims["increases"] = judged(parts, range(record.sizes["layer"]))
+    result.settings["d"] = str(record.attrs["width"])
+    result.settings["ranks of the vocabulary"] = f"{numbers[0]} to {numbers[-1]}"
+    result.settings["intervals over"] = "layers of the encoder"
+    return result
+
+
+@measure("S0-F11")
+def leading(context: Context) -> MeasuredValues:
+    """Measure figure 11."""
+    record, result = _record("spectra")
+    largest = record["singular_value"].isel(index=0)
+    times = largest.isel(training_step=-1) / largest.isel(training_step=0)
+    growth = np.log(times.transpose("layer", "seed").values)
+    parts = [ClaimPart(f"layer {layer}", margins, "logarithm of its growth") for layer, margins in enumerate(growth)]
+    for layer, mean in enumerate(np.exp(growth.mean(axis=1))):
+        result.add(f"times that σ₁ grew, layer {layer}", mean)
+    result.settings["layers"] = str(len(growth))
+    result.claims["leading"] = judged(parts, record["seed"].values.tolist())
+    return result
+
+
+def _record(name: str, settings: dict[str, str] | None = None) -> tuple[xr.Dataset, MeasuredValues]:
+    """Read a record of models trained here, and begin a result with its settings."""
+    record = recipes.low_rank_record(name)
+    attrs = record.attrs
+    return record, MeasuredValues(
+        settings={
+            **(settings or {}),
+            "model": f"{attrs['model']}: width {attrs['width']}, {attrs['encoder_layers']} layers",
+            "heads": f"{attrs['heads']} of {attrs['head_size']}",
+            "training": f"{attrs['steps']} steps of {attrs['rows']} synthetic rows",
+            "seeds": str(record.sizes["seed"]),
+            "intervals over": "seeds",
+        }
+    )

@@ -1,0 +1,418 @@
+"""Measures of the numbers of the paper on SAMformer, on runs of the lab whose results ship and by formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.studies import rank_theory
+from tsfm_lens.studies.experiments import record
+from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
+from tsfm_lens.studies.papers.items import BY_ID, PAPERS
+from tsfm_lens.studies.papers.over_seeds import compare, improvement
+from tsfm_lens.studies.papers.verdicts import LEVEL, ClaimPart, Verdict
+from tsfm_lens.studies.samformer import oracle_loss
+
+DRAWS = 500
+NEAR_ORACLE, NEAR_ADAM, SAME_ERROR = 1.01, 1.05, 1.01
+RADIUS = 0.5
+CHANNELS, HORIZONS, SEEDS = 7, (96, 192, 336, 720), 5
+REPARAM, BOTH = "sigma reparam", "SAMformer sigma reparam"
+MAIN = ("Transformer", "SAMformer", REPARAM, BOTH)
+NAMES = {"exchange": "Exchange"}
+"""Names of benchmarks in the paper, by their names here."""
+TRAINING = "Adam at 1e-3, batch 32, patience 5"
+
+Cell = tuple[str, int]
+"""Dataset and horizon."""
+
+
+class Printed(NamedTuple):
+    """Mean over seeds and its standard deviation, NaN where the paper prints none."""
+
+    mean: float
+    std: float = math.nan
+
+
+def _table(text: str) -> dict[str, dict[Cell, Printed]]:
+    """Parse a printed table by model and cell; a dash stands for no number."""
+    (_, _, *models), *rows = (line.split() for line in text.splitlines())
+    table: dict[str, dict[Cell, Printed]] = {model: {} for model in models}
+    for dataset, horizon, *numbers in rows:
+        for model, number in zip(models, numbers, strict=True):
+            if number != "-":
+                table[model][dataset, int(horizon)] = Printed(*map(float, number.split("±")))
+    return table
+
+
+TABLES = {name: _table(text) for name, text in PAPERS["samformer"]["tables"].items()}
+"""Printed errors and radii, by table, model and cell."""
+
+
+def parameter_count(length: int, horizon: int, channels: int, *, width: int = 16, bias: bool = False) -> int:
+    """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and the biases.
+
+    Args:
+        length, horizon, channels: L, H and D.
+        width: d_m.
+        bias: whether the five maps have one, 3·d_m + L + H in all.
+    """
+    return 4 * length * width + length * horizon + 2 * channels + bias * (3 * width + length + horizon)
+
+
+def by_arm(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
+    """Split a variable by arm, over the seeds that have a value."""
+    return {str(arm): data[name].sel(arm=arm).dropna("seed").values for arm in data["arm"].values}
+
+
+def _add_means(result: MeasuredValues, values: Mapping[str, np.ndarray], words: str) -> None:
+    """Add the mean over seeds of every arm, with its interval."""
+    for arm, of_seeds in values.items():
+        result.mean(words.format(arm=arm), of_seeds)
+
+
+# --- the toy problem -----------------------------------------------------------------------------------------
+
+
+def _over_seeds(*parts: tuple[str, np.ndarray, str]) -> Verdict:
+    """Test a claim by its parts: words, margins by seed, and what these are."""
+    return verdict_over("seed", *(ClaimPart(*part) for part in parts))
+
+
+def _toy_settings(data: xr.Dataset) -> dict[str, str]:
+    return {
+        "training pairs": "10,000",
+        "optimiser": "Adam at 1e-2, falling by a half cosine",
+        "epochs": str(data.attrs["epochs"]),
+        "seeds": str(int(data["seconds"].notnull().sum("seed").min())),
+        "intervals over": "seeds",
+    }
+
+
+@measure("S1-F1")
+def toy(context: Context) -> MeasuredValues:
+    """Measure figures 1 and 2: errors at the end, beside the oracle's expected one."""
+    data = record("toy")
+    errors, oracle = by_arm(data, "validation_mse"), oracle_loss(512, 70_000)
+    plain, sam, random = (errors[name] for name in ("transformer", "transformer + SAM", "random transformer"))
+    both, limit = min(len(plain), len(random)), NEAR_ORACLE * oracle
+    better = plain[:both] - random[:both]
+    claims = {
+        "stuck": _over_seeds(("", plain - limit, "error, less the oracle's and 1 %")),
+        "reaches": _over_seeds(("", limit - sam, "the oracle's error and 1 %, less the error")),
+        "random_better": _over_seeds(("", better, "error of the transformer, less the other's")),
+    }
+    result = MeasuredValues({"oracle": oracle}, _toy_settings(data), claims=claims)
+    _add_means(result, errors, "error of {arm}")
+    return result
+
+
+@measure("S1-F3")
+def toy_sharpness(context: Context) -> MeasuredValues:
+    """Measure figure 3: sharpness and attention at the last look."""
+    data = record("toy")
+    last = data.isel(look=-1)
+    lambda_max, entropy = by_arm(last, "sharpness"), by_arm(last, "entropy")
+    both = min(len(lambda_max["transformer"]), len(lambda_max["transformer + SAM"]))
+    sharper = np.log(lambda_max["transformer"][:both]) - np.log(lambda_max["transformer + SAM"][:both])
+    fewest = min(map(len, entropy.values()))
+    highest = [
+        (f"than {arm}", entropy[REPARAM][:fewest] - entropy[arm][:fewest], "entropy in nats, less the other's")
+        for arm in ("transformer", "transformer + SAM")
+    ]
+    claims = {
+        "sharper": _over_seeds(("", sharper, "logarithm of the ratio of λ_max")),
+        "lower_entropy": _over_seeds(*highest),
+    }
+    entropy_values = {"entropy of even attention": float(np.log(CHANNELS))}
+    result = MeasuredValues(entropy_values, _toy_settings(data), claims=claims)
+    _add_means(result, lambda_max, "λ_max, {arm}")
+    for name in ("entropy", "diagonal mass", "numerical rank"):
+        _add_means(result, by_arm(last, name.replace(" ", "_")), name + " of attention, {arm}")
+    return result
+
+
+@measure("S1-F15")
+def optimizers(context: Context) -> MeasuredValues:
+    """Measure figure 15."""
+    data = record("optimizers")
+    errors = by_arm(data, "validation_mse")
+    count = min(map(len, errors.values()))
+    over = {arm: np.log(of_seeds[:count]) - np.log(errors["adam"][:count]) for arm, of_seeds in errors.items()}
+    worse = [(arm, over[arm], "logarithm of its error over Adam's") for arm in ("adamw 1e-3", "sgd")]
+    of = "logarithm of 1.05, less that of the ratio to Adam's error"
+    near = [(arm, np.log(NEAR_ADAM) - np.abs(over[arm]), of) for arm in ("adamw 1e-5", "adamw 1e-4")]
+    claims = {"unstable": _over_seeds(*worse), "same": _over_seeds(*near)}
+    result = MeasuredValues(settings=_toy_settings(data), claims=claims)
+    _add_means(result, errors, "error of {arm}")
+    return result
+
+
+# --- benchmarks ----------------------------------------------------------------------------------------------
+
+
+def cells_of(data: xr.Dataset, *models: str) -> list[Cell]:
+    """List data and horizons that all of these models were trained on."""
+    arms = [str(arm).split(" ", 2) for arm in data["arm"].values]
+    available = {tuple(arm) for arm in arms}
+    places = dict.fromkeys((name, horizon) for name, horizon, _ in arms)
+    return [(name, int(steps)) for name, steps in places if {(name, steps, model) for model in models} <= available]
+
+
+def pairs(
+    data: xr.Dataset, name: str, first: str, second: str, cells: Iterable[Cell] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pair a variable of two models, by runs of the same data, horizon and seed that both ended."""
+    columns = [np.zeros((2, 0), data[name].dtype)]
+    for place, steps in cells_of(data, first, second) if cells is None else cells:
+        two = np.array([data[name].sel(arm=f"{place} {steps} {model}").values for model in (first, second)])
+        columns.append(two[:, np.isfinite(two).all(axis=0)])
+    one, other = np.concatenate(columns, axis=1)
+    return one, other
+
+
+def _over_runs(margins: np.ndarray, of: str) -> Verdict:
+    """Test a claim by its margins, run by run."""
+    return verdict_over("run", ClaimPart("", margins, of))
+
+
+def _name(words: str, cell: Cell) -> str:
+    """Name a quantity of a cell, by the dataset's name in the paper."""
+    return f"{words}, {NAMES.get(cell[0], cell[0])}, H = {cell[1]}"
+
+
+def _result(cells: Iterable[Cell], claims: dict[str, Verdict] | None = None, **settings: str) -> MeasuredValues:
+    data = ", ".join(f"{NAMES.get(name, name)} at {steps}" for name, steps in cells)
+    settings = {"data": data, "training": TRAINING, "intervals over": "seeds", **settings}
+    return MeasuredValues(settings=settings, claims=claims or {})
+
+
+def _of_seeds(data: xr.Dataset, name: str, cell: Cell, model: str) -> np.ndarray:
+    """Return the values of a model's runs that ended."""
+    return data[name].sel(arm=f"{cell[0]} {cell[1]} {model}").dropna("seed").values
+
+
+def _main_arms(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
+    return {arm: values for arm, values in by_arm(data, name).items() if arm.split(" ", 2)[2] in MAIN}
+
+
+@measure("S1-F5")
+def sharpness(context: Context) -> MeasuredValues:
+    """Measure figures 5, 9 and 10: λ_max at the end, and the spread of errors over seeds."""
+    data = record("benchmarks")
+    cells = cells_of(data, "Transformer", "SAMformer")
+    plain, sam = pairs(data, "end_sharpness", "Transformer", "SAMformer")
+    sharper = np.log(np.maximum(plain, 1e-12)) - np.log(np.maximum(sam, 1e-12))
+    # distances of errors from their mean over seeds
+    errors = [np.array(pairs(data, "test_mse", "Transformer", "SAMformer", [cell])) for cell in cells]
+    off = np.concatenate([np.abs(of_cell - of_cell.mean(1, keepdims=True)) for of_cell in errors], axis=1)
+    claims = {
+        "sharper_trained": _over_runs(sharper, "logarithm of the ratio of λ_max"),
+        "steadier": _over_runs(off[0] - off[1], "distance from the mean over seeds, less SAMformer's"),
+    }
+    result = _result(cells, claims, weights="of the lowest validation error")
+    for cell in cells:
+        for model in ("SAMformer", "Transformer"):
+            values = _of_seeds(data, "test_mse", cell, model)
+            words = _name(f"deviation of the test MSE over seeds, {model}", cell)
+            result.add(words, values.std(ddof=1) if len(values) > 1 else np.nan)
+    _add_means(result, _main_arms(data, "end_sharpness"), "λ_max, {arm}")
+    return result
+
+
+@measure("S1-F6")
+def attention(context: Context) -> MeasuredValues:
+    """Measure figures 6 and 12."""
+    data = record("benchmarks").mean("window")
+    plain, sam = pairs(data, "end_diagonal_mass", "Transformer", "SAMformer")
+    full, reparam = pairs(data, "end_numerical_rank", "Transformer", REPARAM)
+    claims = {
+        "diagonal": _over_runs(sam - plain, "diagonal mass of attention, less the transformer's"),
+        "lower_rank": _over_runs(full - reparam, "numerical rank of attention, less σReparam's"),
+    }
+    cells = cells_of(data, "Transformer", "SAMformer")
+    result = _result(cells, claims, weights="of the lowest validation error")
+    for name in ("diagonal mass", "numerical rank", "entropy"):
+        _add_means(result, _main_arms(data, f"end_{name.replace(' ', '_')}"), name + " of attention, {arm}")
+    return result
+
+
+@measure("S1-F7")
+def nuclear_norms(context: Context) -> MeasuredValues:
+    """Measure figure 7."""
+    data = record("benchmarks")
+    data = data.assign(middle=data["end_nuclear_norm"].median("window"))
+    plain, reparam = pairs(data, "middle", "Transformer", REPARAM)
+    without, sam = pairs(data, "middle", "Transformer", "SAMformer")
+    of = "median nuclear norm over windows, less the other's"
+    claims = {"norm_lowered": _over_runs(plain - reparam, of), "norm_kept": _over_runs(sam - without, of)}
+    cells = cells_of(data, "Transformer", "SAMformer")
+    result = _result(cells, claims, weights="of the lowest validation error")
+    _add_means(result, _main_arms(data, "middle"), "median nuclear norm, {arm}")
+    return result
+
+
+@measure("S1-F8")
+def reparam_errors(context: Context) -> MeasuredValues:
+    """Measure figure 8."""
+    data = record("benchmarks")
+    cells = cells_of(data, "SAMformer", REPARAM, BOTH)
+    worse, sam = pairs(data, "test_mse", REPARAM, "SAMformer", cells)
+    both, alone = pairs(data, "test_mse", BOTH, "SAMformer", cells)
+    gain = np.log(both) - np.log(alone) + np.log(SAME_ERROR)
+    claims = {
+        "reparam_worse": _over_runs(worse - sam, "error, less SAMformer's"),
+        "no_gain": _over_runs(gain, "logarithm of the ratio of errors, and of 1.01"),
+    }
+    result = _result(cells, claims)
+    arms = {f"{name} {steps} {model}" for name, steps in cells for model in MAIN}
+    _add_means(result, {arm: v for arm, v in by_arm(data, "test_mse").items() if arm in arms}, "MSE of {arm}")
+    return result
+
+
+@measure("S1-F13")
+def by_horizon(context: Context) -> MeasuredValues:
+    """Measure figure 13."""
+    data = record("benchmarks")
+    cells = cells_of(data, "SAMformer")
+    result = _result(cells)
+    for cell in cells:
+        result.mean(_name("MSE of SAMformer", cell), _of_seeds(data, "test_mse", cell, "SAMformer"))
+    return result
+
+
+@measure("S1-F14")
+def radii(context: Context) -> MeasuredValues:
+    """Measure figure 14."""
+    data = record("radii")
+    rho, errors = data["rho"].values, data["test_mse"]
+    plain = errors.isel(arm=int(np.argmin(rho)))
+    wide = errors.isel(arm=np.flatnonzero(rho >= RADIUS)).mean("arm", skipna=False)
+    margins = (plain - wide).dropna("seed").values
+    claim = _over_seeds(("", margins, f"error of Adam, less the mean over radii from {RADIUS:g} on"))
+    name, steps = str(data["arm"].values[0]).split(" ")[:2]
+    result = _result([(name, int(steps))], {"sam_helps": claim}, models="SAMformer", seeds=str(len(margins)))
+    _add_means(result, by_arm(data, "test_mse"), "MSE, {arm}")
+    return result
+
+
+@measure("S1-T9", model="temporal attention", beside="Transformer")
+@measure("S1-T10", model="identity attention", beside="SAMformer")
+def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
+    """Measure errors of an ablation, and whether the complete model is better."""
+    data = record("benchmarks")
+    cells = cells_of(data, model, beside)
+    worse, whole = pairs(data, "test_mse", model, beside, cells)
+    result = _result(cells, {"better": _over_runs(worse - whole, f"error, less that of {beside}")})
+    for cell in cells:
+        for error in ("MSE", "MAE"):
+            result.mean(_name(f"{error} of {model}", cell), _of_seeds(data, f"test_{error.lower()}", cell, model))
+    result.settings["seeds"] = str(len(worse) // max(len(cells), 1))
+    return result
+
+
+@measure("S1-T1", error="MSE")
+@measure("S1-T6", error="MAE")
+def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
+    """Measure tables 1 and 6, and compare with the printed errors by Welch's test."""
+    result = MeasuredValues(settings={"training": TRAINING, "intervals over": "seeds"})
+    seeds = set()
+    for arm, values in by_arm(record("benchmarks"), f"test_{error.lower()}").items():
+        name, horizon, model = arm.split(" ", 2)
+        cell = NAMES.get(name, name), int(horizon)
+        words = _name(f"{error} of {model}", cell)
+        result.mean(words, values)
+        seeds.add(len(values))
+        # the arm with fixed RevIN is compared with the printed errors of the model itself
+        theirs = TABLES[error].get(model.removesuffix(" fixed RevIN"), {}).get(cell)
+        if theirs is None or len(values) < 2 or not np.isfinite(theirs.std):
+            continue
+        ours = float(values.mean()), float(values.std(ddof=1))
+        beside = compare(ours, theirs, n=len(values), n_second=SEEDS)
+        deviations = beside.difference / np.hypot(ours[1], theirs.std)
+        result.add(f"difference in standard deviations of both: {words}", deviations)
+        result.add(f"p of Welch's test: {words}", beside.welch)
+    result.settings["seeds"] = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    for value in BY_ID["S1-T1" if error == "MSE" else "S1-T6"].values:
+        result.values.setdefault(value.quantity, np.nan)
+    return result
+
+
+# --- printed numbers and propositions ------------------------------------------------------------------------
+
+
+@measure("S1-IMP")
+def improvements(context: Context) -> MeasuredValues:
+    """Recompute overall improvements from the printed cells."""
+    result = MeasuredValues(settings={"formula": "100 (1 − Σ / Σ) over common cells"})
+    for error in ("MSE", "MAE"):
+        means = {model: {cell: each.mean for cell, each in of.items()} for model, of in TABLES[error].items()}
+        for model in list(means)[1:]:
+            result.add(f"improvement over {model}, {error}", improvement(means["SAMformer"], means[model]))
+    return result
+
+
+@measure("S1-T7")
+def significant(context: Context) -> MeasuredValues:
+    """Test table 7 by both t-tests on the printed means and deviations."""
+    ours, theirs = (TABLES["MSE"][model] for model in ("SAMformer", "TSMixer+SAM"))
+    tests = [compare(ours[cell], theirs[cell]) for cell in ours]
+    values = {
+        "cells where neither is": float(sum(each.pooled >= LEVEL for each in tests)),
+        "cells where neither is, by Welch's test": float(sum(each.welch >= LEVEL for each in tests)),
+    }
+    return MeasuredValues(values, {"test": f"pooled, p below {LEVEL:g}; Welch's beside it"})
+
+
+@measure("S1-T8")
+def parameters(context: Context) -> MeasuredValues:
+    """Count parameters by the stated sizes."""
+    counts = {f"parameters of SAMformer, H = {h}": float(parameter_count(512, h, CHANNELS)) for h in HORIZONS}
+    return MeasuredValues(counts, {"sizes": "L = 512, D = 7, d_m = 16, no biases"})
+
+
+@measure("S1-P4")
+def readouts(context: Context) -> MeasuredValues:
+    """Check proposition 4 against the residual of the best readout."""
+    rng, misses, of_rank = np.random.default_rng(context.seed), 0, 0
+    for draw in range(context.draws(DRAWS)):
+        channels, rank = 5, 5 if draw % 2 else int(rng.integers(1, 5))
+        tokens = rng.normal(size=(channels, rank)) @ rng.normal(size=(rank, 12))
+        target = rng.normal(size=(channels, 3)) if draw % 3 else tokens @ rng.normal(size=(12, 3))
+        residual = np.linalg.norm(tokens @ rank_theory.optimal_readout(tokens, target) - target)
+        misses += rank_theory.readout_exists(tokens, target) != (residual / np.linalg.norm(target) < 1e-8)
+        of_rank += rank == channels
+    values = {"missed": float(misses), "draws of full rank": float(of_rank)}
+    return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})
+
+
+@measure("S1-P5")
+def nuclear_bound(context: Context) -> MeasuredValues:
+    """Check proposition 5 on symmetric positive forms."""
+    rng, shares = np.random.default_rng(context.seed), []
+    for _ in range(context.draws(DRAWS)):
+        x, queries = rng.normal(size=(7, 20)), rng.normal(size=(20, 4))
+        bound = rank_theory.nuclear_norm_bound(x, queries, queries)
+        shares.append(rank_theory.nuclear_norm(x @ queries @ queries.T @ x.T) / bound)
+    values = {"violations": float(np.sum(np.array(shares) > 1 + 1e-12)), "largest share of the bound": max(shares)}
+    return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})
+
+
+@measure("S1-P9")
+def revin(context: Context) -> MeasuredValues:
+    """Check proposition 9 against the pipeline."""
+    rng, apart = np.random.default_rng(context.seed), 0.0
+    for _ in range(context.draws(100)):
+        x, weight = rng.normal(size=(3, 16)) + 5, rng.normal(size=(16, 4))
+        gamma, beta = rng.uniform(0.5, 2, 3), rng.normal(size=3)
+        mean, spread = x.mean(1, keepdims=True), np.sqrt(x.var(1, keepdims=True) + 1e-5)
+        normal = gamma[:, None] * (x - mean) / spread + beta[:, None]
+        whole = (normal @ weight - beta[:, None]) / gamma[:, None] * spread + mean
+        closed = rank_theory.revin_linear(x, weight, gamma, beta)
+        apart = max(apart, float(np.abs(closed - whole).max() / np.abs(whole).max()))
+    values = {"apart": 0.0 if apart < 1e-12 else apart, "the same, as it is": apart}
+    return MeasuredValues(values, {"draws": str(context.draws(100))})

@@ -1,0 +1,308 @@
+"""Measures of the numbers of the paper on structured attention, on runs whose results ship and by counting."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens.models.timing import ratios
+from tsfm_lens.studies import structured
+from tsfm_lens.studies.experiments import prepare, record
+from tsfm_lens.studies.experiments.config import TrainConfig
+from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
+from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
+
+DRAWS, ROUNDS = 20, 12
+TOKENS, WINDOW = 1024, 128
+NEAREST_ZERO = 1e-10
+"""Differences below this in float64 are rounding."""
+EIGHT = (8,) * 8
+LISTS = {
+    "r/8, 8 levels": EIGHT,
+    "32|8|6|4|4|4|4|2": (32, 8, 6, 4, 4, 4, 4, 2),
+    "32|10|8|8|4|2": (32, 10, 8, 8, 4, 2),
+    "48|16": (48, 16),
+    "40|16|4|4": (40, 16, 4, 4),
+}
+"""The paper's ranks of MLR attention."""
+
+
+# --- regression in context -----------------------------------------------------------------------------------
+
+
+def _errors(data: xr.Dataset) -> dict[str, np.ndarray]:
+    """Return errors after the last pair by arm without its width, NaN where a seed was not trained."""
+    groups = [str(group) for group in data["group"].values]
+    return dict(zip(groups, data["by_pairs"].isel(pairs=-1).transpose("arm", "seed").values, strict=True))
+
+
+def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
+    """Test whether each first arm errs more than the second, over the seeds that both have."""
+    errors, of = _errors(data), "error, less that of the other"
+    return verdict_over("seed", *(ClaimPart(words, errors[more] - errors[less], of) for words, more, less in pairs))
+
+
+def _add_mean(result: MeasuredValues, quantity: str, of_seeds: np.ndarray) -> None:
+    result.mean(quantity, of_seeds[np.isfinite(of_seeds)])
+
+
+def _result(data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdict]) -> MeasuredValues:
+    errors, facts = _errors(data), data.attrs
+    counts = [int(np.isfinite(of_seeds).sum()) for of_seeds in errors.values()]
+    settings = {
+        "inputs": str(facts["inputs"]),
+        "width": ", ".join(map(str, sorted(set(data["width"].values.tolist())))),
+        "layers": str(facts["layers"]),
+        "steps": f"{facts['steps']:,}",
+        "tokens": "one of x and the pair before" if facts.get("tokens") == "pairs" else "one of x or y",
+        "seeds": " to ".join(map(str, sorted({min(counts), max(counts)}))),
+        "intervals over": "seeds",
+    }
+    result = MeasuredValues(values, settings, claims=claims)
+    for arm, of_seeds in errors.items():
+        result.mean(f"error after the last pair, {arm}", of_seeds)
+    return result
+
+
+@measure("S2-F2")
+def by_rank(context: Context) -> MeasuredValues:
+    """Measure figures 2 and 6: one head by the rank of its scores, against one of full rank."""
+    data = record("in_context")
+    full, groups = f"1 head, rank {int(data['width'].max())}", data["group"].values.astype(str)
+    low = [arm for arm in groups[data["rank_ratio"].values < 1] if arm.startswith("1 head, rank")]
+    claim = _verdict(data, *((f"{arm}, against full rank", arm, full) for arm in low))
+    start = data["curve"].isel(epoch=0).values
+    values = {
+        # the same untrained error in every run, on prompts whose answers have a mean square near 1
+        "unlearned": float(start[np.isfinite(start)].mean()),
+        "solved": float(structured.oracle_errors(int(data.attrs["inputs"]), data.sizes["pairs"])[-1]),
+    }
+    return _result(data, values, {"low_fails": claim})
+
+
+@measure("S2-F3")
+def by_form(context: Context) -> MeasuredValues:
+    """Measure figure 3: eight heads against one, and structured forms against low rank of as many parameters."""
+    data = record("in_context")
+    full = f"1 head, rank {int(data['width'].max())}"
+    sizes = {str(arm): int(n) for arm, n in zip(data["group"].values, data["score_parameters"].values, strict=True)}
+    eight = next(arm for arm in sizes if arm.startswith("8 heads, rank"))
+    pairs, of_eight = [], []
+    for form in (arm for arm in sizes if "MLR" in arm or "BTT" in arm):
+        if form.startswith("8 heads"):
+            of_eight.append((form.removeprefix("8 heads, "), eight, form))
+            continue
+        alike = [arm for arm in sizes if arm.startswith("1 head, rank") and sizes[arm] == sizes[form]]
+        pairs += [(f"{form}, against {same.removeprefix('1 head, ')}", same, form) for same in alike]
+    claims = {"eight_fail": _verdict(data, ("", eight, full)), "structured": _verdict(data, *pairs)}
+    if of_eight:
+        claims["structured_eight"] = _verdict(data, *of_eight)
+    return _result(data, {}, claims)
+
+
+@measure("S2-F11")
+def by_width(context: Context) -> MeasuredValues:
+    """Measure figures 3a and 11: errors of 1 head, 8 heads and 8 heads of BTT at each width."""
+    data = record("in_context_widths")
+    # a group of arms is a form at all widths; here each width is its own group
+    data = data.assign_coords(group=("arm", [str(name) for name in data["arm"].values]))
+    widths = sorted(set(data["width"].values.tolist()))
+    wide = _verdict(data, ("", f"8 heads, D = {widths[-1]}", f"1 head, D = {widths[-1]}"))
+    forms = [(f"D = {width}", f"8 heads, D = {width}", f"8 heads, BTT, D = {width}") for width in widths]
+    return _result(data, {}, {"eight_wide": wide, "forms_wide": _verdict(data, *forms)})
+
+
+# --- other trainings -----------------------------------------------------------------------------------------
+
+
+@measure("S2-ETT")
+def forecasts(context: Context) -> MeasuredValues:
+    """Measure figure 14: absolute test errors over those of standard attention with the same seed."""
+    data = record("encoders")
+    errors = {str(arm): data["test_mae"].sel(arm=arm).values for arm in data["arm"].values}
+    margins = errors["standard, T = 96"] - errors["MLR attention 6+2, T = 96"]
+    claim = verdict_over("seed", ClaimPart("", margins, "absolute error, less that of MLR attention"))
+    settings = {"width": "32", "heads": "4", "layers": "2", "steps": "one epoch", "intervals over": "seeds"}
+    result = MeasuredValues(settings=settings, claims={"better": claim})
+    for arm, of_seeds in errors.items():
+        standard = errors[f"standard, {arm.rsplit(', ', 1)[1]}"]
+        if standard is of_seeds:
+            _add_mean(result, f"absolute error, {arm}", of_seeds)
+        else:
+            words = f"absolute error over that of standard attention, less 1, {arm}"
+            _add_mean(result, words, of_seeds / standard - 1)
+    return result
+
+
+@measure("S2-CHR")
+def chronos(context: Context) -> MeasuredValues:
+    """Measure figure 15: losses at equal steps, and costs of the scores."""
+    data = record("chronos_levels")
+    loss, facts = {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values}, data.attrs
+    settings = {
+        "steps": f"{facts['steps']:,} of {facts['rows']} rows",
+        "context": str(facts["context"]),
+        "horizon": str(facts["horizon"]),
+        "ranks": "of heads of 16",
+        "layers": "the encoder's",
+        "intervals over": "seeds",
+    }
+    result = MeasuredValues(settings=settings)
+    for arm, of_seeds in loss.items():
+        _add_mean(result, f"loss in nats, {arm}", of_seeds)
+        if arm != "standard":
+            words = f"loss in nats, less that of standard attention, {arm}"
+            _add_mean(result, words, of_seeds - loss["standard"])
+            words = f"multiply-adds of the encoder's scores over those of standard attention, {arm}"
+            result.add(words, data["score_share"].sel(arm=arm))
+    return result
+
+
+@measure("S2-F5")
+def rates(context: Context) -> MeasuredValues:
+    """Measure figure 5: the rate of the lowest error at every width."""
+    data = record("transfer")
+    widths = data["width"].values.tolist()
+    settings = {
+        "widths": ", ".join(map(str, widths)),
+        "data": "prompts of linear regression",
+        "heads": "of 4",
+        "steps": str(data.attrs["steps"]),
+        "intervals over": "seeds",
+    }
+    result = MeasuredValues(settings=settings)
+    for kind in map(str, data["parametrisation"].values):
+        errors = data["mse"].sel(parametrisation=kind).transpose("width", "seed", "rate").values
+        finite = errors[:, np.isfinite(errors).all(axis=(0, 2))]
+        if finite.shape[1]:
+            best = data["rate"].values[finite.argmin(-1)]
+            words = f"best rate at the largest width over that at the smallest, {kind}"
+            _add_mean(result, words, best[-1] / best[0])
+            for width, of_width in zip(widths, finite, strict=True):
+                _add_mean(result, f"lowest error, {kind}, width {width}", of_width.min(-1))
+    return result
+
+
+@measure("S2-F12")
+def step_time(context: Context) -> MeasuredValues:
+    """Measure figure 12: whole training steps of the paper's size, taken in turn."""
+    steps = []
+    for name in ("attention", "bilinear-btt"):
+        content = {
+            "model": {"name": name, "options": {"width": 64, "layers": 6, "heads": 8}},
+            "data": {"kind": "in-context", "inputs": 16, "held_out": 1},
+            "plan": {"batch": 64},
+        }
+        steps.append(prepare(TrainConfig.model_validate(content))[0].train_step)
+    plain, form = steps
+    ((middle, low, high),) = ratios([form], plain, rounds=context.draws(ROUNDS), clock=time.process_time)
+    settings = {"inputs": "16", "width": "64", "heads": "8", "layers": "6", "device": "CPU, one thread or as set"}
+    result = MeasuredValues(settings=settings)
+    result.add("slower", middle, low, high)
+    return result
+
+
+# --- counts --------------------------------------------------------------------------------------------------
+
+
+@measure("S2-SWA")
+def windows(context: Context) -> MeasuredValues:
+    """Count keys that are scored at all, in whole scores; and shares of pairs, by pattern of layers."""
+    x = torch.ones(1, TOKENS, 1)
+    near = structured.Reach((1,), (TOKENS,), causal=True, window=WINDOW)
+    whole = structured.Reach((1,), (TOKENS,), causal=True)
+    seen, every = (torch.isfinite(structured.reaching_scores(x, x, reach)).sum(-1)[0] for reach in (near, whole))
+    own, total = float(seen.sum()), float(every.sum())
+    words = "multiply-adds of the scores over those of standard attention"
+    values = {
+        "seen": float(seen.max()),
+        f"{words}, windows in every layer": own / total,
+        # global, window, window, twice, as in the published code
+        f"{words}, one layer in three global": (total + 2 * own) / (3 * total),
+    }
+    return MeasuredValues(values, {"tokens": f"{TOKENS:,}", "window": str(WINDOW), "layers": "6"})
+
+
+@measure("S2-T1")
+def families(context: Context) -> MeasuredValues:
+    """Check table 1 by the modules themselves."""
+    forms = {
+        "low rank, r = 8": structured.LowRank(64, 64, 8),
+        "MLR 16|8|4|4": structured.MultiLevelLowRank(64, 64, (16, 8, 4, 4)),
+        "BTT, s = 2": structured.BlockTensorTrain(64, 64, 2),
+    }
+    values = {"parameters, dense, D = 64": float(torch.nn.Linear(64, 64, bias=False).weight.numel())}
+    for family, form in forms.items():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(context.seed)
+            for part in form.parameters():
+                part.normal_()
+            values[f"parameters, {family}, D = 64"] = float(sum(part.numel() for part in form.parameters()))
+            values[f"rank, {family}, D = 64"] = float(torch.linalg.matrix_rank(form.double().dense()))
+    return MeasuredValues(values, {"ranks": "of matrices drawn here, in float64"})
+
+
+@measure("S2-T2")
+def level_costs(context: Context) -> MeasuredValues:
+    """Count the costs of table 2."""
+    result = MeasuredValues()
+    for words, ranks in (("32|8|8|16", (32, 8, 8, 16)), ("8 of 8", EIGHT)):
+        costs = structured.bilinear_level_operations(tokens=256, width=512, ranks=ranks)
+        cheapest = costs["c"] == min(costs.values())
+        result.claims[f"best {words}"] = exactly("", true=cheapest, of="multiply-adds of c, less the fewest")
+        for order, cost in costs.items():
+            result.add(f"multiply-adds, T = 256, D = 512, ranks {words}, order {order}", cost)
+    return result
+
+
+@measure("S2-T3")
+def train_costs(context: Context) -> MeasuredValues:
+    """Count the costs of table 3."""
+    costs = structured.bilinear_train_operations(256, 256, 2)
+    words = {"both": "both sides", "keys": "keys alone"}
+    values = {f"multiply-adds, T = D = 256, s = 2, {words[order]}": float(cost) for order, cost in costs.items()}
+    return MeasuredValues(values)
+
+
+@measure("S2-KV")
+def key_cache(context: Context) -> MeasuredValues:
+    """Count the numbers in a cache of 1,024 tokens, against those of standard attention."""
+    result = MeasuredValues(settings={"tokens": "1,024"})
+    for words, ranks in LISTS.items():
+        saved = TOKENS * sum(ranks) / structured.key_cache_entries(TOKENS, ranks)
+        result.add(f"key cache, times smaller, {words}", saved)
+    return result
+
+
+@measure("S2-FL")
+def score_costs(context: Context) -> MeasuredValues:
+    """Compute T² Σ r_l / 2^(l-1) over T² Σ r_l."""
+    result = MeasuredValues(settings={"tokens": "1,024"})
+    for words, ranks in LISTS.items():
+        share = structured.level_attention_operations(TOKENS, ranks) / (TOKENS**2 * sum(ranks))
+        result.add(f"multiply-adds of the scores over those of standard attention, {words}", share)
+    return result
+
+
+@measure("S2-L1")
+def lemma(context: Context) -> MeasuredValues:
+    """Compare scores by blocks with x_jᵀ (Σ L_l R_lᵀ up to the deepest common level) x_j', in float64."""
+    ranks, tokens, width = (3, 2, 2), 16, 5
+    generator, apart = torch.Generator().manual_seed(context.seed), 0.0
+    blocks = structured.token_blocks(tokens, len(ranks))
+    depth = structured.block_depth(tokens, blocks)
+    for _ in range(context.draws(DRAWS)):
+        x = torch.randn(tokens, width, dtype=torch.float64, generator=generator)
+        left, right = (
+            [torch.randn(width, rank, dtype=torch.float64, generator=generator) for rank in ranks] for _ in range(2)
+        )
+        reach = structured.Reach(ranks, blocks, causal=False)
+        scores = structured.reaching_scores(x @ torch.cat(left, 1), x @ torch.cat(right, 1), reach)
+        forms = torch.stack([a @ b.T for a, b in zip(left, right, strict=True)]).cumsum(0)
+        direct = torch.einsum("qd,qkde,ke->qk", x, forms[depth - 1], x)
+        apart = max(apart, float((scores - direct).abs().max() / direct.abs().max()))
+    values = {"apart": 0.0 if apart < NEAREST_ZERO else apart, "the same, as it is": apart}
+    return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})
