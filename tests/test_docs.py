@@ -15,12 +15,12 @@ import pytest
 import render_notebooks
 import torch
 import yaml
-from sitepages import api, commands, drawing, failures, gallery, history, notebooks, questions, scenes
+from sitepages import api, commands, drawing, failures, gallery, history, measurements, notebooks, questions, scenes
 
 import tsfm_lens
 from benchmarks.history import append
-from test_examples_in_docstrings import ROOMS
-from tsfm_lens import catalogue, data, errors, probes, sweep, viz
+from test_examples_in_docstrings import PACKAGES
+from tsfm_lens import data, errors, probes, registry, sweep, viz
 from tsfm_lens.models.run import Run
 from tsfm_lens.testing.suite import ORACLES
 
@@ -30,9 +30,10 @@ DOCS = ROOT / "docs"
 # written when the site is built
 WRITTEN = {
     *(f"gallery/{name}.md" for name in gallery.pages()),
-    *(f"{api.FOLDER}/{name}.md" for name in ("api", *(api.page_of(room) for room in ("", *api.ROOMS)))),
+    *(f"{api.FOLDER}/{name}.md" for name in ("api", *(api.page_of(package) for package in ("", *api.PACKAGES)))),
     commands.PAGE,
     failures.PAGE,
+    measurements.PAGE,
     questions.PAGE,
     history.PAGE,
     "notebooks/index.md",
@@ -44,8 +45,8 @@ PAGES = [page for page in PAGES if not {"_build", "_cache", "generated"} & set(p
 ERRORS = [thing for thing in vars(errors).values() if inspect.isclass(thing) and issubclass(thing, errors.LensError)]
 
 
-def test_what_the_docs_name_beside_the_catalogue_exists() -> None:
-    text = (ROOT / "docs" / "measurements.md").read_text().split("<!-- end of the catalogue -->")[1]
+def test_names_beside_the_tables_exist() -> None:
+    text = (ROOT / "docs" / "measurements.md").read_text().split("measurements.md\n```")[1]
     named = set(re.findall(r"`(\w+)`", text))
     assert {name for name in named if name.endswith(("_motif", "_phase", "_season"))} <= set(dir(data)) | set(
         dir(probes)
@@ -98,7 +99,7 @@ def _matching(folder: Path, name: str) -> list[str]:
 def test_every_figure_has_code_in_the_gallery() -> None:
     for slug, (measurement, figure) in gallery.slugs().items():
         assert f"{scenes.call_of(figure)}(" in scenes.scene_of(measurement, figure).drawing, slug
-    assert set(catalogue.measurements()) <= gallery.pages()
+    assert set(registry.measurements()) <= gallery.pages()
 
 
 def test_the_gallery_draws_figures_of_two_models_side_by_side() -> None:
@@ -111,15 +112,15 @@ def test_the_gallery_draws_figures_of_two_models_side_by_side() -> None:
         assert drawn.title == entries[name][1].title.rstrip(".")
 
 
-def test_every_room_and_public_name_is_in_the_reference() -> None:
-    assert set(ROOMS) <= {"", *api.ROOMS}
+def test_every_package_and_public_name_is_in_the_reference() -> None:
+    assert set(PACKAGES) <= {"", *api.PACKAGES}
     found = {
         module.name.removeprefix("tsfm_lens.")
         for module in walk_packages(tsfm_lens.__path__, "tsfm_lens.")
         if module.ispkg and module.name not in _PRIVATE and _offers(module.name)
     }
-    assert found <= set(api.ROOMS)
-    shown = "".join(api.page(room) for room in ("", *api.ROOMS))
+    assert found <= set(api.PACKAGES)
+    shown = "".join(api.page(package) for package in ("", *api.PACKAGES))
     for name in api.homes().values():
         assert re.search(rf":: {re.escape(name)}$", shown, flags=re.MULTILINE), name
 
@@ -165,7 +166,7 @@ def test_every_error_says_why_and_what_to_do_and_its_example_is_true(error: type
 def test_every_question_has_an_answer() -> None:
     scores, explained = pd.read_csv(DOCS / "planted.csv"), pd.read_csv(DOCS / "planted.explanations.csv")
     for question in (each for group in questions.GROUPS.values() for each in group):
-        assert catalogue.find(question.kind).figures
+        assert registry.find(question.kind).figures
         found, _ = questions.score(question, scores, explained)
         assert bool(found) == bool(question.method)
 

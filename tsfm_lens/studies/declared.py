@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import yaml
 
-from tsfm_lens.catalogue.entry import Measurement, shown_alone
+from tsfm_lens.registry import Measurement, measurement
 
-Shown = tuple[Callable[..., go.Figure], Callable[..., list[str]]]
-"""Figure of a result, and the sentences that read it."""
+Draw = Callable[..., go.Figure]
 
 
-def declared(file: Path, functions: Mapping[str, Shown], **common: Any) -> tuple[Measurement, ...]:
-    """Declare measurements by kind: texts from a file, figure and reading from code, the rest in common.
+class Declarations:
+    """Measurements of a file, each with one figure, one table and its sentences."""
 
-    A ``subject`` that is a text is filled in with the attributes of the result.
-    """
-    texts = yaml.safe_load(file.read_text(encoding="utf-8"))
+    def __init__(self, file: Path, **common: Any) -> None:
+        self._texts, self._common = yaml.safe_load(file.read_text(encoding="utf-8")), common
 
-    def measurement(kind: str, renderer: Any, reading: Any) -> Measurement:
-        fields = {**common, **texts[kind]}
-        fields |= {name: tuple(fields[name]) for name in ("variables", "paper")}
-        subject = fields["subject"]
+    def figure(self, kind: str, *, needs: Sequence[str], sentences: Callable[..., list[str]]) -> Callable[[Draw], Draw]:
+        """Register the measurement of a kind with the function that draws it.
+
+        A ``subject`` that is a text is filled in with the attributes of the result.
+
+        Args:
+            kind: of the result, as in the file.
+            needs: variables that the function takes.
+            sentences: of the result.
+        """
+        facts = {**self._common, **self._texts[kind]}
+        table, shows, subject = facts.pop("variables"), facts.pop("shows"), facts["subject"]
         if isinstance(subject, str):
-            fields["subject"] = lambda ds: subject.format_map(defaultdict(lambda: "?", ds.attrs))
-        return shown_alone(kind, renderer, reading, **fields)
-
-    return tuple(measurement(kind, *shown) for kind, shown in functions.items())
+            facts["subject"] = lambda ds: subject.format_map(defaultdict(lambda: "?", ds.attrs))
+        facts |= {"source": f"{facts['source']}, {facts.pop('where')}", "paper": tuple(facts["paper"])}
+        entry: Measurement = measurement(kind, **facts)
+        return entry.figure(shows, variables=needs, table=table, sentences=sentences)

@@ -14,14 +14,13 @@ import plotly.graph_objects as go
 import pytest
 
 from tsfm_lens import viz
-from tsfm_lens.catalogue import figures as catalogue_figures
-from tsfm_lens.catalogue import measurements
+from tsfm_lens.registry import measurements
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, RenderError, UnknownNameError
 from tsfm_lens.figures import named as room
 from tsfm_lens.figures.captions import _words
 from tsfm_lens.figures.named import figures, file_word, find_figure, make_figure, write_figure
-from tsfm_lens.figures.registry import Plate
+from tsfm_lens.figures.entry import FigureFile
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import ablated_share
@@ -29,7 +28,6 @@ from tsfm_lens.studies.papers.figures import recipe_components, windows
 from tsfm_lens.studies.papers.measures.heads import released_share
 from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
 from tsfm_lens.sweep.plan.released import at_depth, released_lists
-from tsfm_lens.viz.select import DRAWN_BY, SWEEP_KINDS
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
 NO_FIGURES = {"for_print", "save", "side_by_side"}
@@ -120,10 +118,8 @@ def test_every_renderer_and_every_figure_of_the_paper_has_a_name() -> None:
     )
     reached = {renderer for entry in known.values() for renderer in entry.renderers}
     # what is drawn from a sweep, of no model, or of models trained for it cannot be asked for by model and series
-    made = [each for kind, each in measurements().items() if kind in DRAWN_BY and not (each.compute or each.across)]
-    of_no_run = {*SWEEP_KINDS, *(each.kind for each in made)}
-    others = {name for kind in of_no_run for name in re.split(r", | or ", DRAWN_BY[kind])}
-    every = {figure.name for _, figure in catalogue_figures()}
+    others = {figure.name for each in measurements().values() if each.probe is None for figure in each.figures}
+    every = {figure.name for each in measurements().values() for figure in each.figures}
     assert (set(viz.__all__) - NO_FIGURES) | every == reached | others
 
 
@@ -158,14 +154,14 @@ def test_what_is_defined_by_logits_is_refused_to_models_without(name: str) -> No
 def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> None:
     lens = lens_of(model)
     made = make_figure(name, lens.run(short(), 6, holdout=True, seed=3))
-    assert made.plates
-    assert len({plate.suffix for plate in made.plates}) == len(made.plates)
+    assert made.files
+    assert len({file.suffix for file in made.files}) == len(made.files)
     text = made.caption(["bundled:co2,sunspots"])
-    for plate in made.plates:
-        assert plate.figure.data
-        assert plate.figure.layout.meta["title"]
-        assert viz.for_print(plate.figure).layout.width in (336, 692)
-        for result in plate.results:
+    for file in made.files:
+        assert file.figure.data
+        assert file.figure.layout.meta["title"]
+        assert viz.for_print(file.figure).layout.width in (336, 692)
+        for result in file.results:
             assert result.attrs["kind"] in text
     flat = " ".join(text.split())
     assert lens.model_id in flat
@@ -177,14 +173,14 @@ def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> 
 
 def test_a_caption_leaves_the_names_of_series_as_they_are() -> None:
     shown = go.Figure(layout={"meta": {"title": "what it shows", "subtitle": "load_kw; heads"}})
-    assert _words(Plate("", shown, ()), ("load_kw",)) == "What it shows. load_kw; heads."
+    assert _words(FigureFile("", shown, ()), ("load_kw",)) == "What it shows. load_kw; heads."
 
 
 @pytest.mark.parametrize("name", ["stable_rank_map", "attention_map", "season_amplitudes", "similarity_map"])
 def test_plain_figures_draw_with_the_renderer_of_their_name(name: str) -> None:
     made = make_figure(name, lens_of("chronos-bolt").run(short(), 6, holdout=True))
-    expected = getattr(viz, name)(made.plates[0].results[0], **({"layer": -1} if name == "attention_map" else {}))
-    assert made.plates[0].figure.to_json() == expected.to_json()
+    expected = getattr(viz, name)(made.files[0].results[0], **({"layer": -1} if name == "attention_map" else {}))
+    assert made.files[0].figure.to_json() == expected.to_json()
 
 
 def test_windows_tile_the_series_without_overlap() -> None:
@@ -206,9 +202,9 @@ def test_windows_tile_the_series_without_overlap() -> None:
 def test_a_horizon_by_itself_leaves_half_of_the_series_or_a_full_context() -> None:
     lens = lens_of("chronos-bolt")
     made = make_figure("6B", lens.run(bundled("nile").tail(60), holdout=True))
-    assert made.plates[0].results[0].sizes["step"] == max(60 - lens.adapter.context_length, 30)
+    assert made.files[0].results[0].sizes["step"] == max(60 - lens.adapter.context_length, 30)
     without = make_figure("forecast_fan", lens.run(bundled("nile")))
-    assert "truth" not in without.plates[0].results[0]
+    assert "truth" not in without.files[0].results[0]
 
 
 @pytest.mark.parametrize("name", ["5", "20"])
@@ -216,8 +212,8 @@ def test_attention_is_read_within_one_pass_where_it_cannot_be_followed_beyond(na
     lens = lens_of("timesfm-2.5")
     steps = lens.adapter.longest_pass + 3
     made = make_figure(name, lens.run(bundled("electricity").tail(2 * steps + 20), steps, holdout=True))
-    assert made.plates[-1].results[0].sizes["step"] == steps
-    assert all(result.attrs["horizon"] <= steps - 3 for plate in made.plates[:-1] for result in plate.results)
+    assert made.files[-1].results[0].sizes["step"] == steps
+    assert all(result.attrs["horizon"] <= steps - 3 for file in made.files[:-1] for result in file.results)
 
 
 def test_files_are_named_after_figure_part_and_model(tmp_path: Path) -> None:
@@ -237,7 +233,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatc
         write_figure(made, tmp_path / "new", formats=["json", "jpg"])
     # the matrices have as many panels as heads; one column is too narrow for them
     wide = replace(
-        made, plates=tuple(replace(p, figure=p.figure.update_layout(meta={"min_width": 900})) for p in made.plates)
+        made, files=tuple(replace(p, figure=p.figure.update_layout(meta={"min_width": 900})) for p in made.files)
     )
     with pytest.raises(InputError, match="89 mm"):
         write_figure(wide, tmp_path / "new", formats=["html", "svg"], column="single")

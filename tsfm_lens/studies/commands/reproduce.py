@@ -130,7 +130,7 @@ def reproduce(
 
 
 def _list(as_json: bool) -> None:
-    from tsfm_lens.catalogue import measured_by
+    from tsfm_lens.registry import measurements
     from tsfm_lens.studies.papers.items import ITEMS
 
     facts: list[dict[str, Any]] = [
@@ -140,7 +140,9 @@ def _list(as_json: bool) -> None:
             "also": list(item.also),
             "model": item.model or ", ".join(item.models),
             "needs_sweep": item.sweep,
-            "measurements": [measurement.kind for measurement in measured_by(item.id)],
+            "measurements": [
+                measurement.kind for measurement in measurements().values() if item.id in measurement.paper
+            ],
             "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
             "settings": dict(item.settings),
             "note": item.note,

@@ -11,16 +11,16 @@ import plotly.graph_objects as go
 import xarray as xr
 from scipy.special import stdtrit
 
-from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import num
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.declared import declared
+from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.noise import Finding, mean_of_seeds
-from tsfm_lens.viz.select import array, draws, names
+from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
+from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
+from tsfm_lens.viz.words import num
 
 __all__ = [
     "in_context_errors",
@@ -35,7 +35,104 @@ _ROW = 24  # pixels of an arm
 _SYMBOLS, _MARKS = ("square", "diamond", "cross", "triangle-up"), 8  # of arms beyond the colours; marks on a line
 
 
-@draws("lab_runs", needs=("curve",))
+DECLARED = Declarations(
+    Path(__file__).with_name("measurements.yaml"), theme="Training", source="after structured attention"
+)
+
+
+def read_runs(ds: xr.Dataset) -> list[str]:
+    """Describe where every arm ends, and which arms stay above the oracle."""
+    last, oracle = array(ds, "validation_mse", "arm", "seed"), float(ds.attrs.get("oracle", np.nan))
+    out = []
+    for arm, values in zip(names(ds, "arm"), last, strict=True):
+        finite = values[np.isfinite(values)]
+        over = f", {num(100 * (float(finite.min()) / oracle - 1))} % or more above the oracle"
+        near = ", within 1 % of the oracle with every seed"
+        beside = "" if not np.isfinite(oracle) else near if finite.max() <= 1.01 * oracle else over
+        out.append(
+            f"{arm} ends at {num(float(finite.min()))} to {num(float(finite.max()))} ({len(finite)} seeds){beside}."
+        )
+    return out
+
+
+def read_errors(ds: xr.Dataset) -> list[str]:
+    """Name the arm of the lowest test error of each benchmark, and the distance to the next one."""
+    errors = array(ds, "test_mse", "arm", "seed")
+    cells: dict[str, dict[str, float]] = {}
+    for arm, of_seeds in zip(names(ds, "arm"), errors, strict=True):
+        cell, rest = _cell(arm)
+        cells.setdefault(cell, {})[rest] = float(np.nanmean(of_seeds))
+    out = []
+    for cell, means in cells.items():
+        best, *others = sorted(means, key=means.__getitem__)
+        beside = f", before {others[0]} ({num(means[others[0]])})" if others else ""
+        where = f"{cell}: the" if cell else "The"
+        out.append(f"{where} lowest mean test error is that of {best} ({num(means[best])}){beside}.")
+    return out
+
+
+def read_in_context(ds: xr.Dataset) -> list[str]:
+    """Describe the error of every arm after the last pair, lowest first."""
+    last = array(ds, "by_pairs", "arm", "seed", "pairs")[..., -1]
+    sentences = []
+    for arm, ratio, values in zip(names(ds, "arm"), ds["rank_ratio"].values, last, strict=True):
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
+            words = f"{arm}: {num(float(finite.mean()))} ({ends}), scores of rank {num(float(ratio))} d."
+            sentences.append((float(finite.mean()), words))
+    return [words for _, words in sorted(sentences)]
+
+
+def read_rates(ds: xr.Dataset) -> list[str]:
+    """Name the best rate of every width, by parametrisation."""
+    rates, sentences = np.asarray(ds["rate"].values, float), []
+    errors = array(ds, "mse", "parametrisation", "width", "rate", "seed")
+    for kind, of_kind in zip(names(ds, "parametrisation"), errors, strict=True):
+        best = []
+        for width, of_width in zip(ds["width"].values.tolist(), of_kind, strict=True):
+            finite = np.isfinite(of_width).any(axis=1)
+            if finite.any():
+                mean = np.array(
+                    [np.nanmean(row) if some else np.inf for row, some in zip(of_width, finite, strict=True)]
+                )
+                best.append(f"{num(float(rates[mean.argmin()]))} at width {width} ({num(float(mean.min()))})")
+        sentences.append(f"{kind}: the best rate is {', '.join(best)}.")
+    return sentences
+
+
+def read_losses(ds: xr.Dataset) -> list[str]:
+    """Describe the loss of every arm with the cost of its scores."""
+    sentences = []
+    for arm, share, values in zip(
+        names(ds, "arm"), ds["score_share"].values, array(ds, "loss", "arm", "seed"), strict=True
+    ):
+        finite = values[np.isfinite(values)]
+        ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
+        sentences.append(
+            f"{arm}: {num(float(finite.mean()))} nats ({ends}) at {num(float(share))} of the multiply-adds."
+        )
+    return sentences
+
+
+LAB_RUNS = measurement(
+    "lab_runs",
+    theme="Training",
+    summary="errors of training runs by arm and seed, epoch by epoch",
+    title="Validation error over training",
+    description="Arms differ in model or optimiser alone; runs of one seed see the same batches.",
+    source="after SAMformer, figures 1, 2, 5, 8, 13, 14 and 15 (S1-F1)",
+    paper=(
+        *("S1-F1", "S1-F15", "S1-F3", "S1-T1", "S1-T6", "S1-T9", "S1-T10"),
+        *("S1-F5", "S1-F6", "S1-F7", "S1-F8", "S1-F13", "S1-F14", "S2-ETT"),
+    ),
+    maker="made by grids of trainings: `python -m tsfm_lens.studies.experiments` makes it, "
+    "`tsfm_lens.studies.experiments` ships one",
+    subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])),
+)
+
+
+@LAB_RUNS.figure("Validation error of every arm and seed by epoch.", variables=("curve",))
 def run_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the validation error by epoch, a colour for each arm.
 
@@ -79,7 +176,7 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@draws("lab_runs", needs=("test_mse",))
+@LAB_RUNS.figure("Test error of every seed, arm by arm.", variables=("test_mse",))
 def run_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the test error of every seed, arm by arm.
 
@@ -100,7 +197,7 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     return figure.dress("Test error by arm", _seeds(errors))
 
 
-@draws("lab_runs", needs=("test_mse", "rho"))
+@LAB_RUNS.figure("Test error over the radius ρ of SAM, or over the horizon.", variables=("test_mse", "rho"))
 def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     """Draw the test error over the radius of sharpness-aware minimisation, or over the horizon.
 
@@ -179,7 +276,7 @@ def _seeds(errors: np.ndarray) -> str:
     return f"{few} to {many} seeds" if few < many else f"{many} seeds"
 
 
-@draws("in_context_runs", needs=("by_pairs", "oracle"))
+@DECLARED.figure("in_context_runs", needs=("by_pairs", "oracle"), sentences=read_in_context)
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the error after the last pair by the scores' rank or the model's width, and by the number of pairs.
 
@@ -234,7 +331,7 @@ def _beside(ratio: np.ndarray) -> np.ndarray:
     return out
 
 
-@draws("transfer_runs", needs=("mse",))
+@DECLARED.figure("transfer_runs", needs=("mse",), sentences=read_rates)
 def learning_rates(ds: xr.Dataset) -> go.Figure:
     """Draw the error at the end by learning rate, a colour for each width, a panel for each parametrisation.
 
@@ -273,7 +370,7 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
     return figure.dress("Learning rates across widths", remark, "diamonds: the best rate of a width")
 
 
-@draws("level_training", needs=("loss",))
+@DECLARED.figure("level_training", needs=("loss",), sentences=read_losses)
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     """Draw the loss on held-out series by the multiply-adds of the scores, a colour for each arm.
 
@@ -297,37 +394,6 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     return figure.dress("Loss by what the scores cost", f"{ds.attrs.get('steps', '?')} steps, up to {count} seeds")
 
 
-def read_runs(ds: xr.Dataset) -> list[str]:
-    """Describe where every arm ends, and which arms stay above the oracle."""
-    last, oracle = array(ds, "validation_mse", "arm", "seed"), float(ds.attrs.get("oracle", np.nan))
-    out = []
-    for arm, values in zip(names(ds, "arm"), last, strict=True):
-        finite = values[np.isfinite(values)]
-        over = f", {num(100 * (float(finite.min()) / oracle - 1))} % or more above the oracle"
-        near = ", within 1 % of the oracle with every seed"
-        beside = "" if not np.isfinite(oracle) else near if finite.max() <= 1.01 * oracle else over
-        out.append(
-            f"{arm} ends at {num(float(finite.min()))} to {num(float(finite.max()))} ({len(finite)} seeds){beside}."
-        )
-    return out
-
-
-def read_errors(ds: xr.Dataset) -> list[str]:
-    """Name the arm of the lowest test error of each benchmark, and the distance to the next one."""
-    errors = array(ds, "test_mse", "arm", "seed")
-    cells: dict[str, dict[str, float]] = {}
-    for arm, of_seeds in zip(names(ds, "arm"), errors, strict=True):
-        cell, rest = _cell(arm)
-        cells.setdefault(cell, {})[rest] = float(np.nanmean(of_seeds))
-    out = []
-    for cell, means in cells.items():
-        best, *others = sorted(means, key=means.__getitem__)
-        beside = f", before {others[0]} ({num(means[others[0]])})" if others else ""
-        where = f"{cell}: the" if cell else "The"
-        out.append(f"{where} lowest mean test error is that of {best} ({num(means[best])}){beside}.")
-    return out
-
-
 def _cell(arm: str) -> tuple[str, str]:
     """Split an arm that begins with benchmark and horizon into these, else "", and the rest of its name."""
     parts = arm.split(" ", 2)
@@ -349,92 +415,13 @@ def _varies(ds: xr.Dataset, over: str) -> bool:
     return max(map(len, by_group.values())) > 3
 
 
-def _plates(ds: xr.Dataset) -> Iterator[Plate]:
+@LAB_RUNS.panels
+def _plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
     columns = [name for name in ("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters") if name in ds]
     table = frame(ds, *columns)
-    yield Plate(run_curves(ds), table, read_runs(ds), "curves")
+    yield ReportPanel(run_curves(ds), table, read_runs(ds), "curves")
     if "test_mse" in ds:
-        yield Plate(run_errors(ds), table, read_errors(ds), "errors")
+        yield ReportPanel(run_errors(ds), table, read_errors(ds), "errors")
         for over in ("rho", "horizon") if {"rho", "horizon"} <= set(ds.coords) else ():
             if _varies(ds, over):
-                yield Plate(run_errors_over(ds, over), table, read_errors(ds), f"over-{over}")
-
-
-def read_in_context(ds: xr.Dataset) -> list[str]:
-    """Describe the error of every arm after the last pair, lowest first."""
-    last = array(ds, "by_pairs", "arm", "seed", "pairs")[..., -1]
-    sentences = []
-    for arm, ratio, values in zip(names(ds, "arm"), ds["rank_ratio"].values, last, strict=True):
-        finite = values[np.isfinite(values)]
-        if len(finite):
-            ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
-            words = f"{arm}: {num(float(finite.mean()))} ({ends}), scores of rank {num(float(ratio))} d."
-            sentences.append((float(finite.mean()), words))
-    return [words for _, words in sorted(sentences)]
-
-
-def read_rates(ds: xr.Dataset) -> list[str]:
-    """Name the best rate of every width, by parametrisation."""
-    rates, sentences = np.asarray(ds["rate"].values, float), []
-    errors = array(ds, "mse", "parametrisation", "width", "rate", "seed")
-    for kind, of_kind in zip(names(ds, "parametrisation"), errors, strict=True):
-        best = []
-        for width, of_width in zip(ds["width"].values.tolist(), of_kind, strict=True):
-            finite = np.isfinite(of_width).any(axis=1)
-            if finite.any():
-                mean = np.array(
-                    [np.nanmean(row) if some else np.inf for row, some in zip(of_width, finite, strict=True)]
-                )
-                best.append(f"{num(float(rates[mean.argmin()]))} at width {width} ({num(float(mean.min()))})")
-        sentences.append(f"{kind}: the best rate is {', '.join(best)}.")
-    return sentences
-
-
-def read_losses(ds: xr.Dataset) -> list[str]:
-    """Describe the loss of every arm with the cost of its scores."""
-    sentences = []
-    for arm, share, values in zip(
-        names(ds, "arm"), ds["score_share"].values, array(ds, "loss", "arm", "seed"), strict=True
-    ):
-        finite = values[np.isfinite(values)]
-        ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
-        sentences.append(
-            f"{arm}: {num(float(finite.mean()))} nats ({ends}) at {num(float(share))} of the multiply-adds."
-        )
-    return sentences
-
-
-MEASUREMENTS = (
-    Measurement(
-        kind="lab_runs",
-        theme="Training",
-        about="errors of training runs by arm and seed, epoch by epoch",
-        heading="Validation error over training",
-        guide="Arms differ in model or optimiser alone; runs of one seed see the same batches.",
-        compute=None,
-        plates=_plates,
-        figures=(
-            Figure(run_curves, "Validation error of every arm and seed by epoch."),
-            Figure(run_errors, "Test error of every seed, arm by arm."),
-            Figure(run_errors_over, "Test error over the radius ρ of SAM, or over the horizon."),
-        ),
-        source="after SAMformer, figures 1, 2, 5, 8, 13, 14 and 15 (S1-F1)",
-        paper=(
-            *("S1-F1", "S1-F15", "S1-F3", "S1-T1", "S1-T6", "S1-T9", "S1-T10"),
-            *("S1-F5", "S1-F6", "S1-F7", "S1-F8", "S1-F13", "S1-F14", "S2-ETT"),
-        ),
-        maker="made by grids of trainings: `python -m tsfm_lens.studies.experiments` makes it, "
-        "`tsfm_lens.studies.experiments` ships one",
-        subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])),
-    ),
-    *declared(
-        Path(__file__).with_name("measurements.yaml"),
-        {
-            "in_context_runs": (in_context_errors, read_in_context),
-            "transfer_runs": (learning_rates, read_rates),
-            "level_training": (losses_by_cost, read_losses),
-        },
-        theme="Training",
-        source="after structured attention",
-    ),
-)
+                yield ReportPanel(run_errors_over(ds, over), table, read_errors(ds), f"over-{over}")

@@ -13,17 +13,17 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens import probes, viz
-from tsfm_lens.results import first_item
-from tsfm_lens.viz.needs import TOKENS
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.figures.entry import FigureFile, NamedFigure, long_run, within_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.results import first_item
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.sweep.plan.orders import order_words
 from tsfm_lens.sweep.plan.recipes import is_for, read_recipe, to_entries
+from tsfm_lens.viz.needs import TOKENS
 
 MOST_WINDOWS = 12  # a series
 MOST_SERIES = 4
@@ -32,8 +32,8 @@ PATCH_ROWS = 128  # forecast tokens of the matrices in figure 21
 SHARE_SHARP, SHARE_DIFFUSE = 6 / 144, 0.25  # of all heads, in figure 20D
 INFORMED, RANDOM = "by stable rank", "at random"
 _ON_LOGITS: dict[str, Any] = {"needs": (TOKENS,), "instead": "figure 'lens_forecast' shows what its layers hold"}
-_ENTRIES: list[Entry] = []
-Files = list[Plate]
+_ENTRIES: list[NamedFigure] = []
+Files = list[FigureFile]
 Drawing = Callable[..., Files]
 
 
@@ -47,19 +47,19 @@ def figure(
     instead: str = "",
     **options: Any,
 ) -> Callable[[Drawing], Drawing]:
-    """Register a drawing, called with these options; see :class:`tsfm_lens.figures.registry.Entry`."""
+    """Register a drawing, called with these options; see :class:`tsfm_lens.figures.entry.NamedFigure`."""
 
     def register(draw: Drawing) -> Drawing:
         _ENTRIES.append(
-            Entry(name, title, computes, renderers, partial(draw, **options), paper, needs=needs, instead=instead)
+            NamedFigure(name, title, computes, renderers, partial(draw, **options), paper, needs=needs, instead=instead)
         )
         return draw
 
     return register
 
 
-def _plate(shown: go.Figure, ds: xr.Dataset, note: str = "", suffix: str = "") -> Plate:
-    return Plate(suffix, shown, (ds,), note)
+def _file(shown: go.Figure, ds: xr.Dataset, note: str = "", suffix: str = "") -> FigureFile:
+    return FigureFile(suffix, shown, (ds,), note)
 
 
 # --- 1B to 1E and 22: along the depth of the model -----------------------------------------------------------
@@ -112,7 +112,7 @@ def _over_windows(run: Run) -> Run:
 )
 def _scheme(run: Run) -> Files:
     ds = probes.stream_shares(run)
-    return [_plate(viz.stream_scheme(ds), ds)]
+    return [_file(viz.stream_scheme(ds), ds)]
 
 
 @figure(
@@ -125,7 +125,7 @@ def _scheme(run: Run) -> Files:
 )
 def _logits(run: Run) -> Files:
     ds = probes.lens_logits(first_item(run))
-    return [_plate(viz.lens_logit_map(ds), ds)]
+    return [_file(viz.lens_logit_map(ds), ds)]
 
 
 @figure(
@@ -139,7 +139,7 @@ def _logits(run: Run) -> Files:
 def _entropy(run: Run) -> Files:
     ds = probes.logit_lens(_over_windows(run))
     note = f"{ds.sizes['series']} windows, at most {MOST_WINDOWS} a series, cut without overlap of their horizons."
-    return [_plate(viz.layer_entropy(ds), ds, note)]
+    return [_file(viz.layer_entropy(ds), ds, note)]
 
 
 @figure(
@@ -152,7 +152,7 @@ def _entropy(run: Run) -> Files:
 def _rank(run: Run) -> Files:
     run = _over_windows(run)
     ds = probes.entropic_rank(run)
-    return [_plate(viz.entropic_rank_line(ds), ds, f"{len(run.batch)} windows.")]
+    return [_file(viz.entropic_rank_line(ds), ds, f"{len(run.batch)} windows.")]
 
 
 @figure(
@@ -165,7 +165,7 @@ def _rank(run: Run) -> Files:
 def _gain(run: Run) -> Files:
     ds = probes.layer_gain(probes.logit_lens(_over_windows(run)))
     note = f"{ds.sizes['series']} windows; gains against the truth, negative is better."
-    return [_plate(viz.layer_gain(ds), ds, note)]
+    return [_file(viz.layer_gain(ds), ds, note)]
 
 
 # --- 5, 20, 21 and 23: sharp, diffuse and induction heads ----------------------------------------------------
@@ -200,9 +200,9 @@ def _rollouts(run: Run) -> Files:
     recipes = {f"{diffuse} most diffuse heads ablated": probes.diffuse_heads(maps, diffuse)}
     forecasts = probes.ablation_recipes(long_run(wide, attention_run.horizon).rolled_out(), recipes)
     return [
-        _plate(viz.rollout_panels(maps, heads="sharp"), maps, "The heads of lowest attention entropy.", "A"),
-        _plate(viz.rollout_panels(maps, heads="diffuse"), maps, "The heads of highest attention entropy.", "B"),
-        _plate(viz.recipe_forecasts(forecasts), forecasts, "Diffuse heads as in panel B.", "CD"),
+        _file(viz.rollout_panels(maps, heads="sharp"), maps, "The heads of lowest attention entropy.", "A"),
+        _file(viz.rollout_panels(maps, heads="diffuse"), maps, "The heads of highest attention entropy.", "B"),
+        _file(viz.recipe_forecasts(forecasts), forecasts, "Diffuse heads as in panel B.", "CD"),
     ]
 
 
@@ -232,7 +232,7 @@ def _sharp(run: Run) -> Files:
         "Rows by how much the original forecast moves against the last context steps (ratio of standard deviations: "
         f"{words}); near 0 it has fallen to its mean."
     )
-    return [_plate(viz.recipe_forecasts(ds, series=[str(name) for name in names[:MOST_SERIES]]), ds, note)]
+    return [_file(viz.recipe_forecasts(ds, series=[str(name) for name in names[:MOST_SERIES]]), ds, note)]
 
 
 @figure(
@@ -251,9 +251,9 @@ def _patches(run: Run) -> Files:
     ds = probes.patch_attention(long_run(item, PATCH_ROWS * steps_of_row, within_pass=not _rolls_out(item)))
     first, later = (str(ds["layer"].values[layer]) for layer in (0, min(3, ds.sizes["layer"] - 1)))
     return [
-        _plate(viz.selected_patch(ds, layer=later), ds, suffix="A"),
-        _plate(viz.patch_attention_grid(ds, layer=first), ds, suffix="B"),
-        _plate(viz.patch_attention_grid(ds, layer=later), ds, suffix="C"),
+        _file(viz.selected_patch(ds, layer=later), ds, suffix="A"),
+        _file(viz.patch_attention_grid(ds, layer=first), ds, suffix="B"),
+        _file(viz.patch_attention_grid(ds, layer=later), ds, suffix="C"),
     ]
 
 
@@ -274,10 +274,10 @@ def _overlap(run: Run) -> Files:
     induction = probes.repeated_tokens(run.lens, seed=run.seed)
     overlap = probes.induction_overlap(induction, entropy)
     return [
-        _plate(viz.induction_corner(overlap), overlap, suffix="A"),
-        _plate(viz.head_entropy_map(entropy), entropy, suffix="B"),
-        _plate(viz.induction_maps(induction), induction, suffix="C"),
-        _plate(viz.overlap_thresholds(overlap), overlap, suffix="DEF"),
+        _file(viz.induction_corner(overlap), overlap, suffix="A"),
+        _file(viz.head_entropy_map(entropy), entropy, suffix="B"),
+        _file(viz.induction_maps(induction), induction, suffix="C"),
+        _file(viz.overlap_thresholds(overlap), overlap, suffix="DEF"),
     ]
 
 
@@ -339,7 +339,7 @@ def _originals(run: Run) -> Files:
     stack = few.lens.wiring.output_stack
     component = Component(stack.name, 0, stack.rows(0)[-1].kind)
     ds = probes.ablation_recipes(few.rolled_out(), {"-": [component]}).isel(recipe=[0])
-    return [_plate(viz.recipe_forecasts(ds, context_steps=min(TAIL, 2 * few.horizon)), ds)]
+    return [_file(viz.recipe_forecasts(ds, context_steps=min(TAIL, 2 * few.horizon)), ds)]
 
 
 @figure(
@@ -398,7 +398,7 @@ def _ablated(run: Run, *, recipe: str, sets: tuple[str, ...], original: bool = T
     ds.attrs["recipe"] = recipe
     panels = [str(name) for name in ds["recipe"].values][0 if original else 1 :]
     tail = min(TAIL, 2 * ds.sizes["step"])
-    return [_plate(viz.recipe_forecasts(ds, recipes=panels, context_steps=tail), ds, _origin(lens, recipe))]
+    return [_file(viz.recipe_forecasts(ds, recipes=panels, context_steps=tail), ds, _origin(lens, recipe))]
 
 
 ENTRIES = sorted(_ENTRIES, key=lambda entry: (int(re.sub(r"\D", "", entry.name)), entry.name))

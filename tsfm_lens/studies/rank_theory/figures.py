@@ -9,13 +9,13 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.catalogue.words import listed, num
-from tsfm_lens.studies.declared import declared
+from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import two_digits
-from tsfm_lens.viz.select import array, draws, names
+from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Panel, blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, VERMILION, mixed, number, plain
+from tsfm_lens.viz.words import listed, num
 
 __all__ = [
     "chebyshev_curves",
@@ -29,208 +29,15 @@ LEAST = 1e-17  # of a spectrum relative to its largest: double precision ends
 ROW = 200  # pixels
 
 
-@draws("theory_compression_rank", needs=("error", "next_singular_value", "bound", "slope"))
-def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the error of a layer cut to a rank, over the first singular value cut off, on logarithmic axes.
-
-    Returns:
-        Dots per scaling of the weights, the root mean square over draws; a dashed line of slope 1; the bound with √L
-        as a line above.
-
-    Example:
-        >>> fig = figures.compression_rank_lines(rank_theory.compression_by_rank(width=16, n_tokens=32, n_ranks=6))
-        >>> fig.layout.meta["title"]
-        'Error of attention cut to a rank grows with the singular value that is cut off'
-    """
-    x, ranks = array(ds, "next_singular_value", "rank"), names(ds, "rank")
-    error, bound = (_rms(array(ds, name, "scaling", "draw", "rank")) for name in ("error", "bound"))
-    slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
-    figure = blank(320)
-    panel = figure.panel()
-    for row, scaling in enumerate(names(ds, "scaling")):
-        colour = CATEGORICAL[row % len(CATEGORICAL)]
-        hover = f"{plain(scaling)} weights, rank %{{customdata}}<br>σ %{{x:.3g}}, error %{{y:.3g}}"
-        panel.dots(x, error[row], f"{scaling}: slope {slope[row]:.2f}", hover, colour=colour, size=6, customdata=ranks)
-        panel.line(x, bound[row], "bound, with √L", "bound %{y:.3g}", colour=mixed(colour, 0.5), width=1)
-    _reference(panel, x, error[0], 1.0, "slope 1")
-    panel.x("first singular value that is cut off", **log_axis(x))
-    panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(np.concatenate([error.ravel(), bound.ravel()])))
-    return figure.dress(
-        "Error of attention cut to a rank grows with the singular value that is cut off",
-        f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
-        "slopes are of least-squares lines through ranks up to 3/4 of the width",
-    )
-
-
-@draws("theory_compression_width", needs=("error", "slope", "slope_low", "slope_high"))
-def compression_width_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the error of a layer cut to a fixed rank over its width, for weights that grow with it and for others.
-
-    Returns:
-        Faint dots per draw, and a line per kind of weights through the root mean squares; a dashed line of slope 1/2.
-
-    Example:
-        >>> found = rank_theory.compression_by_width(widths=(16, 32), rank=4, n_tokens=64, draws=2)
-        >>> figures.compression_width_lines(found).layout.meta["title"]
-        'Error of attention cut to rank 4, by width'
-    """
-    error, widths = array(ds, "error", "weights", "draw", "width"), array(ds, "width", "width")
-    fits = np.stack([array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")], axis=-1)
-    middle, figure = _rms(error), blank(320)
-    panel = figure.panel()
-    for row, weights in enumerate(names(ds, "weights")):
-        colour, (slope, low, high) = CATEGORICAL[row], fits[row]
-        every = np.broadcast_to(widths, error[row].shape).ravel()
-        panel.dots(every, error[row].ravel(), "", "one draw: %{y:.3g}", colour=mixed(colour, 0.3), size=3, legend=False)
-        words = f"{weights}: slope {slope:.2f} ({low:.2f} to {high:.2f})"
-        panel.line(widths, middle[row], words, "d = %{x}<br>error %{y:.3g}", colour=colour, dots=6)
-    _reference(panel, widths, middle[0], 0.5, "slope 1/2")
-    panel.x("width d", type="log", tickvals=widths, ticktext=[str(int(width)) for width in widths])
-    panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(error.ravel()))
-    return figure.dress(
-        f"Error of attention cut to rank {ds.attrs['rank']}, by width",
-        f"{ds.attrs['n_tokens']} tokens, root mean square over {draws_in(ds)}, slopes with 95 % intervals over them",
-        "the error grows as √d if the norm of W_V does: theorem and orthogonal, not normalised",
-    )
-
-
-@draws("theory_sketching", needs=("distance", "effective_index", "floor", "singular_value"))
-def sketching_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the errors of sketches of several heads, and their places on the spectrum of the input.
-
-    Returns:
-        At the left the singular values, with an upright line per number of heads at the error of its sparse sketch; at
-        the right the distances of sparse and dense sketches, and the least distance of any sketch of so many rows.
-
-    Example:
-        >>> found = rank_theory.sketching_by_heads(width=32, rank=2, heads=(1, 2, 4), decay=4.0)
-        >>> figures.sketching_lines(found).layout.meta["title"]
-        'What sketches of 2 rows a head miss of an input of width 32'
-    """
-    heads, spectrum = array(ds, "heads", "heads"), array(ds, "singular_value", "index")
-    distance = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
-    index = array(ds, "effective_index", "sketch", "draw", "heads").mean(axis=1)
-    figure = sheet([280], [0.5, 0.5], titles=["singular values of the input", "sketching error"], column_gap=0.14)
-    left, right = figure
-    positive = spectrum > LEAST
-    places = np.arange(1, len(spectrum) + 1)[positive]
-    left.line(places, spectrum[positive], "", "σ<sub>%{x}</sub> = %{y:.3g}")
-    upright: dict[float, list[str]] = {}
-    for count, place in zip(heads, index[0], strict=True):
-        upright.setdefault(max(float(place), 1.0), []).append(f"{count:.0f}")
-    for place, counts in upright.items():
-        left.upright(place, colour=mixed(VERMILION, 0.6))
-        left.note(", ".join(counts), np.log10(place), 1, yref="domain", yanchor="top", xanchor="left", size=10)
-    for row, (name, colour) in enumerate(zip(names(ds, "sketch"), (VERMILION, BLUE), strict=True)):
-        hover = f"{name}, %{{x}} heads<br>error %{{y:.3g}}"
-        right.line(heads, distance[row], f"{name} sketch", hover, colour=colour, dots=6)
-    right.line(heads, array(ds, "floor", "heads"), "best of as many rows", "%{y:.3g}", colour=GREY, dash="dot")
-    left.x("index", **log_axis(places.astype(float)))
-    left.y("singular value", **log_axis(spectrum[positive]))
-    right.x("heads h", type="log", tickvals=heads, ticktext=[f"{count:.0f}" for count in heads])
-    right.y(gridcolor=PALE, **log_axis(distance.ravel()))
-    slope = array(ds, "slope", "sketch", "draw").mean(axis=1)[0]
-    return figure.dress(
-        f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width {ds.attrs['width']}",
-        f"upright lines: as many singular values are as large as the sparse error at so many heads; {draws_in(ds)}",
-        f"their number grows as the power {slope:.2f} of the heads",
-    )
-
-
-@draws("theory_head_spectra", needs=("singular_value", "rank", "logit_deviation", "input_singular_value"))
-def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw relative singular values of a layer's output by its number of heads, a panel per size of the input.
-
-    Returns:
-        A line per number of heads, from pale to dark, the median over draws, and the input as a dashed line; the dotted
-        line is ε.
-
-    Example:
-        >>> found = rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=2)
-        >>> figures.head_spectra_lines(found).layout.meta["title"]
-        'Spectra of U + attention(U) by heads'
-    """
-    spectra = np.median(array(ds, "singular_value", "input", "draw", "heads", "index"), axis=1)
-    ranks = np.median(array(ds, "rank", "input", "draw", "heads"), axis=1)
-    deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
-    x, first = array(ds, "index", "index"), array(ds, "input_singular_value", "index")
-    titles = [
-        (f"input {name}", f"scores deviate by {two_digits(float(scores))}")
-        for name, scores in zip(names(ds, "input"), deviation, strict=True)
-    ]
-    grid, epsilon = panel_grid(titles, row_height=280, most=2), float(ds.attrs["epsilon"])
-    counts = names(ds, "heads")
-    for place, panel in enumerate(grid):
-        panel.line(x, seen(first), "input", "input, σ<sub>%{x}</sub>: %{y:.3g}", colour=VERMILION, dash="dash")
-        for row, count in enumerate(counts):
-            colour = mixed(BLUE, 0.25 + 0.75 * (row + 1) / len(counts))
-            words = f"{count} head{'s' * (count != '1')}"
-            hover = f"{words}, σ<sub>%{{x}}</sub>: %{{y:.3g}}<br>rank {ranks[place, row]:g}"
-            panel.line(x, seen(spectra[place, row]), words, hover, colour=colour)
-        panel.level(epsilon, dash="dot")
-    grid.y(gridcolor=PALE, **log_axis(np.array([max(float(np.nanmin(first)), 1e-8), 1.0])), range=[-8, 0.2])
-    title_axes(grid, "index", "relative singular value")
-    rank_list = ", ".join(f"{rank:g}" for rank in ranks[0])
-    return grid.dress(
-        "Spectra of U + attention(U) by heads",
-        f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
-        f"at ε = {epsilon:g} the input has rank {int(ds['input_rank'])}, the outputs of the first panel {rank_list}",
-    )
-
-
-@draws("theory_chebyshev", needs=("coordinate", "found_rank"))
-def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
-    """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
-
-    Returns:
-        A curve per rank, from the smallest value to the largest.
-
-    Example:
-        >>> curves = rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=40)
-        >>> figures.chebyshev_curves(curves).layout.meta["title"]
-        'Embeddings of Chebyshev polynomials: the first two of 8 coordinates'
-    """
-    curves, values = array(ds, "coordinate", "rank", "axis", "point"), np.asarray(ds["value"].values, dtype=float)
-    titles = [f"rank {rank}" for rank in names(ds, "rank")]
-    columns = min(len(titles), 3)
-    rows = -(-len(titles) // columns)
-    grid = sheet([ROW] * rows, [1] * columns, titles=titles, row_gap=60, column_gap=0.12)
-    for place in grid.places[len(titles) :]:
-        grid.panel(*place).x(visible=False)
-        grid.panel(*place).y(visible=False)
-    grid.places = grid.places[: len(titles)]
-    for (across, up), panel in zip(curves, grid, strict=True):
-        panel.line(across, up, "", "value %{customdata:.3g}", colour=BLUE, width=1, customdata=values)
-        panel.dots(across[[0, -1]], up[[0, -1]], "ends", "value %{customdata:.3g}", size=5, customdata=values[[0, -1]])
-    title_axes(grid, "coordinate 1", "coordinate 2")
-    rank_list = ", ".join(str(int(rank)) for rank in ds["found_rank"].values)
-    return grid.dress(
-        f"Embeddings of Chebyshev polynomials: the first two of {ds.attrs['dimension']} coordinates",
-        f"{len(values)} values from {number(values[0])} to {number(values[-1])}",
-        f"ranks found: {rank_list}",
-    )
-
-
-def _reference(panel: Panel, x: np.ndarray, y: np.ndarray, slope: float, words: str) -> None:
-    """Draw a line of a slope through the middle of a curve."""
-    ends = np.array([x.min(), x.max()])
-    middle = np.exp(np.log(y).mean() + slope * (np.log(ends) - np.log(x).mean()))
-    panel.line(ends, middle, words, "", colour=GREY, dash="dash")
-
-
-def _rms(values: np.ndarray) -> np.ndarray:
-    """Compute the root mean square over draws, the second axis."""
-    return np.asarray(np.sqrt((values**2).mean(axis=1)))
-
-
-def seen(values: np.ndarray, largest: float = 1.0) -> np.ndarray:
-    """Mask values that double precision cannot tell from zero."""
-    return np.where(values > LEAST * largest, values, np.nan)
-
-
-def draws_in(ds: xr.Dataset) -> str:
-    count = ds.sizes["draw"]
-    return f"{count} draws" if count > 1 else "one draw"
+COMMON: dict[str, Any] = {
+    "theme": "Theory",
+    "maker": "made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    "source": "Flow of ranks",
+    "subject": lambda ds: ", ".join(
+        f"{key} {value}" for key, value in ds.attrs.items() if key not in ("kind", "title", "source")
+    ),
+}
+DECLARED = Declarations(Path(__file__).with_name("measurements.yaml"), **COMMON)
 
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:
@@ -288,22 +95,215 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
     return [f"Of ranks {listed(names(ds, 'rank'))} {listed(wrong) + ' are not' if wrong else 'every one is'} found."]
 
 
-COMMON: dict[str, Any] = {
-    "theme": "Theory",
-    "maker": "made of no model: `tsfm_lens.studies.rank_theory` makes it",
-    "source": "Flow of ranks",
-    "subject": lambda ds: ", ".join(
-        f"{key} {value}" for key, value in ds.attrs.items() if key not in ("kind", "title", "source")
-    ),
-}
-MEASUREMENTS = declared(
-    Path(__file__).with_name("measurements.yaml"),
-    {
-        "theory_compression_rank": (compression_rank_lines, read_compression_rank),
-        "theory_compression_width": (compression_width_lines, read_compression_width),
-        "theory_sketching": (sketching_lines, read_sketching),
-        "theory_head_spectra": (head_spectra_lines, read_head_spectra),
-        "theory_chebyshev": (chebyshev_curves, read_chebyshev),
-    },
-    **COMMON,
+@DECLARED.figure(
+    "theory_compression_rank", needs=("error", "next_singular_value", "bound", "slope"), sentences=read_compression_rank
 )
+def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
+    """Draw the error of a layer cut to a rank, over the first singular value cut off, on logarithmic axes.
+
+    Returns:
+        Dots per scaling of the weights, the root mean square over draws; a dashed line of slope 1; the bound with √L
+        as a line above.
+
+    Example:
+        >>> fig = figures.compression_rank_lines(rank_theory.compression_by_rank(width=16, n_tokens=32, n_ranks=6))
+        >>> fig.layout.meta["title"]
+        'Error of attention cut to a rank grows with the singular value that is cut off'
+    """
+    x, ranks = array(ds, "next_singular_value", "rank"), names(ds, "rank")
+    error, bound = (_rms(array(ds, name, "scaling", "draw", "rank")) for name in ("error", "bound"))
+    slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
+    figure = blank(320)
+    panel = figure.panel()
+    for row, scaling in enumerate(names(ds, "scaling")):
+        colour = CATEGORICAL[row % len(CATEGORICAL)]
+        hover = f"{plain(scaling)} weights, rank %{{customdata}}<br>σ %{{x:.3g}}, error %{{y:.3g}}"
+        panel.dots(x, error[row], f"{scaling}: slope {slope[row]:.2f}", hover, colour=colour, size=6, customdata=ranks)
+        panel.line(x, bound[row], "bound, with √L", "bound %{y:.3g}", colour=mixed(colour, 0.5), width=1)
+    _reference(panel, x, error[0], 1.0, "slope 1")
+    panel.x("first singular value that is cut off", **log_axis(x))
+    panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(np.concatenate([error.ravel(), bound.ravel()])))
+    return figure.dress(
+        "Error of attention cut to a rank grows with the singular value that is cut off",
+        f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
+        "slopes are of least-squares lines through ranks up to 3/4 of the width",
+    )
+
+
+@DECLARED.figure(
+    "theory_compression_width", needs=("error", "slope", "slope_low", "slope_high"), sentences=read_compression_width
+)
+def compression_width_lines(ds: xr.Dataset) -> go.Figure:
+    """Draw the error of a layer cut to a fixed rank over its width, for weights that grow with it and for others.
+
+    Returns:
+        Faint dots per draw, and a line per kind of weights through the root mean squares; a dashed line of slope 1/2.
+
+    Example:
+        >>> found = rank_theory.compression_by_width(widths=(16, 32), rank=4, n_tokens=64, draws=2)
+        >>> figures.compression_width_lines(found).layout.meta["title"]
+        'Error of attention cut to rank 4, by width'
+    """
+    error, widths = array(ds, "error", "weights", "draw", "width"), array(ds, "width", "width")
+    fits = np.stack([array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")], axis=-1)
+    middle, figure = _rms(error), blank(320)
+    panel = figure.panel()
+    for row, weights in enumerate(names(ds, "weights")):
+        colour, (slope, low, high) = CATEGORICAL[row], fits[row]
+        every = np.broadcast_to(widths, error[row].shape).ravel()
+        panel.dots(every, error[row].ravel(), "", "one draw: %{y:.3g}", colour=mixed(colour, 0.3), size=3, legend=False)
+        words = f"{weights}: slope {slope:.2f} ({low:.2f} to {high:.2f})"
+        panel.line(widths, middle[row], words, "d = %{x}<br>error %{y:.3g}", colour=colour, dots=6)
+    _reference(panel, widths, middle[0], 0.5, "slope 1/2")
+    panel.x("width d", type="log", tickvals=widths, ticktext=[str(int(width)) for width in widths])
+    panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(error.ravel()))
+    return figure.dress(
+        f"Error of attention cut to rank {ds.attrs['rank']}, by width",
+        f"{ds.attrs['n_tokens']} tokens, root mean square over {draws_in(ds)}, slopes with 95 % intervals over them",
+        "the error grows as √d if the norm of W_V does: theorem and orthogonal, not normalised",
+    )
+
+
+@DECLARED.figure(
+    "theory_sketching", needs=("distance", "effective_index", "floor", "singular_value"), sentences=read_sketching
+)
+def sketching_lines(ds: xr.Dataset) -> go.Figure:
+    """Draw the errors of sketches of several heads, and their places on the spectrum of the input.
+
+    Returns:
+        At the left the singular values, with an upright line per number of heads at the error of its sparse sketch; at
+        the right the distances of sparse and dense sketches, and the least distance of any sketch of so many rows.
+
+    Example:
+        >>> found = rank_theory.sketching_by_heads(width=32, rank=2, heads=(1, 2, 4), decay=4.0)
+        >>> figures.sketching_lines(found).layout.meta["title"]
+        'What sketches of 2 rows a head miss of an input of width 32'
+    """
+    heads, spectrum = array(ds, "heads", "heads"), array(ds, "singular_value", "index")
+    distance = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
+    index = array(ds, "effective_index", "sketch", "draw", "heads").mean(axis=1)
+    figure = sheet([280], [0.5, 0.5], titles=["singular values of the input", "sketching error"], column_gap=0.14)
+    left, right = figure
+    positive = spectrum > LEAST
+    places = np.arange(1, len(spectrum) + 1)[positive]
+    left.line(places, spectrum[positive], "", "σ<sub>%{x}</sub> = %{y:.3g}")
+    upright: dict[float, list[str]] = {}
+    for count, place in zip(heads, index[0], strict=True):
+        upright.setdefault(max(float(place), 1.0), []).append(f"{count:.0f}")
+    for place, counts in upright.items():
+        left.upright(place, colour=mixed(VERMILION, 0.6))
+        left.note(", ".join(counts), np.log10(place), 1, yref="domain", yanchor="top", xanchor="left", size=10)
+    for row, (name, colour) in enumerate(zip(names(ds, "sketch"), (VERMILION, BLUE), strict=True)):
+        hover = f"{name}, %{{x}} heads<br>error %{{y:.3g}}"
+        right.line(heads, distance[row], f"{name} sketch", hover, colour=colour, dots=6)
+    right.line(heads, array(ds, "floor", "heads"), "best of as many rows", "%{y:.3g}", colour=GREY, dash="dot")
+    left.x("index", **log_axis(places.astype(float)))
+    left.y("singular value", **log_axis(spectrum[positive]))
+    right.x("heads h", type="log", tickvals=heads, ticktext=[f"{count:.0f}" for count in heads])
+    right.y(gridcolor=PALE, **log_axis(distance.ravel()))
+    slope = array(ds, "slope", "sketch", "draw").mean(axis=1)[0]
+    return figure.dress(
+        f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width {ds.attrs['width']}",
+        f"upright lines: as many singular values are as large as the sparse error at so many heads; {draws_in(ds)}",
+        f"their number grows as the power {slope:.2f} of the heads",
+    )
+
+
+@DECLARED.figure(
+    "theory_head_spectra",
+    needs=("singular_value", "rank", "logit_deviation", "input_singular_value"),
+    sentences=read_head_spectra,
+)
+def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
+    """Draw relative singular values of a layer's output by its number of heads, a panel per size of the input.
+
+    Returns:
+        A line per number of heads, from pale to dark, the median over draws, and the input as a dashed line; the dotted
+        line is ε.
+
+    Example:
+        >>> found = rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=2)
+        >>> figures.head_spectra_lines(found).layout.meta["title"]
+        'Spectra of U + attention(U) by heads'
+    """
+    spectra = np.median(array(ds, "singular_value", "input", "draw", "heads", "index"), axis=1)
+    ranks = np.median(array(ds, "rank", "input", "draw", "heads"), axis=1)
+    deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
+    x, first = array(ds, "index", "index"), array(ds, "input_singular_value", "index")
+    titles = [
+        (f"input {name}", f"scores deviate by {two_digits(float(scores))}")
+        for name, scores in zip(names(ds, "input"), deviation, strict=True)
+    ]
+    grid, epsilon = panel_grid(titles, row_height=280, most=2), float(ds.attrs["epsilon"])
+    counts = names(ds, "heads")
+    for place, panel in enumerate(grid):
+        panel.line(x, seen(first), "input", "input, σ<sub>%{x}</sub>: %{y:.3g}", colour=VERMILION, dash="dash")
+        for row, count in enumerate(counts):
+            colour = mixed(BLUE, 0.25 + 0.75 * (row + 1) / len(counts))
+            words = f"{count} head{'s' * (count != '1')}"
+            hover = f"{words}, σ<sub>%{{x}}</sub>: %{{y:.3g}}<br>rank {ranks[place, row]:g}"
+            panel.line(x, seen(spectra[place, row]), words, hover, colour=colour)
+        panel.level(epsilon, dash="dot")
+    grid.y(gridcolor=PALE, **log_axis(np.array([max(float(np.nanmin(first)), 1e-8), 1.0])), range=[-8, 0.2])
+    title_axes(grid, "index", "relative singular value")
+    rank_list = ", ".join(f"{rank:g}" for rank in ranks[0])
+    return grid.dress(
+        "Spectra of U + attention(U) by heads",
+        f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
+        f"at ε = {epsilon:g} the input has rank {int(ds['input_rank'])}, the outputs of the first panel {rank_list}",
+    )
+
+
+@DECLARED.figure("theory_chebyshev", needs=("coordinate", "found_rank"), sentences=read_chebyshev)
+def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
+    """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
+
+    Returns:
+        A curve per rank, from the smallest value to the largest.
+
+    Example:
+        >>> curves = rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=40)
+        >>> figures.chebyshev_curves(curves).layout.meta["title"]
+        'Embeddings of Chebyshev polynomials: the first two of 8 coordinates'
+    """
+    curves, values = array(ds, "coordinate", "rank", "axis", "point"), np.asarray(ds["value"].values, dtype=float)
+    titles = [f"rank {rank}" for rank in names(ds, "rank")]
+    columns = min(len(titles), 3)
+    rows = -(-len(titles) // columns)
+    grid = sheet([ROW] * rows, [1] * columns, titles=titles, row_gap=60, column_gap=0.12)
+    for place in grid.places[len(titles) :]:
+        grid.panel(*place).x(visible=False)
+        grid.panel(*place).y(visible=False)
+    grid.places = grid.places[: len(titles)]
+    for (across, up), panel in zip(curves, grid, strict=True):
+        panel.line(across, up, "", "value %{customdata:.3g}", colour=BLUE, width=1, customdata=values)
+        panel.dots(across[[0, -1]], up[[0, -1]], "ends", "value %{customdata:.3g}", size=5, customdata=values[[0, -1]])
+    title_axes(grid, "coordinate 1", "coordinate 2")
+    rank_list = ", ".join(str(int(rank)) for rank in ds["found_rank"].values)
+    return grid.dress(
+        f"Embeddings of Chebyshev polynomials: the first two of {ds.attrs['dimension']} coordinates",
+        f"{len(values)} values from {number(values[0])} to {number(values[-1])}",
+        f"ranks found: {rank_list}",
+    )
+
+
+def _reference(panel: Panel, x: np.ndarray, y: np.ndarray, slope: float, words: str) -> None:
+    """Draw a line of a slope through the middle of a curve."""
+    ends = np.array([x.min(), x.max()])
+    middle = np.exp(np.log(y).mean() + slope * (np.log(ends) - np.log(x).mean()))
+    panel.line(ends, middle, words, "", colour=GREY, dash="dash")
+
+
+def _rms(values: np.ndarray) -> np.ndarray:
+    """Compute the root mean square over draws, the second axis."""
+    return np.asarray(np.sqrt((values**2).mean(axis=1)))
+
+
+def seen(values: np.ndarray, largest: float = 1.0) -> np.ndarray:
+    """Mask values that double precision cannot tell from zero."""
+    return np.where(values > LEAST * largest, values, np.nan)
+
+
+def draws_in(ds: xr.Dataset) -> str:
+    count = ds.sizes["draw"]
+    return f"{count} draws" if count > 1 else "one draw"

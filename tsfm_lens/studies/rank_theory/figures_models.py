@@ -9,19 +9,17 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.catalogue.computing import of_weights, on_all
-from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.viz.needs import SERIES, VOCABULARY
-from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import listed, num
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.studies._shim import draws
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.needs import SERIES, VOCABULARY
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, blank
+from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, SKY, mixed, percent, plain
 from tsfm_lens.viz.weight_ranks import level_position, names_of, relative
+from tsfm_lens.viz.words import listed, num
 
 __all__ = ["model_rank_dots", "patch_spectra", "vocabulary_dots"]
 
@@ -32,7 +30,47 @@ _BESIDE = 1.09  # by which models of one width or number of heads stand apart
 _AGAINST = {"width": "width d", "heads": "heads"}
 
 
-@draws("vocabulary_plane", needs=("coordinate", "value", "share"))
+VOCABULARY_PLANE = measurement(
+    "vocabulary_plane",
+    theme="Weights alone",
+    summary="where the tokens of a vocabulary lie along its two leading directions",
+    title="Vocabulary on two directions",
+    description="Each dot is the embedding of a token, along the two directions in which the vocabulary is largest. "
+    "Bins of a value that were embedded by that value lie along a curve; tokens of text form a cloud.",
+    source="Flow of ranks, figure 2 b and c",
+    paper=("S0-F2",),
+    needs=VOCABULARY,
+)
+
+
+SPECTRA_BY_PATCH = measurement(
+    "spectra_by_patch",
+    theme="Activations",
+    summary="spectra of embedded noise by patch size, beside random residual MLPs",
+    title="Embedding by patch size",
+    description="A patch of few steps cannot be embedded in many directions: noise is embedded by the model, and by "
+    "residual MLPs of random weights whose patches are shorter and longer.",
+    source="Flow of ranks, figure 3 a",
+    paper=("S0-F3",),
+    needs=SERIES,
+)
+
+
+RANKS_BY_MODEL = measurement(
+    "ranks_by_model",
+    theme="Weights alone",
+    summary="average ranks of the queries of several models, by width and by number of heads",
+    title="Ranks of queries, model by model",
+    description="The average ε-rank of all W_Q of a model against its width, with contours of their ratio, and against "
+    "the number of its heads, beside that of single heads.",
+    source="Flow of ranks, figures 4 and 9",
+    paper=("S0-F4", "S0-F9"),
+)
+
+
+@VOCABULARY_PLANE.figure(
+    "Tokens of a vocabulary along its two leading directions.", variables=("coordinate", "value", "share")
+)
 def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     """Draw tokens of a vocabulary along its two leading directions, coloured by the value that they stand for.
 
@@ -75,7 +113,9 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     return figure.dress(f"Vocabulary of {model_of(ds)} along its two leading directions", words, near)
 
 
-@draws("spectra_by_patch", needs=("singular_value", "patch", "origin"))
+@SPECTRA_BY_PATCH.figure(
+    "Singular values of embedded noise by patch size.", variables=("singular_value", "patch", "origin")
+)
 def patch_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of embedded white noise, a line per embedding, the longer its patches the darker.
 
@@ -118,7 +158,7 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@draws("ranks_by_model", needs=("rank", "head_rank"))
+@RANKS_BY_MODEL.figure("Average ranks of queries by width or number of heads.", variables=("rank", "head_rank"))
 def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | None = None) -> go.Figure:
     """Draw the average ε-rank of W_Q, a dot per model, against the width or the number of heads.
 
@@ -244,63 +284,20 @@ def read_models(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     return [f"At ε = {level} the average W_Q uses: {listed(words)}." if words else f"At ε = {level} none can be told."]
 
 
-def _plane(ds: xr.Dataset) -> Iterator[Plate]:
+@VOCABULARY_PLANE.panels
+def _plane(ds: xr.Dataset) -> Iterator[ReportPanel]:
     table = ds["coordinate"].to_pandas().add_prefix("direction ").assign(value=ds["value"].values)
-    yield Plate(vocabulary_dots(ds), table.reset_index(), read_plane(ds))
+    yield ReportPanel(vocabulary_dots(ds), table.reset_index(), read_plane(ds))
 
 
-def _patches(ds: xr.Dataset) -> Iterator[Plate]:
+@SPECTRA_BY_PATCH.panels
+def _patches(ds: xr.Dataset) -> Iterator[ReportPanel]:
     table: pd.DataFrame = frame(ds, "epsilon_rank")
-    yield Plate(patch_spectra(ds), table, read_patches(ds))
+    yield ReportPanel(patch_spectra(ds), table, read_patches(ds))
 
 
-def _model_plates(ds: xr.Dataset) -> Iterator[Plate]:
+@RANKS_BY_MODEL.panels
+def _model_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
     ranks = frame(ds, "rank", "rank_low", "rank_high", "head_rank", "head_rank_low", "head_rank_high")
-    yield Plate(model_rank_dots(ds), ranks, read_models(ds))
-    yield Plate(model_rank_dots(ds, against="heads"), ranks, [])
-
-
-MEASUREMENTS = (
-    Measurement(
-        kind="vocabulary_plane",
-        theme="Weights alone",
-        about="where the tokens of a vocabulary lie along its two leading directions",
-        heading="Vocabulary on two directions",
-        guide="Each dot is the embedding of a token, along the two directions in which the vocabulary is largest. Bins "
-        "of a value that were embedded by that value lie along a curve; tokens of text form a cloud.",
-        compute=of_weights("studies.rank_theory.vocabulary_plane"),
-        plates=_plane,
-        figures=(Figure(vocabulary_dots, "Tokens of a vocabulary along its two leading directions."),),
-        source="Flow of ranks, figure 2 b and c",
-        paper=("S0-F2",),
-        needs=VOCABULARY,
-    ),
-    Measurement(
-        kind="spectra_by_patch",
-        theme="Activations",
-        about="spectra of embedded noise by patch size, beside random residual MLPs",
-        heading="Embedding by patch size",
-        guide="A patch of few steps cannot be embedded in many directions: noise is embedded by the model, and by "
-        "residual MLPs of random weights whose patches are shorter and longer.",
-        compute=on_all("studies.rank_theory.spectra_by_patch"),
-        plates=_patches,
-        figures=(Figure(patch_spectra, "Singular values of embedded noise by patch size."),),
-        source="Flow of ranks, figure 3 a",
-        paper=("S0-F3",),
-        needs=SERIES,
-    ),
-    Measurement(
-        kind="ranks_by_model",
-        theme="Weights alone",
-        about="average ranks of the queries of several models, by width and by number of heads",
-        heading="Ranks of queries, model by model",
-        guide="The average ε-rank of all W_Q of a model against its width, with contours of their ratio, and against "
-        "the number of its heads, beside that of single heads.",
-        compute=None,
-        plates=_model_plates,
-        figures=(Figure(model_rank_dots, "Average ranks of queries by width or number of heads."),),
-        helpers=("studies.rank_theory.ranks_by_model",),
-        source="Flow of ranks, figures 4 and 9",
-        paper=("S0-F4", "S0-F9"),
-    ),
-)
+    yield ReportPanel(model_rank_dots(ds), ranks, read_models(ds))
+    yield ReportPanel(model_rank_dots(ds, against="heads"), ranks, [])

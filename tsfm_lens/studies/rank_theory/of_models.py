@@ -16,9 +16,11 @@ from tsfm_lens.probes.embedding_ranks import embedding_ranks, signal_families, v
 from tsfm_lens.probes.labels import describe
 from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, weight_ranks
 from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.registry import probe
 from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 
 
+@probe("ranks_by_model", "lenses")
 def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)) -> xr.Dataset:
     """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads.
 
@@ -84,6 +86,7 @@ PATCHES = (1, 4, 16, 64)
 NOISE = "white noise"
 
 
+@probe("spectra_by_patch")
 def spectra_by_patch(
     run: Run | Sequence[Run],
     *,
@@ -171,6 +174,7 @@ def longest_token(run: Run) -> int:
     return max(stop - start for start, stop in zip(spans.start, spans.stop, strict=True))
 
 
+@probe("vocabulary_plane", "lens")
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
     """Project the embedding of every token on the two leading singular vectors of the vocabulary.
 

@@ -9,14 +9,14 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.catalogue.words import listed, num, signed
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.studies.declared import declared
+from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import array, draws, layer_name, names
+from tsfm_lens.viz.select import array, layer_name, names
 from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, plain
+from tsfm_lens.viz.words import listed, num, signed
 
 __all__ = ["low_rank_skill", "training_spectra", "vocabulary_ranks"]
 
@@ -24,128 +24,14 @@ _SCORES = {"mase": "MASE", "wql": "WQL", "log_perplexity": "log-perplexity"}
 _PALEST = 0.25  # colour of the first step's line, the last one has 1
 
 
-@draws("low_rank_training", needs=("mase_rise_estimate", "stored_ratio", "step_time"))
-def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
-    """Draw the loss of skill with attention of low rank, over its numbers and over the time of a training step.
-
-    Args:
-        score: "mase", "wql" (rises in percent) or "log_perplexity" (in nats); an unknown one is an UnknownNameError.
-
-    Returns:
-        A dot per arm with 95 % intervals: upwards over seeds, at the right along the time over interleaved rounds.
-        The dense arm is at 0.
-
-    Example:
-        >>> figures.low_rank_skill(recipes.low_rank_record("attention")).layout.meta["title"]
-        'Skill of models trained at low rank, beside the dense one'
-    """
-    if score not in _SCORES:
-        raise unknown_name("score", score, _SCORES)
-    of_errors = score != "log_perplexity"
-    times, unit = (100.0, "%") if of_errors else (1.0, "nats")
-    raw = finding(ds, f"{score}_rise", "arm", unit=unit)
-    assert raw is not None
-    rise, low, high = (times * each for each in (raw.estimate, raw.low, raw.high))
-    verdict = replace(raw, estimate=rise, low=low, high=high)
-    times_of = [array(ds, f"step_time{end}", "arm") for end in ("", "_low", "_high")]
-    figure = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
-    left, right = figure
-    for panel, places in ((left, 100 * array(ds, "stored_ratio", "arm")), (right, times_of[0])):
-        panel.level(0.0, colour=GREY, dash="dot")
-        for row, arm in enumerate(names(ds, "arm")):
-            hover = f"{plain(arm)}<br>%{{x:.3g}}, {_SCORES[score]} %{{y:+.3g}} {unit}"
-            colour = CATEGORICAL[row % len(CATEGORICAL)]
-            reach = {"array": [times_of[2][row] - places[row]], "arrayminus": [places[row] - times_of[1][row]]}
-            along = {"error_x": {"type": "data", "color": GREY, "thickness": 1, "width": 3, **reach}}
-            # the dense one is at 0 by definition, and nothing to be judged
-            noise = verdict.at([row]) if rise[row] or low[row] != high[row] else None
-            more: Look = along if panel is right and noise is not None else {}
-            panel.dots([places[row]], rise[[row]], arm, hover, colour=colour, size=8, noise=noise, **more)
-    left.x("numbers in attention (% of the dense)")
-    right.x("CPU time of a training step (of the dense)")
-    left.y(f"{_SCORES[score]}: rise over the dense ({unit})")
-    return figure.dress(
-        "Skill of models trained at low rank, beside the dense one",
-        f"{ds.attrs['steps']} steps each, mean over {ds.sizes['seed']} seeds",
-        "95 % intervals over seeds, of the time over rounds",
-    )
-
-
-@draws("vocabulary_ranks", needs=("rank", "moved_rank"))
-def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
-    """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
-
-    Returns:
-        A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right its change in
-        training; the dashed line is the rank of the vocabulary itself, the dotted ones the rank of the initial W_Q.
-
-    Source:
-        Flow of ranks, figure 4c (S0-I).
-
-    Example:
-        >>> figures.vocabulary_ranks(recipes.low_rank_record("vocabulary")).layout.meta["title"]
-        'Ranks of W_Q by the rank of a fixed vocabulary'
-    """
-    whole, change = (
-        array(ds, name, "training_step", "vocabulary", "seed", "layer", "epsilon") for name in ("rank", "moved_rank")
-    )
-    numbers = array(ds, "vocabulary", "vocabulary")
-    titles = ["W_Q", "what training added to it"] + [""] * (2 * whole.shape[3] - 2)
-    figure = sheet([150] * whole.shape[3], [0.5, 0.5], titles=titles, row_gap=26, column_gap=0.06, shared_yaxes=True)
-    for place, panel in enumerate(figure):
-        layer, values = place // 2, (whole, change)[place % 2]
-        for row, epsilon in enumerate(names(ds, "epsilon")):
-            colour, name = CATEGORICAL[row % len(CATEGORICAL)], f"ε = {float(epsilon):g}"
-            last = values[-1, :, :, layer, row]
-            hover = f"{name}<br>vocabulary of rank %{{x}}: %{{y:.3g}} directions"
-            panel.line(numbers, last.mean(axis=1), name, hover, colour=colour, dots=5)
-            if values is whole:
-                panel.level(float(whole[0, :, :, layer, row].mean()), colour=mixed(colour, 0.6), dash="dot")
-        panel.line(numbers, numbers, "rank of the vocabulary", "", colour=GREY, dash="dash", width=1)
-        panel.x(type="log", tickvals=numbers, ticktext=[f"{number:.0f}" for number in numbers])
-        if not place % 2:
-            panel.y(layer_name(str(layer)))
-    for panel in list(figure)[-2:]:
-        panel.x("rank of the vocabulary")
-    return figure.dress(
-        "Ranks of W_Q by the rank of a fixed vocabulary",
-        f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, mean over {ds.sizes['seed']} seeds"
-        if ds.sizes["seed"] > 1
-        else f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, one seed",
-        "singular values above ε of the largest; dotted: before training",
-    )
-
-
-@draws("training_spectra", needs=("singular_value",))
-def training_spectra(ds: xr.Dataset) -> go.Figure:
-    """Draw singular values of W_Q at several steps of training, a panel per layer.
-
-    Returns:
-        Lines over the index, absolute values, means over seeds; the later the step the darker.
-
-    Source:
-        Flow of ranks, figure 11 (S0-F11), which shows them as histograms.
-
-    Example:
-        >>> figures.training_spectra(recipes.low_rank_record("spectra")).layout.meta["title"]
-        'Singular values of W_Q over training'
-    """
-    values = array(ds, "singular_value", "training_step", "layer", "seed", "index").mean(axis=2)
-    steps = array(ds, "training_step", "training_step")
-    places = np.arange(1, values.shape[-1] + 1)
-    grid = panel_grid([[layer_name(str(layer))] for layer in range(values.shape[1])], row_height=180)
-    for layer, panel in enumerate(grid):
-        for at, step in enumerate(steps):
-            strength = _PALEST + (1 - _PALEST) * at / max(len(steps) - 1, 1)
-            hover = f"step {step:.0f}<br>σ<sub>%{{x}}</sub> = %{{y:.3g}}"
-            panel.line(places, values[at, layer], f"step {step:.0f}", hover, colour=mixed(CATEGORICAL[0], strength))
-    grid.y(rangemode="tozero")
-    title_axes(grid, "index", "singular value")
-    return grid.dress(
-        "Singular values of W_Q over training",
-        f"encoder, {ds.attrs['heads']} heads of {ds.attrs['head_size']}, mean over {ds.sizes['seed']} seeds",
-        "absolute, not relative to the largest; the later the step the darker",
-    )
+DECLARED = Declarations(
+    Path(__file__).with_name("measurements.yaml"),
+    theme="Training",
+    maker="made by training many models: `python -m tsfm_lens.studies.recipes.lowrank` makes it, "
+    "`tsfm_lens.studies.recipes` ships one",
+    source="after Flow of ranks",
+    subject="{model}, {steps} steps of {rows} rows",
+)
 
 
 def read_training(ds: xr.Dataset) -> list[str]:
@@ -203,16 +89,127 @@ def read_spectra(ds: xr.Dataset) -> list[str]:
     ]
 
 
-MEASUREMENTS = declared(
-    Path(__file__).with_name("measurements.yaml"),
-    {
-        "low_rank_training": (low_rank_skill, read_training),
-        "vocabulary_ranks": (vocabulary_ranks, read_vocabulary),
-        "training_spectra": (training_spectra, read_spectra),
-    },
-    theme="Training",
-    maker="made by training many models: `python -m tsfm_lens.studies.recipes.lowrank` makes it, "
-    "`tsfm_lens.studies.recipes` ships one",
-    source="after Flow of ranks",
-    subject="{model}, {steps} steps of {rows} rows",
+@DECLARED.figure(
+    "low_rank_training", needs=("mase_rise_estimate", "stored_ratio", "step_time"), sentences=read_training
 )
+def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
+    """Draw the loss of skill with attention of low rank, over its numbers and over the time of a training step.
+
+    Args:
+        score: "mase", "wql" (rises in percent) or "log_perplexity" (in nats); an unknown one is an UnknownNameError.
+
+    Returns:
+        A dot per arm with 95 % intervals: upwards over seeds, at the right along the time over interleaved rounds.
+        The dense arm is at 0.
+
+    Example:
+        >>> figures.low_rank_skill(recipes.low_rank_record("attention")).layout.meta["title"]
+        'Skill of models trained at low rank, beside the dense one'
+    """
+    if score not in _SCORES:
+        raise unknown_name("score", score, _SCORES)
+    of_errors = score != "log_perplexity"
+    times, unit = (100.0, "%") if of_errors else (1.0, "nats")
+    raw = finding(ds, f"{score}_rise", "arm", unit=unit)
+    assert raw is not None
+    rise, low, high = (times * each for each in (raw.estimate, raw.low, raw.high))
+    verdict = replace(raw, estimate=rise, low=low, high=high)
+    times_of = [array(ds, f"step_time{end}", "arm") for end in ("", "_low", "_high")]
+    figure = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
+    left, right = figure
+    for panel, places in ((left, 100 * array(ds, "stored_ratio", "arm")), (right, times_of[0])):
+        panel.level(0.0, colour=GREY, dash="dot")
+        for row, arm in enumerate(names(ds, "arm")):
+            hover = f"{plain(arm)}<br>%{{x:.3g}}, {_SCORES[score]} %{{y:+.3g}} {unit}"
+            colour = CATEGORICAL[row % len(CATEGORICAL)]
+            reach = {"array": [times_of[2][row] - places[row]], "arrayminus": [places[row] - times_of[1][row]]}
+            along = {"error_x": {"type": "data", "color": GREY, "thickness": 1, "width": 3, **reach}}
+            # the dense one is at 0 by definition, and nothing to be judged
+            noise = verdict.at([row]) if rise[row] or low[row] != high[row] else None
+            more: Look = along if panel is right and noise is not None else {}
+            panel.dots([places[row]], rise[[row]], arm, hover, colour=colour, size=8, noise=noise, **more)
+    left.x("numbers in attention (% of the dense)")
+    right.x("CPU time of a training step (of the dense)")
+    left.y(f"{_SCORES[score]}: rise over the dense ({unit})")
+    return figure.dress(
+        "Skill of models trained at low rank, beside the dense one",
+        f"{ds.attrs['steps']} steps each, mean over {ds.sizes['seed']} seeds",
+        "95 % intervals over seeds, of the time over rounds",
+    )
+
+
+@DECLARED.figure("vocabulary_ranks", needs=("rank", "moved_rank"), sentences=read_vocabulary)
+def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
+    """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
+
+    Returns:
+        A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right its change in
+        training; the dashed line is the rank of the vocabulary itself, the dotted ones the rank of the initial W_Q.
+
+    Source:
+        Flow of ranks, figure 4c (S0-I).
+
+    Example:
+        >>> figures.vocabulary_ranks(recipes.low_rank_record("vocabulary")).layout.meta["title"]
+        'Ranks of W_Q by the rank of a fixed vocabulary'
+    """
+    whole, change = (
+        array(ds, name, "training_step", "vocabulary", "seed", "layer", "epsilon") for name in ("rank", "moved_rank")
+    )
+    numbers = array(ds, "vocabulary", "vocabulary")
+    titles = ["W_Q", "what training added to it"] + [""] * (2 * whole.shape[3] - 2)
+    figure = sheet([150] * whole.shape[3], [0.5, 0.5], titles=titles, row_gap=26, column_gap=0.06, shared_yaxes=True)
+    for place, panel in enumerate(figure):
+        layer, values = place // 2, (whole, change)[place % 2]
+        for row, epsilon in enumerate(names(ds, "epsilon")):
+            colour, name = CATEGORICAL[row % len(CATEGORICAL)], f"ε = {float(epsilon):g}"
+            last = values[-1, :, :, layer, row]
+            hover = f"{name}<br>vocabulary of rank %{{x}}: %{{y:.3g}} directions"
+            panel.line(numbers, last.mean(axis=1), name, hover, colour=colour, dots=5)
+            if values is whole:
+                panel.level(float(whole[0, :, :, layer, row].mean()), colour=mixed(colour, 0.6), dash="dot")
+        panel.line(numbers, numbers, "rank of the vocabulary", "", colour=GREY, dash="dash", width=1)
+        panel.x(type="log", tickvals=numbers, ticktext=[f"{number:.0f}" for number in numbers])
+        if not place % 2:
+            panel.y(layer_name(str(layer)))
+    for panel in list(figure)[-2:]:
+        panel.x("rank of the vocabulary")
+    return figure.dress(
+        "Ranks of W_Q by the rank of a fixed vocabulary",
+        f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, mean over {ds.sizes['seed']} seeds"
+        if ds.sizes["seed"] > 1
+        else f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, one seed",
+        "singular values above ε of the largest; dotted: before training",
+    )
+
+
+@DECLARED.figure("training_spectra", needs=("singular_value",), sentences=read_spectra)
+def training_spectra(ds: xr.Dataset) -> go.Figure:
+    """Draw singular values of W_Q at several steps of training, a panel per layer.
+
+    Returns:
+        Lines over the index, absolute values, means over seeds; the later the step the darker.
+
+    Source:
+        Flow of ranks, figure 11 (S0-F11), which shows them as histograms.
+
+    Example:
+        >>> figures.training_spectra(recipes.low_rank_record("spectra")).layout.meta["title"]
+        'Singular values of W_Q over training'
+    """
+    values = array(ds, "singular_value", "training_step", "layer", "seed", "index").mean(axis=2)
+    steps = array(ds, "training_step", "training_step")
+    places = np.arange(1, values.shape[-1] + 1)
+    grid = panel_grid([[layer_name(str(layer))] for layer in range(values.shape[1])], row_height=180)
+    for layer, panel in enumerate(grid):
+        for at, step in enumerate(steps):
+            strength = _PALEST + (1 - _PALEST) * at / max(len(steps) - 1, 1)
+            hover = f"step {step:.0f}<br>σ<sub>%{{x}}</sub> = %{{y:.3g}}"
+            panel.line(places, values[at, layer], f"step {step:.0f}", hover, colour=mixed(CATEGORICAL[0], strength))
+    grid.y(rangemode="tozero")
+    title_axes(grid, "index", "singular value")
+    return grid.dress(
+        "Singular values of W_Q over training",
+        f"encoder, {ds.attrs['heads']} heads of {ds.attrs['head_size']}, mean over {ds.sizes['seed']} seeds",
+        "absolute, not relative to the largest; the later the step the darker",
+    )

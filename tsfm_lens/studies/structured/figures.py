@@ -10,22 +10,37 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.catalogue.computing import of_weights
-from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import count_of, listed, num
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.places import Places, places_in, separate
-from tsfm_lens.viz.select import array, draws, model_of, names, position
+from tsfm_lens.viz.select import array, model_of, names, position
+from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
+from tsfm_lens.viz.words import count_of, listed, num
 
 __all__ = ["scoring_errors"]
 
 NULL_WORDS = {"rotated": "rotated bases", "shuffled": "shuffled features", "gaussian": "random weights"}
 
 
-@draws("scoring_structure", needs=("error", "gain_low"))
+SCORING_STRUCTURE = measurement(
+    "scoring_structure",
+    theme="Weights alone",
+    summary="how near low-rank, block-diagonal, multi-level and block-tensor-train matrices of one size come to "
+    "W_Q W_Kᵀ of every head, against rotated and shuffled streams and random weights",
+    title="Structure of the scoring forms",
+    description="A head scores tokens by the form W_Q W_Kᵀ, of which structured matrices with fewer numbers are an "
+    "approximation. All but low rank depend on the basis of the stream and on the order of its features: nearer "
+    "than rotated bases means a privileged basis, nearer than shuffled features means blocks in the order in which "
+    "they stand. What acts between the projections, as rotary embeddings, is not part of the form.",
+    source="Structured attention, section 3 and table 1",
+)
+
+
+@SCORING_STRUCTURE.figure(
+    "How near structured matrices of one size come to the heads' scoring forms.", variables=("error", "gain_low")
+)
 def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | None = None) -> go.Figure:
     """Draw the error of each structure for every head, over that of the null for the same head.
 
@@ -143,27 +158,9 @@ def read_block_shares(ds: xr.Dataset) -> list[str]:
     return [f"Of the squared median form lie {listed(shares)}."] if shares else []
 
 
-def _scoring_structure(ds: xr.Dataset) -> Iterator[Plate]:
+@SCORING_STRUCTURE.panels
+def _scoring_structure(ds: xr.Dataset) -> Iterator[ReportPanel]:
     table = frame(ds, "gain_estimate", "gain_low", "gain_high", "gain_stands_out")
-    yield Plate(scoring_errors(ds), table, [*read_scoring_errors(ds), *read_block_shares(ds)])
+    yield ReportPanel(scoring_errors(ds), table, [*read_scoring_errors(ds), *read_block_shares(ds)])
     errors = frame(ds, "error", "numbers", "shape")
-    yield Plate(scoring_errors(ds, null="shuffled"), errors, [])
-
-
-MEASUREMENTS = (
-    Measurement(
-        kind="scoring_structure",
-        theme="Weights alone",
-        about="how near low-rank, block-diagonal, multi-level and block-tensor-train matrices of one size come to "
-        "W_Q W_Kᵀ of every head, against rotated and shuffled streams and random weights",
-        heading="Structure of the scoring forms",
-        guide="A head scores tokens by the form W_Q W_Kᵀ, of which structured matrices with fewer numbers are an "
-        "approximation. All but low rank depend on the basis of the stream and on the order of its features: nearer "
-        "than rotated bases means a privileged basis, nearer than shuffled features means blocks in the order in which "
-        "they stand. What acts between the projections, as rotary embeddings, is not part of the form.",
-        compute=of_weights("studies.structured.scoring_structure"),
-        plates=_scoring_structure,
-        figures=(Figure(scoring_errors, "How near structured matrices of one size come to the heads' scoring forms."),),
-        source="Structured attention, section 3 and table 1",
-    ),
-)
+    yield ReportPanel(scoring_errors(ds, null="shuffled"), errors, [])

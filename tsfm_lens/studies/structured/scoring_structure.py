@@ -17,6 +17,7 @@ from tsfm_lens.probes.labels import describe
 from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.probes.weight_ranks import checked_levels
 from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.registry import probe
 from tsfm_lens.stats import FEWEST
 from tsfm_lens.studies.rank_theory import (
     StructureSizes,
@@ -36,6 +37,7 @@ Progress = Callable[[int, int], None]
 Factors = tuple[np.ndarray, np.ndarray]
 
 
+@probe("scoring_structure", "lens")
 def scoring_structure(
     lens: Lens,
     *,
