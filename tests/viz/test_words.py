@@ -133,7 +133,7 @@ def test_planted_faults_are_found(faults: Faults, fault: str) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> None:
-    results = planted.in_report([f"{NAME} {i}" for i in range(4)], units=UNIT, level=-123456.789)
+    results = planted.in_report([f"{NAME} {i}" for i in range(3)], units=UNIT, level=-1234.5)
     drawn = [(name, plate.figure) for plate in plates_of({name: results[name]})[name]]
     assert faults_of(faults, name, drawn)[1] == []
 
