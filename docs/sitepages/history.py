@@ -10,7 +10,7 @@ from sitepages.drawing import CACHE, ROOT
 from sitepages.gallery import figure_html, write_figure
 from sitepages.pictures import static_pictures
 from sitepages.writing import plain, write
-from tsfm_lens.viz.theme import TEMPLATE, register
+from tsfm_lens.viz.theme import TEMPLATE
 
 PAGE = f"{FOLDER}/benchmarks.md"
 HISTORY = ROOT / "benchmarks" / "history.csv"
@@ -44,7 +44,7 @@ def write_history() -> None:
 
 def drawn(history: pd.DataFrame, kind: str) -> go.Figure:
     """A line per architecture over the days on which it was measured."""
-    register()
+
     rows = history[history["measurement"].str.endswith(kind)]
     model = rows["measurement"].str.extract(r"\) ([^:]+):")[0]
     fig = go.Figure()

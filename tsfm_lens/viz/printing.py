@@ -16,6 +16,7 @@ PIXELS_PER_MM, PIXELS_PER_POINT = 96 / 25.4, 96 / 72
 SCALE = 0.8  # of all type and lengths on the screen
 SMALLEST = 10  # pixels on the screen, 6 points in print
 TALLEST = 230.0  # mm, what a page leaves beside its caption
+_LENGTHS = ("font.size", ".marker.size", ".xshift", ".yshift", ".thickness")
 _TOP = 8  # pixels above the panels, now that no title stands there
 # solid stays solid; every other colour of the theme gets dashes of its own
 DASHES = {VERMILION: "6px,2px", GREEN: "2px,2px", PURPLE: "7px,2px,2px,2px", ORANGE: "10px,3px", SKY: "4px,3px"}
@@ -72,18 +73,14 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         "margin": {side: scale * pixels for side, pixels in margin.items()},
         "meta": {**meta, **size, "type_pt": round(SMALLEST * scale / PIXELS_PER_POINT, 1)},
     }
-    printed = go.Figure({"data": [trace.to_plotly_json() for trace in fig.data], "layout": layout})
+    printed = go.Figure({"data": _scaled([trace.to_plotly_json() for trace in fig.data], scale), "layout": layout})
     for trace in printed.data:
-        if "textfont" in trace and trace.textfont.size:
-            trace.textfont.size *= scale
-        if "marker.size" in trace and isinstance(trace.marker.size, int | float):
-            trace.marker.size *= scale
         _tell_apart(trace)
     return printed
 
 
 def _scaled(part: Any, scale: float, path: str = "") -> Any:
-    """Multiply sizes of type and distances of words in a layout."""
+    """Multiply sizes of type and points and distances of words in a part of a figure."""
     if isinstance(part, dict):
         return {
             name: value if name == "template" else _scaled(value, scale, f"{path}.{name}")
@@ -91,7 +88,7 @@ def _scaled(part: Any, scale: float, path: str = "") -> Any:
         }
     if isinstance(part, list | tuple):
         return [_scaled(each, scale, path) for each in part]
-    return scale * part if path.endswith(("font.size", ".xshift", ".yshift", ".thickness")) else part
+    return scale * part if part is not None and path.endswith(_LENGTHS) else part
 
 
 def fits(fig: go.Figure, width_mm: float) -> bool:

@@ -108,7 +108,7 @@ class Sheet:
         """
         left = self._letter_axes()
         names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in self.fig.data if trace.showlegend]
-        least = max(self.min_width, left + self.words + _RIGHT, _HALF * left, *names)
+        least = max(self.min_width, left + self.words + (self.fig.layout.margin.r or _RIGHT), _HALF * left, *names)
         rows = legend_rows(self.fig, max(least, _USUAL))
         remarks = (*remarks, self._noise_words())
         return dress(
@@ -136,7 +136,7 @@ class Sheet:
         for trace in self.fig.data:
             y = trace.y
             if y is not None and len(y) and isinstance(y[0], str):
-                labels += y
+                labels.extend(y)
             if isinstance(trace.x, np.ndarray) and trace.x.dtype.kind == "M":
                 self._thin_dates(trace.xaxis)
         return max(_LEFT, 36 + max((text_width(label, LABEL_TYPE) for label in labels), default=0.0))

@@ -53,6 +53,8 @@ def template(scale: float = 1.0) -> go.layout.Template:
     bar = {
         "outlinewidth": 0,
         "thickness": 14 * scale,
+        "xpad": 10 * scale,
+        "ypad": 10 * scale,
         "ticks": "outside",
         "ticklen": 3 * scale,
         "tickfont": label,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -14,16 +13,16 @@ import plotly.graph_objects as go
 import pytest
 
 from tsfm_lens import viz
-from tsfm_lens.registry import measurements
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, RenderError, UnknownNameError
 from tsfm_lens.figures import named as room
 from tsfm_lens.figures.captions import _words
-from tsfm_lens.figures.named import figures, file_word, find_figure, make_figure, write_figure
 from tsfm_lens.figures.entry import FigureFile
+from tsfm_lens.figures.named import figures, file_word, find_figure, make_figure, write_figure
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import ablated_share
+from tsfm_lens.registry import measurements
 from tsfm_lens.studies.papers.figures import recipe_components, windows
 from tsfm_lens.studies.papers.measures.heads import released_share
 from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
