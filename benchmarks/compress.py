@@ -26,7 +26,7 @@ from tsfm_lens import compress, load
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, Run, architectures
 from tsfm_lens.models.timing import ratios
-from tsfm_lens.probes.findings import interval_over_series
+from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.recipes.evaluate import VALIDATION_SEED, SkillCase, measure, real_cases, synthetic_cases
 
 HORIZON = 24
@@ -61,11 +61,11 @@ def quality(model: str, methods: Sequence[str], calibration: int, cases: int) ->
             smaller, _ = compress.compressed(run, keep, method=method)
             found = errors(smaller, tests)
             logs = np.log([found[name] / plain[name] for name in names])
-            mean, low, high = (100 * math.expm1(float(value)) for value in interval_over_series(logs))
+            mean, low, high = (100 * math.expm1(float(value)) for value in mean_interval(logs))
             if method == "svd":
                 by_svd[keep] = (mean, logs)
             against, beside = by_svd.get(keep, (math.nan, logs))
-            paired = [100 * math.expm1(float(value)) for value in interval_over_series(logs - beside)]
+            paired = [100 * math.expm1(float(value)) for value in mean_interval(logs - beside)]
             left = compress.sizes(smaller)["attention"] / compress.sizes(lens)["attention"]
             moved = float(compress.deviation(run, smaller.adapter.run(run.encoded.inputs)).mean())
             rows.append(

@@ -19,7 +19,7 @@ from tsfm_lens.studies.method_scores.scores import (
     keeps_its_roles,
 )
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
-from tsfm_lens.zoo.planted import Part, Planted, plant
+from tsfm_lens.zoo.planted import Planted, PlantedPart, plant
 
 LEVELS = (1.0, 0.01, 0.0001)
 TOLD = np.ones(4, dtype=bool)
@@ -53,7 +53,7 @@ def test_a_decoy_that_moves_the_forecast_is_none() -> None:
     on = evaluation_case(planted.lens(), planted.card, series=4)
     assert keeps_its_roles(on, TOLD)
     for name, kept in ((ALIVE[0], False), ("decoder.0.mlp", True)):
-        decoy = Part(component=name, role="decoy", does="writes loudly")
+        decoy = PlantedPart(component=name, role="decoy", does="writes loudly")
         card = on.card.model_copy(update={"parts": (decoy,)})
         assert keeps_its_roles(EvaluationCase(on.lens, card, on.clean, on.corrupted), TOLD) == kept
 

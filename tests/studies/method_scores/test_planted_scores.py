@@ -29,7 +29,7 @@ from tsfm_lens.studies.method_scores.scores import (
 )
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
 from tsfm_lens.testing.tolerance import assert_close
-from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Part, Planted, SeasonalCopy
+from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Planted, PlantedPart, SeasonalCopy
 from tsfm_lens.zoo.planted.rules import Rule
 
 MAIN = (
@@ -120,7 +120,10 @@ def test_true_tokens_are_those_that_the_rule_reads(on: EvaluationCase) -> None:
 
 
 def test_backups_count_only_where_pairs_are_looked_for(on: EvaluationCase) -> None:
-    parts = (*on.card.parts, Part(component="decoder.2.mlp", role="backup", does="waits", stands_in_for=ALIVE[1]))
+    parts = (
+        *on.card.parts,
+        PlantedPart(component="decoder.2.mlp", role="backup", does="waits", stands_in_for=ALIVE[1]),
+    )
     card = on.card.model_copy(update={"parts": parts})
     with_backup = EvaluationCase(on.lens, card, on.clean, on.corrupted)
     names = ("decoder.2.mlp", *ALIVE, "decoder.0.mlp")
@@ -154,7 +157,7 @@ def test_unknown_methods_are_named() -> None:
 
 
 def test_decoys_are_counted_by_method(on: EvaluationCase) -> None:
-    decoy = Part(component="decoder.0.mlp", role="decoy", does="writes loudly")
+    decoy = PlantedPart(component="decoder.0.mlp", role="decoy", does="writes loudly")
     card = on.card.model_copy(update={"parts": (*on.card.parts, decoy)})
     found = score(on.lens, card, series=6, methods=["zero ablation", "path patching"]).decoys
     assert found[["method", "decoy", "fooled", "claimed"]].to_numpy().tolist() == [

@@ -18,7 +18,7 @@ from tsfm_lens.explain.routes import all_writers, input_routes
 from tsfm_lens.explain.segments import Segment, item_of, segments
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import attention_patterns
-from tsfm_lens.probes.findings import interval_over_series
+from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.method_scores.marks import marks
 from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, markdown, put_between
 from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
@@ -235,7 +235,7 @@ def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
     by_model = rows.groupby(["mechanism", "architecture", "seed"])[column].mean().dropna().to_numpy(dtype=float)
     if not len(by_model):
         return np.nan, np.nan, np.nan
-    mean, low, high = (float(each) for each in interval_over_series(by_model))
+    mean, low, high = (float(each) for each in mean_interval(by_model))
     return mean, max(low, 0.0), min(high, 1.0)
 
 

@@ -13,15 +13,15 @@ import torch
 import typer
 import xarray as xr
 
-from tsfm_lens.compress import Form, matrices, quality, ratio_of, sizes
+from tsfm_lens.compress import BlockShape, matrices, quality, ratio_of, sizes
 from tsfm_lens.console import console
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
 from tsfm_lens.places import refuse_unwritable, replacing
-from tsfm_lens.probes.findings import interval_over_series, judge
 from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.stats import judge, mean_interval
 from tsfm_lens.studies.recipes.corpus import Corpus, build_corpus, load_corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory
 from tsfm_lens.studies.recipes.models import attention_ranks
@@ -183,7 +183,7 @@ def _sizes(arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Len
     for name, arm in arms.items():
         target = arm.recipe.attention_rank
         by_head = target is None or target.sketch == "by head"
-        forms: dict[str, Form] = {key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()}
+        forms: dict[str, BlockShape] = {key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()}
         ranks = {key: form.full for key, form in forms.items()} if target is None else attention_ranks(dense, target)
         numbers = sizes(lenses[name])
         of_encoder = [
@@ -220,7 +220,7 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
     return {
         f"{name}_time{end}": ("arm", np.exp(each))
         for name, of in zip(("step", "forward"), logs, strict=True)
-        for end, each in zip(("", "_low", "_high"), interval_over_series(of), strict=True)
+        for end, each in zip(("", "_low", "_high"), mean_interval(of), strict=True)
     }
 
 

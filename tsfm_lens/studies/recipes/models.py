@@ -23,9 +23,9 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 from transformers.models.t5.modeling_t5 import T5Attention, eager_attention_forward
 
-from tsfm_lens.compress import Factors, LowRank, cut_off, matrices, product, rank_schedule
+from tsfm_lens.compress import Factors, LowRankLinear, matrices, product, rank_schedule, truncate
 from tsfm_lens.compress.layers import replace_layer
-from tsfm_lens.compress.matrices import Matrix
+from tsfm_lens.compress.matrices import WeightMatrix
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.studies.rank_theory import ChebyshevEmbedding
@@ -62,13 +62,13 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
         if rank < matrix.form(by_head=by_head).full:
             layer = model.get_submodule(matrix.path)
             factors = _first_factors(layer.weight.detach(), matrix, rank, by_head)
-            replace_layer(model, matrix.path, LowRank(factors, layer.bias, matrix.gain))
+            replace_layer(model, matrix.path, LowRankLinear(factors, layer.bias, matrix.gain))
     model.train(mode)
 
 
-def _first_factors(weight: Tensor, matrix: Matrix, rank: int, by_head: bool) -> Factors:
+def _first_factors(weight: Tensor, matrix: WeightMatrix, rank: int, by_head: bool) -> Factors:
     heads = matrix.form(by_head=by_head).blocks
-    down, up = cut_off(weight, rank, heads=heads, of=matrix.of)
+    down, up = truncate(weight, rank, heads=heads, of=matrix.of)
     # cut_off leaves the singular values in `down`, whose rows are orthogonal
     sizes = down.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(down.dtype).tiny).sqrt()
     gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()

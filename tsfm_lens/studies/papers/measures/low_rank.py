@@ -29,7 +29,7 @@ _HALVINGS = 40
 
 
 @measure("S0-T2")
-def cut_off(context: Context) -> MeasuredValues:
+def truncate(context: Context) -> MeasuredValues:
     """Measure table 2: the model cut off where its ranks come to the paper's ratios."""
     lens = context.model
     matrices = compress.matrices(lens)
