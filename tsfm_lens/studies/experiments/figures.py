@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from scipy.special import stdtrit
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.noise import Finding, mean_of_seeds
+from tsfm_lens.viz.noise import mean_of_seeds
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.tables import frame
@@ -247,10 +246,7 @@ def _dots(
     pale: Look = {"colour": mixed(colour, 0.45), "size": 4, "symbol": look.get("symbol"), "group": arm}
     x, y = (errors, places) if across else (places, errors)
     panel.dots(x, y, "", f"{arm}<br>one seed: {number}", **pale)
-    error = float(errors.std(ddof=1)) / count**0.5 if count > 2 else 0.0
-    reach = float(stdtrit(count - 1, 0.975)) * error if error else 0.0
-    ends = np.array([mean - reach]), np.array([mean + reach])
-    noise = Finding(np.array([mean]), *ends, np.array([True]), 0.0, 0.0)
+    noise = mean_of_seeds(errors)
     words = f"{arm}<br>mean of {count} seeds: {number}"
     middle, row = ([mean], [place]) if across else ([place], [mean])
     panel.dots(middle, row, arm, words, colour=colour, size=8, noise=noise, across=across, **look)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import mannwhitneyu, rankdata
+from scipy.stats import rankdata
+
+from tsfm_lens.stats import auroc
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.bool_]
-
-
-def auroc(scores: Scores, labels: Labels) -> float:
-    """Compute the chance that a true candidate scores above another one; ties count half, NaN without both kinds."""
-    true, false = _without_nan(scores)[labels], _without_nan(scores)[~labels]
-    if not (len(true) and len(false)):
-        return float("nan")
-    return float(mannwhitneyu(true, false).statistic / (len(true) * len(false)))
 
 
 def precision_at_size(scores: Scores, labels: Labels) -> float:

@@ -23,6 +23,7 @@ from tsfm_lens.results import first_item
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.sweep.plan.orders import order_words
 from tsfm_lens.sweep.plan.recipes import is_for, read_recipe, to_entries
+from tsfm_lens.sweep.plan.variants import VariantPlanner
 from tsfm_lens.viz.needs import TOKENS
 
 MOST_WINDOWS = 12  # a series
@@ -295,7 +296,7 @@ def recipe_components(lens: Lens, name: str, seed: int) -> dict[str, list[str]]:
     Returns:
         Components by "by stable rank" and, where the recipe takes heads, "at random".
     """
-    entries = to_entries(read_recipe(name), lens, lens.model_id, random_seeds=(seed,), scale=True)
+    entries = to_entries(read_recipe(name), VariantPlanner(lens, lens.model_id), random_seeds=(seed,), scale=True)
     words = {"recipes": INFORMED, "random": RANDOM}
     return {words[entry.family]: list(entry.spec.components) for entry in entries}
 

@@ -20,8 +20,9 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
 from tsfm_lens.places import refuse_unwritable, replacing
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.ranks import epsilon_rank
-from tsfm_lens.stats import judge, mean_interval
+from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.recipes.corpus import Corpus, build_corpus, load_corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory
 from tsfm_lens.studies.recipes.models import attention_ranks
