@@ -173,7 +173,8 @@ def benchmark(
     """Read a multivariate series, split it, and standardise it by the mean and deviation of its training rows.
 
     Args:
-        source: a file that :func:`tsfm_lens.data.read_series` reads, plain or .gz, with a column per channel; or those
+        source: a file that :func:`tsfm_lens.data.read_series` reads, plain or .gz, with a column per channel, in .txt
+            without names as LSTNet publishes them; or those
             series; or an array (channel, time).
         length, horizon: L and H.
         split: of ``SPLITS``: "ett-hourly" and "ett-15min" are 12, 4 and 4 months of 30 days, "70/10/20" shares in the
@@ -198,7 +199,10 @@ def benchmark(
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     file = Path(source) if isinstance(source, str | Path) else None
-    batch = read_series(file) if file else source if isinstance(source, SeriesBatch) else as_series([source])
+    if file:
+        batch = read_series(file, header=False if ".txt" in file.suffixes else None)
+    else:
+        batch = source if isinstance(source, SeriesBatch) else as_series([source])
     if channels is not None:
         batch = batch.select(list(channels))
     values = _complete_values(batch)
