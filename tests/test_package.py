@@ -113,7 +113,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_every_room_is_found_from_the_package() -> None:
-    modules = {"__init__", "__main__", "cli", "console", "doctor", "embedded", "places", "registry", "verbs"}
+    modules = {"__init__", "__main__", "cli", "console", "doctor", "embedded", "places", "registry", "stats", "verbs"}
     rooms = sorted({room_of(file) for file in MODULES} - modules)
     assert set(rooms) <= set(dir(tsfm_lens))
     # in a fresh process, where nothing else has imported them
