@@ -105,7 +105,7 @@ def resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def _exists(target: str) -> bool:
-    """Whether a dotted name leads to something in the package, such as a function of a module that is not a package's."""
+    """Whether a dotted name leads to something in the package, such as a function of a module."""
     parts = target.split(".")
     if parts[0] != "tsfm_lens":
         return False

@@ -174,8 +174,7 @@ def benchmark(
 
     Args:
         source: a file that :func:`tsfm_lens.data.read_series` reads, plain or .gz, with a column per channel, in .txt
-            without names as LSTNet publishes them; or those
-            series; or an array (channel, time).
+            without names as LSTNet publishes them; or those series; or an array (channel, time).
         length, horizon: L and H.
         split: of ``SPLITS``: "ett-hourly" and "ett-15min" are 12, 4 and 4 months of 30 days, "70/10/20" shares in the
             order training, validation, test, as in the released code; the paper prints the last two exchanged.
