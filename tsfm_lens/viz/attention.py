@@ -243,11 +243,6 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
         The heat map over time, special tokens in strips at the right (keys) and the foot (queries), and
         the series on the same time axis. Of long patterns a cell is the largest weight of several tokens, which
         the subtitle then says.
-
-    Example:
-        >>> fig = viz.attention_map(results["attention"], layer=-1)
-        >>> fig.layout.meta["title"]
-        'Decoder cross-attention, layer 2, head 0 of chronos-nano'
     """
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
@@ -370,11 +365,6 @@ def attention_grid(
         A panel per layer (rows) and head (columns), all on the same axes and colours. Special keys stand
         right of the dotted line. In patterns with many tokens each cell is the largest weight of a few
         adjacent tokens, which the subtitle then says.
-
-    Example:
-        >>> fig = viz.attention_grid(results["attention"])
-        >>> fig.layout.meta["title"]
-        'Decoder cross-attention of every head of chronos-nano'
     """
     title = f"{sentence_start(ds)} of every head of {model_of(ds)}"
     return pattern_heads(ds, "pattern", layers, heads, zmax, "attention weight", title, "")

@@ -146,11 +146,6 @@ def attribution_bars(
 
     Returns:
         Horizontal bars, vermilion for positive and blue for negative contributions, as in the map.
-
-    Example:
-        >>> fig = viz.attribution_bars(results["attribution"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecast of co2 by chronos-nano: logit attribution'
     """
     shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
     values, when = shares.values.mean(axis=1), f"mean over {shares.values.shape[1]} forecast steps"
@@ -220,11 +215,6 @@ def attribution_heatmap(
     Returns:
         One heat map; the colours are symmetric about 0. They end at the largest contribution, or where the embedding
         or the first step dwarfs all else at the largest of the rest, which the subtitle then says.
-
-    Example:
-        >>> fig = viz.attribution_heatmap(results["attribution"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecast of co2 by chronos-nano, by step: logit attribution'
     """
     shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
     time = timeline(ds, series_position(ds, series))

@@ -84,11 +84,6 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
     Returns:
         Dots coloured by layer, and the line on which the estimate is exact. Few layers are in the legend, many have a
         colour bar. The subtitle has mean absolute error and rank correlation over all cells, as the result has them.
-
-    Example:
-        >>> fig = viz.attribution_patching_scatter(results["attribution_patching"])
-        >>> fig.layout.meta["title"]
-        'Attribution patching of chronos-nano against patching'
     """
     ids, rows, places = names(ds, "series"), series_rows(ds, series), places_in(ds)
     estimate, exact = (

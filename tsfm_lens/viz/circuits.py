@@ -116,11 +116,6 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
     Returns:
         Layers from left to right, in each a column a branch with its heads. Edges are as wide as their score is
         large, pale where an end is outside the circuit.
-
-    Example:
-        >>> fig = viz.circuit_graph(results["circuit"], results["edges"])
-        >>> fig.layout.meta["title"].split(":")[0]
-        'Circuit of chronos-nano for the forecast of co2'
     """
     places = places_in(ds)
     mask = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
@@ -162,11 +157,6 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         A dot for each number of components that was tried, the mean over series; a dashed line at the allowed loss,
         and the circuit's size marked; its interval over series, and the noise floor as a band, where the result
         has them.
-
-    Example:
-        >>> fig = viz.circuit_curve(results["circuit"])
-        >>> fig.layout.meta["title"]
-        'How many components of chronos-nano keep the forecast'
     """
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
     finite = np.isfinite(curve)
@@ -223,11 +213,6 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
 
     Returns:
         One panel.
-
-    Example:
-        >>> fig = viz.circuit_forecasts(results["circuit"])
-        >>> fig.layout.meta["title"]
-        'Forecasts of co2 by chronos-nano and by its circuit alone'
     """
     view, sheet = scene(ds, series, context_steps, least=24), blank()
     panel = sheet.panel()

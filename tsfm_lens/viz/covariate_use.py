@@ -119,10 +119,6 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
     Returns:
         A panel of the change of the forecast and, with a truth, one of the change of its error; a row per covariate
         with a dot for each way to go without it, its 95 % interval over series, hollow within the noise.
-
-    Example:
-        >>> "covariate_dots" in viz.__all__
-        True
     """
     covariates, ways = names(ds, "covariate"), names(ds, "way")
     panels = [("moved", "change of the median forecast\n(MASE)", "moves the forecast")]

@@ -52,10 +52,6 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
     Returns:
         A panel for deletion, where a good explanation rises early, and one for insertion, where it falls early; the
         band holds random orders. The subtitle has the areas between the curves.
-
-    Example:
-        >>> "deletion_lines" in viz.__all__
-        True
     """
     explanations, unit = names(ds, "explanation"), unit_of(ds) or "data units"
     area, p = array(ds, "area", "explanation"), array(ds, "p", "explanation")

@@ -144,11 +144,6 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     Returns:
         Dots coloured by kind, the largest named, over regions that say what later components do. Several series are
         put together as shares of each series' range. Hollow where an effect does not stand out of the noise.
-
-    Example:
-        >>> fig = viz.effects_scatter(results["effects"])
-        >>> fig.layout.meta["title"]
-        'Direct and total effect of every component of chronos-nano'
     """
     rows = series_rows(ds, series)
     sizes, places = effect_sizes(ds, rows), places_in(ds)
@@ -195,11 +190,6 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     Returns:
         Two panels with a row per component, the largest direct effect first: direct effect, and self-repair with a
         dot per series where there are several, or its interval where the result has one.
-
-    Example:
-        >>> fig = viz.self_repair_bars(results["effects"])
-        >>> fig.layout.meta["title"]
-        'Self-repair in chronos-nano after its strongest components are taken out'
     """
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")

@@ -77,11 +77,6 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         A line per family on a logarithmic axis.
-
-    Example:
-        >>> fig = viz.embedding_spectra(results["embedding_ranks"])
-        >>> fig.layout.meta["title"]
-        'Spectra of series as chronos-nano embeds them'
     """
     values = relative(array(ds, "singular_value", "family", "mode"), array(ds, "rounding_floor", "family"))
     tokens = array(ds, "tokens", "family").astype(int)
@@ -113,11 +108,6 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
 
     Returns:
         Heat maps from 0 to 90 degrees.
-
-    Example:
-        >>> fig = viz.token_angle_map(results["embedding_ranks"], families=["sinusoids", "white noise"])
-        >>> fig.layout.meta["title"]
-        'Angles between tokens that chronos-nano embeds'
     """
     rows = positions(ds, "family", families)
     labels = [names(ds, "family")[place] for place in rows]

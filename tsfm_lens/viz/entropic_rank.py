@@ -57,11 +57,6 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     Returns:
         A bold line over all series and a thin one each; a dotted line marks the number of heads, the largest
         possible value.
-
-    Example:
-        >>> fig = viz.entropic_rank_line(results["entropic_rank"])
-        >>> fig.layout.meta["title"]
-        'Entropic rank of the heads of chronos-nano'
     """
     labels, ids = layer_names(ds), names(ds, "series")
     heads, canvas = int(ds.attrs.get("heads", 0)), blank(280)

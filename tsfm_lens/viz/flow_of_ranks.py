@@ -123,11 +123,6 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         Two heat maps on one colour scale; the deeper the lower. Cells that rounding of the forward may hide are empty.
-
-    Example:
-        >>> fig = viz.rank_flow_map(results["flow_of_ranks"])
-        >>> fig.layout.meta["title"]
-        'Flow of ranks through chronos-nano'
     """
     levels = [f"{float(level):g}" for level in ds["epsilon"].values]
     streams, layers = stream_names(ds), [layer_name(label) for label in names(ds, "layer")]
@@ -165,11 +160,6 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
         Two panels on one logarithmic axis, the deeper the darker; what theorem 4 allows after each layer is dotted
         where it says something. A third panel has the stream after each first attention and, dashed, what the
         inequality behind the theorem allows with measured constants, where the result knows it.
-
-    Example:
-        >>> fig = viz.rank_flow_spectra(results["flow_of_ranks"])
-        >>> fig.layout.meta["title"]
-        'Spectra of the stream and of W_Q through the depth of chronos-nano'
     """
     values = relative(array(ds, "singular_value", "stream", "mode"), array(ds, "rounding_floor", "stream"))
     weights = relative(array(ds, "weight_singular_value", "layer", "weight_mode"))
@@ -220,11 +210,6 @@ def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
 
     Returns:
         A thin line per series, and their mean with its interval, hollow where the rise does not stand out.
-
-    Example:
-        >>> fig = viz.rank_rise(results["flow_of_ranks"], epsilon=0.01)
-        >>> fig.layout.meta["title"]
-        'Rise of the rank of single series through chronos-nano'
     """
     place = level_position(ds, epsilon)
     rise, labels = array(ds, "rank_rise", "stream", "series", epsilon=place), stream_names(ds)

@@ -93,11 +93,6 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
     Returns:
         Traces: two per band, widest first (its lower edge, its upper edge), or the paths; the median;
         context and truth.
-
-    Example:
-        >>> fig = viz.forecast_fan(results["forecast"])
-        >>> fig.layout.meta["title"]
-        'Forecast of co2 by chronos-nano'
     """
     view, sheet = scene(ds, series, context_steps), blank()
     panel = sheet.panel()

@@ -61,11 +61,6 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         One heat map in nats with the numbers in the cells; heads below the threshold are outlined.
-
-    Example:
-        >>> fig = viz.head_entropy_map(results["head_entropy"])
-        >>> fig.layout.meta["title"]
-        'Attention entropy of the heads of chronos-nano'
     """
     normalised, sharp = array(ds, "normalised", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
     notes = [

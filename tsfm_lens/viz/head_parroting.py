@@ -69,11 +69,6 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
     Returns:
         Layer × head maps: attention at the copied lag, by how much further the ablated forecast lies from the copy
         and from the naive parrot, and, with a truth, the change of its error.
-
-    Example:
-        >>> fig = viz.head_parroting_map(results["head_parroting"])
-        >>> fig.layout.meta["title"]
-        'Parroting by the heads of chronos-nano'
     """
     at = series_rows(ds, series)
     # what stands out does so over all series

@@ -194,11 +194,6 @@ def explore_figure(
         Five panels with the traces :data:`TRACES`: the map; the singular values relative to the largest; the write to
         the forecast by step; the series over the head's attention to each context step; the end of the series with
         its forecasts.
-
-    Example:
-        >>> fig = viz.explore_figure(results["explore"])
-        >>> fig.layout.meta["title"]
-        'One head at a time: decoder cross-attention of chronos-nano on co2'
     """
     place = start(ds, score)
     if layer is not None and head is not None:

@@ -84,11 +84,6 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     Returns:
         Two or three heat maps; frames are around heads that are induction heads beyond doubt, as :func:`past_both`
         has them. Entropies are dark where low.
-
-    Example:
-        >>> fig = viz.induction_maps(results["induction"])
-        >>> fig.layout.meta["title"]
-        'Induction heads of chronos-nano: 0 of 12 cross-attention heads beyond doubt'
     """
     surely, perhaps = past_both(ds)
     which = "the token after the last instance" if ds.attrs.get("offset", 1) else "the last instance"

@@ -67,11 +67,6 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     Returns:
         A 3 × 3 corner plot: histograms on the diagonal, a point per head below it, Pearson's correlation above.
         Dashed lines are the thresholds.
-
-    Example:
-        >>> fig = viz.induction_corner(results["induction_overlap"])
-        >>> fig.layout.meta["title"]
-        'Induction and sharpness of the 12 heads of chronos-nano'
     """
     scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
     ranges = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
@@ -118,11 +113,6 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
         Three heat maps: the share of induction heads that are sharp and of sharp heads that are induction heads,
         over copy score and entropy; the share of all heads that are induction heads, over copy score and
         prefix matching. Crosses are at the thresholds of the table. Cells without any such head are grey.
-
-    Example:
-        >>> fig = viz.overlap_thresholds(results["induction_overlap"])
-        >>> fig.layout.meta["title"]
-        'Overlap of induction and sharp heads of chronos-nano under other thresholds'
     """
     sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
     maps = {

@@ -132,11 +132,6 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     Returns:
         Above: context, truth where known, the forecast and the reference forecast. Below: a strip for each series of
         the item on the same time axis, vermilion where a segment moves the forecast up and blue where it moves it down.
-
-    Example:
-        >>> fig = viz.input_timeline(results["input_attribution"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecast of co2 by chronos-nano'
     """
     view = _Part.of(ds, step, quantile)
     window = scene(ds, view.target, context_steps=ds.sizes["time"])
@@ -208,11 +203,6 @@ def input_waterfall(
         A bar per segment from where the one above it ends, the largest first, vermilion upwards and blue downwards;
         with standard errors as whiskers where orders were sampled. What segments do together, if anything, is a grey
         bar of its own.
-
-    Example:
-        >>> fig = viz.input_waterfall(results["input_attribution"])
-        >>> fig.layout.meta["title"]
-        'How the forecast of co2 by chronos-nano comes about'
     """
     view = _Part.of(ds, step, quantile)
     order = np.argsort(-np.abs(view.effect), kind="stable")
@@ -269,11 +259,6 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
 
     Returns:
         One heat map; the colours are symmetric about 0.
-
-    Example:
-        >>> fig = viz.input_map(results["input_attribution"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecast of co2 by chronos-nano, by step'
     """
     view = _Part.of(ds, None, quantile)
     values = array(ds, "attribution", "segment", "step", quantile=view.level)

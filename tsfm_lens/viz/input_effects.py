@@ -66,11 +66,6 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
         A row per segment, the largest first; dots that would cover one another stand in line. Vermilion dots have
         values above the mean of their context, blue ones below, grey ones are the whole of it; hollow where the segment
         does not stand out.
-
-    Example:
-        >>> fig = viz.input_beeswarm(results["input_effects"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecasts of chronos-nano'
     """
     labels = segment_words(ds)
     effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))

@@ -130,10 +130,6 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
         Segments at the left, components in the middle, groups of forecast steps at the right. Arms are as wide as the
         mean absolute effect in data units. Effects through components of one chain overlap, so the river is wider than
         the effects of the segments. Hover boxes have these effects.
-
-    Example:
-        >>> "route_river" in viz.__all__
-        True
     """
     effect = np.abs(np.nan_to_num(array(ds, "effect", "segment", "component", "step")))
     none = np.abs(array(ds, "no_component", "segment", "step")) if "no_component" in ds else None
@@ -322,10 +318,6 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     Returns:
         A map of component × segment in data units, the strongest component on top; pale cells do not stand out of the
         noise, and empty ones were not tried.
-
-    Example:
-        >>> "route_map" in viz.__all__
-        True
     """
     size = array(ds, "size", "segment", "component").T
     order = np.argsort(-np.nan_to_num(size).sum(1), kind="stable")[:components]

@@ -97,11 +97,6 @@ def kernel_bandwidths(ds: xr.Dataset, *, layers: Sequence[str | int] | None = No
 
     Returns:
         A thin line per head over the modes, on a logarithmic axis, and the median over heads.
-
-    Example:
-        >>> fig = viz.kernel_bandwidths(results["kernel_regression"])
-        >>> fig.layout.meta["title"]
-        'Kernel bandwidths of the cross-attention of chronos-nano'
     """
     rows = positions(ds, "layer", layers)
     grid = head_lines(ds, rows, array(ds, "bandwidth", "layer", "head", "mode")[rows], "bandwidth %{y:.3g}")
@@ -127,11 +122,6 @@ def tilt_map(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         One heat map with the numbers in the cells; dark heads prefer some keys whatever is asked.
-
-    Example:
-        >>> fig = viz.tilt_map(results["kernel_regression"])
-        >>> fig.layout.meta["title"]
-        'Tilt of the cross-attention kernels of chronos-nano'
     """
     values = array(ds, "tilt_share", "layer", "head")
     top = float(np.nanmax(values))
@@ -159,11 +149,6 @@ def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         Dots below the diagonal, on logarithmic axes; right of the dotted line the bound is above 1 and says nothing.
-
-    Example:
-        >>> fig = viz.concentration_bound_plot(results["kernel_regression"])
-        >>> fig.layout.meta["title"]
-        'Concentration of the cross-attention of chronos-nano and its bound'
     """
     missing = np.clip(array(ds, "missing", "layer", "head", "query"), LEAST, 1)
     bound = np.clip(array(ds, "bound", "layer", "head", "query"), LEAST, None)
