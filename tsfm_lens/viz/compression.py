@@ -24,7 +24,6 @@ WORDS = {
     "sensitive": "weighted by what enters and by gradients",
     "measured": "weighted, ranks by measured effect",
 }
-_COLUMNS = ("parameters", "rank_ratio", "factor_ratio", "mase_rise", "mase_rise_low", "mase_rise_high", "wql_rise")
 _PANELS = 4
 
 
@@ -89,6 +88,8 @@ def read_quality(ds: xr.Dataset) -> list[str]:
 @COMPRESSION.figure(
     "Error over what is left of a model, by method of compression.",
     variables=("parameters", "mase_rise", "mase_rise_low", "mase_rise_high"),
+    table=("parameters", "rank_ratio", "factor_ratio", "mase_rise", "mase_rise_low", "mase_rise_high", "wql_rise"),
+    sentences=read_curve,
 )
 def size_and_error(ds: xr.Dataset) -> go.Figure:
     """Draw how much the error rises over what is left of a model, a curve for each method.
@@ -200,11 +201,6 @@ def _errors_of(ds: xr.Dataset, place: int, name: str) -> str:
         return name
     before, after = ds["mase"].values[:, place]
     return f"{name}: MASE {before:.3g}, compressed {after:.3g}"
-
-
-@COMPRESSION.panels
-def _plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(size_and_error(ds), frame(ds, *(name for name in _COLUMNS if name in ds)), read_curve(ds))
 
 
 @COMPRESSION_QUALITY.panels

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.needs import COVARIATES
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.select import array, model_of, names, shown
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.standing import Standing
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 from tsfm_lens.viz.words import listed, num
 
@@ -108,7 +106,10 @@ def _mase(value: float) -> str:
 
 
 @COVARIATE_USE.figure(
-    "What forecasts and their errors are without each covariate.", variables=("moved", "moved_estimate")
+    "What forecasts and their errors are without each covariate.",
+    variables=("moved", "moved_estimate"),
+    table=("moved", "error_without", "worth"),
+    sentences=read_use,
 )
 def covariate_dots(ds: xr.Dataset) -> go.Figure:
     """Draw how much forecasts move without each covariate and, with the truth, what it was worth.
@@ -143,9 +144,3 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
     canvas.y(tickvals=list(range(len(covariates))), ticktext=ticks, range=[len(covariates) - 0.5, -0.5], showgrid=False)
     series = names(ds, "series")
     return canvas.dress(f"Use of covariates by {model_of(ds)}", "mean over " * (len(series) > 1) + shown(series))
-
-
-@COVARIATE_USE.panels
-def _use(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    variables = ["moved", *(name for name in ("error_without", "worth") if name in ds)]
-    yield ReportPanel(covariate_dots(ds), frame(ds, *variables), read_use(ds))

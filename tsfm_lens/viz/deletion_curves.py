@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.verdict import rules_of, verdict
 from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.select import array, model_of, names, unit_of
@@ -41,7 +39,10 @@ def read_proof(ds: xr.Dataset) -> list[str]:
 
 
 @DELETION_CURVES.figure(
-    "How soon the forecast moves in the order of an explanation.", variables=("deletion", "insertion", "area")
+    "How soon the forecast moves in the order of an explanation.",
+    variables=("deletion", "insertion", "area"),
+    table=lambda ds: frame(ds, "deletion", "insertion").merge(frame(ds, "area", "p"), on="explanation"),
+    sentences=read_proof,
 )
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
     """Draw how far the forecast moves as segments are masked, and shown, in the order of each explanation.
@@ -78,9 +79,3 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         f"forecast of {ds.attrs.get('target', '')}",
         f"area between the curves, random 0: {', '.join(areas)}",
     )
-
-
-@DELETION_CURVES.panels
-def _curve_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = frame(ds, "deletion", "insertion").merge(frame(ds, "area", "p"), on="explanation")
-    yield ReportPanel(deletion_lines(ds), table, read_proof(ds))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.row_angles import angle_map
 from tsfm_lens.viz.select import array, model_of, names, positions
 from tsfm_lens.viz.sheet import blank
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 from tsfm_lens.viz.weight_ranks import level_position, relative
 from tsfm_lens.viz.words import listed, num
@@ -68,7 +67,12 @@ def read_token_angles(ds: xr.Dataset) -> list[str]:
     return [f"Mean angles between two tokens: {listed(angles)}; between random lines {random}°."]
 
 
-@EMBEDDING_RANKS.figure("Singular values of embedded families of signals.", variables=("singular_value", "full"))
+@EMBEDDING_RANKS.figure(
+    "Singular values of embedded families of signals.",
+    variables=("singular_value", "full"),
+    table=("epsilon_rank", "told", "signal_rank_estimate", "signal_rank_low", "signal_rank_high"),
+    sentences=read_embedding_ranks,
+)
 def embedding_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of embedded families of signals, and of the vocabulary.
 
@@ -98,7 +102,12 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@EMBEDDING_RANKS.figure("Angles between embedded tokens, family by family.", variables=("angle",))
+@EMBEDDING_RANKS.figure(
+    "Angles between embedded tokens, family by family.",
+    variables=("angle",),
+    table=("tokens", "full", "mean_angle", "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"),
+    sentences=read_token_angles,
+)
 def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) -> go.Figure:
     """Draw angles between embedded tokens, a panel per family: dark where two tokens lie on one line.
 
@@ -125,11 +134,3 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
         f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart",
         "empty: tokens that are zero, or fewer of them",
     )
-
-
-@EMBEDDING_RANKS.panels
-def _embedding_ranks(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    ranks = frame(ds, "epsilon_rank", "told", "signal_rank_estimate", "signal_rank_low", "signal_rank_high")
-    yield ReportPanel(embedding_spectra(ds), ranks, read_embedding_ranks(ds))
-    facts = ("tokens", "full", "mean_angle", "stable_rank", "effective_rank", "participation_ratio", "rounding_floor")
-    yield ReportPanel(token_angle_map(ds), frame(ds, *facts), read_token_angles(ds))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.select import array, layer_names, model_of, names
@@ -47,7 +45,12 @@ def read_entropic_rank(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@ENTROPIC_RANK.figure("Directions that the heads of a layer write in.", variables=("rank", "entropy"))
+@ENTROPIC_RANK.figure(
+    "Directions that the heads of a layer write in.",
+    variables=("rank", "entropy"),
+    table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"),
+    sentences=read_entropic_rank,
+)
 def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     """Draw the entropic rank layer by layer: how many directions the heads of a layer write in.
 
@@ -81,9 +84,3 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
         f"entropy averaged over tokens and {len(ids)} series",
         "1: all heads write along one line",
     )
-
-
-@ENTROPIC_RANK.panels
-def _entropic_rank(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = frame(ds, "entropy").merge(frame(ds, "rank"), on="layer")
-    yield ReportPanel(entropic_rank_line(ds), table, read_entropic_rank(ds))

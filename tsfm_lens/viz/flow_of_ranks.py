@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.maps import colour_scale
@@ -114,7 +112,12 @@ def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     ]
 
 
-@FLOW_OF_RANKS.figure("Ranks of the stream and of W_Q, layer by ε.", variables=("epsilon_rank", "weight_rank", "told"))
+@FLOW_OF_RANKS.figure(
+    "Ranks of the stream and of W_Q, layer by ε.",
+    variables=("epsilon_rank", "weight_rank", "told"),
+    table=("epsilon_rank", "rank_share", "told"),
+    sentences=read_flow_map,
+)
 def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     """Draw layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q.
 
@@ -149,6 +152,8 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
 @FLOW_OF_RANKS.figure(
     "Singular values of the stream and of W_Q through the depth.",
     variables=("singular_value", "weight_singular_value", "bound"),
+    table=lambda ds: frame(ds, "weight_rank").merge(frame(ds, "query_key_norm", "value_norm"), on="layer"),
+    sentences=read_bound,
 )
 def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of the stream before each layer and after the last, and of each layer's W_Q.
@@ -200,7 +205,12 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@FLOW_OF_RANKS.figure("How the rank of single series rises through the depth.", variables=("rank_rise",))
+@FLOW_OF_RANKS.figure(
+    "How the rank of single series rises through the depth.",
+    variables=("rank_rise",),
+    table=("rank_rise_estimate", "rank_rise_low", "rank_rise_high", "rank_rise_stands_out"),
+    sentences=read_rank_rise,
+)
 def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
     """Draw by how much the rank of single series rises from the embedding through the depth.
 
@@ -245,12 +255,3 @@ def stack_words(ds: xr.Dataset) -> str:
     """Name the stack that the streams are of."""
     stack = str(ds.attrs.get("stack", ""))
     return f"stream of the {stack}" if stack else "residual stream"
-
-
-@FLOW_OF_RANKS.panels
-def _flow_of_ranks(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(rank_flow_map(ds), frame(ds, "epsilon_rank", "rank_share", "told"), read_flow_map(ds))
-    weights = frame(ds, "weight_rank").merge(frame(ds, "query_key_norm", "value_norm"), on="layer")
-    yield ReportPanel(rank_flow_spectra(ds), weights, read_bound(ds))
-    rise = ("rank_rise_estimate", "rank_rise_low", "rank_rise_high", "rank_rise_stands_out")
-    yield ReportPanel(rank_rise(ds), frame(ds, *rise), read_rank_rise(ds))

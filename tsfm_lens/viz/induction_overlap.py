@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.induction import past_both
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SEQUENCES
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, VERMILION, number, plain
 
 __all__ = ["induction_corner", "overlap_thresholds"]
@@ -57,7 +54,12 @@ def read_overlap(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@INDUCTION_OVERLAP.figure("Prefix-matching, copying and entropy against each other.", variables=(*_AXES, "correlation"))
+@INDUCTION_OVERLAP.figure(
+    "Prefix-matching, copying and entropy against each other.",
+    variables=(*_AXES, "correlation"),
+    table=(*_AXES, "induction", "sharp"),
+    sentences=read_overlap,
+)
 def induction_corner(ds: xr.Dataset) -> go.Figure:
     """Draw prefix matching, copy score and normalised entropy of all heads, each against each.
 
@@ -102,6 +104,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
 @INDUCTION_OVERLAP.figure(
     "Overlap of induction and sharp heads over thresholds.",
     variables=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
+    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
 )
 def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds.
@@ -181,11 +184,3 @@ def _write_correlation(panel: Panel, value: float) -> None:
 
 def _threshold(ds: xr.Dataset, score: str) -> float:
     return float(ds.attrs[_THRESHOLDS[score]])
-
-
-@INDUCTION_OVERLAP.panels
-def _overlap(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    scores = frame(ds, "prefix_matching", "copy_score", "normalised", "induction", "sharp")
-    yield ReportPanel(induction_corner(ds), scores, read_overlap(ds))
-    sweep = frame(ds, "sweep_sharp_given_induction", "sweep_induction_given_sharp")
-    yield ReportPanel(overlap_thresholds(ds), sweep, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, fit, scene
 from tsfm_lens.viz.select import (
@@ -120,6 +120,8 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
 @INPUT_ATTRIBUTION.figure(
     "What every segment of the input does, under the series.",
     variables=("attribution", "forecast", "reference_forecast", "remainder"),
+    table=_table,
+    sentences=read_inputs,
 )
 def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None) -> go.Figure:
     """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast.
@@ -187,6 +189,7 @@ def _strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, a
 @INPUT_ATTRIBUTION.figure(
     "From the reference forecast to the forecast, segment by segment.",
     variables=("attribution", "forecast", "reference_forecast", "remainder"),
+    table=_table,
 )
 def input_waterfall(
     ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None, top: int = 14
@@ -248,7 +251,11 @@ def input_waterfall(
     )
 
 
-@INPUT_ATTRIBUTION.figure("Segment × forecast step map of what each segment does.", variables=("attribution",))
+@INPUT_ATTRIBUTION.figure(
+    "Segment × forecast step map of what each segment does.",
+    variables=("attribution",),
+    table=lambda ds: frame(ds.isel(quantile=median_position(ds["quantile"].values), drop=True), "attribution"),
+)
 def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -> go.Figure:
     """Draw the segment × forecast step map of what each segment does.
 
@@ -384,12 +391,3 @@ def method_words(attrs: Mapping[str, Any]) -> str:
 def _signed(value: float) -> str:
     """Write three digits with a true sign."""
     return f"{'' if value < 0 else '+'}{significant(value, 3)}"
-
-
-@INPUT_ATTRIBUTION.panels
-def _inputs(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(input_timeline(ds), _table(ds), read_inputs(ds))
-    level = median_position(ds["quantile"].values)
-    yield ReportPanel(input_waterfall(ds), _table(ds), [])
-    by_step = frame(ds.isel(quantile=level, drop=True), "attribution")
-    yield ReportPanel(input_map(ds), by_step, [])

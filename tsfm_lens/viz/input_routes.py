@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.noise import finding
@@ -117,7 +117,10 @@ class Column:
 
 
 @INPUT_ROUTES.figure(
-    "Through which components stretches of the input reach the forecast.", variables=("effect", "size", "total")
+    "Through which components stretches of the input reach the forecast.",
+    variables=("effect", "size", "total"),
+    table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True),
+    sentences=read_routes,
 )
 def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     """Draw what each segment moves the forecast, as a river over components to the forecast's steps.
@@ -307,7 +310,12 @@ def past_attention(share: float) -> str:
     return f"{percent(share)} of the effect bypasses attention"
 
 
-@INPUT_ROUTES.figure("How much of each stretch's influence goes through each component.", variables=("size", "total"))
+@INPUT_ROUTES.figure(
+    "How much of each stretch's influence goes through each component.",
+    variables=("size", "total"),
+    table=("total", "no_component", "no_attention", "rest"),
+    sentences=read_kinds,
+)
 def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     """Draw how much of each segment's influence goes through each component.
 
@@ -348,11 +356,3 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
         more,
         search,
     )
-
-
-@INPUT_ROUTES.panels
-def _route_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    words = read_routes(ds)
-    yield ReportPanel(route_river(ds), frame(ds, "size", "share").dropna(ignore_index=True), words)
-    table = frame(ds, "total", "no_component", "no_attention", "rest")
-    yield ReportPanel(route_map(ds), table, read_kinds(ds))
