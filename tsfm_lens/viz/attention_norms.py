@@ -53,8 +53,8 @@ def nuclear_norms(ds: xr.Dataset) -> go.Figure:
         ds: of kind "attention_norms", of one run, or of several of ``training.together``.
 
     Returns:
-        An outline of the histogram for each run, or for each layer of a single one, over all heads and inputs; dotted
-        lines at 1, one row for all queries, and at the number of keys, the identity.
+        A histogram for each run, or for each layer of a single one, over all heads and inputs; dotted lines at 1, one
+        row for all queries, and at the number of keys, the identity.
 
     Example:
         >>> even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in (0.0, 0.9))

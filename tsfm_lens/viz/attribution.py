@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, check, measurement
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import Finding
 from tsfm_lens.viz.select import (
@@ -60,7 +60,7 @@ ATTRIBUTION = measurement(
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe the components that push the forecast up and down, and whether the sum is complete."""
-    shares = attribution_shares(ds, decomposition=decomposition, series=series)
+    shares = _shares_of(ds, decomposition, series)
     mean = shares.values.mean(axis=1)
     order = np.argsort(-np.abs(mean))[:3]
     parts = [f"{shares.components[i]} ({signed(mean[i])})" for i in order]
@@ -72,9 +72,8 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
         f"All positive ones sum to {signed(up)}, all negative ones to {signed(down)}."
     ]
     if "completeness_error" in ds:
-        error = float(
-            ds["completeness_error"].isel(decomposition=names(ds, "decomposition").index(decomposition), series=series)
-        )
+        place = names(ds, "decomposition").index(decomposition)
+        error = float(ds["completeness_error"].isel(decomposition=place, series=series))
         small = "up to rounding they add up to the whole" if error < 1e-3 else "so much of the whole is unexplained"
         out.append(f"The completeness error is {percent(error)}: {small}.")
     return out
@@ -101,7 +100,7 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
 
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe which component varies most over the steps, and which one leads how often."""
-    shares = attribution_shares(ds, decomposition=decomposition, series=series)
+    shares = _shares_of(ds, decomposition, series)
     steps = names(ds, "step")
     varying = int(np.ptp(shares.values, axis=1).argmax())
     row = shares.values[varying]
@@ -117,7 +116,7 @@ def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> l
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
     """Tabulate the mean contribution and that of every step, a row per component."""
-    shares = attribution_shares(ds, decomposition=decomposition, series=series)
+    shares = _shares_of(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
     table["mean"] = shares.values.mean(axis=1)
     steps = pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])
@@ -142,12 +141,12 @@ def attribution_bars(
         series: id, or place counted from 0.
         step: forecast step; the mean over steps unless given.
         quantile: level, for patch models; the median unless given.
-        top: how many bars. All other components are added up in a grey one.
+        top: how many bars; all other components are a grey one.
 
     Returns:
         Horizontal bars, vermilion for positive and blue for negative contributions, as in the map.
     """
-    shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
+    shares = _shares_of(ds, decomposition, series, quantile)
     values, when = shares.values.mean(axis=1), f"mean over {shares.values.shape[1]} forecast steps"
     if step is not None:
         place = position(ds, "step", step)
@@ -213,10 +212,9 @@ def attribution_heatmap(
         top: at most so many components, those with the largest mean size; they keep the model's order.
 
     Returns:
-        One heat map; the colours are symmetric about 0. They end at the largest contribution, or where the embedding
-        or the first step dwarfs all else at the largest of the rest, which the subtitle then says.
+        One heat map, its colours symmetric about 0; an embedding or a first step that dwarfs all else is beyond them.
     """
-    shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
+    shares = _shares_of(ds, decomposition, series, quantile)
     time = timeline(ds, series_position(ds, series))
     size = np.abs(np.nan_to_num(shares.values)).mean(axis=1)
     keep = np.sort(np.argsort(-size)[:top])
@@ -257,16 +255,8 @@ def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
     return float(size[inside].max(initial=0.0)), ", ".join([*beyond, "beyond the colours"]) if beyond else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """Attribution of one decomposition to one series.
-
-    Attributes:
-        components: names, (component,).
-        values: (component, step), in ``unit``.
-        series, decomposition, unit, note: for titles; ``note`` states target and completeness error.
-        noise: what the result knows of the noise of each component's mean over steps, (component,).
-    """
+class _Shares(NamedTuple):
+    """Attribution of one decomposition to one series: names (component,), values (component, step), words, noise."""
 
     components: list[str]
     values: np.ndarray
@@ -274,28 +264,11 @@ class Shares:
     decomposition: str
     unit: str
     note: str
-    noise: Finding | None = None
+    noise: Finding | None
 
 
-def attribution_shares(
-    ds: xr.Dataset,
-    *,
-    decomposition: str | None = None,
-    series: str | int = 0,
-    quantile: float | None = None,
-) -> Shares:
-    """Cut an attribution to one series, decomposition and quantile, without whole layers (sums of the others).
-
-    Args:
-        decomposition: label; the first unless given.
-        series: id, or place counted from 0.
-        quantile: level, for patch models; the median unless given.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such decomposition, series or quantile.
-    """
-    check(ds, "attribution", "attribution")
+def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, quantile: float | None = None) -> _Shares:
+    """Cut an attribution to one series, decomposition and quantile, without whole layers (sums of the others)."""
     at = series_position(ds, series)
     which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
     label = names(ds, "decomposition")[which]
@@ -303,7 +276,11 @@ def attribution_shares(
     unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
     data_unit = unit_of(ds, at)
     unit = data_unit if unit in ("", "data units") and data_unit else unit or "data units"
-    note, noise = [], _noise(cut, unit)
+    note, noise = [], None
+    if "attribution_share_floor" in cut:
+        mean = array(cut, "mean_attribution", "component")
+        floor = float(cut["attribution_share_floor"]) * float(np.abs(mean).sum())
+        noise = Finding(mean, mean, mean, np.abs(mean) > floor, floor, floor, unit)
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
@@ -324,38 +301,19 @@ def attribution_shares(
         if fine.any():
             values, noise = values[fine], noise and noise.at(fine)
             components = [c for c, keep in zip(components, fine, strict=True) if keep]
-    words = _METHOD_WORDS.get(label, label)
-    return Shares(
-        components=components,
-        values=values,
-        series=names(ds, "series")[at],
-        decomposition=words,
-        unit=unit,
-        note="; ".join(note),
-        noise=noise,
-    )
-
-
-def _noise(cut: xr.Dataset, unit: str) -> Finding | None:
-    """Compare one series and decomposition with its noise floor, (component,); None where no floor is known."""
-    if "attribution_share_floor" not in cut:
-        return None
-    mean = array(cut, "mean_attribution", "component")
-    floor = float(cut["attribution_share_floor"]) * float(np.abs(mean).sum())
-    return Finding(mean, mean, mean, np.abs(mean) > floor, floor, floor, unit)
+    series = names(ds, "series")[at]
+    return _Shares(components, values, series, _METHOD_WORDS.get(label, label), unit, "; ".join(note), noise)
 
 
 @ATTRIBUTION.panels
 def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
     decompositions = names(ds, "decomposition")
     main = next((m for m in _PREFERRED if m in decompositions), decompositions[0])
-    for i in forecast_series(ds, _MAX_SERIES):
-        table, words = attribution_table(ds, main, i), read_attribution(ds, main, i)
-        words += read_attribution_over_series(ds, main) if i == 0 else []
-        yield ReportPanel(attribution_bars(ds, decomposition=main, series=i), table, words)
-        steps = read_attribution_steps(ds, main, i)
-        yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps)
-    for decomposition in decompositions:
-        if decomposition != main:
-            table, words = attribution_table(ds, decomposition, 0), read_attribution(ds, decomposition, 0)
-            yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=0), table, words)
+    several = [(main, i) for i in forecast_series(ds, _MAX_SERIES)]
+    for decomposition, i in [*several, *((other, 0) for other in decompositions if other != main)]:
+        table, words = attribution_table(ds, decomposition, i), read_attribution(ds, decomposition, i)
+        words += read_attribution_over_series(ds, main) if i == 0 and decomposition == main else []
+        yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=i), table, words)
+        if decomposition == main:
+            steps = read_attribution_steps(ds, main, i)
+            yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps)

@@ -56,12 +56,10 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     if "svd" not in methods or len(methods) == 1:
         return out
     high, low = (array(ds, f"mase_rise_{end}", "method", "keep") for end in ("high", "low"))
-    plain = methods.index("svd")
+    plain, keeps = methods.index("svd"), names(ds, "keep")
     for index, method in enumerate(methods):
         if index != plain:
-            apart = [
-                f"{float(keep):g}" for at, keep in enumerate(names(ds, "keep")) if high[index, at] < low[plain, at]
-            ]
+            apart = [f"{float(keep):g}" for at, keep in enumerate(keeps) if high[index, at] < low[plain, at]]
             at_shares = f" where {', '.join(apart)} is kept" if apart else " at no share tried"
             out.append(f"Clearly below plain truncation is {WORDS.get(method, method)}{at_shares}.")
     if not np.isfinite(high).any():
@@ -77,9 +75,7 @@ def read_quality(ds: xr.Dataset) -> list[str]:
         return ["The errors cannot be told: no truth, or a series without seasonal error."]
     mean, low, high = (100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
     ends = f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)" if np.isfinite([low, high]).all() else ""
-    out = [
-        f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series.",
-    ]
+    out = [f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series."]
     if "overlap" in ds:
         out.append(f"Of the ten likeliest tokens the two models share {100 * float(ds['overlap']):.3g} % (Jaccard).")
     return out
@@ -125,14 +121,8 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
             colour=colour,
             dots=7,
             customdata=[[keeps[at], *pair] for at, pair in zip(order, zip(*ends, strict=True), strict=True)],
-            error_y={
-                "type": "data",
-                "array": np.maximum(ends[1] - y, 0),
-                "arrayminus": np.maximum(y - ends[0], 0),
-                "color": colour,
-                "thickness": 1,
-                "width": 3,
-            },
+            error_y={"type": "data", "color": colour, "thickness": 1, "width": 3}
+            | {"array": np.maximum(ends[1] - y, 0), "arrayminus": np.maximum(y - ends[0], 0)},
         )
         for at, keep in enumerate(keeps):
             if choice == f"{method}, {float(keep):g} kept":
@@ -168,7 +158,7 @@ def compressed_forecasts(
         >>> fig.layout.meta["title"]
         'Forecasts of chronos-nano before and after compression'
     """
-    rows = list(range(min(ds.sizes["series"], 4))) if series is None else list(series)
+    rows = list(range(min(ds.sizes["series"], _PANELS))) if series is None else list(series)
     views = [scene(ds, each, context_steps, least=24) for each in rows]
     titles = [shortened(_errors_of(ds, view.place, view.id), _TITLE_WIDTH, 12, 2) for view in views]
     lines = max(title.count("\n") + 1 for title in titles)

@@ -22,12 +22,7 @@ def way(ds: xr.Dataset) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Both contexts and forecasts of one series.
-
-    Attributes:
-        time: the timeline; past, future: steps of context and forecast.
-        clean, corrupted: contexts, (time,); forecasts: of both, (step,) each.
-    """
+    """Both contexts (time,) and both forecasts (step,) of one series, with their steps."""
 
     time: Timeline
     past: np.ndarray

@@ -52,7 +52,7 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         A panel for deletion, where a good explanation rises early, and one for insertion, where it falls early; the
-        band holds random orders. The subtitle has the areas between the curves.
+        band holds random orders.
     """
     explanations, unit = names(ds, "explanation"), unit_of(ds) or "data units"
     area, p = array(ds, "area", "explanation"), array(ds, "p", "explanation")
@@ -63,9 +63,8 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
     for place, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
         low, high = (array(ds, f"random_{end}", "masked", curve=place) for end in ("low", "high"))
         panel.band(count, low, high, mixed(PALE, 0.7), _BAND, legend=True)
-        panel.line(
-            count, array(ds, f"random_{name}", "draw", "masked").mean(0), "random orders, mean", colour=GREY, dash="dot"
-        )
+        middle = array(ds, f"random_{name}", "draw", "masked").mean(0)
+        panel.line(count, middle, "random orders, mean", colour=GREY, dash="dot")
         for row, explanation in enumerate(explanations):
             y = array(ds, name, "masked", explanation=row)
             hover = f"{plain(explanation)}<br>%{{x}} segments<br>%{{y:.4g}} {plain(unit)}"

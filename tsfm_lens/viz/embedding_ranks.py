@@ -47,13 +47,13 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
     if len(several) > 1:
         most = max(several, key=lambda i: low[i])
         others = [i for i in several if i != most]
-        if all(low[most] > high[i] for i in others):
-            out.append(
-                f"A single signal of {families[most]} uses the most directions, {num(low[most])} to {num(high[most])}; "
-                f"one of any other family at most {num(max(high[i] for i in others))}."
-            )
-        else:
-            out.append("Of the numbers of directions that single signals use, the intervals overlap.")
+        next_high = max(high[i] for i in others)
+        out.append(
+            f"A single signal of {families[most]} uses the most directions, {num(low[most])} to {num(high[most])}; "
+            f"one of any other family at most {num(next_high)}."
+            if low[most] > next_high
+            else "Of the numbers of directions that single signals use, the intervals overlap."
+        )
     return out
 
 
@@ -90,9 +90,8 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
         # a single direction is no line
         alone = int(np.isfinite(line).sum() == 1)
         hover = f"{plain(family)}, {tokens[place]} tokens, mode %{{x}}<br>%{{y:.3g}} of the largest"
-        panel.line(
-            modes, line, family, hover, colour=CATEGORICAL[place % len(CATEGORICAL)], width=1.8, dots=7.0 * alone
-        )
+        colour = CATEGORICAL[place % len(CATEGORICAL)]
+        panel.line(modes, line, family, hover, colour=colour, width=1.8, dots=7.0 * alone)
     panel.y("singular value / largest", **log_axis(values))
     panel.x("mode")
     return canvas.dress(
@@ -121,9 +120,8 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
     rows = positions(ds, "family", families)
     labels = [names(ds, "family")[place] for place in rows]
     grid = panel_grid([(label,) for label in labels], row_height=190)
-    for panel, values, label in zip(
-        grid, array(ds, "angle", "family", "token", "other_token")[rows], labels, strict=True
-    ):
+    angles = array(ds, "angle", "family", "token", "other_token")[rows]
+    for panel, values, label in zip(grid, angles, labels, strict=True):
         angle_map(panel, values, f"{plain(label)}<br>tokens %{{y}} and %{{x}}: %{{z:.1f}}°")
     title_axes(grid, "token", "token")
     grid.y(autorange="reversed")

@@ -58,22 +58,20 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
         ds: of kind "entropic_rank".
 
     Returns:
-        A bold line over all series and a thin one each; a dotted line marks the number of heads, the largest
-        possible value.
+        A bold line over all series and a thin one each; the number of heads, the largest possible value, is dotted.
     """
     labels, ids = layer_names(ds), names(ds, "series")
     heads, canvas = int(ds.attrs.get("heads", 0)), blank(280)
     panel, hover = canvas.panel(), "%{text}<br>entropic rank %{y:.3g}"
+    thin: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
     for name, line in zip(ids, np.exp(array(ds, "entropy", "layer", "series")).T, strict=True):
-        look: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
-        panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **look)
-    rank = array(ds, "rank", "layer")
+        panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **thin)
     bold: Look = {"colour": BLUE, "width": 2.5, "mode": "lines+markers", "text": labels}
-    panel.line(labels, rank, "all series", f"all series, {hover}", **bold)
+    panel.line(labels, array(ds, "rank", "layer"), "all series", f"all series, {hover}", **bold)
     if heads:
         panel.level(heads, dash="dot")
-        side: Look = {"xref": "domain", "xanchor": "right", "yanchor": "bottom"}
-        panel.note(f"{heads} heads: no two share a direction", 1, heads, colour=GREY, **side)
+        words = f"{heads} heads: no two share a direction"
+        panel.note(words, 1, heads, colour=GREY, xref="domain", xanchor="right", yanchor="bottom")
         panel.y(range=[0.9, heads + 0.12 * (heads - 0.9)])
     panel.x("layer", type="category")
     few_ticks(canvas, labels)

@@ -66,8 +66,8 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
         series: id, or place counted from 0; the mean over series where known if None.
 
     Returns:
-        Layer × head maps: attention at the copied lag, by how much further the ablated forecast lies from the copy
-        and from the naive parrot, and, with a truth, the change of its error.
+        Layer × head maps: attention at the copied lag, and by how much further without the head the forecast lies from
+        the copy, the naive parrot and the truth, where known.
     """
     at = series_rows(ds, series)
     # what stands out does so over all series

@@ -143,9 +143,8 @@ def explore_figure(
         ablated: also draw the forecast without the chosen head.
 
     Returns:
-        Five panels with the traces :data:`TRACES`: the map; the singular values relative to the largest; the write to
-        the forecast by step; the series over the head's attention to each context step; the end of the series with
-        its forecasts.
+        Five panels with the traces :data:`TRACES`: the map; singular values relative to the largest; the write by step;
+        the series over the head's attention to each context step; the end of the series with its forecasts.
     """
     place = start(ds, score)
     if layer is not None and head is not None:
@@ -397,13 +396,8 @@ def _line(
 ) -> dict[str, Any]:
     line = {"color": colour, "width": width}
     hover = f"{view.hover(words)}<extra></extra>"
-    return {
-        "x": _on_axis(view, getattr(view, part)),
-        "y": values,
-        "mode": "lines",
-        "line": line,
-        "hovertemplate": hover,
-    }
+    where = {"x": _on_axis(view, getattr(view, part)), "y": values}
+    return {**where, "mode": "lines", "line": line, "hovertemplate": hover}
 
 
 def _on_axis(view: Scene, steps: np.ndarray) -> np.ndarray | list[str | None]:
