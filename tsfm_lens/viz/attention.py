@@ -26,6 +26,7 @@ from tsfm_lens.viz.select import (
     value_title,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import BLUE, GREY, INK, nats, number, percent, plain
 from tsfm_lens.viz.timeline import Timeline, timeline
 from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pool, pooled, ruler, token_axis
@@ -38,6 +39,7 @@ _MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _GRID_CELLS = 100_000  # in the whole figure
 _OFTEN = 1 / 3  # share of the queries that look at one token, or one distance, above which they are said to
 _ALIKE = 1e-6  # relative difference of weights that is rounding
+_LEAST = 1e-4  # weight of a pair of tokens in a table
 _RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
 
 
@@ -132,18 +134,6 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     table["largest_weight"] = pattern.max(axis=-1).mean(axis=-1).ravel()
     table["special_weight"] = pattern[..., token_axis(ds, "key").aside].sum(axis=-1).mean(axis=-1).ravel()
     return table
-
-
-def pattern_table(ds: xr.Dataset, layer: int, head: int, least: float = 1e-4) -> pd.DataFrame:
-    """Tabulate query–key pairs with at least ``least`` weight: what they cover, the weight."""
-    weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
-    query, key = np.nonzero(weights >= least)
-    columns: dict[str, np.ndarray] = {}
-    for side, place in (("query", query), ("key", key)):
-        axis = token_axis(ds, side)
-        for part in ("start", "stop", "special"):
-            columns[f"{side}_{part}"] = getattr(axis, part)[place]
-    return pd.DataFrame(columns | {"weight": weights[query, key]})
 
 
 @dataclass(frozen=True)
@@ -406,5 +396,6 @@ def _attention(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for words, place in places.items():
         layer, head = (int(v) for v in np.unravel_index(place, entropy.shape))
         fig = attention_map(ds, layer=names(ds, "layer")[layer], head=int(names(ds, "head")[head]))
+        pattern = ds.isel(layer=layer, head=head).assign(weight=lambda one: one["pattern"].astype(float))
         reading = [words, *read_attention_map(ds, layer, head)]
-        yield ReportPanel(fig, pattern_table(ds, layer, head), reading)
+        yield ReportPanel(fig, tokens_table(pattern, "weight", _LEAST), reading)

@@ -25,7 +25,7 @@ from tsfm_lens.viz.select import (
     statistic_of,
     unit_of,
 )
-from tsfm_lens.viz.sheet import Look, Panel, blank
+from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.standing import Standing
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, percent, plain
 from tsfm_lens.viz.timeline import timeline
@@ -180,17 +180,15 @@ def _keep_readable(panel: Panel, lengths: np.ndarray, ratio: float = 5.0) -> Non
     sizes = np.sort(np.abs(lengths[np.isfinite(lengths)]))
     if len(sizes) < 3 or not sizes[-1] > ratio * sizes[-2] > 0:
         return
-    limit = 1.4 * sizes[-2]
-    giant = int(np.nanargmax(np.abs(lengths)))
-    sign = np.sign(lengths[giant])
-    others = np.delete(lengths, giant)
+    limit, giant = 1.4 * sizes[-2], int(np.nanargmax(np.abs(lengths)))
+    sign, others = np.sign(lengths[giant]), np.delete(lengths, giant)
     low = -limit if sign < 0 else min(1.15 * float(np.nanmin(others)), 0.0)
     high = limit if sign > 0 else max(1.15 * float(np.nanmax(others)), 0.0)
     panel.x(range=[low, high])
     words = f"{lengths[giant]:+.4g}, beyond the axis".replace("-", "−")
     # on a white ground, since the bar may be hatched
-    end: Look = {"xanchor": "right" if sign > 0 else "left", "bgcolor": "#FFFFFF", "borderpad": 1}
-    panel.note(words, 0.97 * limit * sign, giant, size=11, **end)
+    end = "right" if sign > 0 else "left"
+    panel.note(words, 0.97 * limit * sign, giant, size=11, xanchor=end, bgcolor="#FFFFFF", borderpad=1)
 
 
 @ATTRIBUTION.figure("Who writes the forecast, step by step.", variables=("attribution",))
@@ -221,15 +219,9 @@ def attribution_heatmap(
     z = shares.values[keep]
     limit, beyond = _colour_end(z, [shares.components[i] == "embed" for i in keep])
     canvas = blank(max(140, 17 * len(keep)), 480)
-    panel = canvas.panel()
-    panel.cells(
-        z,
-        time.at(np.array([int(v) for v in names(ds, "step")])),
-        [plain(shares.components[i]) for i in keep],
-        f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}",
-        xgap=0,
-        ygap=0,
-    )
+    panel, labels = canvas.panel(), [plain(shares.components[i]) for i in keep]
+    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}"
+    panel.cells(z, time.at(np.array([int(v) for v in names(ds, "step")])), labels, hover, xgap=0, ygap=0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
     panel.x("date" if time.stamps is not None else "forecast step")
     canvas.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
@@ -296,11 +288,10 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
         note.append(f"completeness error {percent(error)}")
     values = array(cut, "attribution", "component", "step")
     components = names(ds, "component")
-    if "kind" in ds.coords:
-        fine = np.asarray([str(k) != "layer" for k in ds["kind"].values])
-        if fine.any():
-            values, noise = values[fine], noise and noise.at(fine)
-            components = [c for c, keep in zip(components, fine, strict=True) if keep]
+    fine = ds["kind"].values.astype(str) != "layer" if "kind" in ds.coords else np.zeros(len(components), dtype=bool)
+    if fine.any():
+        values, noise = values[fine], noise and noise.at(fine)
+        components = [components[i] for i in np.flatnonzero(fine)]
     series = names(ds, "series")[at]
     return _Shares(components, values, series, _METHOD_WORDS.get(label, label), unit, "; ".join(note), noise)
 

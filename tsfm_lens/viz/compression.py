@@ -94,8 +94,8 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
         ds: of kind "compression".
 
     Returns:
-        The rise of MASE, a geometric mean over series with its 95 % interval, over the share of numbers that is left;
-        the whole model is at 0. A ring is around the point that was chosen, where one was.
+        The rise of MASE, a geometric mean over series with its 95 % interval, over the share of numbers that is left,
+        with a ring around the choice; the whole model is at 0.
 
     Example:
         >>> fig = viz.size_and_error(compress.pareto(run, run, [0.5], methods=["svd"]))
@@ -150,8 +150,8 @@ def compressed_forecasts(
         context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
 
     Returns:
-        Panels under each other. The light band goes from the lowest to the highest quantile of the whole model, the
-        dashed lines are those of the other; solid lines are medians.
+        Panels under each other: a light band from the lowest to the highest quantile of the whole model, dashed those
+        of the other, solid the medians.
 
     Example:
         >>> fig = viz.compressed_forecasts(compress.quality(run, lens))
@@ -160,11 +160,13 @@ def compressed_forecasts(
     """
     rows = list(range(min(ds.sizes["series"], _PANELS))) if series is None else list(series)
     views = [scene(ds, each, context_steps, least=24) for each in rows]
-    titles = [shortened(_errors_of(ds, view.place, view.id), _TITLE_WIDTH, 12, 2) for view in views]
-    lines = max(title.count("\n") + 1 for title in titles)
-    canvas = sheet(
-        [150] * len(views), [1], titles=titles, row_gap=50 + 15 * lines, above=20 + 15 * lines, min_width=440
-    )
+    titles = []
+    for view in views:
+        mase = ds["mase"].values[:, view.place] if "mase" in ds else np.array([np.nan])
+        errors = f": MASE {mase[0]:.3g}, compressed {mase[-1]:.3g}" if np.isfinite(mase).all() else ""
+        titles.append(shortened(f"{view.id}{errors}", _TITLE_WIDTH, 12, 2))
+    room = 15 * max(title.count("\n") + 1 for title in titles)
+    canvas = sheet([150] * len(views), [1], titles=titles, row_gap=50 + room, above=20 + room, min_width=440)
     middle = median_position(ds["quantile"].values)
     levels = [float(level) for level in ds["quantile"].values]
     for panel, view in zip(canvas, views, strict=True):
@@ -184,13 +186,6 @@ def compressed_forecasts(
         f"{ds.sizes['step']} steps ahead from {views[0].remark}",
         f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile",
     )
-
-
-def _errors_of(ds: xr.Dataset, place: int, name: str) -> str:
-    if "mase" not in ds or not np.isfinite(ds["mase"].values[:, place]).all():
-        return name
-    before, after = ds["mase"].values[:, place]
-    return f"{name}: MASE {before:.3g}, compressed {after:.3g}"
 
 
 @COMPRESSION_QUALITY.panels

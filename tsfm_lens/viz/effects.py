@@ -146,10 +146,7 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
 
 
 @EFFECTS.figure(
-    "What later layers repair after an ablation.",
-    variables=_NEEDS,
-    table=("self_repair",),
-    sentences=read_self_repair,
+    "What later layers repair after an ablation.", variables=_NEEDS, table=("self_repair",), sentences=read_self_repair
 )
 def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
     """Draw how much of its direct effect later components undo, for the largest direct effects.

@@ -42,7 +42,7 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
         f"The median forecast of {name} starts at {amount(median[0])} and ends at {amount(median[-1])} "
         f"after {len(median)} steps."
     ]
-    low, high = int(np.argmin(levels)), int(np.argmax(levels))
+    low, high = int(levels.argmin()), int(levels.argmax())
     share = levels[high] - levels[low]
     if abs(levels[low] + levels[high] - 1) < 1e-6 and share > 0:
         width = values[high] - values[low]

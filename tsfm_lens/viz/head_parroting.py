@@ -9,6 +9,7 @@ import xarray as xr
 from tsfm_lens.registry import measurement
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.panels import means
 from tsfm_lens.viz.select import array, model_of, over_series, series_rows
 from tsfm_lens.viz.standing import Standing
 from tsfm_lens.viz.theme import number
@@ -97,6 +98,4 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
 def _mean(ds: xr.Dataset, name: str, at: list[int]) -> np.ndarray:
     """Average over the series that have a value, (layer, head)."""
     values = array(ds, name, "layer", "head", "series")[..., at]
-    finite = np.isfinite(values)
-    total = np.where(finite, values, 0.0).sum(axis=-1)
-    return np.where(finite.any(axis=-1), total / np.maximum(finite.sum(axis=-1), 1), np.nan)
+    return means(values.reshape(-1, len(at))).reshape(values.shape[:2])

@@ -189,11 +189,9 @@ def scores(ds: xr.Dataset) -> dict[str, tuple[str, np.ndarray]]:
 
 def _score(ds: xr.Dataset, key: str | None) -> tuple[str, np.ndarray]:
     available = scores(ds)
-    if key is None:
-        return next(iter(available.values()))
-    if key not in available:
+    if key is not None and key not in available:
         raise unknown_name("score", key, available)
-    return available[key]
+    return available[key or next(iter(available))]
 
 
 def start(ds: xr.Dataset, score: str | None = None) -> tuple[int, int]:
@@ -244,12 +242,7 @@ def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
 
 
 def ablation_update(ds: xr.Dataset, heads: Sequence[tuple[int, int]], quantiles: np.ndarray | None) -> Update:
-    """Return the forecast without some heads.
-
-    Args:
-        heads: positions (layer, head) of what is ablated.
-        quantiles: (quantile, step) at the levels of ``ds``; None draws none.
-    """
+    """Return the forecast without heads at positions (layer, head). ``quantiles``: (quantile, step), none if None."""
     visible = quantiles is not None
     if quantiles is None:
         # what is not shown still has values: the browser's drawing of bands meets no empty line

@@ -17,11 +17,7 @@ from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, VERMILION, number,
 
 __all__ = ["induction_corner", "overlap_thresholds"]
 _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from", "normalised": "sharp_below"}
-_AXES = {
-    "prefix_matching": "prefix matching",
-    "copy_score": "copy score (std)",
-    "normalised": "normalised entropy",
-}
+_AXES = {"prefix_matching": "prefix matching", "copy_score": "copy score (std)", "normalised": "normalised entropy"}
 _GROUPS = (
     ("neither", False, False, PALE, "circle"),
     ("sharp", False, True, BLUE, "square"),
@@ -79,7 +75,13 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
             if col > row:
                 panel.x(visible=False)
                 panel.y(visible=False)
-                _write_correlation(panel, float(ds["correlation"].sel(score=below, other_score=beside)))
+                value = float(ds["correlation"].sel(score=below, other_score=beside))
+                text = f"r = {value:+.2f}".replace("-", "−") if np.isfinite(value) else "r undefined"
+                place = canvas.fig.get_subplot(row, col)
+                where: Look = {letter: sum(getattr(place, f"{letter}axis").domain) / 2 for letter in "xy"}
+                # what hangs on an invisible axis is not drawn
+                where |= {"xref": "paper", "yref": "paper", "xanchor": "center", "font": {"size": 14, "color": GREY}}
+                canvas.fig.add_annotation(text=text, **where)
                 continue
             # the lines of one column share their axis, the histogram's heights have their own
             title = _AXES[beside] if row == 3 else None
@@ -158,11 +160,3 @@ def _histogram(panel: Panel, values: np.ndarray, word: str) -> None:
     middles, hover = (edges[:-1] + edges[1:]) / 2, f"{word} near %{{x:.3g}}: %{{y}} heads"
     outline: Look = {"marker_line": {"color": GREY, "width": 0.5}, "width": np.diff(edges)}
     panel.bars(middles, count, word, hover, colour=PALE, legend=False, **outline)
-
-
-def _write_correlation(panel: Panel, value: float) -> None:
-    place = panel.sheet.fig.get_subplot(panel.at["row"], panel.at["col"])
-    text = f"r = {value:+.2f}".replace("-", "−") if np.isfinite(value) else "r undefined"
-    where = {"x": sum(place.xaxis.domain) / 2, "y": sum(place.yaxis.domain) / 2, "xref": "paper", "yref": "paper"}
-    # what hangs on an invisible axis is not drawn
-    panel.sheet.fig.add_annotation(text=text, font={"size": 14, "color": GREY}, xanchor="center", **where)

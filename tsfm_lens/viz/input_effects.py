@@ -103,10 +103,7 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     canvas.colours({**scale, "colorscale": shades})
     fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
     return canvas.dress(
-        f"What moves the forecasts of {model_of(ds)}",
-        f"{method_words(ds.attrs)}, mean over steps",
-        shown(ids),
-        fewer,
+        f"What moves the forecasts of {model_of(ds)}", f"{method_words(ds.attrs)}, mean over steps", shown(ids), fewer
     )
 
 
