@@ -164,9 +164,9 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     panel = sheet.panel()
     hover = "%{x} components<br>faithfulness %{y:.3g}"
     panel.line(sizes[finite], curve[finite], "faithfulness", hover, colour=BLUE, dots=6, legend=False)
-    noise = finding(ds, "faithfulness")
-    known = noise is not None and bool(np.isfinite(noise.estimate))
-    if noise is not None and known:
+    noise, remark = finding(ds, "faithfulness"), ""
+    if noise is not None and np.isfinite(noise.estimate):
+        remark = "lone dot: the circuit, with its interval"
         hover = "the circuit<br>faithfulness %{y:.3g}, with its interval"
         panel.dots([size], [float(noise.estimate)], "", hover, colour=VERMILION, size=9, noise=noise.at(None))
         panel.floor(noise)
@@ -186,7 +186,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
         f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
         "1: the whole model, 0: none of the components",
-        "lone dot: the circuit, with its interval" if known else "",
+        remark,
         str(ds.attrs.get("refused", "")),
     )
 

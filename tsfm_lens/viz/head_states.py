@@ -226,7 +226,7 @@ def score_update(ds: xr.Dataset, score: str | None) -> Update:
 def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
     """Return what another head shows; ``layer`` and ``head`` are positions."""
     at = {"layer": layer, "head": head}
-    attention = 100 * array(ds, "attention", "time", **at)[-_drawn_steps(ds) :]
+    attention = 100 * array(ds, "attention", "time", **at)[-len(scene(ds, 0, ds.sizes["time"]).past) :]
     top, spectra = float(np.nanmax(attention)), {}
     for product in ("QK", "OV"):
         values = array(ds, "singular_value", "mode", **at, product=position(ds, "product", product))
@@ -293,11 +293,6 @@ def sampling_words(ds: xr.Dataset) -> str:
     """Write what a reader must know about how the forecasts were drawn, "" if nothing."""
     samples = int(ds.attrs.get("samples", 0))
     return f"every forecast from {samples} sample paths of one seed" if samples else ""
-
-
-def _drawn_steps(ds: xr.Dataset) -> int:
-    """Count the context steps that are drawn: all from the first known value on."""
-    return len(scene(ds, 0, ds.sizes["time"]).past)
 
 
 def _envelope(ds: xr.Dataset, quantiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

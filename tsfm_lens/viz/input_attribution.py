@@ -222,10 +222,9 @@ def input_waterfall(
     panel, places = canvas.panel(), np.arange(1, len(bars) + 1)
     panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
     for place, (name, length, error), base in zip(places, bars, begins, strict=True):
-        single = place <= len(most)
-        colour = (VERMILION if length >= 0 else BLUE) if single else mixed(GREY, 0.5)
-        bar: Look = {"error_x": {"type": "data", "array": [error], "color": INK, "thickness": 1, "width": 3}}
-        bar = bar if error else {}
+        colour = mixed(GREY, 0.5) if place > len(most) else VERMILION if length >= 0 else BLUE
+        whisker: Look = {"type": "data", "array": [error], "color": INK, "thickness": 1, "width": 3}
+        bar: Look = {"error_x": whisker} if error else {}
         hover = f"{plain(name)}<br>moves it by {signed(length)} {plain(view.unit)}"
         panel.bars([place], [length], "", hover, colour=colour, across=True, width=0.72, base=[base], **bar)
         end = {"x": max(base, base + length + error), "xanchor": "left", "xshift": 4}
