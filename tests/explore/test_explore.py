@@ -12,8 +12,7 @@ from tsfm_lens.explore import opening
 from tsfm_lens.explore.widget import Explorer
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.explore_panels import TRACES
-from tsfm_lens.viz.head_states import explore_figure, scores
+from tsfm_lens.viz.head_states import TRACES, explore_figure, scores
 
 H = 6
 CONTEXT, TRUTH = bundled("co2").tail(46).split(H)
@@ -114,12 +113,12 @@ def test_a_set_is_forecast_once(view: Explorer, monkeypatch: pytest.MonkeyPatch)
 def test_the_map_shows_every_score(view: Explorer) -> None:
     found = scores(view.states)
     assert len(found) == 7
-    for key, each in found.items():
+    for key, (words, values) in found.items():
         view.score.value = key
-        np.testing.assert_array_equal(trace(view, "scores").z, each.values)
-        assert each.words == trace(view, "scores").colorbar.title.text.replace("<br>", " ")
+        np.testing.assert_array_equal(trace(view, "scores").z, values)
+        assert words == trace(view, "scores").colorbar.title.text.replace("<br>", " ")
     variable, product = "stable_rank QK".split()
-    np.testing.assert_array_equal(found["stable_rank QK"].values, view.states[variable].sel(product=product))
+    np.testing.assert_array_equal(found["stable_rank QK"][1], view.states[variable].sel(product=product))
 
 
 def test_a_refused_forecast_is_said_and_nothing_changes(view: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:

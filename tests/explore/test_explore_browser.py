@@ -13,7 +13,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.explore_panels import TRACES
+from tsfm_lens.viz.head_states import TRACES
 
 # seconds after which something is taken to hang
 PATIENCE = 300

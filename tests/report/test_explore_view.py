@@ -10,8 +10,7 @@ import xarray as xr
 
 from tsfm_lens.registry import find
 from tsfm_lens.testing import last_digit
-from tsfm_lens.viz.explore_panels import TRACES
-from tsfm_lens.viz.head_states import read_explore
+from tsfm_lens.viz.head_states import TRACES, read_explore
 
 # seconds after which something is taken to hang
 PATIENCE = 300

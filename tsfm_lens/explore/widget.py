@@ -17,11 +17,12 @@ from tsfm_lens.ablation.metrics import mae, spearman_distance
 from tsfm_lens.errors import LensError
 from tsfm_lens.explore.figures import figure_widget
 from tsfm_lens.models.run import Run
-from tsfm_lens.viz.explore_panels import TRACES, head_name
 from tsfm_lens.viz.head_states import (
+    TRACES,
     Update,
     ablation_update,
     explore_figure,
+    head_name,
     head_update,
     head_words,
     sampling_words,
@@ -82,7 +83,7 @@ class Explorer(widgets.VBox):
 
     def _build_controls(self) -> None:
         wide = {"style": {"description_width": "initial"}}
-        options = [(each.words, key) for key, each in scores(self.states).items()]
+        options = [(words, key) for key, (words, _) in scores(self.states).items()]
         self.score = widgets.Dropdown(options=options, description="the map shows", **wide)
         heads = [(head_name(self.states, *place), place) for place in self._places.values()]
         self.head = widgets.Dropdown(options=heads, value=self.chosen, description="head", **wide)

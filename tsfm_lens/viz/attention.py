@@ -26,10 +26,11 @@ from tsfm_lens.viz.select import (
     value_title,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import BLUE, GREY, INK, nats, number, percent, plain
 from tsfm_lens.viz.timeline import Timeline, timeline
 from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pool, pooled, ruler, token_axis
-from tsfm_lens.viz.words import extremes, is_head, listed, nats_of, num
+from tsfm_lens.viz.words import capital, extremes, head_at, is_head, listed, nats_of, num
 
 __all__ = ["attention_grid", "attention_map"]
 _CELLS = 60_000  # more would be narrower than a dot
@@ -38,6 +39,7 @@ _MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _GRID_CELLS = 100_000  # in the whole figure
 _OFTEN = 1 / 3  # share of the queries that look at one token, or one distance, above which they are said to
 _ALIKE = 1e-6  # relative difference of weights that is rounding
+_LEAST = 1e-4  # weight of a pair of tokens in a table
 _RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
 
 
@@ -54,24 +56,20 @@ def read_attention(ds: xr.Dataset) -> list[str]:
     """Describe the sharp heads, the diffuse ones, and those that rest on special tokens."""
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
-    words = [[f"layer {a}, head {b}" for b in names(ds, "head")] for a in names(ds, "layer")]
     low, high = extremes(entropy)
-    most = _most_nats(pattern[high // pattern.shape[1]])
+    # a query may see a key that any head of the layer gives a weight to: those of masked keys are exactly 0
+    visible = (pattern[high // pattern.shape[1]] > 0).any(axis=0).sum(axis=-1)
+    most = float(np.log(np.maximum(visible, 1)).mean())
     out = [
-        f"On {single_series(ds)} the sharpest {is_head(ds, entropy, low, nats_of)} "
-        f"(entropy {nats_of(entropy.flat[low])}), "
-        f"the most diffuse {is_head(ds, entropy, high, nats_of)} "
+        f"On {single_series(ds)} the sharpest {is_head(ds, entropy, low, nats_of)} (entropy "
+        f"{nats_of(entropy.flat[low])}), the most diffuse {is_head(ds, entropy, high, nats_of)} "
         f"({num(entropy.flat[high])} of at most {num(most)} nats)."
     ]
-    keys = token_axis(ds, "key")
-    if len(keys.aside):
-        rest = pattern[..., keys.aside].sum(-1).mean(-1)
-        heavy = [words[i][j] for i, j in np.argwhere(rest > _RESTING)]
-        if heavy:
-            few = listed(heavy[:6]) + (f" and {len(heavy) - 6} more" if len(heavy) > 6 else "")
-            out.append(f"More than half of the attention goes to special tokens in {few}.")
-    out.append("Attention says what a head reads; only an ablation says whether it matters.")
-    return out
+    rest = pattern[..., token_axis(ds, "key").aside].sum(-1).mean(-1)
+    if heavy := [head_at(ds, int(flat)) for flat in np.flatnonzero(rest > _RESTING)]:
+        few = listed(heavy[:6]) + (f" and {len(heavy) - 6} more" if len(heavy) > 6 else "")
+        out.append(f"More than half of the attention goes to special tokens in {few}.")
+    return [*out, "Attention says what a head reads; only an ablation says whether it matters."]
 
 
 def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
@@ -92,60 +90,33 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
         return ["None of its queries gives one token more of its attention than every other."]
     peak = keys.timed[part.argmax(axis=1)[clear]]
     back = queries.start[queries.timed][clear] - keys.start[peak]
-    return [_looks(ds, keys, peak, back, len(part), float(top.mean()))]
-
-
-def _looks(ds: xr.Dataset, keys: TokenAxis, peak: np.ndarray, back: np.ndarray, queries: int, mean: float) -> str:
-    """Describe where queries look most: at one distance, at one token, or now here and now there.
-
-    Args:
-        peak, back: token and distance of the largest weight of each query that has one.
-        queries: how many there are; mean: of their largest weights.
-    """
-    if queries == 1:
-        where = f"{_place(ds, keys, int(peak[0]))}, {_lag(int(back[0]))}"
-        return f"Of all steps its one query looks most at {where}, with a weight of {num(mean)}."
+    count, mean = len(part), num(float(top.mean()))
     (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
-    average = f"the largest weight is {num(mean)} on average."
+    steps = f"{abs(lag)} step{'s' * (abs(lag) != 1)}"
+    distance = f"{steps} back" if lag > 0 else f"{steps} ahead" if lag else "at the same step"
+    place, time = keys.words(token), timeline(ds, 0)
+    if time.stamps is not None:
+        first, last = int(keys.start[token]), int(keys.stop[token]) - 1
+        place = time.label(first) if first == last else f"{place} (from {time.date(first)})"
+    if count == 1:
+        return [f"Of all steps its one query looks most at {place}, {distance}, with a weight of {mean}."]
     often = max(at_lag, at_token)
-    if often == 1 or often < _OFTEN * queries:
-        return (
-            f"Where its queries look most differs: no distance and no token has the largest weight of more than "
-            f"{often} of {queries} queries; {average}"
+    if often == 1 or often < _OFTEN * count:
+        where = (
+            "Where its queries look most differs: no distance and no token has the largest weight of more than "
+            f"{often} of {count} queries"
         )
-    if at_token > at_lag:
-        where = _place(ds, keys, token)
-        return f"{at_token} of its {queries} queries look most at {where}, whatever the distance; {average}"
-    return f"Its queries look most often {_lag(lag)} (the largest weight of {at_lag} of {queries} queries); {average}"
+    elif at_token > at_lag:
+        where = f"{at_token} of its {count} queries look most at {place}, whatever the distance"
+    else:
+        where = f"Its queries look most often {distance} (the largest weight of {at_lag} of {count} queries)"
+    return [f"{where}; the largest weight is {mean} on average."]
 
 
 def _commonest(values: np.ndarray) -> tuple[int, int]:
     """Return the most frequent value and its count."""
     distinct, counts = np.unique(values, return_counts=True)
     return int(distinct[counts.argmax()]), int(counts.max())
-
-
-def _lag(back: int) -> str:
-    """Write a distance in words, from the query to the key."""
-    steps = f"{abs(back)} step{'s' * (abs(back) != 1)}"
-    return f"{steps} back" if back > 0 else f"{steps} ahead" if back else "at the same step"
-
-
-def _place(ds: xr.Dataset, keys: TokenAxis, token: int) -> str:
-    """Write the steps that a token covers in words, with the date of the first where known."""
-    words, time = keys.words(token), timeline(ds, 0)
-    if time.stamps is None:
-        return words
-    first, last = int(keys.start[token]), int(keys.stop[token]) - 1
-    return time.label(first) if first == last else f"{words} (from {time.date(first)})"
-
-
-def _most_nats(pattern: np.ndarray) -> float:
-    """Compute the entropy of even attention over visible keys, mean over queries. ``pattern``: (head, query, key).
-
-    A query may see a key that any head of the layer gives a weight to: those of masked keys are exactly 0.
-    """
-    return float(np.log(np.maximum((pattern > 0).any(axis=0).sum(axis=-1), 1)).mean())
 
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
@@ -163,21 +134,6 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     table["largest_weight"] = pattern.max(axis=-1).mean(axis=-1).ravel()
     table["special_weight"] = pattern[..., token_axis(ds, "key").aside].sum(axis=-1).mean(axis=-1).ravel()
     return table
-
-
-def pattern_table(ds: xr.Dataset, layer: int, head: int, least: float = 1e-4) -> pd.DataFrame:
-    """Tabulate query–key pairs with at least ``least`` weight: what they cover, the weight."""
-    weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
-    query, key = np.nonzero(weights >= least)
-    columns: dict[str, np.ndarray] = {}
-    for side, place in (("query", query), ("key", key)):
-        axis = token_axis(ds, side)
-        columns |= {
-            f"{side}_start": axis.start[place],
-            f"{side}_stop": axis.stop[place],
-            f"{side}_special": axis.special[place],
-        }
-    return pd.DataFrame(columns | {"weight": weights[query, key]})
 
 
 @dataclass(frozen=True)
@@ -203,10 +159,6 @@ class _Side:
         return time.at(np.append(edges[:-1][self.starts(group)], edges[-1]))
 
 
-def _sides(axis: TokenAxis) -> list[_Side]:
-    return [_Side(axis, timed) for timed in (True, False) if len(axis.timed if timed else axis.aside)]
-
-
 def attention_kind(ds: xr.Dataset) -> str:
     """Name stack and kind of the attention, such as "decoder cross-attention"."""
     return f"{ds.attrs.get('stack', '')} {kind_word(str(ds.attrs.get('attention', 'attention')))}".strip()
@@ -214,8 +166,7 @@ def attention_kind(ds: xr.Dataset) -> str:
 
 def sentence_start(ds: xr.Dataset) -> str:
     """Name stack and kind with a capital letter."""
-    kind = attention_kind(ds)
-    return f"{kind[:1].upper()}{kind[1:]}"
+    return capital(attention_kind(ds))
 
 
 def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
@@ -233,30 +184,29 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
     """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover.
 
     Args:
-        ds: of kind "attention": ``pattern`` (layer, head, query, key) with the coordinates start, stop and
-            special of keys and queries; ``context`` (time) and ``forecast`` (step) are drawn above.
-        layer: label; a negative integer counts from the last.
-        head: number; negative counts from the last.
+        ds: of kind "attention", with ``pattern`` (layer, head, query, key).
+        layer, head: label and number; a negative integer counts from the last.
         zmax: weight at which the colours end, the largest of this pattern unless given.
 
     Returns:
-        The heat map over time, special tokens in strips at the right (keys) and the foot (queries), and
-        the series on the same time axis. Of long patterns a cell is the largest weight of several tokens, which
-        the subtitle then says.
-
-    Example:
-        >>> fig = viz.attention_map(results["attention"], layer=-1)
-        >>> fig.layout.meta["title"]
-        'Decoder cross-attention, layer 2, head 0 of chronos-nano'
+        The heat map over time, special tokens in strips at the right (keys) and the foot (queries), under the series.
+        Of long patterns a cell is the largest weight of several tokens.
     """
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
     keys, queries, time = token_axis(ds, "key"), token_axis(ds, "query"), timeline(ds)
-    columns, rows = _sides(keys), _sides(queries)
+    columns, rows = (
+        [_Side(axis, timed) for timed in (True, False) if len(axis.timed if timed else axis.aside)]
+        for axis in (keys, queries)
+    )
     # keys of the forecast alone have no values above them but those of a forecast
     past = columns[0].timed and bool(columns[0].axis.cells()[0][0] < -0.5)
     with_series = columns[0].timed and (("context" in ds and past) or "forecast" in ds)
-    heights = [110.0] * with_series + [_height(side, alone=len(rows) == 1) for side in rows]
+    heights = [110.0] * with_series
+    for side in rows:
+        least = 120.0 if len(rows) == 1 else 0.0
+        tall = float(np.clip(90 + 7 * len(side.owner), 120, 380))
+        heights.append(tall if side.timed else max(20.0 * len(side.owner), least))
     special = sum(len(side.owner) for side in columns if not side.timed)
     strip = float(np.clip(0.045 * special, 0.045, 0.25))
     widths = [1 - strip if side.timed else strip for side in columns] if len(columns) > 1 else [1.0]
@@ -280,13 +230,6 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
         "each row sums to 1",
         grouped(group) or "tokens as wide as the time they cover",
     )
-
-
-def _height(side: _Side, *, alone: bool) -> float:
-    """Return the height in pixels of the rows of one side's tokens."""
-    if side.timed:
-        return float(np.clip(90 + 7 * len(side.owner), 120, 380))
-    return max(20.0 * len(side.owner), 120.0 if alone else 0.0)
 
 
 def _draw_cells(
@@ -338,14 +281,9 @@ def _draw_series(panel: Panel, ds: xr.Dataset, time: Timeline, keys: _Side) -> N
     edges = keys.coordinates(time)
     panel.x(range=[edges[0], edges[-1]], showticklabels=False)
     panel.y(value_title(ds, 0).replace(" (", "\n("), nticks=4)
-    if edges_reach_forecast(keys):
+    first, *_, last = keys.axis.cells()[0]
+    if first < -0.5 < last:
         mark_start(panel, time)
-
-
-def edges_reach_forecast(keys: _Side) -> bool:
-    """Return whether keys stand on both sides of the start of the forecast."""
-    edges = keys.axis.cells()[0]
-    return bool(edges[0] < -0.5 < edges[-1])
 
 
 @ATTENTION.figure("What every head reads.", variables=("pattern",))
@@ -359,22 +297,13 @@ def attention_grid(
     """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
 
     Args:
-        ds: of kind "attention": ``pattern`` (layer, head, query, key) with the coordinates start, stop and
-            special of keys and queries, and ``entropy`` (layer, head) where known.
-        layers: labels to draw, all unless given.
-        heads: numbers to draw, all unless given.
-        zmax: weight at which the colours end. Unless given, the 99.5 % quantile of the largest weight that
-            each query gives to an ordinary key, so that neither special tokens nor sharp heads hide the others.
+        ds: of kind "attention", with ``pattern`` (layer, head, query, key).
+        layers, heads: labels and numbers to draw, all unless given.
+        zmax: weight at which the colours end; unless given, the 99.5 % quantile of each query's largest on its steps.
 
     Returns:
-        A panel per layer (rows) and head (columns), all on the same axes and colours. Special keys stand
-        right of the dotted line. In patterns with many tokens each cell is the largest weight of a few
-        adjacent tokens, which the subtitle then says.
-
-    Example:
-        >>> fig = viz.attention_grid(results["attention"])
-        >>> fig.layout.meta["title"]
-        'Decoder cross-attention of every head of chronos-nano'
+        A panel per layer (rows) and head (columns) on the same axes and colours, special keys right of a dotted line.
+        Of long patterns a cell is the largest weight of several tokens.
     """
     title = f"{sentence_start(ds)} of every head of {model_of(ds)}"
     return pattern_heads(ds, "pattern", layers, heads, zmax, "attention weight", title, "")
@@ -444,15 +373,8 @@ def head_label(canvas: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list
     for c, head in enumerate(heads, start=1):
         canvas.panel(rows, c).x(showticklabels=c == 1 or not crowded, tickangle=0, **outer)
         axis = fig.get_subplot(1, c).xaxis.plotly_name.replace("axis", "")
-        above: Look = {
-            "xref": f"{axis} domain",
-            "x": 0.5,
-            "yref": "paper",
-            "y": 1,
-            "yanchor": "bottom",
-            "font_size": 12,
-        }
-        fig.add_annotation(text=plain(f"head {head}" if columns <= 8 else head), **above)
+        above: Look = {"xref": f"{axis} domain", "x": 0.5, "yref": "paper", "y": 1, "yanchor": "bottom"}
+        fig.add_annotation(text=plain(f"head {head}" if columns <= 8 else head), font_size=12, **above)
     for r, layer in enumerate(layers, start=1):
         canvas.panel(r, 1).y(layer, showticklabels=True, title_font_size=12, **outer)
     shared = {"xref": "paper", "yref": "paper", "font_size": 13}
@@ -474,5 +396,6 @@ def _attention(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for words, place in places.items():
         layer, head = (int(v) for v in np.unravel_index(place, entropy.shape))
         fig = attention_map(ds, layer=names(ds, "layer")[layer], head=int(names(ds, "head")[head]))
+        pattern = ds.isel(layer=layer, head=head).assign(weight=lambda one: one["pattern"].astype(float))
         reading = [words, *read_attention_map(ds, layer, head)]
-        yield ReportPanel(fig, pattern_table(ds, layer, head), reading)
+        yield ReportPanel(fig, tokens_table(pattern, "weight", _LEAST), reading)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.select import layer_name, model_of, names
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, plain
@@ -42,7 +40,12 @@ def read_norms(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@ATTENTION_NORMS.figure("How nuclear norms of attention spread over inputs.", variables=("nuclear_norm",))
+@ATTENTION_NORMS.figure(
+    "How nuclear norms of attention spread over inputs.",
+    variables=("nuclear_norm",),
+    table=lambda ds: watch_table(ds, "layer", "head", "input"),
+    sentences=read_norms,
+)
 def nuclear_norms(ds: xr.Dataset) -> go.Figure:
     """Draw how nuclear norms of attention spread over inputs, runs or layers over each other.
 
@@ -50,8 +53,8 @@ def nuclear_norms(ds: xr.Dataset) -> go.Figure:
         ds: of kind "attention_norms", of one run, or of several of ``training.together``.
 
     Returns:
-        An outline of the histogram for each run, or for each layer of a single one, over all heads and inputs; dotted
-        lines at 1, one row for all queries, and at the number of keys, the identity.
+        A histogram for each run, or for each layer of a single one, over all heads and inputs; dotted lines at 1, one
+        row for all queries, and at the number of keys, the identity.
 
     Example:
         >>> even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in (0.0, 0.9))
@@ -83,8 +86,3 @@ def nuclear_norms(ds: xr.Dataset) -> go.Figure:
     return canvas.dress(
         f"Nuclear norms of the attention of {model_of(ds)}", f"every head on {inputs} input{'s' * (inputs != 1)}"
     )
-
-
-@ATTENTION_NORMS.panels
-def _norm_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(nuclear_norms(ds), watch_table(ds, "layer", "head", "input"), read_norms(ds))

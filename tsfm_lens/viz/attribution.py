@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, check, measurement
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import Finding
 from tsfm_lens.viz.select import (
@@ -25,7 +25,7 @@ from tsfm_lens.viz.select import (
     statistic_of,
     unit_of,
 )
-from tsfm_lens.viz.sheet import Look, Panel, blank
+from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.standing import Standing
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, percent, plain
 from tsfm_lens.viz.timeline import timeline
@@ -60,7 +60,7 @@ ATTRIBUTION = measurement(
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe the components that push the forecast up and down, and whether the sum is complete."""
-    shares = attribution_shares(ds, decomposition=decomposition, series=series)
+    shares = _shares_of(ds, decomposition, series)
     mean = shares.values.mean(axis=1)
     order = np.argsort(-np.abs(mean))[:3]
     parts = [f"{shares.components[i]} ({signed(mean[i])})" for i in order]
@@ -72,9 +72,8 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
         f"All positive ones sum to {signed(up)}, all negative ones to {signed(down)}."
     ]
     if "completeness_error" in ds:
-        error = float(
-            ds["completeness_error"].isel(decomposition=names(ds, "decomposition").index(decomposition), series=series)
-        )
+        place = names(ds, "decomposition").index(decomposition)
+        error = float(ds["completeness_error"].isel(decomposition=place, series=series))
         small = "up to rounding they add up to the whole" if error < 1e-3 else "so much of the whole is unexplained"
         out.append(f"The completeness error is {percent(error)}: {small}.")
     return out
@@ -101,7 +100,7 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
 
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe which component varies most over the steps, and which one leads how often."""
-    shares = attribution_shares(ds, decomposition=decomposition, series=series)
+    shares = _shares_of(ds, decomposition, series)
     steps = names(ds, "step")
     varying = int(np.ptp(shares.values, axis=1).argmax())
     row = shares.values[varying]
@@ -117,7 +116,7 @@ def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> l
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
     """Tabulate the mean contribution and that of every step, a row per component."""
-    shares = attribution_shares(ds, decomposition=decomposition, series=series)
+    shares = _shares_of(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
     table["mean"] = shares.values.mean(axis=1)
     steps = pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])
@@ -142,17 +141,12 @@ def attribution_bars(
         series: id, or place counted from 0.
         step: forecast step; the mean over steps unless given.
         quantile: level, for patch models; the median unless given.
-        top: how many bars. All other components are added up in a grey one.
+        top: how many bars; all other components are a grey one.
 
     Returns:
         Horizontal bars, vermilion for positive and blue for negative contributions, as in the map.
-
-    Example:
-        >>> fig = viz.attribution_bars(results["attribution"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecast of co2 by chronos-nano: logit attribution'
     """
-    shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
+    shares = _shares_of(ds, decomposition, series, quantile)
     values, when = shares.values.mean(axis=1), f"mean over {shares.values.shape[1]} forecast steps"
     if step is not None:
         place = position(ds, "step", step)
@@ -186,17 +180,15 @@ def _keep_readable(panel: Panel, lengths: np.ndarray, ratio: float = 5.0) -> Non
     sizes = np.sort(np.abs(lengths[np.isfinite(lengths)]))
     if len(sizes) < 3 or not sizes[-1] > ratio * sizes[-2] > 0:
         return
-    limit = 1.4 * sizes[-2]
-    giant = int(np.nanargmax(np.abs(lengths)))
-    sign = np.sign(lengths[giant])
-    others = np.delete(lengths, giant)
+    limit, giant = 1.4 * sizes[-2], int(np.nanargmax(np.abs(lengths)))
+    sign, others = np.sign(lengths[giant]), np.delete(lengths, giant)
     low = -limit if sign < 0 else min(1.15 * float(np.nanmin(others)), 0.0)
     high = limit if sign > 0 else max(1.15 * float(np.nanmax(others)), 0.0)
     panel.x(range=[low, high])
     words = f"{lengths[giant]:+.4g}, beyond the axis".replace("-", "−")
     # on a white ground, since the bar may be hatched
-    end: Look = {"xanchor": "right" if sign > 0 else "left", "bgcolor": "#FFFFFF", "borderpad": 1}
-    panel.note(words, 0.97 * limit * sign, giant, size=11, **end)
+    end = "right" if sign > 0 else "left"
+    panel.note(words, 0.97 * limit * sign, giant, size=11, xanchor=end, bgcolor="#FFFFFF", borderpad=1)
 
 
 @ATTRIBUTION.figure("Who writes the forecast, step by step.", variables=("attribution",))
@@ -218,30 +210,18 @@ def attribution_heatmap(
         top: at most so many components, those with the largest mean size; they keep the model's order.
 
     Returns:
-        One heat map; the colours are symmetric about 0. They end at the largest contribution, or where the embedding
-        or the first step dwarfs all else at the largest of the rest, which the subtitle then says.
-
-    Example:
-        >>> fig = viz.attribution_heatmap(results["attribution"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecast of co2 by chronos-nano, by step: logit attribution'
+        One heat map, its colours symmetric about 0; an embedding or a first step that dwarfs all else is beyond them.
     """
-    shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
+    shares = _shares_of(ds, decomposition, series, quantile)
     time = timeline(ds, series_position(ds, series))
     size = np.abs(np.nan_to_num(shares.values)).mean(axis=1)
     keep = np.sort(np.argsort(-size)[:top])
     z = shares.values[keep]
     limit, beyond = _colour_end(z, [shares.components[i] == "embed" for i in keep])
     canvas = blank(max(140, 17 * len(keep)), 480)
-    panel = canvas.panel()
-    panel.cells(
-        z,
-        time.at(np.array([int(v) for v in names(ds, "step")])),
-        [plain(shares.components[i]) for i in keep],
-        f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}",
-        xgap=0,
-        ygap=0,
-    )
+    panel, labels = canvas.panel(), [plain(shares.components[i]) for i in keep]
+    hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}"
+    panel.cells(z, time.at(np.array([int(v) for v in names(ds, "step")])), labels, hover, xgap=0, ygap=0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
     panel.x("date" if time.stamps is not None else "forecast step")
     canvas.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
@@ -267,16 +247,8 @@ def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
     return float(size[inside].max(initial=0.0)), ", ".join([*beyond, "beyond the colours"]) if beyond else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """Attribution of one decomposition to one series.
-
-    Attributes:
-        components: names, (component,).
-        values: (component, step), in ``unit``.
-        series, decomposition, unit, note: for titles; ``note`` states target and completeness error.
-        noise: what the result knows of the noise of each component's mean over steps, (component,).
-    """
+class _Shares(NamedTuple):
+    """Attribution of one decomposition to one series: names (component,), values (component, step), words, noise."""
 
     components: list[str]
     values: np.ndarray
@@ -284,28 +256,11 @@ class Shares:
     decomposition: str
     unit: str
     note: str
-    noise: Finding | None = None
+    noise: Finding | None
 
 
-def attribution_shares(
-    ds: xr.Dataset,
-    *,
-    decomposition: str | None = None,
-    series: str | int = 0,
-    quantile: float | None = None,
-) -> Shares:
-    """Cut an attribution to one series, decomposition and quantile, without whole layers (sums of the others).
-
-    Args:
-        decomposition: label; the first unless given.
-        series: id, or place counted from 0.
-        quantile: level, for patch models; the median unless given.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such decomposition, series or quantile.
-    """
-    check(ds, "attribution", "attribution")
+def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, quantile: float | None = None) -> _Shares:
+    """Cut an attribution to one series, decomposition and quantile, without whole layers (sums of the others)."""
     at = series_position(ds, series)
     which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
     label = names(ds, "decomposition")[which]
@@ -313,7 +268,11 @@ def attribution_shares(
     unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
     data_unit = unit_of(ds, at)
     unit = data_unit if unit in ("", "data units") and data_unit else unit or "data units"
-    note, noise = [], _noise(cut, unit)
+    note, noise = [], None
+    if "attribution_share_floor" in cut:
+        mean = array(cut, "mean_attribution", "component")
+        floor = float(cut["attribution_share_floor"]) * float(np.abs(mean).sum())
+        noise = Finding(mean, mean, mean, np.abs(mean) > floor, floor, floor, unit)
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
@@ -329,43 +288,23 @@ def attribution_shares(
         note.append(f"completeness error {percent(error)}")
     values = array(cut, "attribution", "component", "step")
     components = names(ds, "component")
-    if "kind" in ds.coords:
-        fine = np.asarray([str(k) != "layer" for k in ds["kind"].values])
-        if fine.any():
-            values, noise = values[fine], noise and noise.at(fine)
-            components = [c for c, keep in zip(components, fine, strict=True) if keep]
-    words = _METHOD_WORDS.get(label, label)
-    return Shares(
-        components=components,
-        values=values,
-        series=names(ds, "series")[at],
-        decomposition=words,
-        unit=unit,
-        note="; ".join(note),
-        noise=noise,
-    )
-
-
-def _noise(cut: xr.Dataset, unit: str) -> Finding | None:
-    """Compare one series and decomposition with its noise floor, (component,); None where no floor is known."""
-    if "attribution_share_floor" not in cut:
-        return None
-    mean = array(cut, "mean_attribution", "component")
-    floor = float(cut["attribution_share_floor"]) * float(np.abs(mean).sum())
-    return Finding(mean, mean, mean, np.abs(mean) > floor, floor, floor, unit)
+    fine = ds["kind"].values.astype(str) != "layer" if "kind" in ds.coords else np.zeros(len(components), dtype=bool)
+    if fine.any():
+        values, noise = values[fine], noise and noise.at(fine)
+        components = [components[i] for i in np.flatnonzero(fine)]
+    series = names(ds, "series")[at]
+    return _Shares(components, values, series, _METHOD_WORDS.get(label, label), unit, "; ".join(note), noise)
 
 
 @ATTRIBUTION.panels
 def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
     decompositions = names(ds, "decomposition")
     main = next((m for m in _PREFERRED if m in decompositions), decompositions[0])
-    for i in forecast_series(ds, _MAX_SERIES):
-        table, words = attribution_table(ds, main, i), read_attribution(ds, main, i)
-        words += read_attribution_over_series(ds, main) if i == 0 else []
-        yield ReportPanel(attribution_bars(ds, decomposition=main, series=i), table, words)
-        steps = read_attribution_steps(ds, main, i)
-        yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps)
-    for decomposition in decompositions:
-        if decomposition != main:
-            table, words = attribution_table(ds, decomposition, 0), read_attribution(ds, decomposition, 0)
-            yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=0), table, words)
+    several = [(main, i) for i in forecast_series(ds, _MAX_SERIES)]
+    for decomposition, i in [*several, *((other, 0) for other in decompositions if other != main)]:
+        table, words = attribution_table(ds, decomposition, i), read_attribution(ds, decomposition, i)
+        words += read_attribution_over_series(ds, main) if i == 0 and decomposition == main else []
+        yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=i), table, words)
+        if decomposition == main:
+            steps = read_attribution_steps(ds, main, i)
+            yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps)

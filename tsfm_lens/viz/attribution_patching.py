@@ -46,12 +46,12 @@ def read_attribution_patching(ds: xr.Dataset) -> list[str]:
     estimate, exact = (array(ds, name, "component", "position", "series") for name in ("first_order", "recovered"))
     error = np.abs(estimate - exact)
     both = [Standing(ds, name, "component", "position").leader() for name in ("first_order", "recovered")]
+    first, other = (patch_cell(ds, place or 0) for place in both)
     if None in both:
         same = "No single place leads in both, so that they cannot be compared by it."
-    elif both[0] == both[1]:
-        same = f"Both find most at {patch_cell(ds, both[0] or 0)}."
     else:
-        same = f"The estimate finds most at {patch_cell(ds, both[0] or 0)}, patching at {patch_cell(ds, both[1] or 0)}."
+        apart = f"The estimate finds most at {first}, patching at {other}."
+        same = f"Both find most at {first}." if both[0] == both[1] else apart
     return [
         f"The estimate misses the share that patching recovers by {num(error.mean())} on average and by up to "
         f"{num(error.mean(-1).max())} at a place. Its rank correlation with patching is "
@@ -82,13 +82,7 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         series: id, or place counted from 0; all unless given.
 
     Returns:
-        Dots coloured by layer, and the line on which the estimate is exact. Few layers are in the legend, many have a
-        colour bar. The subtitle has mean absolute error and rank correlation over all cells, as the result has them.
-
-    Example:
-        >>> fig = viz.attribution_patching_scatter(results["attribution_patching"])
-        >>> fig.layout.meta["title"]
-        'Attribution patching of chronos-nano against patching'
+        Dots coloured by layer, and the line on which the estimate is exact.
     """
     ids, rows, places = names(ds, "series"), series_rows(ds, series), places_in(ds)
     estimate, exact = (
@@ -119,11 +113,9 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}, "text": words}
         panel.dots(x, y, "a place and position", hover, legend=False, **look)
         bar = {"title": {"text": "layer", "side": "right"}}
-        ends_of = {"cmin": int(layers[0]), "cmax": int(layers[-1])}
-        sheet.colours({"colorscale": _SHADES, **ends_of, "colorbar": bar})
-    axis: Look = {"zeroline": True, "zerolinecolor": PALE}
-    panel.x("share recovered by patching", range=fitted_range(x, np.empty(0))[0], **axis)
-    panel.y("estimated share", range=fitted_range(y, np.empty(0))[0], **axis)
+        sheet.colours({"colorscale": _SHADES, "cmin": int(layers[0]), "cmax": int(layers[-1]), "colorbar": bar})
+    for axis, title, values in ((panel.x, "share recovered by patching", x), (panel.y, "estimated share", y)):
+        axis(title, range=fitted_range(values, np.empty(0))[0], zeroline=True, zerolinecolor=PALE)
     quality = [
         f"{word} {number(float(ds.attrs[name]))}"
         for name, word in (("mean_absolute_error", "mean absolute error"), ("rank_correlation", "rank correlation"))

@@ -56,7 +56,8 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
     mask, places = np.asarray(ds["in_circuit"].values, dtype=bool), places_in(ds)
     by_depth, kinds = mask[places.order], np.array(places.kind)
     counts = {kind: (int(by_depth[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
-    parts = [f"{inside} of {whole} {_several(kind)}" for kind, (inside, whole) in counts.items()]
+    several = {kind: "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads" for kind in counts}
+    parts = [f"{inside} of {whole} {several[kind]}" for kind, (inside, whole) in counts.items()]
     faithful, complete = (Standing(ds, name).told(0, percent) for name in ("faithfulness", "completeness"))
     rest = "" if mask.all() else f" Everything else is {ablation_word(ds)}."
     out = [
@@ -100,10 +101,6 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     return out
 
 
-def _several(kind: str) -> str:
-    return "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads"
-
-
 @CIRCUIT.figure("A minimal circuit and the edges between its components.", variables=("in_circuit",), beside=("edges",))
 def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30) -> go.Figure:
     """Draw the circuit on the model: every head and MLP at its place, those of the circuit filled.
@@ -114,13 +111,7 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         most: how many edges are drawn, the strongest by the mean over series.
 
     Returns:
-        Layers from left to right, in each a column a branch with its heads. Edges are as wide as their score is
-        large, pale where an end is outside the circuit.
-
-    Example:
-        >>> fig = viz.circuit_graph(results["circuit"], results["edges"])
-        >>> fig.layout.meta["title"].split(":")[0]
-        'Circuit of chronos-nano for the forecast of co2'
+        Layers from left to right, in each a column a branch with its heads; edges are as wide as their scores.
     """
     places = places_in(ds)
     mask = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
@@ -129,9 +120,12 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
     panel = sheet.panel()
     count = _draw_edges(panel, board, places, mask, edges, most) if edges is not None else 0
     _draw_nodes(panel, board, places, mask)
+    standing = ""
     if edges is not None:
         x, y = board.output
         panel.dots([x], [y], "", "the forecast", size=13, symbol="diamond")
+        if finding(edges, "score", "sender", "receiver") is not None:
+            standing = " that stand out of the noise"
     panel.x("layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False)
     panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
     bows = [trace for trace in sheet.fig.data if trace.name == "edge"]
@@ -144,7 +138,7 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         _quality(ds),
         str(ds.attrs.get("refused", "")),
         f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
-        f"diamond: the forecast; the {count} strongest edges by attribution{_standing(edges)}, as wide as their score, "
+        f"diamond: the forecast; the {count} strongest edges by attribution{standing}, as wide as their score, "
         f"{'purple where negative, ' * bool(negative)}pale where an end is outside"
         if edges is not None
         else "",
@@ -160,13 +154,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         A dot for each number of components that was tried, the mean over series; a dashed line at the allowed loss,
-        and the circuit's size marked; its interval over series, and the noise floor as a band, where the result
-        has them.
-
-    Example:
-        >>> fig = viz.circuit_curve(results["circuit"])
-        >>> fig.layout.meta["title"]
-        'How many components of chronos-nano keep the forecast'
+        and the circuit's size with its interval.
     """
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
     finite = np.isfinite(curve)
@@ -174,27 +162,20 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     least = 1 - float(ds.attrs.get("tolerance", 0.0))
     sheet = blank(280)
     panel = sheet.panel()
-    panel.line(
-        sizes[finite],
-        curve[finite],
-        "faithfulness",
-        "%{x} components<br>faithfulness %{y:.3g}",
-        colour=BLUE,
-        dots=6,
-        legend=False,
-    )
-    noise = finding(ds, "faithfulness")
+    hover = "%{x} components<br>faithfulness %{y:.3g}"
+    panel.line(sizes[finite], curve[finite], "faithfulness", hover, colour=BLUE, dots=6, legend=False)
+    noise, remark = finding(ds, "faithfulness"), ""
     if noise is not None and np.isfinite(noise.estimate):
+        remark = "lone dot: the circuit, with its interval"
         hover = "the circuit<br>faithfulness %{y:.3g}, with its interval"
         panel.dots([size], [float(noise.estimate)], "", hover, colour=VERMILION, size=9, noise=noise.at(None))
         panel.floor(noise)
     panel.level(least, dash="dash")
-    label = f"{least:.3g} asked for"
-    panel.note(label, 0, least, xref="domain", xanchor="left", yanchor="bottom", size=13, colour=GREY)
+    look: Look = {"yanchor": "bottom", "size": 13}
+    panel.note(f"{least:.3g} asked for", 0, least, xref="domain", xanchor="left", colour=GREY, **look)
     panel.upright(size, colour=VERMILION, width=1.5, dash="dot")
     side = "left" if size < len(sizes) / 2 else "right"
-    look: Look = {"yref": "domain", "yanchor": "bottom", "xanchor": side, "size": 13, "colour": VERMILION}
-    panel.note(f" {size} components ", size, 0.02, **look)
+    panel.note(f" {size} components ", size, 0.02, yref="domain", xanchor=side, colour=VERMILION, **look)
     ends = [] if noise is None else [float(noise.low)]
     low = float(np.nanmin([np.nanmin(curve), least, *ends]))
     panel.x("components kept", range=[-0.5, sizes[-1] + 0.5])
@@ -205,7 +186,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
         f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
         "1: the whole model, 0: none of the components",
-        "lone dot: the circuit, with its interval" if noise is not None and np.isfinite(noise.estimate) else "",
+        remark,
         str(ds.attrs.get("refused", "")),
     )
 
@@ -223,11 +204,6 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
 
     Returns:
         One panel.
-
-    Example:
-        >>> fig = viz.circuit_forecasts(results["circuit"])
-        >>> fig.layout.meta["title"]
-        'Forecasts of co2 by chronos-nano and by its circuit alone'
     """
     view, sheet = scene(ds, series, context_steps, least=24), blank()
     panel = sheet.panel()
@@ -248,12 +224,7 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
 
 @dataclass(frozen=True)
 class _Board:
-    """Places of the components in the figure: a column a branch, heads from top to bottom.
-
-    Attributes:
-        x, y: of each component; output: of the forecast; reach: the largest |y|.
-        ticks, labels: of the layers.
-    """
+    """Places of the components, the forecast and the layers: a column a branch, heads from top to bottom."""
 
     x: np.ndarray
     y: np.ndarray
@@ -321,48 +292,38 @@ def _draw_edges(panel: Panel, board: _Board, places: Places, mask: np.ndarray, e
     if noise is not None:
         # an edge within the noise is none
         scores = np.where(noise.stands, scores, np.nan)
-    order = [int(i) for i in np.argsort(-np.abs(np.nan_to_num(scores)).ravel(), kind="stable")][: max(most, 0)]
-    pairs = [divmod(i, len(receivers)) for i in order]
-    pairs = [(a, b) for a, b in pairs if np.isfinite(scores[a, b])]
+    order = np.argsort(-np.abs(np.nan_to_num(scores)).ravel(), kind="stable")[: max(most, 0)].tolist()
+    pairs = [(a, b) for a, b in (divmod(i, len(receivers)) for i in order) if np.isfinite(scores[a, b])]
     largest = max((abs(float(scores[a, b])) for a, b in pairs), default=1.0)
     for a, b in reversed(pairs):
         (x0, y0, here), (x1, y1, there) = spots[senders[a]], spots[receivers[b]]
         score = float(scores[a, b])
         # none of the nodes' colours
         colour = INK if score > 0 else PURPLE
-        x, y = _bow(x0, y0, x1, y1, 0.25 * (board.reach + 1))
+        # bent, so that it passes the nodes between
+        t, height = np.linspace(0, 1, 25), min(0.36 * (x1 - x0), board.reach + 1) * (1 if y0 + y1 >= 0 else -1)
+        x, y = x0 + (x1 - x0) * t, y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t)
         ends = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
         thin, width = mixed(colour, 0.85 if here and there else 0.3), 0.6 + 5.4 * abs(score) / largest
         panel.line(x, y, "edge", ends, colour=thin, width=width, legend=False)
     return len(pairs)
 
 
-def _standing(edges: xr.Dataset) -> str:
-    return "" if finding(edges, "score", "sender", "receiver") is None else " that stand out of the noise"
-
-
-def _bow(x0: float, y0: float, x1: float, y1: float, most: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a line from one node to another, bent by at most so much, so that it passes the nodes between."""
-    t = np.linspace(0, 1, 25)
-    height = min(0.36 * (x1 - x0), 4 * most) * (1 if y0 + y1 >= 0 else -1)
-    return x0 + (x1 - x0) * t, y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t)
-
-
 def _quality(ds: xr.Dataset, series: int | None = None) -> str:
     """Write faithfulness and completeness in words, of one series or the mean, with its interval."""
     several = series is None and ds.sizes["series"] > 1
     size = f"{int(ds['in_circuit'].values.sum())} of {ds.sizes['component']} components" if series is not None else ""
-    parts = [_share(ds, name, series) for name in ("faithfulness", "completeness")]
+    parts = []
+    for name in ("faithfulness", "completeness"):
+        values = array(ds, name, "series")[slice(None) if series is None else [series]]
+        noise, part = finding(ds, name) if series is None else None, f"no verdict on {name}"
+        if np.isfinite(values).any():
+            part = f"{name} {np.nanmean(values):.3g}"
+            part += (
+                f" ({float(noise.low):.3g} to {float(noise.high):.3g})" if noise is not None and noise.spread else ""
+            )
+        parts.append(part)
     return ", ".join(filter(None, [size, *parts])) + f" (means over {ds.sizes['series']} series)" * several
-
-
-def _share(ds: xr.Dataset, name: str, series: int | None) -> str:
-    values = array(ds, name, "series")[slice(None) if series is None else [series]]
-    if not np.isfinite(values).any():
-        return f"no verdict on {name}"
-    noise = finding(ds, name) if series is None else None
-    interval = f" ({float(noise.low):.3g} to {float(noise.high):.3g})" if noise is not None and noise.spread else ""
-    return f"{name} {np.nanmean(values):.3g}{interval}"
 
 
 def _behaviour(ds: xr.Dataset) -> str:

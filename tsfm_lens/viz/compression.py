@@ -24,7 +24,6 @@ WORDS = {
     "sensitive": "weighted by what enters and by gradients",
     "measured": "weighted, ranks by measured effect",
 }
-_COLUMNS = ("parameters", "rank_ratio", "factor_ratio", "mase_rise", "mase_rise_low", "mase_rise_high", "wql_rise")
 _PANELS = 4
 
 
@@ -57,12 +56,10 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     if "svd" not in methods or len(methods) == 1:
         return out
     high, low = (array(ds, f"mase_rise_{end}", "method", "keep") for end in ("high", "low"))
-    plain = methods.index("svd")
+    plain, keeps = methods.index("svd"), names(ds, "keep")
     for index, method in enumerate(methods):
         if index != plain:
-            apart = [
-                f"{float(keep):g}" for at, keep in enumerate(names(ds, "keep")) if high[index, at] < low[plain, at]
-            ]
+            apart = [f"{float(keep):g}" for at, keep in enumerate(keeps) if high[index, at] < low[plain, at]]
             at_shares = f" where {', '.join(apart)} is kept" if apart else " at no share tried"
             out.append(f"Clearly below plain truncation is {WORDS.get(method, method)}{at_shares}.")
     if not np.isfinite(high).any():
@@ -78,9 +75,7 @@ def read_quality(ds: xr.Dataset) -> list[str]:
         return ["The errors cannot be told: no truth, or a series without seasonal error."]
     mean, low, high = (100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
     ends = f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)" if np.isfinite([low, high]).all() else ""
-    out = [
-        f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series.",
-    ]
+    out = [f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series."]
     if "overlap" in ds:
         out.append(f"Of the ten likeliest tokens the two models share {100 * float(ds['overlap']):.3g} % (Jaccard).")
     return out
@@ -89,6 +84,8 @@ def read_quality(ds: xr.Dataset) -> list[str]:
 @COMPRESSION.figure(
     "Error over what is left of a model, by method of compression.",
     variables=("parameters", "mase_rise", "mase_rise_low", "mase_rise_high"),
+    table=("parameters", "rank_ratio", "factor_ratio", "mase_rise", "mase_rise_low", "mase_rise_high", "wql_rise"),
+    sentences=read_curve,
 )
 def size_and_error(ds: xr.Dataset) -> go.Figure:
     """Draw how much the error rises over what is left of a model, a curve for each method.
@@ -97,8 +94,8 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
         ds: of kind "compression".
 
     Returns:
-        The rise of MASE, a geometric mean over series with its 95 % interval, over the share of numbers that is left;
-        the whole model is at 0. A ring is around the point that was chosen, where one was.
+        The rise of MASE, a geometric mean over series with its 95 % interval, over the share of numbers that is left,
+        with a ring around the choice; the whole model is at 0.
 
     Example:
         >>> fig = viz.size_and_error(compress.pareto(run, run, [0.5], methods=["svd"]))
@@ -124,14 +121,8 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
             colour=colour,
             dots=7,
             customdata=[[keeps[at], *pair] for at, pair in zip(order, zip(*ends, strict=True), strict=True)],
-            error_y={
-                "type": "data",
-                "array": np.maximum(ends[1] - y, 0),
-                "arrayminus": np.maximum(y - ends[0], 0),
-                "color": colour,
-                "thickness": 1,
-                "width": 3,
-            },
+            error_y={"type": "data", "color": colour, "thickness": 1, "width": 3}
+            | {"array": np.maximum(ends[1] - y, 0), "arrayminus": np.maximum(y - ends[0], 0)},
         )
         for at, keep in enumerate(keeps):
             if choice == f"{method}, {float(keep):g} kept":
@@ -159,21 +150,23 @@ def compressed_forecasts(
         context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
 
     Returns:
-        Panels under each other. The light band goes from the lowest to the highest quantile of the whole model, the
-        dashed lines are those of the other; solid lines are medians.
+        Panels under each other: a light band from the lowest to the highest quantile of the whole model, dashed those
+        of the other, solid the medians.
 
     Example:
         >>> fig = viz.compressed_forecasts(compress.quality(run, lens))
         >>> fig.layout.meta["title"]
         'Forecasts of chronos-nano before and after compression'
     """
-    rows = list(range(min(ds.sizes["series"], 4))) if series is None else list(series)
+    rows = list(range(min(ds.sizes["series"], _PANELS))) if series is None else list(series)
     views = [scene(ds, each, context_steps, least=24) for each in rows]
-    titles = [shortened(_errors_of(ds, view.place, view.id), _TITLE_WIDTH, 12, 2) for view in views]
-    lines = max(title.count("\n") + 1 for title in titles)
-    canvas = sheet(
-        [150] * len(views), [1], titles=titles, row_gap=50 + 15 * lines, above=20 + 15 * lines, min_width=440
-    )
+    titles = []
+    for view in views:
+        mase = ds["mase"].values[:, view.place] if "mase" in ds else np.array([np.nan])
+        errors = f": MASE {mase[0]:.3g}, compressed {mase[-1]:.3g}" if np.isfinite(mase).all() else ""
+        titles.append(shortened(f"{view.id}{errors}", _TITLE_WIDTH, 12, 2))
+    room = 15 * max(title.count("\n") + 1 for title in titles)
+    canvas = sheet([150] * len(views), [1], titles=titles, row_gap=50 + room, above=20 + room, min_width=440)
     middle = median_position(ds["quantile"].values)
     levels = [float(level) for level in ds["quantile"].values]
     for panel, view in zip(canvas, views, strict=True):
@@ -193,18 +186,6 @@ def compressed_forecasts(
         f"{ds.sizes['step']} steps ahead from {views[0].remark}",
         f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile",
     )
-
-
-def _errors_of(ds: xr.Dataset, place: int, name: str) -> str:
-    if "mase" not in ds or not np.isfinite(ds["mase"].values[:, place]).all():
-        return name
-    before, after = ds["mase"].values[:, place]
-    return f"{name}: MASE {before:.3g}, compressed {after:.3g}"
-
-
-@COMPRESSION.panels
-def _plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(size_and_error(ds), frame(ds, *(name for name in _COLUMNS if name in ds)), read_curve(ds))
 
 
 @COMPRESSION_QUALITY.panels

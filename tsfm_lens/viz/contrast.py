@@ -22,12 +22,7 @@ def way(ds: xr.Dataset) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Both contexts and forecasts of one series.
-
-    Attributes:
-        time: the timeline; past, future: steps of context and forecast.
-        clean, corrupted: contexts, (time,); forecasts: of both, (step,) each.
-    """
+    """Both contexts (time,) and both forecasts (step,) of one series, with their steps."""
 
     time: Timeline
     past: np.ndarray
@@ -86,10 +81,6 @@ def when(ds: xr.Dataset, position: int) -> str:
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
     """Find first and last place of every run of True, runs at most ``gap`` apart joined."""
-    runs: list[tuple[int, int]] = []
-    for i in np.flatnonzero(flags):
-        if runs and i - runs[-1][1] <= gap:
-            runs[-1] = (runs[-1][0], int(i))
-        else:
-            runs.append((int(i), int(i)))
-    return runs
+    places = np.flatnonzero(flags)
+    parts = np.split(places, np.flatnonzero(np.diff(places) > gap) + 1)
+    return [(int(part[0]), int(part[-1])) for part in parts if len(part)]

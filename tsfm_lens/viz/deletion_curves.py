@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.verdict import rules_of, verdict
 from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.select import array, model_of, names, unit_of
@@ -41,7 +39,10 @@ def read_proof(ds: xr.Dataset) -> list[str]:
 
 
 @DELETION_CURVES.figure(
-    "How soon the forecast moves in the order of an explanation.", variables=("deletion", "insertion", "area")
+    "How soon the forecast moves in the order of an explanation.",
+    variables=("deletion", "insertion", "area"),
+    table=lambda ds: frame(ds, "deletion", "insertion").merge(frame(ds, "area", "p"), on="explanation"),
+    sentences=read_proof,
 )
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
     """Draw how far the forecast moves as segments are masked, and shown, in the order of each explanation.
@@ -51,11 +52,7 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         A panel for deletion, where a good explanation rises early, and one for insertion, where it falls early; the
-        band holds random orders. The subtitle has the areas between the curves.
-
-    Example:
-        >>> "deletion_lines" in viz.__all__
-        True
+        band holds random orders.
     """
     explanations, unit = names(ds, "explanation"), unit_of(ds) or "data units"
     area, p = array(ds, "area", "explanation"), array(ds, "p", "explanation")
@@ -66,9 +63,8 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
     for place, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
         low, high = (array(ds, f"random_{end}", "masked", curve=place) for end in ("low", "high"))
         panel.band(count, low, high, mixed(PALE, 0.7), _BAND, legend=True)
-        panel.line(
-            count, array(ds, f"random_{name}", "draw", "masked").mean(0), "random orders, mean", colour=GREY, dash="dot"
-        )
+        middle = array(ds, f"random_{name}", "draw", "masked").mean(0)
+        panel.line(count, middle, "random orders, mean", colour=GREY, dash="dot")
         for row, explanation in enumerate(explanations):
             y = array(ds, name, "masked", explanation=row)
             hover = f"{plain(explanation)}<br>%{{x}} segments<br>%{{y:.4g}} {plain(unit)}"
@@ -82,9 +78,3 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         f"forecast of {ds.attrs.get('target', '')}",
         f"area between the curves, random 0: {', '.join(areas)}",
     )
-
-
-@DELETION_CURVES.panels
-def _curve_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = frame(ds, "deletion", "insertion").merge(frame(ds, "area", "p"), on="explanation")
-    yield ReportPanel(deletion_lines(ds), table, read_proof(ds))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import xarray as xr
-
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.needs import GRADIENTS
 from tsfm_lens.viz.path_patching import path_map, read_paths
 from tsfm_lens.viz.tables import frame
@@ -24,10 +20,8 @@ EDGES = measurement(
     needs=GRADIENTS,
 )
 
-
-@EDGES.panels
-def _edges(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(path_map(ds), frame(ds, "score").query("score != 0"), read_paths(ds))
-
-
-EDGES.figure("Gradient estimates of what flows between single components.")(path_map)
+EDGES.figure(
+    "Gradient estimates of what flows between single components.",
+    table=lambda ds: frame(ds, "score").query("score != 0"),
+    sentences=read_paths,
+)(path_map)

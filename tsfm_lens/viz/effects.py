@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import check, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.panels import fitted_range, means
 from tsfm_lens.viz.places import Places, places_in
@@ -25,6 +24,7 @@ _MAX_LABELS = 6
 _LETTER, _LINE = 0.0125, 0.04  # of a label, in shares of the axes
 _WIDTH = 84 + round(6.6 / _LETTER)  # pixels at which letters have that share
 _MAX_NAMES = 3  # components in a sentence
+_NEEDS = ("direct", "direct_share", "self_repair")
 
 
 EFFECTS = measurement(
@@ -40,38 +40,25 @@ EFFECTS = measurement(
 
 def read_effects(ds: xr.Dataset) -> list[str]:
     """Describe the components that act most on the forecast directly."""
-    direct, labels = Standing(ds, "direct_share", "component"), names(ds, "component")
-    most = [f"{labels[flat]} ({direct.told(flat, percent)})" for flat in direct.named(_MAX_NAMES)]
-    later = _total(ds)
-    if not most:
-        return [
-            f"{capital(ablation_word(ds))}, no component changes the forecast directly by more than the noise.",
-            later,
-        ]
-    out = (
-        f"{capital(ablation_word(ds))}, these change the forecast most directly, as shares of the range of the "
-        f"series: {listed(most)}."
-    )
-    standing = f"{int(direct.stands_out.sum())} of {len(labels)} components stand out of the noise directly"
-    return [out, f"{standing}, {_large(direct)}.", later]
-
-
-def _large(share: Standing) -> str:
-    """State how many of the significant effects are more than a trifle."""
-    count = int((share.stands_out & (share.estimate >= WORTH_A_WORD)).sum())
-    whole = count == int(share.stands_out.sum())
-    return f"{'all' if whole else count or 'none'} of them by {percent(WORTH_A_WORD)} or more"
-
-
-def _total(ds: xr.Dataset) -> str:
-    """State how many components change the forecast with all that follows, and which most."""
-    total, labels = Standing(ds, "total_share", "component"), names(ds, "component")
-    most = [f"{labels[flat]} ({total.told(flat, percent)})" for flat in total.named(_MAX_NAMES)]
-    if not most:
-        return "With all that follows, none changes it by more than the noise either."
-    count = int(total.stands_out.sum())
-    do = f"{count} of {len(labels)} {verb(count, 'do', 'does')}"
-    return f"With all that follows, {do}, {_large(total)}, most of all {listed(most)}."
+    labels, way = names(ds, "component"), capital(ablation_word(ds))
+    counts, most, large = [], [], []
+    for share in (Standing(ds, f"{effect}_share", "component") for effect in ("direct", "total")):
+        count = int(share.stands_out.sum())
+        more = int((share.stands_out & (share.estimate >= WORTH_A_WORD)).sum())
+        counts.append(count)
+        most.append([f"{labels[flat]} ({share.told(flat, percent)})" for flat in share.named(_MAX_NAMES)])
+        large.append(f"{'all' if more == count else more or 'none'} of them by {percent(WORTH_A_WORD)} or more")
+    later = "With all that follows, none changes it by more than the noise either."
+    if most[1]:
+        do = f"{counts[1]} of {len(labels)} {verb(counts[1], 'do', 'does')}"
+        later = f"With all that follows, {do}, {large[1]}, most of all {listed(most[1])}."
+    if not most[0]:
+        return [f"{way}, no component changes the forecast directly by more than the noise.", later]
+    return [
+        f"{way}, these change the forecast most directly, as shares of the range of the series: {listed(most[0])}.",
+        f"{counts[0]} of {len(labels)} components stand out of the noise directly, {large[0]}.",
+        later,
+    ]
 
 
 def read_self_repair(ds: xr.Dataset) -> list[str]:
@@ -95,73 +82,57 @@ def read_self_repair(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Effects as single numbers.
+def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return direct and total effects, (component, series), and their unit: that of one series, or shares of the range.
 
-    Attributes:
-        direct: mean size over steps, (component, series).
-        total: total effect projected on the direct one, with all later components free, (component, series).
-            Negative where it points the other way, NaN where there is no direct effect.
-            1 - total / direct is the self-repair.
-        unit: of both.
+    The direct effect is a mean size over steps; the total one its part along it, NaN where there is no direct effect.
     """
-
-    direct: np.ndarray
-    total: np.ndarray
-    unit: str
-
-
-def effect_sizes(ds: xr.Dataset, series: list[int]) -> Sizes:
-    """Return sizes in data units of one series, or in shares of each series' range for several.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-    """
-    check(ds, "effects", "direct", "direct_share", "self_repair")
     rest = 1 - array(ds, "self_repair", "component", "series")[:, series]
     if len(series) == 1:
         later = slice(int(ds.attrs.get("steps_from", 0)), None)
         size = np.abs(array(ds, "direct", "component", "series", "step")[:, series, later]).mean(-1)
-        return Sizes(size, size * rest, unit_of(ds, series[0]) or "data units")
+        return size, size * rest, unit_of(ds, series[0]) or "data units"
     share = array(ds, "direct_share", "component", "series")[:, series]
-    return Sizes(share, share * rest, "share of the series' range")
+    return share, share * rest, "share of the series' range"
 
 
 @EFFECTS.figure(
-    "Direct against total effect of every component.", table=("direct", "total", "indirect"), sentences=read_effects
+    "Direct against total effect of every component.",
+    variables=_NEEDS,
+    table=("direct", "total", "indirect"),
+    sentences=read_effects,
 )
 def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw total against direct effect of every component: below the diagonal, later components undo part of it.
 
-    The direct effect is drawn as its mean size over steps, the total effect as its part along the direct one (a
-    projection), so that the self-repair of a series is exactly one minus their ratio.
+    The direct effect is its mean size over steps, the total one its part along the direct one (a projection), so that
+    the self-repair of a series is exactly one minus their ratio.
 
     Args:
         ds: of kind "effects".
         series: id, or place counted from 0; the mean over series unless given.
 
     Returns:
-        Dots coloured by kind, the largest named, over regions that say what later components do. Several series are
-        put together as shares of each series' range. Hollow where an effect does not stand out of the noise.
-
-    Example:
-        >>> fig = viz.effects_scatter(results["effects"])
-        >>> fig.layout.meta["title"]
-        'Direct and total effect of every component of chronos-nano'
+        Dots coloured by kind, the largest named, hollow within the noise, over regions that say what later components
+        do; of several series as shares of each series' range.
     """
     rows = series_rows(ds, series)
-    sizes, places = effect_sizes(ds, rows), places_in(ds)
-    x, y = means(sizes.direct)[places.order], means(sizes.total)[places.order]
+    (direct, total, unit), places = _sizes(ds, rows), places_in(ds)
+    x, y = means(direct)[places.order], means(total)[places.order]
     giants = _giants(x, y)
     fine = np.isfinite(y)
     fine[giants] = False
     canvas = blank(380, min_width=_WIDTH)
     panel = canvas.panel()
     _regions(panel, x[fine], y[fine])
-    _dots(panel, places, x, y, sizes.unit, fine, _standing(ds, places.order))
-    panel.x(f"direct effect ({sizes.unit})")
-    panel.y(f"total effect along the direct one\n({sizes.unit})")
+    shares = [finding(ds, f"{effect}_share", "component", unit="of the range") for effect in ("direct", "total")]
+    noise = None
+    if shares[0] is not None and shares[1] is not None:
+        # the intervals are those of whole effects, and what is drawn upwards is a part of one
+        noise = replace(shares[1], stands=shares[0].stands | shares[1].stands).at(places.order).without_interval
+    _dots(panel, places, x, y, unit, fine, noise)
+    panel.x(f"direct effect ({unit})")
+    panel.y(f"total effect along the direct one\n({unit})")
     without = int((~np.isfinite(y)).sum())
     far = [f"{places.labels[i]}, direct {number(x[i])}, total {number(y[i])}".replace("-", "−") for i in giants]
     return canvas.dress(
@@ -174,16 +145,9 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     )
 
 
-def _standing(ds: xr.Dataset, order: Any) -> Finding | None:
-    """Find the components that stand out by their direct or their total effect, where the result knows it."""
-    direct, total = (finding(ds, name, "component", unit="of the range") for name in ("direct_share", "total_share"))
-    if direct is None or total is None:
-        return None
-    # the intervals are those of whole effects, and what is drawn upwards is a part of one
-    return replace(total, stands=direct.stands | total.stands).at(order).without_interval
-
-
-@EFFECTS.figure("What later layers repair after an ablation.", table=("self_repair",), sentences=read_self_repair)
+@EFFECTS.figure(
+    "What later layers repair after an ablation.", variables=_NEEDS, table=("self_repair",), sentences=read_self_repair
+)
 def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
     """Draw how much of its direct effect later components undo, for the largest direct effects.
 
@@ -193,31 +157,26 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
         series: id, or place counted from 0; the mean over series unless given.
 
     Returns:
-        Two panels with a row per component, the largest direct effect first: direct effect, and self-repair with a
-        dot per series where there are several, or its interval where the result has one.
-
-    Example:
-        >>> fig = viz.self_repair_bars(results["effects"])
-        >>> fig.layout.meta["title"]
-        'Self-repair in chronos-nano after its strongest components are taken out'
+        A row per component, the largest direct effect first: that effect, and self-repair with a dot per series.
     """
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     ids, rows = names(ds, "series"), series_rows(ds, series)
-    sizes = effect_sizes(ds, rows)
+    direct, _, unit = _sizes(ds, rows)
     each = array(ds, "self_repair", "component", "series")[:, rows]
-    repair, size = means(each), means(sizes.direct)
+    repair, size = means(each), means(direct)
     order = [int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])][:top]
     labels = [plain(names(ds, "component")[i]) for i in order]
-    repair_noise = finding(ds, "self_repair", "component") if series is None else None
-    mine = None if repair_noise is None else repair_noise.at(order)
+    noises = [
+        finding(ds, name, "component", unit=word) if series is None else None
+        for name, word in (("direct_share", "of the range"), ("self_repair", ""))
+    ]
+    noise, mine = (None if each_noise is None else each_noise.at(order) for each_noise in noises)
     canvas = sheet(
         [max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.08, min_width=620, below=68, shared_yaxes=True
     )
     left, right = canvas
-    hover = f"%{{y}}<br>direct effect %{{x:.3g}} {plain(sizes.unit)}"
-    direct = finding(ds, "direct_share", "component", unit="of the range") if series is None else None
-    noise = None if direct is None else direct.at(order)
+    hover = f"%{{y}}<br>direct effect %{{x:.3g}} {plain(unit)}"
     left.bars(labels, size[order], "", hover, colour=mixed(GREY, 0.6), across=True, noise=noise)
     colours = [VERMILION if v > 0 else mixed(GREY, 0.6) for v in repair[order]]
     right.floor(mine, across=True)
@@ -238,8 +197,8 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     right.upright(1.0, dash="dash")
     canvas.y(autorange="reversed", ticks="", showline=False, dtick=1)
     left.y("component")
-    unit = sizes.unit.replace("the series' range", "range")
-    left.x(f"direct effect\n({unit})", nticks=5)
+    short = unit.replace("the series' range", "range")
+    left.x(f"direct effect\n({short})", nticks=5)
     right.x("self-repair\n(share of the direct effect undone)", range=bounds)
     return canvas.dress(
         f"Self-repair in {model_of(ds)} after its strongest components are taken out",
@@ -293,13 +252,7 @@ def _regions(panel: Panel, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def _dots(
-    panel: Panel,
-    places: Places,
-    x: np.ndarray,
-    y: np.ndarray,
-    unit: str,
-    fine: np.ndarray,
-    noise: Finding | None,
+    panel: Panel, places: Places, x: np.ndarray, y: np.ndarray, unit: str, fine: np.ndarray, noise: Finding | None
 ) -> None:
     """Draw a dot per component, the largest with their names where these do not run into each other."""
     layout = panel.sheet.fig.layout
@@ -335,25 +288,16 @@ def _dots(
 def _sides(
     labels: list[str], x: np.ndarray, y: np.ndarray, candidates: list[int], dots: np.ndarray, slope: float
 ) -> dict[int, str]:
-    """Choose the side of its dot on which each label stands; those without room are left out.
-
-    Args:
-        x, y: shares of the axes.
-        candidates: whose labels; dots: all that are drawn; slope: of the diagonal, in these shares.
-    """
+    """Choose the side of its dot on which each label stands, where it has room; ``x``, ``y`` in shares of the axes."""
     boxes = [(float(x[i]), float(x[i]), float(y[i]), i) for i in dots]
     placement: dict[int, str] = {}
     for i in candidates:
         width = _LETTER * len(labels[i]) + 0.02
         beside = [("middle right", 0.0, 0.0), ("middle left", -width, 0.0)]
-        beside = beside[::-1] if x[i] > 0.75 else beside
-        sides = (
-            *beside,
-            *(("top center", -width / 2, _LINE), ("bottom center", -width / 2, -_LINE)),
-            *(("top left", -width, _LINE), ("bottom right", 0.0, -_LINE)),
-        )
+        over = [("top center", -width / 2, _LINE), ("bottom center", -width / 2, -_LINE)]
+        aslant = [("top left", -width, _LINE), ("bottom right", 0.0, -_LINE)]
         free = []
-        for side, off, up in sides:
+        for side, off, up in [*(beside[::-1] if x[i] > 0.75 else beside), *over, *aslant]:
             low, height = float(x[i]) + off, float(y[i]) + up
             near = [(start, end) for start, end, at, whose in boxes if whose != i and abs(height - at) < 0.9 * _LINE]
             if low >= 0 and low + width <= 1 and not any(low < end and low + width > start for start, end in near):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.row_angles import angle_map
 from tsfm_lens.viz.select import array, model_of, names, positions
 from tsfm_lens.viz.sheet import blank
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 from tsfm_lens.viz.weight_ranks import level_position, relative
 from tsfm_lens.viz.words import listed, num
@@ -48,13 +47,13 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
     if len(several) > 1:
         most = max(several, key=lambda i: low[i])
         others = [i for i in several if i != most]
-        if all(low[most] > high[i] for i in others):
-            out.append(
-                f"A single signal of {families[most]} uses the most directions, {num(low[most])} to {num(high[most])}; "
-                f"one of any other family at most {num(max(high[i] for i in others))}."
-            )
-        else:
-            out.append("Of the numbers of directions that single signals use, the intervals overlap.")
+        next_high = max(high[i] for i in others)
+        out.append(
+            f"A single signal of {families[most]} uses the most directions, {num(low[most])} to {num(high[most])}; "
+            f"one of any other family at most {num(next_high)}."
+            if low[most] > next_high
+            else "Of the numbers of directions that single signals use, the intervals overlap."
+        )
     return out
 
 
@@ -68,7 +67,12 @@ def read_token_angles(ds: xr.Dataset) -> list[str]:
     return [f"Mean angles between two tokens: {listed(angles)}; between random lines {random}°."]
 
 
-@EMBEDDING_RANKS.figure("Singular values of embedded families of signals.", variables=("singular_value", "full"))
+@EMBEDDING_RANKS.figure(
+    "Singular values of embedded families of signals.",
+    variables=("singular_value", "full"),
+    table=("epsilon_rank", "told", "signal_rank_estimate", "signal_rank_low", "signal_rank_high"),
+    sentences=read_embedding_ranks,
+)
 def embedding_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of embedded families of signals, and of the vocabulary.
 
@@ -77,11 +81,6 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         A line per family on a logarithmic axis.
-
-    Example:
-        >>> fig = viz.embedding_spectra(results["embedding_ranks"])
-        >>> fig.layout.meta["title"]
-        'Spectra of series as chronos-nano embeds them'
     """
     values = relative(array(ds, "singular_value", "family", "mode"), array(ds, "rounding_floor", "family"))
     tokens = array(ds, "tokens", "family").astype(int)
@@ -91,9 +90,8 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
         # a single direction is no line
         alone = int(np.isfinite(line).sum() == 1)
         hover = f"{plain(family)}, {tokens[place]} tokens, mode %{{x}}<br>%{{y:.3g}} of the largest"
-        panel.line(
-            modes, line, family, hover, colour=CATEGORICAL[place % len(CATEGORICAL)], width=1.8, dots=7.0 * alone
-        )
+        colour = CATEGORICAL[place % len(CATEGORICAL)]
+        panel.line(modes, line, family, hover, colour=colour, width=1.8, dots=7.0 * alone)
     panel.y("singular value / largest", **log_axis(values))
     panel.x("mode")
     return canvas.dress(
@@ -103,7 +101,12 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@EMBEDDING_RANKS.figure("Angles between embedded tokens, family by family.", variables=("angle",))
+@EMBEDDING_RANKS.figure(
+    "Angles between embedded tokens, family by family.",
+    variables=("angle",),
+    table=("tokens", "full", "mean_angle", "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"),
+    sentences=read_token_angles,
+)
 def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) -> go.Figure:
     """Draw angles between embedded tokens, a panel per family: dark where two tokens lie on one line.
 
@@ -113,18 +116,12 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
 
     Returns:
         Heat maps from 0 to 90 degrees.
-
-    Example:
-        >>> fig = viz.token_angle_map(results["embedding_ranks"], families=["sinusoids", "white noise"])
-        >>> fig.layout.meta["title"]
-        'Angles between tokens that chronos-nano embeds'
     """
     rows = positions(ds, "family", families)
     labels = [names(ds, "family")[place] for place in rows]
     grid = panel_grid([(label,) for label in labels], row_height=190)
-    for panel, values, label in zip(
-        grid, array(ds, "angle", "family", "token", "other_token")[rows], labels, strict=True
-    ):
+    angles = array(ds, "angle", "family", "token", "other_token")[rows]
+    for panel, values, label in zip(grid, angles, labels, strict=True):
         angle_map(panel, values, f"{plain(label)}<br>tokens %{{y}} and %{{x}}: %{{z:.1f}}°")
     title_axes(grid, "token", "token")
     grid.y(autorange="reversed")
@@ -135,11 +132,3 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
         f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart",
         "empty: tokens that are zero, or fewer of them",
     )
-
-
-@EMBEDDING_RANKS.panels
-def _embedding_ranks(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    ranks = frame(ds, "epsilon_rank", "told", "signal_rank_estimate", "signal_rank_low", "signal_rank_high")
-    yield ReportPanel(embedding_spectra(ds), ranks, read_embedding_ranks(ds))
-    facts = ("tokens", "full", "mean_angle", "stable_rank", "effective_rank", "participation_ratio", "rounding_floor")
-    yield ReportPanel(token_angle_map(ds), frame(ds, *facts), read_token_angles(ds))

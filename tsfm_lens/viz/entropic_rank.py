@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.select import array, layer_names, model_of, names
@@ -47,7 +45,12 @@ def read_entropic_rank(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@ENTROPIC_RANK.figure("Directions that the heads of a layer write in.", variables=("rank", "entropy"))
+@ENTROPIC_RANK.figure(
+    "Directions that the heads of a layer write in.",
+    variables=("rank", "entropy"),
+    table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"),
+    sentences=read_entropic_rank,
+)
 def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     """Draw the entropic rank layer by layer: how many directions the heads of a layer write in.
 
@@ -55,27 +58,20 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
         ds: of kind "entropic_rank".
 
     Returns:
-        A bold line over all series and a thin one each; a dotted line marks the number of heads, the largest
-        possible value.
-
-    Example:
-        >>> fig = viz.entropic_rank_line(results["entropic_rank"])
-        >>> fig.layout.meta["title"]
-        'Entropic rank of the heads of chronos-nano'
+        A bold line over all series and a thin one each; the number of heads, the largest possible value, is dotted.
     """
     labels, ids = layer_names(ds), names(ds, "series")
     heads, canvas = int(ds.attrs.get("heads", 0)), blank(280)
     panel, hover = canvas.panel(), "%{text}<br>entropic rank %{y:.3g}"
+    thin: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
     for name, line in zip(ids, np.exp(array(ds, "entropy", "layer", "series")).T, strict=True):
-        look: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
-        panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **look)
-    rank = array(ds, "rank", "layer")
+        panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **thin)
     bold: Look = {"colour": BLUE, "width": 2.5, "mode": "lines+markers", "text": labels}
-    panel.line(labels, rank, "all series", f"all series, {hover}", **bold)
+    panel.line(labels, array(ds, "rank", "layer"), "all series", f"all series, {hover}", **bold)
     if heads:
         panel.level(heads, dash="dot")
-        side: Look = {"xref": "domain", "xanchor": "right", "yanchor": "bottom"}
-        panel.note(f"{heads} heads: no two share a direction", 1, heads, colour=GREY, **side)
+        words = f"{heads} heads: no two share a direction"
+        panel.note(words, 1, heads, colour=GREY, xref="domain", xanchor="right", yanchor="bottom")
         panel.y(range=[0.9, heads + 0.12 * (heads - 0.9)])
     panel.x("layer", type="category")
     few_ticks(canvas, labels)
@@ -86,9 +82,3 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
         f"entropy averaged over tokens and {len(ids)} series",
         "1: all heads write along one line",
     )
-
-
-@ENTROPIC_RANK.panels
-def _entropic_rank(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = frame(ds, "entropy").merge(frame(ds, "rank"), on="layer")
-    yield ReportPanel(entropic_rank_line(ds), table, read_entropic_rank(ds))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import array, layer_name, model_of, names, shown
+from tsfm_lens.viz.select import array, layer_name, layer_names, model_of, names, shown
 from tsfm_lens.viz.sheet import blank, sheet
 from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, plain
@@ -40,10 +38,8 @@ def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     """State the rank of the stream and of W_Q at both ends of the depth."""
     place = level_position(ds, epsilon)
     level = f"{float(ds['epsilon'].values[place]):g}"
-    stream, weights = (
-        array(ds, "epsilon_rank", "stream", epsilon=place),
-        array(ds, "weight_rank", "layer", epsilon=place),
-    )
+    stream = array(ds, "epsilon_rank", "stream", epsilon=place)
+    weights = array(ds, "weight_rank", "layer", epsilon=place)
     out = [
         f"At ε = {level} the stream uses {int(stream[0])} of {ds.sizes['mode']} directions at the embedding and "
         f"{int(stream[-1])} after the last layer."
@@ -60,19 +56,18 @@ def read_bound(ds: xr.Dataset) -> list[str]:
     """State whether theorem 4 says something of the model, and whether it holds there."""
     bound, values = array(ds, "bound", "layer", "mode"), array(ds, "singular_value", "stream", "mode")
     keys, outputs = (array(ds, name, "layer") for name in ("query_key_norm", "value_norm"))
-    sentences = _read_measured_bound(ds)
-    if np.isnan(bound).all():
+    finite = np.isfinite(bound)
+    if not finite.any():
         return [
-            *sentences,
+            *_read_measured_bound(ds),
             f"Theorem 4 says nothing of this model: it asks for {ds.attrs['least_depth']} layers or more with "
             f"{ds.attrs['heads']} heads, of which there are {ds.sizes['layer']}, and for norms up to 1, where "
             f"query–key products reach {num(float(keys.max()))} and value–output products {num(float(outputs.max()))}.",
         ]
-    finite = np.isfinite(bound)
     above = int((values[1:] / values[1:, :1] > bound)[finite].sum())
     outcome = "is exceeded nowhere" if not above else f"is exceeded {above} times: norms and MLPs are not part of it"
     return [
-        *sentences,
+        *_read_measured_bound(ds),
         f"The bound of theorem 4 applies to {int(finite.any(1).sum())} of {len(bound)} layers and {outcome}.",
     ]
 
@@ -114,7 +109,12 @@ def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     ]
 
 
-@FLOW_OF_RANKS.figure("Ranks of the stream and of W_Q, layer by ε.", variables=("epsilon_rank", "weight_rank", "told"))
+@FLOW_OF_RANKS.figure(
+    "Ranks of the stream and of W_Q, layer by ε.",
+    variables=("epsilon_rank", "weight_rank", "told"),
+    table=("epsilon_rank", "rank_share", "told"),
+    sentences=read_flow_map,
+)
 def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     """Draw layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q.
 
@@ -123,21 +123,16 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         Two heat maps on one colour scale; the deeper the lower. Cells that rounding of the forward may hide are empty.
-
-    Example:
-        >>> fig = viz.rank_flow_map(results["flow_of_ranks"])
-        >>> fig.layout.meta["title"]
-        'Flow of ranks through chronos-nano'
     """
     levels = [f"{float(level):g}" for level in ds["epsilon"].values]
-    streams, layers = stream_names(ds), [layer_name(label) for label in names(ds, "layer")]
+    streams = _stream_names(ds)
     valid = array(ds, "told", "stream", "epsilon") > 0
     ranks = np.where(valid, array(ds, "epsilon_rank", "stream", "epsilon"), np.nan)
     weights = array(ds, "weight_rank", "layer", "epsilon")
     height = max(24 * len(streams), 130)
     titles = ["stream after", "W_Q of"]
     canvas = sheet([height], [1, 1], titles=titles, column_gap=0.16, min_width=240 + 2 * 46 * len(levels))
-    for panel, values, rows, word in zip(canvas, (ranks, weights), (streams, layers), titles, strict=True):
+    for panel, values, rows, word in zip(canvas, (ranks, weights), (streams, layer_names(ds)), titles, strict=True):
         hover = f"{word}, %{{y}}<br>ε %{{x}}: rank %{{z}}"
         panel.cells(values, levels, rows, hover, write="{:.0f}".format, printed=_MAX_NUMBERED)
         panel.x("ε", type="category", ticks="")
@@ -145,7 +140,7 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     canvas.colours(colour_scale("ε-rank", low=0.0, high=float(max(ds.sizes["mode"], ds.sizes["weight_mode"]))))
     return canvas.dress(
         f"Flow of ranks through {model_of(ds)}",
-        f"singular values above ε of the largest; {stack_words(ds)}, {int(ds.attrs.get('tokens', 0))} tokens of "
+        f"singular values above ε of the largest; {_stack_words(ds)}, {int(ds.attrs.get('tokens', 0))} tokens of "
         f"{shown(names(ds, 'series'))}",
         "" if valid.all() else "empty: rounding of the forward may hide the rank",
     )
@@ -154,6 +149,8 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
 @FLOW_OF_RANKS.figure(
     "Singular values of the stream and of W_Q through the depth.",
     variables=("singular_value", "weight_singular_value", "bound"),
+    table=lambda ds: frame(ds, "weight_rank").merge(frame(ds, "query_key_norm", "value_norm"), on="layer"),
+    sentences=read_bound,
 )
 def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of the stream before each layer and after the last, and of each layer's W_Q.
@@ -162,14 +159,8 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
         ds: of kind "flow_of_ranks".
 
     Returns:
-        Two panels on one logarithmic axis, the deeper the darker; what theorem 4 allows after each layer is dotted
-        where it says something. A third panel has the stream after each first attention and, dashed, what the
-        inequality behind the theorem allows with measured constants, where the result knows it.
-
-    Example:
-        >>> fig = viz.rank_flow_spectra(results["flow_of_ranks"])
-        >>> fig.layout.meta["title"]
-        'Spectra of the stream and of W_Q through the depth of chronos-nano'
+        Two panels on one logarithmic axis, the deeper the darker, what theorem 4 allows after each layer dotted; in a
+        third the stream after each first attention and, dashed, what is allowed with measured constants, where known.
     """
     values = relative(array(ds, "singular_value", "stream", "mode"), array(ds, "rounding_floor", "stream"))
     weights = relative(array(ds, "weight_singular_value", "layer", "weight_mode"))
@@ -180,37 +171,39 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
         [280], [1] * len(titles), titles=titles, column_gap=0.06, min_width=280 * len(titles), shared_yaxes=True
     )
     left, right, *rest = canvas
+    labels = layer_names(ds)
     for panel in rest:
         allowed, attention = (array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value"))
-        labels = [layer_name(label) for label in names(ds, "layer")]
         depth_lines(panel, labels, np.where(attention > 0, attention, np.nan), "mode")
         for place, (label, line) in enumerate(zip(labels, allowed, strict=True)):
             hover = f"allowed after the attention of {label}, mode %{{x}}<br>%{{y:.3g}} of the largest"
             colour = mixed(VERMILION, 0.35 + 0.65 * (place + 1) / len(labels))
             upto, modes = np.where(line < 1, line, np.nan), np.arange(1, len(line) + 1)
             panel.line(modes, upto, "allowed, measured constants", hover, colour=colour, width=1, dash="dash")
-        panel.x("mode")
-    depth_lines(left, stream_names(ds), values, "mode")
-    depth_lines(right, [layer_name(label) for label in names(ds, "layer")], weights, "mode")
+    depth_lines(left, _stream_names(ds), values, "mode")
+    depth_lines(right, labels, weights, "mode")
     modes = np.arange(1, bound.shape[1] + 1)
-    for label, line in zip(names(ds, "layer"), bound, strict=True):
+    for label, line in zip(labels, bound, strict=True):
         if np.isfinite(line).any():
-            hover = f"allowed after {layer_name(label)}, mode %{{x}}<br>%{{y:.3g}} of the largest"
+            hover = f"allowed after {label}, mode %{{x}}<br>%{{y:.3g}} of the largest"
             left.line(modes, line, "bound of theorem 4", hover, colour=VERMILION, width=1, dash="dot")
     canvas.y(**log_axis(np.concatenate([values.ravel(), weights.ravel()])))
     left.y("singular value / largest")
-    left.x("mode")
-    right.x("mode")
-    silent = np.isnan(bound).all()
+    canvas.x("mode")
     return canvas.dress(
         f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}",
         "the deeper the darker",
-        f"{stack_words(ds)}, {shown(names(ds, 'series'))}",
-        "theorem 4 says nothing of this model" if silent else "",
+        f"{_stack_words(ds)}, {shown(names(ds, 'series'))}",
+        "theorem 4 says nothing of this model" if np.isnan(bound).all() else "",
     )
 
 
-@FLOW_OF_RANKS.figure("How the rank of single series rises through the depth.", variables=("rank_rise",))
+@FLOW_OF_RANKS.figure(
+    "How the rank of single series rises through the depth.",
+    variables=("rank_rise",),
+    table=("rank_rise_estimate", "rank_rise_low", "rank_rise_high", "rank_rise_stands_out"),
+    sentences=read_rank_rise,
+)
 def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
     """Draw by how much the rank of single series rises from the embedding through the depth.
 
@@ -220,14 +213,9 @@ def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
 
     Returns:
         A thin line per series, and their mean with its interval, hollow where the rise does not stand out.
-
-    Example:
-        >>> fig = viz.rank_rise(results["flow_of_ranks"], epsilon=0.01)
-        >>> fig.layout.meta["title"]
-        'Rise of the rank of single series through chronos-nano'
     """
     place = level_position(ds, epsilon)
-    rise, labels = array(ds, "rank_rise", "stream", "series", epsilon=place), stream_names(ds)
+    rise, labels = array(ds, "rank_rise", "stream", "series", epsilon=place), _stream_names(ds)
     finite = np.isfinite(rise).any(axis=0)
     canvas = blank(280)
     panel = canvas.panel()
@@ -247,25 +235,16 @@ def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
     return canvas.dress(
         f"Rise of the rank of single series through {model_of(ds)}",
         f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens",
-        f"{stack_words(ds)}, {int(finite.sum())} series",
+        f"{_stack_words(ds)}, {int(finite.sum())} series",
     )
 
 
-def stream_names(ds: xr.Dataset) -> list[str]:
+def _stream_names(ds: xr.Dataset) -> list[str]:
     """Name the streams: "embedding", then after each layer."""
     return [layer_name(label) for label in names(ds, "stream")]
 
 
-def stack_words(ds: xr.Dataset) -> str:
+def _stack_words(ds: xr.Dataset) -> str:
     """Name the stack that the streams are of."""
     stack = str(ds.attrs.get("stack", ""))
     return f"stream of the {stack}" if stack else "residual stream"
-
-
-@FLOW_OF_RANKS.panels
-def _flow_of_ranks(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(rank_flow_map(ds), frame(ds, "epsilon_rank", "rank_share", "told"), read_flow_map(ds))
-    weights = frame(ds, "weight_rank").merge(frame(ds, "query_key_norm", "value_norm"), on="layer")
-    yield ReportPanel(rank_flow_spectra(ds), weights, read_bound(ds))
-    rise = ("rank_rise_estimate", "rank_rise_low", "rank_rise_high", "rank_rise_stands_out")
-    yield ReportPanel(rank_rise(ds), frame(ds, *rise), read_rank_rise(ds))

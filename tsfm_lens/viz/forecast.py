@@ -42,7 +42,7 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
         f"The median forecast of {name} starts at {amount(median[0])} and ends at {amount(median[-1])} "
         f"after {len(median)} steps."
     ]
-    low, high = int(np.argmin(levels)), int(np.argmax(levels))
+    low, high = int(levels.argmin()), int(levels.argmax())
     share = levels[high] - levels[low]
     if abs(levels[low] + levels[high] - 1) < 1e-6 and share > 0:
         width = values[high] - values[low]
@@ -54,18 +54,16 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     finite = np.isfinite(truth)
     if finite.any():
         inside = (truth >= values[low]) & (truth <= values[high])
-        error = float(np.abs(median - truth)[finite].mean())
+        context = array(ds, "context", "time", series=series) if "context" in ds else np.array([])
+        history, naive = context[np.isfinite(context)], ""
+        if len(history):
+            error = amount(float(np.abs(history[-1] - truth)[finite].mean()))
+            naive = f"; repeating the last observed value would have missed it by {error}"
         out.append(
             f"The truth lies within the band in {int(inside[finite].sum())} of {int(finite.sum())} steps "
             f"(a calibrated band would hold about {100 * share:.3g} % of many such steps), and the median misses "
-            f"it by {amount(error)} on average"
+            f"it by {amount(float(np.abs(median - truth)[finite].mean()))} on average{naive}."
         )
-        context = array(ds, "context", "time", series=series) if "context" in ds else np.array([])
-        history = context[np.isfinite(context)]
-        if len(history):
-            naive = float(np.abs(history[-1] - truth)[finite].mean())
-            out[-1] += f"; repeating the last observed value would have missed it by {amount(naive)}"
-        out[-1] += "."
     return out
 
 
@@ -84,20 +82,13 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
 
     Args:
         ds: a run, a forecast, or a dataset of kind "forecast": ``quantile_forecast`` (series, quantile, step),
-            ``context`` (series, time), and, where there are any, ``truth`` (series, step) and ``sample`` (series,
-            draw, step).
+            ``context`` (series, time), where known ``truth`` (series, step) and ``sample`` (series, draw, step).
         series: id, or place counted from 0.
         context_steps: how much of the context is drawn; five horizons (at least 60 steps) unless given.
         samples: how many of the sampled paths are drawn in place of the bands.
 
     Returns:
-        Traces: two per band, widest first (its lower edge, its upper edge), or the paths; the median;
-        context and truth.
-
-    Example:
-        >>> fig = viz.forecast_fan(results["forecast"])
-        >>> fig.layout.meta["title"]
-        'Forecast of co2 by chronos-nano'
+        Two traces per band, the widest first, or the paths; the median; context and truth.
     """
     view, sheet = scene(ds, series, context_steps), blank()
     panel = sheet.panel()

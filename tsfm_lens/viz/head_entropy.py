@@ -31,11 +31,8 @@ def read_head_entropy(ds: xr.Dataset) -> list[str]:
     """Describe the sharpest and the most diffuse head, and the layers with most sharp heads."""
     entropy, sharp = array(ds, "entropy", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
     low, high = extremes(entropy)
-    out = [
-        f"Over all series the sharpest {is_head(ds, entropy, low, nats_of)} "
-        f"({nats_of(entropy.flat[low])}), the most diffuse "
-        f"{is_head(ds, entropy, high, nats_of)} ({nats_of(entropy.flat[high])})."
-    ]
+    sharpest, widest = (f"{is_head(ds, entropy, at, nats_of)} ({nats_of(entropy.flat[at])})" for at in (low, high))
+    out = [f"Over all series the sharpest {sharpest}, the most diffuse {widest}."]
     counts = sharp.sum(axis=1)
     if counts.any():
         most = [word for word, count in zip(layers(ds), counts, strict=True) if count == counts.max()]
@@ -61,23 +58,18 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         One heat map in nats with the numbers in the cells; heads below the threshold are outlined.
-
-    Example:
-        >>> fig = viz.head_entropy_map(results["head_entropy"])
-        >>> fig.layout.meta["title"]
-        'Attention entropy of the heads of chronos-nano'
     """
     normalised, sharp = array(ds, "normalised", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
     notes = [
         [f"<br>normalised {value:.2f}{', sharp' if mark else ''}" for value, mark in zip(*row, strict=True)]
         for row in zip(normalised, sharp, strict=True)
     ]
+    least = number(float(ds.attrs.get("sharp_below", np.nan)))
     return head_maps(
         ds,
         [HeadMap(array(ds, "entropy", "layer", "head"), "", "entropy", "nats", reverse=True, notes=notes)],
         f"Attention entropy of the heads of {model_of(ds)}",
         f"{attention_kind(ds)}, mean over forecast steps and series",
-        f"outlined: {int(sharp.sum())} of {sharp.size} heads are sharp, below "
-        f"{number(float(ds.attrs.get('sharp_below', np.nan)))} of the range over all heads",
+        f"outlined: {int(sharp.sum())} of {sharp.size} heads are sharp, below {least} of the range over all heads",
         outlined=sharp,
     )

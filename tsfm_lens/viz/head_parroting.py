@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.panels import means
 from tsfm_lens.viz.select import array, model_of, over_series, series_rows
 from tsfm_lens.viz.standing import Standing
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import number
 from tsfm_lens.viz.words import count_of, head_at, verb
 
@@ -58,6 +56,8 @@ def read_heads(ds: xr.Dataset) -> list[str]:
 @HEAD_PARROTING.figure(
     "What every head adds to the copy of the context.",
     variables=("mass", "chance", "lag", "copy_error_change", "parrot_error_change"),
+    table=("mass", "copy_error_change", "parrot_error_change"),
+    sentences=read_heads,
 )
 def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw where each head looks, and how the forecast without it departs from copying.
@@ -67,13 +67,8 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
         series: id, or place counted from 0; the mean over series where known if None.
 
     Returns:
-        Layer × head maps: attention at the copied lag, by how much further the ablated forecast lies from the copy
-        and from the naive parrot, and, with a truth, the change of its error.
-
-    Example:
-        >>> fig = viz.head_parroting_map(results["head_parroting"])
-        >>> fig.layout.meta["title"]
-        'Parroting by the heads of chronos-nano'
+        Layer × head maps: attention at the copied lag, and by how much further without the head the forecast lies from
+        the copy, the naive parrot and the truth, where known.
     """
     at = series_rows(ds, series)
     # what stands out does so over all series
@@ -103,12 +98,4 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
 def _mean(ds: xr.Dataset, name: str, at: list[int]) -> np.ndarray:
     """Average over the series that have a value, (layer, head)."""
     values = array(ds, name, "layer", "head", "series")[..., at]
-    finite = np.isfinite(values)
-    total = np.where(finite, values, 0.0).sum(axis=-1)
-    return np.where(finite.any(axis=-1), total / np.maximum(finite.sum(axis=-1), 1), np.nan)
-
-
-@HEAD_PARROTING.panels
-def _heads(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = frame(ds, "mass", "copy_error_change", "parrot_error_change")
-    yield ReportPanel(head_parroting_map(ds), table, read_heads(ds))
+    return means(values.reshape(-1, len(at))).reshape(values.shape[:2])

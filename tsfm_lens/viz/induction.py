@@ -18,8 +18,8 @@ from tsfm_lens.viz.theme import number, percent
 from tsfm_lens.viz.words import head_at, listed, num
 
 __all__ = ["induction_maps"]
-_THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from", "normalised": "sharp_below"}
-_OVERLAPS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
+_DIMS = ("layer", "head")
+_THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 
 
 INDUCTION = measurement(
@@ -39,7 +39,7 @@ def read_induction(ds: xr.Dataset) -> list[str]:
     """Count the heads that pass both thresholds beyond the noise, and state how well the model copies."""
     surely, perhaps = past_both(ds)
     which = f": {listed([head_at(ds, flat) for flat in np.flatnonzero(surely)[:6]])}" if surely.any() else ""
-    least = [num(float(ds.attrs[name])) for name in _OVERLAPS.values()]
+    least = [num(float(ds.attrs[name])) for name in _THRESHOLDS.values()]
     out = [
         f"{int(surely.sum())} of {surely.size} heads are induction heads beyond doubt, with prefix matching above "
         f"{least[0]} and a copy score above {least[1]}{which}."
@@ -55,7 +55,7 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     Of a result without intervals: those whose scores pass, and no further ones.
     """
     sure, could = [], []
-    for name, key in list(_THRESHOLDS.items())[:2]:
+    for name, key in _THRESHOLDS.items():
         score = finding(ds, name, "layer", "head")
         if score is None:
             passing = array(ds, "induction", "layer", "head") > 0
@@ -82,13 +82,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         ds: of kind "induction".
 
     Returns:
-        Two or three heat maps; frames are around heads that are induction heads beyond doubt, as :func:`past_both`
-        has them. Entropies are dark where low.
-
-    Example:
-        >>> fig = viz.induction_maps(results["induction"])
-        >>> fig.layout.meta["title"]
-        'Induction heads of chronos-nano: 0 of 12 cross-attention heads beyond doubt'
+        Two or three heat maps; frames are around heads that are induction heads beyond doubt.
     """
     surely, perhaps = past_both(ds)
     which = "the token after the last instance" if ds.attrs.get("offset", 1) else "the last instance"
@@ -98,9 +92,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         "entropy": ("attention entropy", "entropy", "nats", {"reverse": True}),
     }
     maps = [
-        HeadMap(
-            array(ds, name, "layer", "head"), title, word, unit, noise=finding(ds, name, "layer", "head"), **options
-        )
+        HeadMap(array(ds, name, "layer", "head"), title, word, unit, noise=finding(ds, name, *_DIMS), **options)
         for name, (title, word, unit, options) in ways.items()
         if name in ds
     ]

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.induction import past_both
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SEQUENCES
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, VERMILION, number, plain
 
 __all__ = ["induction_corner", "overlap_thresholds"]
 _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from", "normalised": "sharp_below"}
-_AXES = {
-    "prefix_matching": "prefix matching",
-    "copy_score": "copy score (std)",
-    "normalised": "normalised entropy",
-}
+_AXES = {"prefix_matching": "prefix matching", "copy_score": "copy score (std)", "normalised": "normalised entropy"}
 _GROUPS = (
     ("neither", False, False, PALE, "circle"),
     ("sharp", False, True, BLUE, "square"),
@@ -57,7 +50,12 @@ def read_overlap(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@INDUCTION_OVERLAP.figure("Prefix-matching, copying and entropy against each other.", variables=(*_AXES, "correlation"))
+@INDUCTION_OVERLAP.figure(
+    "Prefix-matching, copying and entropy against each other.",
+    variables=(*_AXES, "correlation"),
+    table=(*_AXES, "induction", "sharp"),
+    sentences=read_overlap,
+)
 def induction_corner(ds: xr.Dataset) -> go.Figure:
     """Draw prefix matching, copy score and normalised entropy of all heads, each against each.
 
@@ -65,25 +63,25 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
         ds: of kind "induction_overlap".
 
     Returns:
-        A 3 × 3 corner plot: histograms on the diagonal, a point per head below it, Pearson's correlation above.
-        Dashed lines are the thresholds.
-
-    Example:
-        >>> fig = viz.induction_corner(results["induction_overlap"])
-        >>> fig.layout.meta["title"]
-        'Induction and sharpness of the 12 heads of chronos-nano'
+        A 3 × 3 corner plot: histograms on the diagonal, a point per head below it, correlations above it.
     """
     scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
     ranges = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
     canvas = sheet([156] * 3, [1] * 3, row_gap=26, column_gap=0.07, min_width=640)
-    groups, dashes = _groups(ds), "4px,3px"
+    thresholds, dashes = {name: float(ds.attrs[key]) for name, key in _THRESHOLDS.items()}, "4px,3px"
     for row, below in enumerate(_AXES, start=1):
         for col, beside in enumerate(_AXES, start=1):
             panel = canvas.panel(row, col)
             if col > row:
                 panel.x(visible=False)
                 panel.y(visible=False)
-                _write_correlation(panel, float(ds["correlation"].sel(score=below, other_score=beside)))
+                value = float(ds["correlation"].sel(score=below, other_score=beside))
+                text = f"r = {value:+.2f}".replace("-", "−") if np.isfinite(value) else "r undefined"
+                place = canvas.fig.get_subplot(row, col)
+                where: Look = {letter: sum(getattr(place, f"{letter}axis").domain) / 2 for letter in "xy"}
+                # what hangs on an invisible axis is not drawn
+                where |= {"xref": "paper", "yref": "paper", "xanchor": "center", "font": {"size": 14, "color": GREY}}
+                canvas.fig.add_annotation(text=text, **where)
                 continue
             # the lines of one column share their axis, the histogram's heights have their own
             title = _AXES[beside] if row == 3 else None
@@ -92,10 +90,10 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
                 _histogram(panel, scores[beside], _AXES[beside])
                 panel.y("heads", side="right", nticks=4)
             else:
-                _scatter(panel, ds, scores[beside], scores[below], groups)
+                _scatter(panel, ds, scores[beside], scores[below])
                 panel.y(_AXES[below] if col == 1 else None, range=ranges[below], nticks=5)
-                panel.level(_threshold(ds, below), dash=dashes)
-            panel.upright(_threshold(ds, beside), dash=dashes)
+                panel.level(thresholds[below], dash=dashes)
+            panel.upright(thresholds[beside], dash=dashes)
     count = ds["count"].values
     return canvas.dress(
         f"Induction and sharpness of the {int(count.sum())} heads of {model_of(ds)}",
@@ -107,6 +105,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
 @INDUCTION_OVERLAP.figure(
     "Overlap of induction and sharp heads over thresholds.",
     variables=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
+    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
 )
 def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds.
@@ -115,33 +114,22 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
         ds: of kind "induction_overlap".
 
     Returns:
-        Three heat maps: the share of induction heads that are sharp and of sharp heads that are induction heads,
-        over copy score and entropy; the share of all heads that are induction heads, over copy score and
-        prefix matching. Crosses are at the thresholds of the table. Cells without any such head are grey.
-
-    Example:
-        >>> fig = viz.overlap_thresholds(results["induction_overlap"])
-        >>> fig.layout.meta["title"]
-        'Overlap of induction and sharp heads of chronos-nano under other thresholds'
+        Three heat maps: the shares of induction heads that are sharp and of sharp heads that are induction heads, over
+        copy score and entropy; the share of induction heads, over copy score and prefix matching.
     """
     sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
+    prefix = ("prefix_threshold", "prefix_from", "prefix matching from")
     maps = {
         "share of induction heads\nthat are sharp": ("sweep_sharp_given_induction", *sharp),
         "share of sharp heads\nthat are induction heads": ("sweep_induction_given_sharp", *sharp),
-        "share of all heads\nthat are induction heads": (
-            "sweep_proportion_induction",
-            "prefix_threshold",
-            "prefix_from",
-            "prefix matching from",
-        ),
+        "share of all heads\nthat are induction heads": ("sweep_proportion_induction", *prefix),
     }
     canvas = sheet([300], [1] * 3, titles=list(maps), column_gap=0.04, min_width=760, above=44, shared_yaxes=True)
     for panel, (title, (name, dim, key, words)) in zip(canvas, maps.items(), strict=True):
-        hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{title.replace(chr(10), ' ')} %{{z:.3g}}"
+        share, y = title.replace("\n", " "), ds["copy_threshold"].values
+        hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{share} %{{z:.3g}}"
         values = array(ds, name, "copy_threshold", dim)
-        panel.cells(
-            values, ds[dim].values, ds["copy_threshold"].values, hover, name=title.replace("\n", " "), xgap=0, ygap=0
-        )
+        panel.cells(values, ds[dim].values, y, hover, name=share, xgap=0, ygap=0)
         cross: Look = {"symbol": "x-thin", "size": 11, "marker": {"line": {"width": 2.5, "color": VERMILION}}}
         panel.dots([ds.attrs.get(key)], [ds.attrs.get("copy_from")], "thresholds of the other figures", **cross)
         panel.x(words, nticks=6)
@@ -149,25 +137,18 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
     # 0 is white, so what is undefined must not be
     canvas.fig.update_layout(plot_bgcolor=PALE)
-    fixed = number(float(ds.attrs.get("prefix_from", np.nan)))
     return canvas.dress(
         f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds",
-        f"left and middle: prefix matching of at least {fixed}",
+        f"left and middle: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}",
         "grey: no head to take a share of",
     )
 
 
-def _groups(ds: xr.Dataset) -> list[np.ndarray]:
-    """Return masks of the heads in each group, in the order of ``_GROUPS``."""
-    induction, sharp = (
-        ds[name].transpose("layer", "head").values.ravel().astype(bool) for name in ("induction", "sharp")
-    )
-    return [(induction == is_induction) & (sharp == is_sharp) for _, is_induction, is_sharp, _, _ in _GROUPS]
-
-
-def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray, groups: list[np.ndarray]) -> None:
+def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
     places = np.array([f"layer {layer}, head {head}" for layer in names(ds, "layer") for head in names(ds, "head")])
-    for (word, _, _, colour, symbol), mask in zip(_GROUPS, groups, strict=True):
+    induction, sharp = (array(ds, name, "layer", "head").ravel() > 0 for name in ("induction", "sharp"))
+    for word, is_induction, is_sharp, colour, symbol in _GROUPS:
+        mask = (induction == is_induction) & (sharp == is_sharp)
         if mask.any():
             hover = f"%{{customdata}}: {plain(word)}<br>%{{x:.3g}}, %{{y:.3g}}"
             look: Look = {"colour": colour, "symbol": symbol, "edge": INK, "customdata": places[mask]}
@@ -179,23 +160,3 @@ def _histogram(panel: Panel, values: np.ndarray, word: str) -> None:
     middles, hover = (edges[:-1] + edges[1:]) / 2, f"{word} near %{{x:.3g}}: %{{y}} heads"
     outline: Look = {"marker_line": {"color": GREY, "width": 0.5}, "width": np.diff(edges)}
     panel.bars(middles, count, word, hover, colour=PALE, legend=False, **outline)
-
-
-def _write_correlation(panel: Panel, value: float) -> None:
-    place = panel.sheet.fig.get_subplot(panel.at["row"], panel.at["col"])
-    text = f"r = {value:+.2f}".replace("-", "−") if np.isfinite(value) else "r undefined"
-    where = {"x": sum(place.xaxis.domain) / 2, "y": sum(place.yaxis.domain) / 2, "xref": "paper", "yref": "paper"}
-    # what hangs on an invisible axis is not drawn
-    panel.sheet.fig.add_annotation(text=text, font={"size": 14, "color": GREY}, xanchor="center", **where)
-
-
-def _threshold(ds: xr.Dataset, score: str) -> float:
-    return float(ds.attrs[_THRESHOLDS[score]])
-
-
-@INDUCTION_OVERLAP.panels
-def _overlap(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    scores = frame(ds, "prefix_matching", "copy_score", "normalised", "induction", "sharp")
-    yield ReportPanel(induction_corner(ds), scores, read_overlap(ds))
-    sweep = frame(ds, "sweep_sharp_given_induction", "sweep_induction_given_sharp")
-    yield ReportPanel(overlap_thresholds(ds), sweep, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, fit, scene
 from tsfm_lens.viz.select import (
@@ -27,7 +27,7 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.tables import frame
-from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, number, plain, significant
+from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, number, plain
 from tsfm_lens.viz.words import listed, num, signed
 
 __all__ = ["input_map", "input_timeline", "input_waterfall"]
@@ -57,14 +57,14 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     )
     steps = array(ds, "attribution", "segment", "step", quantile=level)
     effect = steps.mean(1)
-    unit = (unit_of(ds) or "").strip()
-    target, attrs = ds.attrs.get("target", ""), ds.attrs
+    unit, attrs = unit_of(ds).strip(), ds.attrs
     error = array(ds, "mean_error", "segment", quantile=level) if "mean_error" in ds else np.zeros_like(effect)
     clear = np.abs(effect) > np.maximum(2 * error, 2 * float(attrs.get("rounding", 0.0)))
     order = [int(i) for i in np.argsort(-np.abs(effect), kind="stable") if clear[i]][:_MAX_NAMES]
     largest = [f"{names(ds, 'segment')[i]} by {signed(effect[i])}" for i in order]
     most = f"It is moved most by {listed(largest)} {unit}" if order else "No part of the input moves it beyond rounding"
     # one reading, so that the overview of a page says what moves the forecast
+    target = attrs.get("target", "")
     out = [
         f"On average over {ds.sizes['step']} steps the forecast of {target} is {num(whole)} {unit}".rstrip()
         + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}. {most.rstrip()}."
@@ -108,8 +108,7 @@ def _cancellation(ds: xr.Dataset, steps: np.ndarray, order: list[int]) -> str:
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate the mean over steps, a row per segment and quantile."""
-    mean = ds[["attribution"]].mean("step")
-    table = frame(mean, "attribution")
+    table = frame(ds[["attribution"]].mean("step"), "attribution")
     for name in ("kind", "start", "stop"):
         table.insert(1, name, ds[name].sel(segment=table["segment"].values).values)
     if "mean_error" in ds:
@@ -120,6 +119,8 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
 @INPUT_ATTRIBUTION.figure(
     "What every segment of the input does, under the series.",
     variables=("attribution", "forecast", "reference_forecast", "remainder"),
+    table=_table,
+    sentences=read_inputs,
 )
 def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None) -> go.Figure:
     """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast.
@@ -131,14 +132,9 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
 
     Returns:
         Above: context, truth where known, the forecast and the reference forecast. Below: a strip for each series of
-        the item on the same time axis, vermilion where a segment moves the forecast up and blue where it moves it down.
-
-    Example:
-        >>> fig = viz.input_timeline(results["input_attribution"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecast of co2 by chronos-nano'
+        the item, vermilion where a segment moves the forecast up and blue where it moves it down.
     """
-    view = _Part.of(ds, step, quantile)
+    view = _Part(ds, step, quantile)
     window = scene(ds, view.target, context_steps=ds.sizes["time"])
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
     canvas = sheet([210, _STRIP * len(rows)], row_gap=14, min_width=480, shared_xaxes=True)
@@ -150,15 +146,16 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     window.forecast(above, reference, "reference forecast", GREY, 1.4, _DASHES, words="forecast of the reference")
     if len(forecast) == 1:
         # a line of one step is none
+        dot: Look = {"size": 6, "legend": False}
         at = window.time.at(window.future)
-        above.dots(at, forecast, "forecast", window.hover("forecast"), colour=BLUE, size=6, legend=False)
-        above.dots(at, reference, "reference forecast", window.hover("reference"), colour=GREY, size=6, legend=False)
-    if step is not None:
-        x = window.time.scalar(float(view.step or 0))
+        above.dots(at, forecast, "forecast", window.hover("forecast"), colour=BLUE, **dot)
+        above.dots(at, reference, "reference forecast", window.hover("reference"), colour=GREY, **dot)
+    if view.step is not None:
+        x = window.time.scalar(float(view.step))
         above.shape("line", (x, x), (0, 1), yref="y domain", line={"color": BLUE, "width": 1})
     cut = fit(canvas, np.append(window.observations, forecast), reference, row=1)
     for place, row in enumerate(rows):
-        _strip(below, ds, view, window, row, place)
+        _draw_strip(below, ds, view, window, row, place)
     ticks: Look = {"tickvals": list(range(len(rows))), "ticktext": [plain(view.series_name(row)) for row in rows]}
     below.y(range=[len(rows) - 0.5, -0.5], ticks="", showline=False, **ticks)
     first, last = window.past[0] - 0.5, window.future[-1] + 0.5
@@ -169,20 +166,20 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     return canvas.dress(f"What moves the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
 
 
-def _strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, at: int) -> None:
+def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, at: int) -> None:
     """Draw the segments of one series, with nothing where it has none."""
     here = np.flatnonzero(ds["row"].values == row)
     here = here[np.argsort(ds["start"].values[here])]
     edges, values, texts = [float(ds["start"].values[here[0]])], [], []
     for place in map(int, here):
         start, stop = float(ds["start"].values[place]), float(ds["stop"].values[place])
-        if start > edges[-1]:
-            edges.append(start)
-            values.append(np.nan)
-            texts.append("")
-        edges.append(stop)
-        values.append(view.effect[place])
-        texts.append(f"{plain(view.names[place])}{view.error_words(place)}")
+        error = float(view.errors[place])
+        words = plain(view.names[place]) + (f"<br>standard error {number(error)}" if error else "")
+        cells = [(stop, view.effect[place], words)]
+        for edge, value, text in [(start, np.nan, "")] * (start > edges[-1]) + cells:
+            edges.append(edge)
+            values.append(value)
+            texts.append(text)
     x = window.time.at(np.array(edges) - 0.5)
     hover = f"%{{customdata}}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
     # edges: plotly draws no two maps of one row each on an axis of names
@@ -192,6 +189,7 @@ def _strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, a
 @INPUT_ATTRIBUTION.figure(
     "From the reference forecast to the forecast, segment by segment.",
     variables=("attribution", "forecast", "reference_forecast", "remainder"),
+    table=_table,
 )
 def input_waterfall(
     ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None, top: int = 14
@@ -205,19 +203,13 @@ def input_waterfall(
         top: how many segments; all others are added up in a grey bar.
 
     Returns:
-        A bar per segment from where the one above it ends, the largest first, vermilion upwards and blue downwards;
-        with standard errors as whiskers where orders were sampled. What segments do together, if anything, is a grey
-        bar of its own.
-
-    Example:
-        >>> fig = viz.input_waterfall(results["input_attribution"])
-        >>> fig.layout.meta["title"]
-        'How the forecast of co2 by chronos-nano comes about'
+        A bar per segment from where the one above it ends, the largest first, vermilion upwards and blue downwards,
+        with standard errors where orders were sampled; grey what segments do together.
     """
-    view = _Part.of(ds, step, quantile)
+    view = _Part(ds, step, quantile)
     order = np.argsort(-np.abs(view.effect), kind="stable")
     most, others = order[:top], order[top:]
-    bars = [(view.names[i], float(view.effect[i]), view.error_of(i)) for i in most]
+    bars = [(view.names[i], float(view.effect[i]), float(view.errors[i])) for i in most]
     if len(others):
         bars.append((f"{len(others)} others, summed", float(view.effect[others].sum()), 0.0))
     rest = view.at_step(array(ds, "remainder", "step", quantile=view.level))
@@ -230,14 +222,13 @@ def input_waterfall(
     panel, places = canvas.panel(), np.arange(1, len(bars) + 1)
     panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
     for place, (name, length, error), base in zip(places, bars, begins, strict=True):
-        single = place <= len(most)
-        colour = (VERMILION if length >= 0 else BLUE) if single else mixed(GREY, 0.5)
-        bar: Look = {"error_x": {"type": "data", "array": [error], "color": INK, "thickness": 1, "width": 3}}
-        bar = bar if error else {}
-        hover = f"{plain(name)}<br>moves it by {_signed(length)} {plain(view.unit)}"
+        colour = mixed(GREY, 0.5) if place > len(most) else VERMILION if length >= 0 else BLUE
+        whisker: Look = {"type": "data", "array": [error], "color": INK, "thickness": 1, "width": 3}
+        bar: Look = {"error_x": whisker} if error else {}
+        hover = f"{plain(name)}<br>moves it by {signed(length)} {plain(view.unit)}"
         panel.bars([place], [length], "", hover, colour=colour, across=True, width=0.72, base=[base], **bar)
         end = {"x": max(base, base + length + error), "xanchor": "left", "xshift": 4}
-        panel.note(_signed(length), y=place, size=10, **end)
+        panel.note(signed(length), y=place, size=10, **end)
     for row, value, word in ((0, start, "reference forecast"), (len(bars) + 1, ends[-1], "forecast")):
         panel.dots([value], [row], "", f"{word}<br>%{{x:.4g}} {plain(view.unit)}", size=9, symbol="diamond")
         panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
@@ -258,7 +249,11 @@ def input_waterfall(
     )
 
 
-@INPUT_ATTRIBUTION.figure("Segment × forecast step map of what each segment does.", variables=("attribution",))
+@INPUT_ATTRIBUTION.figure(
+    "Segment × forecast step map of what each segment does.",
+    variables=("attribution",),
+    table=lambda ds: frame(ds.isel(quantile=median_position(ds["quantile"].values), drop=True), "attribution"),
+)
 def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -> go.Figure:
     """Draw the segment × forecast step map of what each segment does.
 
@@ -269,13 +264,8 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
 
     Returns:
         One heat map; the colours are symmetric about 0.
-
-    Example:
-        >>> fig = viz.input_map(results["input_attribution"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecast of co2 by chronos-nano, by step'
     """
-    view = _Part.of(ds, None, quantile)
+    view = _Part(ds, None, quantile)
     values = array(ds, "attribution", "segment", "step", quantile=view.level)
     keep = np.sort(np.argsort(-np.abs(values).mean(1), kind="stable")[:top])
     window = scene(ds, view.target, context_steps=1)
@@ -296,16 +286,19 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
 
 
 class _Part:
-    """One quantile of an attribution, at one step or on average over all.
+    """One quantile of an attribution, at one step or on average over all; ``effect``: (segment,) in data units.
 
-    Attributes:
-        names: of the segments; effect: (segment,) in data units, whose unit is ``unit``.
-        level, quantile: place and level of the quantile; step: place of the step, None for the mean.
-        target: id of the explained series; word: what is explained.
+    Raises:
+        InputError: series were taken out of the result, of which its segments still tell.
     """
 
     def __init__(self, ds: xr.Dataset, step: int | None, quantile: float | None) -> None:
-        _refuse_without_its_series(ds)
+        count, left = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0, ds.sizes.get("series", 0)
+        if count > left:
+            raise InputError(
+                f"the segments of this explanation tell of {count} series, of which {left} are left; "
+                "an explained item is drawn whole, with every series"
+            )
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
         self.level = median_position(levels) if quantile is None else position(ds, "quantile", str(quantile))
@@ -316,63 +309,21 @@ class _Part:
         values = array(ds, "attribution", "segment", "step", quantile=self.level)
         self.effect = np.array([self.at_step(row) for row in values])
         self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
-
-    @classmethod
-    def of(cls, ds: xr.Dataset, step: int | None, quantile: float | None) -> _Part:
-        """Return the part of a result that a figure shows."""
-        return cls(ds, step, quantile)
-
-    @property
-    def middle(self) -> bool:
-        """True where the quantile is the middle of the forecast."""
-        return self.level == median_position(self._ds["quantile"].values)
-
-    @property
-    def word(self) -> str:
-        """Name of what is explained."""
-        return f"{statistic_of(self._ds)} forecast" if self.middle else f"quantile {self.quantile:g}"
-
-    @property
-    def when(self) -> str:
-        """Name of what is explained, and its step."""
-        steps = self._ds.sizes["step"]
-        every = f"mean over {steps} steps" if steps > 1 else "one step"
-        at = every if self.step is None else f"step {names(self._ds, 'step')[self.step]}"
-        return f"{self.word}, {at}"
-
-    @property
-    def how(self) -> str:
-        """Method and reference."""
-        attrs = self._ds.attrs
-        return f"{method_words(attrs)} against {attrs.get('reference', '')} values"
-
-    @property
-    def sampled(self) -> str:
-        """Meaning of the whiskers."""
-        attrs = self._ds.attrs
-        samples = f"{attrs['repeats']} seeds" if "repeats" in attrs else f"{attrs.get('orders')} orders"
-        return f"whiskers: standard errors of {samples}" if self._errors is not None else ""
-
-    @property
-    def _errors(self) -> np.ndarray | None:
-        name = "mean_error" if self.step is None else "attribution_error"
-        if name not in self._ds:
-            return None
-        at = {"quantile": self.level} if self.step is None else {"quantile": self.level, "step": self.step}
-        return array(self._ds, name, "segment", **at)
+        self.middle = self.level == median_position(levels)
+        self.word = f"{statistic_of(ds)} forecast" if self.middle else f"quantile {self.quantile:g}"
+        every = f"mean over {ds.sizes['step']} steps" if ds.sizes["step"] > 1 else "one step"
+        self.when = f"{self.word}, {every if self.step is None else 'step ' + names(ds, 'step')[self.step]}"
+        self.how = method_words(ds.attrs)
+        self.sampled, self.errors = "", np.zeros(len(self.effect))
+        name, at = ("mean_error", {}) if self.step is None else ("attribution_error", {"step": self.step})
+        if name in ds:
+            self.errors = array(ds, name, "segment", quantile=self.level, **at)
+            samples = f"{ds.attrs['repeats']} seeds" if "repeats" in ds.attrs else f"{ds.attrs.get('orders')} orders"
+            self.sampled = f"whiskers: standard errors of {samples}"
 
     def at_step(self, values: np.ndarray) -> float:
         """Return the value of the step, or the mean over all, of (step,)."""
         return float(values.mean() if self.step is None else values[self.step])
-
-    def error_of(self, segment: int) -> float:
-        """Return the standard error of a segment's effect, 0 where nothing is sampled."""
-        return 0.0 if self._errors is None else float(self._errors[segment])
-
-    def error_words(self, segment: int) -> str:
-        """Write the standard error for a hover box."""
-        error = self.error_of(segment)
-        return f"<br>standard error {number(error)}" if error else ""
 
     def series_name(self, row: int) -> str:
         """Name a series of the item: its variate, or its id where it is alone."""
@@ -380,31 +331,7 @@ class _Part:
         return variates[row] if variates and variates[row] else names(self._ds, "series")[row]
 
 
-def _refuse_without_its_series(ds: xr.Dataset) -> None:
-    """Refuse a result from which series were taken out: its segments still tell of them."""
-    count = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0
-    if count > ds.sizes.get("series", 0):
-        raise InputError(
-            f"the segments of this explanation tell of {count} series, of which {ds.sizes.get('series', 0)} are left; "
-            "an explained item is drawn whole, with every series"
-        )
-
-
 def method_words(attrs: Mapping[str, Any]) -> str:
-    """Name the method of a result as a subtitle does."""
+    """Name method and reference of a result as a subtitle does."""
     method = str(attrs.get("method", ""))
-    return "Shapley values" if method == "shapley" else method
-
-
-def _signed(value: float) -> str:
-    """Write three digits with a true sign."""
-    return f"{'' if value < 0 else '+'}{significant(value, 3)}"
-
-
-@INPUT_ATTRIBUTION.panels
-def _inputs(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(input_timeline(ds), _table(ds), read_inputs(ds))
-    level = median_position(ds["quantile"].values)
-    yield ReportPanel(input_waterfall(ds), _table(ds), [])
-    by_step = frame(ds.isel(quantile=level, drop=True), "attribution")
-    yield ReportPanel(input_map(ds), by_step, [])
+    return f"{'Shapley values' if method == 'shapley' else method} against {attrs.get('reference', '')} values"

@@ -63,14 +63,8 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
         top: at most so many segments, those with the largest mean size.
 
     Returns:
-        A row per segment, the largest first; dots that would cover one another stand in line. Vermilion dots have
-        values above the mean of their context, blue ones below, grey ones are the whole of it; hollow where the segment
-        does not stand out.
-
-    Example:
-        >>> fig = viz.input_beeswarm(results["input_effects"])
-        >>> fig.layout.meta["title"]
-        'What moves the forecasts of chronos-nano'
+        A row per segment, the largest first. Vermilion dots have values above the mean of their context, blue ones
+        below, grey ones are the whole of it; hollow where the segment does not stand out.
     """
     labels = segment_words(ds)
     effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))
@@ -88,7 +82,11 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
         y = place + _swarm(effect[row], span)
         for has_value in (True, False):
             here = np.flatnonzero(np.isfinite(value[row]) == has_value)
-            words = [_hover(labels[row], ids[i], effect[row, i], value[row, i]) for i in here]
+            words = [
+                f"{plain(labels[row])}, {plain(ids[i])}<br>moves the forecast by {effect[row, i]:+.3g} MASE"
+                + f"<br>values {value[row, i]:+.3g} standard deviations from their mean" * has_value
+                for i in here
+            ]
             colour: Look = {"color": value[row, here], "coloraxis": "coloraxis"} if has_value else {"color": GREY}
             look: Look = {"marker": {**colour, "line": {"color": GREY, "width": 0.6}}, "customdata": words}
             symbol = "circle-open" if pale else "circle"
@@ -96,32 +94,17 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
                 panel.dots(effect[row, here], y[here], "", "%{customdata}", size=_DOT, symbol=symbol, **look)
     if noise is not None:
         canvas.noisy(noise, "hollow" * bool(noise.pale[order].any()))
-    panel.y(
-        tickvals=list(range(len(order))),
-        ticktext=[plain(labels[row]) for row in order],
-        range=[len(order) - 0.4, -0.6],
-        ticks="",
-        showline=False,
-    )
+    panel.y(tickvals=list(range(len(order))), ticktext=[plain(labels[row]) for row in order])
+    panel.y(range=[len(order) - 0.4, -0.6], ticks="", showline=False)
     panel.x("moves the forecast by (MASE)", nticks=7)
     scale = colour_scale("value, standard deviations\nfrom the mean of its context", high=reach or 1.0, diverging=True)
     # a white dot would look hollow
     shades = [(share, PALE if shade == "#FFFFFF" else shade) for share, shade in DIVERGING]
     canvas.colours({**scale, "colorscale": shades})
     fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
-    attrs = ds.attrs
     return canvas.dress(
-        f"What moves the forecasts of {model_of(ds)}",
-        f"{method_words(attrs)} against {attrs.get('reference', '')} values, mean over steps",
-        shown(ids),
-        fewer,
+        f"What moves the forecasts of {model_of(ds)}", f"{method_words(ds.attrs)}, mean over steps", shown(ids), fewer
     )
-
-
-def _hover(segment: str, series: str, effect: float, value: float) -> str:
-    """Write the hover box of a dot."""
-    high = f"<br>values {value:+.3g} standard deviations from their mean" if np.isfinite(value) else ""
-    return f"{plain(segment)}, {plain(series)}<br>moves the forecast by {effect:+.3g} MASE{high}"
 
 
 def _swarm(values: np.ndarray, span: float) -> np.ndarray:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.room import shortened, text_width
 from tsfm_lens.viz.select import array, kind_word, model_of, names, segment_words, unit_of
-from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent, plain
 from tsfm_lens.viz.words import capital, listed, measured
@@ -86,7 +87,8 @@ def read_kinds(ds: xr.Dataset) -> list[str]:
     size = np.nan_to_num(array(ds, "size", "segment", "component")).sum(0)
     if not (array(ds, "size_stands_out", "segment", "component") > 0).any():
         return ["No component carries more than the noise."]
-    kinds = [f"{stack} {kind_word(str(kind))}".strip() for stack, kind in zip(*_places(ds), strict=True)]
+    places = zip(ds["stack"].values, ds["component_kind"].values, strict=True)
+    kinds = [f"{stack} {kind_word(str(kind))}".strip() for stack, kind in places]
     by_kind = {kind: float(size[[each == kind for each in kinds]].max()) for kind in dict.fromkeys(kinds)}
     amount = measured(unit_of(ds))
     largest = [f"{kind} {amount(value)}" for kind, value in sorted(by_kind.items(), key=lambda item: -item[1])]
@@ -96,18 +98,8 @@ def read_kinds(ds: xr.Dataset) -> list[str]:
     ]
 
 
-def _places(ds: xr.Dataset) -> tuple[list[str], list[str]]:
-    return [str(stack) for stack in ds["stack"].values], [str(kind) for kind in ds["component_kind"].values]
-
-
-@dataclass(frozen=True)
-class Column:
-    """Nodes above one another.
-
-    Attributes:
-        labels, colours, notes: of the nodes; sizes: their heights in data units.
-        low: the lower end of each, in the figure's units.
-    """
+class _Column(NamedTuple):
+    """Nodes above one another, with height and lower end of each in the figure's units."""
 
     labels: list[str]
     sizes: np.ndarray
@@ -117,7 +109,10 @@ class Column:
 
 
 @INPUT_ROUTES.figure(
-    "Through which components stretches of the input reach the forecast.", variables=("effect", "size", "total")
+    "Through which components stretches of the input reach the forecast.",
+    variables=("effect", "size", "total"),
+    table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True),
+    sentences=read_routes,
 )
 def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     """Draw what each segment moves the forecast, as a river over components to the forecast's steps.
@@ -127,13 +122,8 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
         components: that are drawn by name; all others are one arm.
 
     Returns:
-        Segments at the left, components in the middle, groups of forecast steps at the right. Arms are as wide as the
-        mean absolute effect in data units. Effects through components of one chain overlap, so the river is wider than
-        the effects of the segments. Hover boxes have these effects.
-
-    Example:
-        >>> "route_river" in viz.__all__
-        True
+        Segments, components and groups of forecast steps from left to right, arms as wide as the mean absolute effect.
+        Effects through components of one chain overlap, so the river is wider than the effects of the segments.
     """
     effect = np.abs(np.nan_to_num(array(ds, "effect", "segment", "component", "step")))
     none = np.abs(array(ds, "no_component", "segment", "step")) if "no_component" in ds else None
@@ -141,32 +131,37 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     order = [int(i) for i in np.argsort(-effect.sum((0, 2)), kind="stable")]
     leading = sorted(i for i in order[:components] if effect[:, i].any())
     rest = [i for i in order if i not in leading]
-    parts, arms, kind_of = [effect[:, i] for i in leading], [labels[i] for i in leading], [kinds[i] for i in leading]
+    every = [(effect[:, i], labels[i], kinds[i]) for i in leading]
     if rest and effect[:, rest].any():
-        parts, arms, kind_of = [*parts, effect[:, rest].sum(1)], [*arms, f"{len(rest)} {_OTHERS}"], [*kind_of, ""]
+        every.append((effect[:, rest].sum(1), f"{len(rest)} {_OTHERS}", ""))
     if none is not None:
-        parts, arms, kind_of = [*parts, none], [*arms, _NONE], [*kind_of, ""]
-    flow = np.stack(parts, axis=1)
-    bins = np.array_split(np.arange(flow.shape[2]), min(_BINS, flow.shape[2]))
+        every.append((none, _NONE, ""))
+    arms, kind_of = [arm for _, arm, _ in every], [kind for _, _, kind in every]
+    flow = np.stack([part for part, _, _ in every], axis=1)
     steps = flow.shape[2]
+    bins = np.array_split(np.arange(steps), min(_BINS, steps))
     unit = unit_of(ds) or "data units"
-    tints = {
-        kind: CATEGORICAL[place % len(CATEGORICAL)] for place, kind in enumerate(dict.fromkeys(filter(None, kind_of)))
-    }
+    tints = dict(zip(dict.fromkeys(filter(None, kind_of)), cycle(CATEGORICAL), strict=False))
     columns = _columns(ds, flow, arms, [tints.get(kind, GREY) for kind in kind_of], bins, unit)
     height = max(300, 2 * _LINE * max(sum(1 + label.count("<br>") for label in column.labels) for column in columns))
     sheet = blank(height, min_width=640, below=16)
     panel = sheet.panel()
-    widths = flow.mean(2)
     late = np.stack([flow[..., steps_in].sum((0, 2)) / steps for steps_in in bins], axis=1)
     words = [kind_word(kind) if kind else "other" for kind in kind_of]
-    _ribbons(panel, 0, columns[0], columns[1], widths, by_target=True, words=words, unit=unit)
-    _ribbons(panel, 1, columns[1], columns[2], late, by_target=False, words=words, unit=unit)
-    _nodes(panel, columns)
+    for at, amounts in enumerate((flow.mean(2), late)):
+        _draw_ribbons(panel, at, columns, amounts, words, unit)
+    for at, column in enumerate(columns):
+        _draw_nodes(panel, at, column)
     room = max(text_width(label, _TYPE) for label in columns[0].labels) / 640
     panel.x(visible=False, range=[-0.1 - 2.6 * room, 2.45])
     panel.y(visible=False, range=[-0.03, 1.03])
-    share = _share_words(ds)
+    share = ""
+    if "no_attention_share" in ds:
+        largest = int(np.argmax(np.abs(array(ds, "total", "segment", "step")).mean(1)))
+        bypass = float(array(ds, "no_attention_share", "segment")[largest])
+        # next to nothing is not worth a word
+        if np.isfinite(bypass) and abs(bypass) >= WORTH_A_WORD:
+            share = f"{segment_words(ds)[largest]}: {past_attention(bypass)}"
     return sheet.dress(
         f"Routes of the input through {model_of(ds)}",
         f"forecast of {ds.attrs.get('target', '')}, mean absolute effect in {unit}; a chain of components carries one "
@@ -177,20 +172,16 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
 
 def _columns(
     ds: xr.Dataset, flow: np.ndarray, arms: list[str], tints: list[str], bins: Sequence[np.ndarray], unit: str
-) -> list[Column]:
+) -> list[_Column]:
     """Build segments, components and groups of steps, of equal sums."""
     segments = segment_words(ds)
     total = np.abs(array(ds, "total", "segment", "step")).mean(1)
     size = flow.mean(2)
     steps = [f"step {b[0] + 1}" if len(b) == 1 else f"steps {b[0] + 1}–{b[-1] + 1}" for b in bins]
     late = np.array([flow[..., b].sum() for b in bins]) / flow.shape[2]
-    moves = [
-        f"{plain(name)}<br>moves the forecast by {number(t)} {plain(unit)}"
-        for name, t in zip(segments, total, strict=True)
-    ]
-    through = [
-        f"{plain(name)}<br>{number(s)} {plain(unit)} of all segments" for name, s in zip(arms, size.sum(0), strict=True)
-    ]
+    unit = plain(unit)
+    moves = [f"{plain(a)}<br>moves the forecast by {number(t)} {unit}" for a, t in zip(segments, total, strict=True)]
+    through = [f"{plain(a)}<br>{number(s)} {unit} of all segments" for a, s in zip(arms, size.sum(0), strict=True)]
     most = max(len(segments), len(arms), len(bins))
     gap = 0.45 / most
     scale = (1 - gap * (most - 1)) / max(float(size.sum()), np.finfo(float).tiny)
@@ -205,97 +196,51 @@ def _columns(
         space = (1 - heights.sum()) / max(len(labels) - 1, 1) if len(labels) > 1 else 0.0
         # the first stands at the top
         top = 1 - np.concatenate([[0.0], np.cumsum(heights + space)[:-1]])
-        columns.append(Column([_fold(label) for label in labels], heights, colours, notes, top - heights))
+        # two lines at most, safe for plotly
+        folded = [plain(shortened(label, _NAME, _TYPE, 2)).replace("\n", "<br>") for label in labels]
+        columns.append(_Column(folded, heights, colours, notes, top - heights))
     return columns
 
 
-def _ribbons(
-    panel: Panel,
-    at: int,
-    left: Column,
-    right: Column,
-    widths: np.ndarray,
-    *,
-    by_target: bool,
-    words: list[str],
-    unit: str,
+def _draw_ribbons(
+    panel: Panel, at: int, columns: Sequence[_Column], widths: np.ndarray, words: list[str], unit: str
 ) -> None:
-    """Draw arms between two columns; widths (left, right) in data units."""
+    """Draw arms between a column and the next; widths (left, right) in data units."""
+    left, right = columns[at : at + 2]
     scale = left.sizes.sum() / max(float(widths.sum()), np.finfo(float).tiny)
-    starts = left.low + left.sizes
-    ends = right.low + right.sizes
-    for i in range(len(left.labels)):
-        for j in range(len(right.labels)):
-            width = widths[i, j] * scale
-            if width <= 1e-3:
-                starts[i] -= width
-                ends[j] -= width
-                continue
-            arm = j if by_target else i
-            colour = (right if by_target else left).colours[arm]
-            x, y = _ribbon(at + _WIDE, at + 1 - _WIDE, starts[i], ends[j], width)
-            panel.line(
-                x,
-                y,
-                words[arm],
-                colour=mixed(colour, 0.55),
-                width=0,
-                fill="toself",
-                fillcolor=_thin(colour),
-            )
-            text = f"{left.labels[i]} → {right.labels[j]}<br>{number(widths[i, j])} {plain(unit)}"
-            middle = (starts[i] + ends[j] - width) / 2
-            panel.dots([at + 0.5], [middle], "", "%{text}", colour=colour, size=6, text=[text], opacity=0, legend=False)
-            starts[i] -= width
-            ends[j] -= width
-
-
-def _thin(colour: str) -> str:
-    """Return a colour through which arms beneath can be seen."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.42)"
-
-
-def _ribbon(x0: float, x1: float, y0: float, y1: float, width: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the outline of a ribbon between two heights, by a cubic curve that leaves and arrives level."""
+    starts, ends = left.low + left.sizes, right.low + right.sizes
+    # the outline of an arm is a cubic curve that leaves and arrives level
     t = np.linspace(0, 1, _BEND)
-    way = 3 * t**2 - 2 * t**3
-    upper = y0 + (y1 - y0) * way
-    x = x0 + (x1 - x0) * t
-    return np.concatenate([x, x[::-1]]), np.concatenate([upper, (upper - width)[::-1]])
+    rise, x = 3 * t**2 - 2 * t**3, at + _WIDE + (1 - 2 * _WIDE) * t
+    for i, j in np.ndindex(len(left.labels), len(right.labels)):
+        width, arm = widths[i, j] * scale, i if at else j
+        if width > 1e-3:
+            colour, upper = columns[1].colours[arm], starts[i] + (ends[j] - starts[i]) * rise
+            outline = np.concatenate([upper, (upper - width)[::-1]])
+            # arms beneath can be seen
+            fill = "rgba({},{},{},0.42)".format(*(int(colour[k : k + 2], 16) for k in (1, 3, 5)))
+            look: Look = {"colour": mixed(colour, 0.55), "width": 0, "fill": "toself", "fillcolor": fill}
+            panel.line(np.concatenate([x, x[::-1]]), outline, words[arm], **look)
+            text = f"{left.labels[i]} → {right.labels[j]}<br>{number(float(widths[i, j]))} {plain(unit)}"
+            _draw_hidden(panel, at + 0.5, (starts[i] + ends[j] - width) / 2, text, colour, 6)
+        starts[i] -= width
+        ends[j] -= width
 
 
-def _nodes(panel: Panel, columns: Sequence[Column]) -> None:
-    for at, column in enumerate(columns):
-        for label, low, size, colour, note in _each(column):
-            panel.shape("rect", (at - _WIDE, at + _WIDE), (low, low + size), line={"width": 0}, fillcolor=colour)
-            middle = low + size / 2
-            panel.dots([at], [middle], "", "%{text}", colour=colour, size=8, text=[note], opacity=0, legend=False)
-            place = (
-                {"xanchor": "right", "x": at - _WIDE - 0.01} if at == 0 else {"xanchor": "left", "x": at + _WIDE + 0.01}
-            )
-            back = {} if at != 1 else {"bgcolor": "rgba(255,255,255,0.75)", "borderpad": 0}
-            panel.note(label, place["x"], middle, size=_TYPE, xanchor=place["xanchor"], yanchor="middle", **back)
+def _draw_hidden(panel: Panel, x: float, y: float, text: str, colour: str, size: float) -> None:
+    """Draw a dot that cannot be seen, for its hover box."""
+    panel.dots([x], [y], "", "%{text}", colour=colour, size=size, text=[text], opacity=0, legend=False)
 
 
-def _fold(label: str) -> str:
-    """Write a name in two lines at most, safe for plotly."""
-    return plain(shortened(label, _NAME, _TYPE, 2)).replace("\n", "<br>")
-
-
-def _each(column: Column) -> Iterator[tuple[str, float, float, str, str]]:
-    yield from zip(column.labels, column.low, column.sizes, column.colours, column.notes, strict=True)
-
-
-def _share_words(ds: xr.Dataset) -> str:
-    """Write what share of the largest segment's effect has no route through attention."""
-    if "no_attention_share" not in ds:
-        return ""
-    largest = int(np.argmax(np.abs(array(ds, "total", "segment", "step")).mean(1)))
-    share = float(array(ds, "no_attention_share", "segment")[largest])
-    words = past_attention(share)
-    # next to nothing is not worth a word
-    return f"{segment_words(ds)[largest]}: {words}" if words and abs(share) >= WORTH_A_WORD else ""
+def _draw_nodes(panel: Panel, at: int, column: _Column) -> None:
+    """Draw a column of nodes with their names beside them."""
+    side: Look = {"xanchor": "left" if at else "right", "yanchor": "middle"}
+    side |= {"bgcolor": "rgba(255,255,255,0.75)", "borderpad": 0} if at == 1 else {}
+    for label, size, colour, note, low in zip(*column, strict=True):
+        panel.shape("rect", (at - _WIDE, at + _WIDE), (low, low + size), line={"width": 0}, fillcolor=colour)
+        _draw_hidden(panel, at, low + size / 2, note, colour, 8)
+        x = at + _WIDE + 0.01 if at else at - _WIDE - 0.01
+        panel.note(label, x, low + size / 2, size=_TYPE, **side)
 
 
 def past_attention(share: float) -> str:
@@ -311,7 +256,12 @@ def past_attention(share: float) -> str:
     return f"{percent(share)} of the effect bypasses attention"
 
 
-@INPUT_ROUTES.figure("How much of each stretch's influence goes through each component.", variables=("size", "total"))
+@INPUT_ROUTES.figure(
+    "How much of each stretch's influence goes through each component.",
+    variables=("size", "total"),
+    table=("total", "no_component", "no_attention", "rest"),
+    sentences=read_kinds,
+)
 def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     """Draw how much of each segment's influence goes through each component.
 
@@ -322,10 +272,6 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     Returns:
         A map of component × segment in data units, the strongest component on top; pale cells do not stand out of the
         noise, and empty ones were not tried.
-
-    Example:
-        >>> "route_map" in viz.__all__
-        True
     """
     size = array(ds, "size", "segment", "component").T
     order = np.argsort(-np.nan_to_num(size).sum(1), kind="stable")[:components]
@@ -336,16 +282,11 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     segments = [plain(name) for name in segment_words(ds)]
     labels = [plain(names(ds, "component")[i]) for i in order]
     hover = f"%{{x}} through %{{y}}<br>%{{z:.4g}} {plain(unit)}"
-    panel.cells(
-        size[order],
-        list(range(len(segments))),
-        list(range(len(labels))),
-        hover,
-        noise=None if noise is None else noise.at(order),
-    )
+    x, y = list(range(len(segments))), list(range(len(labels)))
+    panel.cells(size[order], x, y, hover, noise=None if noise is None else noise.at(order))
     sheet.colours(colour_scale(f"mean absolute effect ({unit})", size, low=0.0))
-    panel.x("segment of the input", tickvals=list(range(len(segments))), ticktext=segments, tickangle=40)
-    panel.y(tickvals=list(range(len(labels))), ticktext=labels, autorange="reversed")
+    panel.x("segment of the input", tickvals=x, ticktext=segments, tickangle=40)
+    panel.y(tickvals=y, ticktext=labels, autorange="reversed")
     more = f"the {len(labels)} of {size.shape[0]} components with the largest effects" * (len(labels) < size.shape[0])
     search = ""
     if ds.attrs.get("search") == "gradient":
@@ -356,11 +297,3 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
         more,
         search,
     )
-
-
-@INPUT_ROUTES.panels
-def _route_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    words = read_routes(ds)
-    yield ReportPanel(route_river(ds), frame(ds, "size", "share").dropna(ignore_index=True), words)
-    table = frame(ds, "total", "no_component", "no_attention", "rest")
-    yield ReportPanel(route_map(ds), table, read_kinds(ds))

@@ -15,7 +15,7 @@ from tsfm_lens.viz.grid import log_axis, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps, two_digits
 from tsfm_lens.viz.needs import CROSS_ATTENTION
 from tsfm_lens.viz.select import array, layer_names, model_of, names, positions
-from tsfm_lens.viz.sheet import blank
+from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.spectra import head_lines
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, PALE, SEQUENTIAL, number, percent, plain
 from tsfm_lens.viz.words import extremes, head_at, num
@@ -76,10 +76,8 @@ def read_bound(ds: xr.Dataset) -> list[str]:
         ratio = float(np.median(bound[informative] / np.maximum(missing[informative], 1e-16)))
         out.append(f"There it is {num(ratio)} times what is measured, in the median.")
     violations = int((missing[usable] > bound[usable] * (1 + 1e-6) + 1e-9).sum())
-    out.append(
-        "It is exceeded nowhere." if not violations else f"It is exceeded {violations} times, which it must not be."
-    )
-    return out
+    excess = f"{violations} times, which it must not be" if violations else "nowhere"
+    return [*out, f"It is exceeded {excess}."]
 
 
 @KERNEL_REGRESSION.figure(
@@ -97,11 +95,6 @@ def kernel_bandwidths(ds: xr.Dataset, *, layers: Sequence[str | int] | None = No
 
     Returns:
         A thin line per head over the modes, on a logarithmic axis, and the median over heads.
-
-    Example:
-        >>> fig = viz.kernel_bandwidths(results["kernel_regression"])
-        >>> fig.layout.meta["title"]
-        'Kernel bandwidths of the cross-attention of chronos-nano'
     """
     rows = positions(ds, "layer", layers)
     grid = head_lines(ds, rows, array(ds, "bandwidth", "layer", "head", "mode")[rows], "bandwidth %{y:.3g}")
@@ -127,11 +120,6 @@ def tilt_map(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         One heat map with the numbers in the cells; dark heads prefer some keys whatever is asked.
-
-    Example:
-        >>> fig = viz.tilt_map(results["kernel_regression"])
-        >>> fig.layout.meta["title"]
-        'Tilt of the cross-attention kernels of chronos-nano'
     """
     values = array(ds, "tilt_share", "layer", "head")
     top = float(np.nanmax(values))
@@ -159,11 +147,6 @@ def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         Dots below the diagonal, on logarithmic axes; right of the dotted line the bound is above 1 and says nothing.
-
-    Example:
-        >>> fig = viz.concentration_bound_plot(results["kernel_regression"])
-        >>> fig.layout.meta["title"]
-        'Concentration of the cross-attention of chronos-nano and its bound'
     """
     missing = np.clip(array(ds, "missing", "layer", "head", "query"), LEAST, 1)
     bound = np.clip(array(ds, "bound", "layer", "head", "query"), LEAST, None)
@@ -172,18 +155,18 @@ def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
     panel = canvas.panel()
     queries = np.broadcast_to(np.arange(bound.shape[-1]), bound.shape[1:])
     which = np.broadcast_to(np.array(names(ds, "head"))[:, None], bound.shape[1:])
-    for row, (label, at) in enumerate(zip(layers, usable, strict=True)):
-        panel.dots(
-            bound[row][at],
-            missing[row][at],
-            label,
-            f"{plain(label)}, head %{{customdata[0]}}, query %{{customdata[1]}}"
-            "<br>bound %{x:.3g}<br>measured %{y:.3g}",
-            colour=_colour(row, len(layers)),
-            size=6,
-            marker={"opacity": 0.75},
-            customdata=np.stack([which[at], queries[at].astype(str)], axis=-1),
-        )
+    colours = CATEGORICAL[: len(layers)]
+    if len(layers) > len(CATEGORICAL):
+        # from pale to dark for many
+        shades = [0.25 + 0.75 * row / (len(layers) - 1) for row in range(len(layers))]
+        colours = sample_colorscale([list(pair) for pair in SEQUENTIAL], shades)
+    hover = ", head %{customdata[0]}, query %{customdata[1]}<br>bound %{x:.3g}<br>measured %{y:.3g}"
+    for row, (label, at, colour) in enumerate(zip(layers, usable, colours, strict=True)):
+        look: Look = {
+            "marker": {"opacity": 0.75},
+            "customdata": np.stack([which[at], queries[at].astype(str)], axis=-1),
+        }
+        panel.dots(bound[row][at], missing[row][at], label, plain(label) + hover, colour=colour, size=6, **look)
     values = bound[usable]
     ends = (float(values.min()), float(values.max())) if len(values) else (LEAST, 1.0)
     low, high = np.log10(min(ends[0], 1e-1)) - 0.3, np.log10(max(ends[1], 1.0)) + 0.3
@@ -202,10 +185,3 @@ def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
         f"the bound is below 1 and says something for {percent(round(informative, 3))}; on the line it is exact",
         f"below {number(LEAST)}: drawn there" if min(ends[0], missing.min()) <= LEAST else "",
     )
-
-
-def _colour(row: int, rows: int) -> str:
-    """Choose a colour for each layer: one of its own for few, from pale to dark for many."""
-    if rows <= len(CATEGORICAL):
-        return CATEGORICAL[row]
-    return str(sample_colorscale([list(pair) for pair in SEQUENTIAL], [0.25 + 0.75 * row / (rows - 1)])[0])
