@@ -220,11 +220,6 @@ def logit_map(
         probability) with the context's tail and the truth over it. All panels share axes and colours. A
         panel's title says which share of the probability lies beyond the axis. Of many steps a column is the mean
         of several, ``meta["steps"]``, which the subtitle then says.
-
-    Example:
-        >>> fig = viz.logit_map(results["logit_lens"])
-        >>> fig.layout.meta["title"]
-        'Logit lens on co2: what each layer of chronos-nano expects'
     """
     places = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
@@ -360,11 +355,6 @@ def lens_forecast(
     Returns:
         Panels with shared axes in the order of the layers. The value axis follows the data and the last
         layer; what an earlier layer forecasts far beyond is cut, and the subtitle says so.
-
-    Example:
-        >>> fig = viz.lens_forecast(results["logit_lens"])
-        >>> fig.layout.meta["title"]
-        'Forecast of co2 read from each layer of chronos-nano'
     """
     view, rows = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
@@ -396,11 +386,6 @@ def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[
     Returns:
         One trace per series, then, for two series and more, "median over series". Under "entropy" a
         dotted line marks the entropy of a uniform distribution, where it is near enough.
-
-    Example:
-        >>> fig = viz.layer_entropy(results["logit_lens"])
-        >>> fig.layout.meta["title"]
-        "Entropy of the next value's distribution, layer by layer, in chronos-nano"
     """
     if measure not in _MEASURES:
         raise unknown_name("measure", measure, _MEASURES)

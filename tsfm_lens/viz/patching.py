@@ -141,11 +141,6 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
         Above, both contexts and forecasts, the steps where the contexts differ shaded. Below, a heat map whose cells
         are as wide as the steps that a group of tokens covers, special tokens in a column of their own. Tokens of
         several variates have a map each. Where all positions were patched at once, a bar a place instead.
-
-    Example:
-        >>> fig = viz.patching_map(results["patching"])
-        >>> fig.layout.meta["title"]
-        'Activation patching of chronos-nano on co2: share recovered'
     """
     kind = str(ds.attrs["kind"])
     available = [name for name in WORDS if name in ds and not (kind == "patching" and name in ("first_order", "error"))]
@@ -191,11 +186,6 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
 
     Returns:
         A panel a place on shared axes, the largest share first, with the end of both contexts.
-
-    Example:
-        >>> fig = viz.patched_forecasts(results["patching"])
-        >>> fig.layout.meta["title"]
-        'Forecasts of co2 by chronos-nano, patched where most is recovered'
     """
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes, width_for
 from tsfm_lens.viz.panels import Scene, fit, scene
 from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, positions
@@ -23,8 +23,7 @@ from tsfm_lens.viz.words import capital, listed
 
 __all__ = ["recipe_forecasts"]
 _PANEL, _GAP = 118, 30  # pixels: height of a panel, room between two rows for their titles
-_ROWS = 4  # series in one figure of recipes
-
+_ROWS = 4  # series in one figure
 
 RECIPES = measurement(
     "recipes",
@@ -66,7 +65,12 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@RECIPES.figure("Forecasts without sharp or diffuse heads.", variables=("quantile_forecast",))
+@RECIPES.figure(
+    "Forecasts without sharp or diffuse heads.",
+    variables=("quantile_forecast",),
+    table=_recipe_table,
+    sentences=read_recipes,
+)
 def recipe_forecasts(
     ds: xr.Dataset,
     *,
@@ -80,22 +84,17 @@ def recipe_forecasts(
     Args:
         ds: of kind "recipes": ``quantile_forecast`` (recipe, series, quantile, step), ``context`` and, where
             there are any, ``truth`` and ``sample`` (recipe, series, draw, step).
-        recipes: names to draw, all unless given.
-        series: ids or places to draw, at most the first four unless given.
-        context_steps: how much of the context is drawn; one horizon (at least 48 steps) unless given.
-        samples: how many sampled paths are drawn; the widest central interval where there are none.
+        recipes: names to draw, all if None.
+        series: ids or places to draw, at most the first four if None.
+        context_steps: of the context; one horizon, at least 48, if None.
+        samples: sampled paths to draw; the widest central interval where there are none.
 
     Returns:
-        Panels that share the time axis, and within a row the value axis. Over the paths or the interval lies
-        the median; the original's median is repeated in the panels of the ablated models.
-
-    Example:
-        >>> fig = viz.recipe_forecasts(results["recipes"])
-        >>> fig.layout.meta["title"]
-        'Forecasts of chronos-nano without many of its parts'
+        Panels with the median over the paths or the interval, and the original's median. They share the time axis, and
+        within a row the value axis.
     """
     columns = positions(ds, "recipe", recipes)
-    rows = list(range(min(ds.sizes["series"], 4))) if series is None else series
+    rows = range(min(ds.sizes["series"], _ROWS)) if series is None else series
     scenes = [scene(ds, each, max(ds.sizes["step"], 48) if context_steps is None else context_steps) for each in rows]
     several = len(scenes) > 1
     if several:
@@ -113,11 +112,11 @@ def recipe_forecasts(
             mine[0].y(f"{view.id}\n({view.unit or 'data units'})")
     if not several:
         title_axes(grid, scenes[0].time.short_title, scenes[0].title)
-    n_paths = min(samples, ds.sizes.get("draw", 0))
+    n_paths, ends = min(samples, ds.sizes.get("draw", 0)), ds["quantile"].values[[0, -1]].astype(float)
     return grid.dress(
         f"Forecasts of {model_of(ds)} without many of its parts",
         f"{ds.sizes['step']} steps ahead from {scenes[0].remark}",
-        f"light: {n_paths} sampled paths" if n_paths else _interval(ds),
+        f"light: {n_paths} sampled paths" if n_paths else "light: from the {:.3g} to the {:.3g} quantile".format(*ends),
         "distance: 1 − rank correlation with the original",
         cut,
         scenes[0].time.remark,
@@ -193,13 +192,3 @@ def _fit(grid: Sheet, ds: xr.Dataset, view: Scene, columns: list[int], **row: in
         paths = array(ds, "sample", "draw", "step", recipe=0, series=view.place)
         others = np.append(others, np.quantile(paths, [0.05, 0.95], axis=0))
     return fit(grid, np.append(view.observations, medians[0]), others, nticks=4, **row)
-
-
-def _interval(ds: xr.Dataset) -> str:
-    levels = np.asarray(ds["quantile"].values, dtype=float)
-    return f"light: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile"
-
-
-@RECIPES.panels
-def _recipes(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(recipe_forecasts(ds, series=names(ds, "series")[:_ROWS]), _recipe_table(ds), read_recipes(ds))

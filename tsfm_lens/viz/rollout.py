@@ -26,7 +26,6 @@ _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
 _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
-
 ROLLOUT = measurement(
     "rollout",
     theme="Activations",
@@ -162,11 +161,6 @@ def rollout_panels(
         Small multiples on shared axes: queries to the right, keys upwards, tokens as wide as the steps that they
         cover; special keys stand above the dotted line. Of long maps a cell is the largest weight of several
         tokens, which the subtitle then says.
-
-    Example:
-        >>> fig = viz.rollout_panels(results["rollout"])
-        >>> fig.layout.meta["title"]
-        'Sharpest heads of chronos-nano along the forecast of co2'
     """
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
@@ -205,7 +199,12 @@ def heads_shown(heads: int) -> int:
     return min(_HEADS, max(heads // 2, 1))
 
 
-@ATTENTION_FLOW.figure("How much of each token may have reached each other.", variables=("flow",))
+@ATTENTION_FLOW.figure(
+    "How much of each token may have reached each other.",
+    variables=("flow",),
+    table=lambda ds: tokens_table(ds, "flow", _LEAST),
+    sentences=read_flow,
+)
 def attention_flow_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
 ) -> go.Figure:
@@ -219,11 +218,6 @@ def attention_flow_map(
 
     Returns:
         A panel per layer, all on the same axes and colours; special keys stand right of the dotted line.
-
-    Example:
-        >>> fig = viz.attention_flow_map(results["attention_flow"])
-        >>> fig.layout.meta["title"]
-        'Attention flow through the decoder of chronos-nano'
     """
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
@@ -300,7 +294,12 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
     )
 
 
-@NORM_WEIGHTED.figure("How long the vectors are that keys contribute.", variables=("norm",))
+@NORM_WEIGHTED.figure(
+    "How long the vectors are that keys contribute.",
+    variables=("norm",),
+    table=lambda ds: tokens_table(ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))),
+    sentences=read_norm_weighted,
+)
 def norm_weighted_map(
     ds: xr.Dataset,
     *,
@@ -320,11 +319,6 @@ def norm_weighted_map(
 
     Returns:
         Panels as in :func:`attention_grid`; next to that one, keys that get attention but write little are pale.
-
-    Example:
-        >>> fig = viz.norm_weighted_map(results["norm_weighted"])
-        >>> fig.layout.meta["title"]
-        'Norm-weighted decoder cross-attention of every head of chronos-nano'
     """
     title = f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}"
     remark = "length of what each key adds to the residual stream"
@@ -337,14 +331,3 @@ def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
     weights, entropies = tokens_table(attention, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
     for heads, table in (("sharp", weights), ("diffuse", entropies)):
         yield ReportPanel(rollout_panels(ds, heads=heads), table, read_rollout(ds, heads))
-
-
-@ATTENTION_FLOW.panels
-def _flow(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(attention_flow_map(ds), tokens_table(ds, "flow", _LEAST), read_flow(ds))
-
-
-@NORM_WEIGHTED.panels
-def _norm_weighted(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = tokens_table(ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values)))
-    yield ReportPanel(norm_weighted_map(ds), table, read_norm_weighted(ds))

@@ -22,7 +22,6 @@ from tsfm_lens.viz.words import capital, extremes, layers, listed, num, signed
 __all__ = ["head_similarity_map", "similarity_map"]
 _MAX_NUMBERED = 36  # cells of a panel that still have room for their number
 
-
 LAYER_SIMILARITY = measurement(
     "layer_similarity",
     theme="Activations",
@@ -101,11 +100,6 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
 
     Returns:
         A heat map; cosines in two colours around 0.
-
-    Example:
-        >>> fig = viz.similarity_map(results["layer_similarity"])
-        >>> fig.layout.meta["title"]
-        "Similarity of the layers' streams in chronos-nano"
     """
     if measure not in ("cka", "update_cosine"):
         raise InputError(f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'")
@@ -142,11 +136,6 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
 
     Returns:
         Heat maps of the cosines, in two colours around 0; 1 on the diagonal.
-
-    Example:
-        >>> fig = viz.head_similarity_map(results["head_similarity"])
-        >>> fig.layout.meta["title"]
-        'Similarity of the heads of chronos-nano'
     """
     rows, heads = positions(ds, "layer", layers), names(ds, "head")
     labels = layer_names(ds, rows)
@@ -167,7 +156,6 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
 
 
 @LAYER_SIMILARITY.panels
-def _layer_similarity(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    for measure in ("cka", "update_cosine"):
-        words = read_layer_similarity(ds, measure)
-        yield ReportPanel(similarity_map(ds, measure=measure), frame(ds, measure), words)
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    for each in ("cka", "update_cosine"):
+        yield ReportPanel(similarity_map(ds, measure=each), frame(ds, each), read_layer_similarity(ds, each))

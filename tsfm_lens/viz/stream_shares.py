@@ -57,11 +57,6 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
     Returns:
         At the left the scheme, from the bottom to the top in order of writing; the arrow of a writer is as thick as
         its share. At the right the shares as bars, and those of single heads as points.
-
-    Example:
-        >>> fig = viz.stream_scheme(results["stream_shares"])
-        >>> fig.layout.meta["title"]
-        'What is written into the residual stream of chronos-nano'
     """
     rows = series_rows(ds, series)
     share = array(ds, "share", "writer", "series")[:, rows].mean(axis=1)

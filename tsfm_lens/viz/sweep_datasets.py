@@ -90,11 +90,6 @@ def dataset_heatmap(
     Raises:
         InputError: ``table`` is of another kind, or the model has no such layer.
         UnknownNameError: no such model or dataset.
-
-    Example:
-        >>> fig = viz.dataset_heatmap(tables["datasets"])
-        >>> fig.layout.meta["title"]
-        'MASE of alpha on every dataset as heads of a layer are ablated'
     """
     table_of(table, "sweep_datasets", "mase", "change", "largest_within", "model", "layer", "order", "kept", "of")
     name = chosen_model(table, model)

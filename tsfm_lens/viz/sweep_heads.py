@@ -156,11 +156,6 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
 
     Raises:
         InputError: ``table`` is of another kind, or has no finished entry.
-
-    Example:
-        >>> fig = viz.head_changes(tables["heads"])
-        >>> fig.layout.meta["title"]
-        'What each head costs, ablated by itself'
     """
     table_of(table, "sweep_heads", "label", "layer", "attention", "head", "change", "lower", "upper", "stands")
     rows, remark = finished(table, "single heads", "change")
@@ -258,11 +253,6 @@ def head_curves(
     Raises:
         InputError: ``table`` is of another kind, or has no such entries.
         UnknownNameError: no such model, layer or ``by``.
-
-    Example:
-        >>> fig = viz.head_curves(tables["curves"])
-        >>> fig.layout.meta["title"]
-        'Error of alpha as more heads of a layer are ablated'
     """
     if by not in ("layer", "model"):
         raise unknown_name("by", by, ("layer", "model"))

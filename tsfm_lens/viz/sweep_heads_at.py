@@ -82,11 +82,6 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
 
     Raises:
         InputError: ``table`` is of another kind or has no entries.
-
-    Example:
-        >>> fig = viz.heads_at_layers(tables["heads_at"])
-        >>> fig.layout.meta["title"]
-        'Heads that each layer must keep for MASE to stay within 1 %'
     """
     table_of(table, "sweep_heads_at", "model", "layer", "of", "kept", "ablated", "order", "better", "change")
     rows, remark = finished(table[table["better"]], "heads that must stay", "kept", "of")

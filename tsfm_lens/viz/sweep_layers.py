@@ -163,11 +163,6 @@ def layer_distances(table: pd.DataFrame, *, part: str = "both") -> go.Figure:
     Raises:
         InputError: ``table`` is of another kind, or has no such entries.
         UnknownNameError: no such part.
-
-    Example:
-        >>> fig = viz.layer_distances(tables["layers"])
-        >>> fig.layout.meta["title"]
-        'How far the forecast moves without the heads and MLPs of layers'
     """
     rows = effects_of(table, *_DISTANCE, *_CHANGE)
     if part not in PARTS:
@@ -230,11 +225,6 @@ def component_errors(table: pd.DataFrame) -> go.Figure:
 
     Raises:
         InputError: ``table`` is of another kind, or no single whole layer has been ablated.
-
-    Example:
-        >>> fig = viz.component_errors(tables["layers"])
-        >>> fig.layout.meta["title"]
-        'Error without the parts of the most ablatable layer of every model'
     """
     rows = effects_of(table, "mase", *_CHANGE, "baseline_mase")
     layers, _ = finished(rows[(rows["family"] == "layers") & (rows["size"] == 1)], "single layers", "mase", "change")
@@ -318,11 +308,6 @@ def range_curves(table: pd.DataFrame) -> go.Figure:
 
     Raises:
         InputError: ``table`` is of another kind, or has no such entries.
-
-    Example:
-        >>> fig = viz.range_curves(tables["layers"])
-        >>> fig.layout.meta["title"]
-        'Error as a growing range of layers is ablated'
     """
     rows = effects_of(table, "mase", *_CHANGE, "baseline_mase")
     rows, remark = finished(rows[rows["family"] == "ranges"], "growing ranges", "mase", "change")

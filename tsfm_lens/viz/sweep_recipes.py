@@ -142,11 +142,6 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
 
     Raises:
         InputError: ``table`` is of another kind, lacks the counts, or has no entries.
-
-    Example:
-        >>> fig = viz.recipe_table(tables["recipes"])
-        >>> fig.layout.meta["title"]
-        'Heavy ablations: change of every metric, and how many datasets bear them'
     """
     table_of(table, "sweep_recipes", *_COUNTS, "n_datasets")
     entries = recipe_rows(table, random=random)
@@ -192,11 +187,6 @@ def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
 
     Raises:
         InputError: ``table`` is of another kind, or has no entries.
-
-    Example:
-        >>> fig = viz.recipe_changes(tables["recipes"])
-        >>> fig.layout.meta["title"]
-        'What heavy ablations change, by metric'
     """
     entries = recipe_rows(table, random=random)
     rows, kinds, metrics = (list(dict.fromkeys(entries[name])) for name in ("label", "selection", "metric"))
@@ -278,11 +268,6 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
 
     Raises:
         InputError: ``table`` is of another kind, or has no entries.
-
-    Example:
-        >>> fig = viz.selection_comparison(tables["selection"])
-        >>> fig.layout.meta["title"]
-        'Does it matter which heads go? Informed choices against random ones'
     """
     table_of(table, "sweep_selection", *_KEYS, "diff", "diff_lower", "diff_upper", "diff_stands")
     entries, remark = finished(table, "recipes against random heads", "change")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import columns_for, log_axis
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
-from tsfm_lens.viz.sheet import Panel, Sheet, sheet
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, plain
 from tsfm_lens.viz.words import capital, listed, num
 
@@ -49,7 +50,6 @@ _WORDS = {
     "diagonal_mass": "its diagonal mass",
     "numerical_rank": "its numerical rank",
 }
-
 
 TRAINING_WATCH = measurement(
     "training_watch",
@@ -120,10 +120,10 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         ds: of kind "training_watch", of one run, or of several of ``training.together``.
 
     Returns:
-        Panels over optimiser steps: the loss, the sharpness with a band of its residual, the gradient noise, and of
-        attention entropy, nuclear norm, diagonal mass and numerical rank, with dotted lines for even attention and for
-        the identity where all layers have the same keys. Of one run a line for each head in its layer's colour; of
-        several runs a line for each, the mean over layers and heads, with a band from the lowest to the highest seed.
+        Panels over optimiser steps: loss, sharpness with a band of its residual, gradient noise, and of attention
+        entropy, nuclear norm, diagonal mass and numerical rank, dotted what even attention and the identity have. Of
+        one run a line a head in its layer's colour; of several a line a run, the mean over layers and heads, with a
+        band over seeds.
 
     Example:
         >>> watch = training.Watch(torch.nn.Linear(2, 1), every=1)
@@ -146,10 +146,8 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
             panel.line(steps[finite], line.middle[finite], line.name, hover, colour=line.colour, width=1.4, dots=3)
         numbers = np.asarray(ds[name].values, dtype=float)
         values = numbers[np.isfinite(numbers)]
-        steep = (
-            name in ("loss", "watched_loss", "sharpness") and values.min() > 0 and values.max() > _STEEP * values.min()
-        )
-        panel.y(title, **(log_axis(values) if steep else {}))
+        steep = values.min() > 0 and values.max() > _STEEP * values.min()
+        panel.y(title, **(log_axis(values) if steep and name in ("loss", "watched_loss", "sharpness") else {}))
         _references(panel, ds, name)
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
@@ -213,7 +211,7 @@ def attention_film(
         row: of the inputs.
 
     Returns:
-        A map of queries and keys for each head, or for each run, on one scale of colours for all snapshots.
+        A map of queries and keys a head, or a run, on one scale of colours for all snapshots.
 
     Example:
         >>> pattern = {"0": torch.eye(4)[None]}
@@ -226,9 +224,8 @@ def attention_film(
     words, values = _maps(ds, layer, head, row)
     steps = [int(step) for step in ds["snapshot"].values]
     columns = columns_for(len(words))
-    rows = -(-len(words) // columns)
     canvas = sheet(
-        [_PANEL] * rows,
+        [_PANEL] * -(-len(words) // columns),
         [1] * columns,
         titles=words,
         row_gap=44,
@@ -290,9 +287,8 @@ def attention_snapshots(
         words, titles = maps[0][0], [f"input {one}" for one in range(count)]
         values = np.stack([value[:, 0] for _, value in maps], axis=1)
     else:
-        places = sorted(
-            {at[place] for place in np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)}
-        )
+        evenly = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
+        places = sorted({at[place] for place in evenly})
         words, values = _maps(ds.isel(snapshot=places), layer, head, row)
         titles = [f"step {int(step):,}" for step in ds["snapshot"].values[places]]
     columns = len(titles)
@@ -304,8 +300,7 @@ def attention_snapshots(
         column_gap=0.02,
         min_width=120 + 95 * columns,
     )
-    for place, (line, column) in enumerate(np.ndindex(len(words), columns)):
-        panel = canvas.panel(*canvas.places[place])
+    for panel, (line, column) in zip(canvas, np.ndindex(len(words), columns), strict=True):
         panel.cells(values[line, column], hover=_HOVER, name=words[line])
         panel.y(words[line] if column == 0 else None)
     _dress_maps(canvas, values, len(words) * columns)
@@ -324,13 +319,11 @@ def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -
         pattern = pattern.isel(seed=0)
     layers = range(ds.sizes["layer"]) if layer is None else [position(ds, "layer", layer)]
     heads = range(ds.sizes["head"]) if head is None else [position(ds, "head", head)]
-    words, values = [], []
-    if "run" in ds.dims:
-        for place, run in enumerate(names(ds, "run")):
-            words.append(run)
-            values.append(pattern.isel(run=place, layer=layers[0], head=heads[0]))
+    words, values = names(ds, "run"), []
+    if words:
+        values = [pattern.isel(run=place, layer=layers[0], head=heads[0]) for place in range(len(words))]
     else:
-        for at, index in ((at, index) for at in layers for index in heads):
+        for at, index in product(layers, heads):
             one = pattern.isel(layer=at, head=index)
             if bool(np.isfinite(one.values).any()):
                 words.append(f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}")
@@ -342,10 +335,10 @@ def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -
 
 
 def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
-    tokens = max(values.shape[-2:])
+    look: Look = {"ticks": "", "dtick": 1 if max(values.shape[-2:]) <= _TICKS else None}
     canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(values))))
-    canvas.x(ticks="", dtick=1 if tokens <= _TICKS else None, constrain="domain")
-    canvas.y(ticks="", dtick=1 if tokens <= _TICKS else None, autorange="reversed")
+    canvas.x(constrain="domain", **look)
+    canvas.y(autorange="reversed", **look)
     for row, column in canvas.places[n_maps:]:
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
@@ -364,19 +357,17 @@ def _controls(labels: Sequence[str], height: int) -> dict[str, Any]:
 
 
 def _subtitle(ds: xr.Dataset, row: int | None) -> str:
-    which = "" if row is None else f"input {row}"
-    count = ds.sizes["snapshot"]
-    return "; ".join(filter(None, [which, f"{count} snapshot{'s' * (count != 1)}", "rows are queries, columns keys"]))
+    count, which = ds.sizes["snapshot"], "" if row is None else f"input {row}; "
+    return f"{which}{count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
 
 
 @TRAINING_WATCH.panels
-def _watch_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     table = watch_table(ds, "step") if "step" in ds.dims and ds.sizes["step"] else pd.DataFrame()
     if table.columns.size:
         yield ReportPanel(training_measures(ds), table, read_watch(ds), "measures")
     if "pattern" in ds:
         steps = pd.DataFrame({"snapshot": ds["snapshot"].values})
-        count = ds.sizes["snapshot"]
-        first, last = steps["snapshot"].min(), steps["snapshot"].max()
+        count, first, last = len(steps), steps["snapshot"].min(), steps["snapshot"].max()
         words = f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to {last:,}."
         yield ReportPanel(attention_snapshots(ds), steps, [words], "attention")

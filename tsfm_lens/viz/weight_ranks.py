@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
@@ -32,7 +31,6 @@ _MEASURES = {
     "effective_rank": "effective rank",
     "participation_ratio": "participation ratio",
 }
-
 
 WEIGHT_RANKS = measurement(
     "weight_ranks",
@@ -79,17 +77,13 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
     finite = np.isfinite(effective)
     if not finite.any():
         return ["All matrices are zero."]
-    shares = effective[finite] / full[finite]
-    out = [
+    shares, floor = effective[finite] / full[finite], array(ds, "rounding_floor", "matrix")[whole]
+    return [
         f"The effective rank is {percent(float(np.median(shares)))} of the largest possible in the median matrix, "
-        f"from {percent(float(shares.min()))} to {percent(float(shares.max()))}."
-    ]
-    floor = array(ds, "rounding_floor", "matrix")[whole]
-    out.append(
+        f"from {percent(float(shares.min()))} to {percent(float(shares.max()))}.",
         f"Weights are stored in {ds.attrs['precision']}: singular values below {num(float(np.nanmax(floor)))} of the "
-        "largest may be rounding."
-    )
-    return out
+        "largest may be rounding.",
+    ]
 
 
 def read_histograms(ds: xr.Dataset) -> list[str]:
@@ -107,11 +101,6 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
     return out
 
 
-def _spectra_table(ds: xr.Dataset) -> pd.DataFrame:
-    table = frame(ds, "singular_value")
-    return table[np.isfinite(table["singular_value"])]
-
-
 @WEIGHT_RANKS.figure("What share of its directions each weight matrix uses.", variables=("rank_share", "told"))
 def weight_rank_map(
     ds: xr.Dataset, *, measure: str = "rank_share", epsilon: float | None = None, stack: str | None = None
@@ -127,11 +116,6 @@ def weight_rank_map(
 
     Returns:
         A heat map; cells are empty where there is no such matrix, and where its weights cannot tell the rank.
-
-    Example:
-        >>> fig = viz.weight_rank_map(results["weight_ranks"])
-        >>> fig.layout.meta["title"]
-        'Ranks of the weights of chronos-nano'
     """
     if measure not in _MEASURES:
         raise unknown_name("measure", measure, _MEASURES)
@@ -164,12 +148,9 @@ def _values(ds: xr.Dataset, measure: str, epsilon: float | None) -> tuple[np.nda
     place = level_position(ds, epsilon)
     level = f"{float(ds['epsilon'].values[place]):g}"
     valid = array(ds, "told", "matrix", epsilon=place) > 0
-    words = [f"singular values above {level} of the largest", "" if valid.all() else f"empty: {_precision_words(ds)}"]
+    empty = f"empty: below what {ds.attrs.get('precision', 'these')} weights can tell"
+    words = [f"singular values above {level} of the largest", "" if valid.all() else empty]
     return np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan), words
-
-
-def _precision_words(ds: xr.Dataset) -> str:
-    return f"below what {ds.attrs.get('precision', 'these')} weights can tell"
 
 
 @WEIGHT_RANKS.figure("Singular values of all weight matrices, layer by layer.", variables=("singular_value",))
@@ -183,19 +164,14 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
 
     Returns:
         Lines on a logarithmic axis, the deeper the layer the darker; stacks have panels of their own.
-
-    Example:
-        >>> fig = viz.weight_spectra(results["weight_ranks"], stack="encoder", parts=["W_Q"])
-        >>> fig.layout.meta["title"]
-        'Spectra of the weights of chronos-nano'
     """
     whole = whole_matrices(ds, stack=stack, parts=parts)
     values = relative(array(ds, "singular_value", "matrix", "mode"), array(ds, "rounding_floor", "matrix"))
-    several = len({str(ds["stack"].values[row]) for row in whole}) > 1
-    panels: dict[tuple[str, ...], list[int]] = {}
-    for row in whole:
-        panels.setdefault(((str(ds["stack"].values[row]),) if several else ()) + (_column(ds, row),), []).append(row)
-    grid = panel_grid([[" ".join(title)] for title in panels], row_height=150)
+    stacks = [str(ds["stack"].values[row]) for row in whole]
+    panels: dict[str, list[int]] = {}
+    for row, name in zip(whole, stacks, strict=True):
+        panels.setdefault(f"{name} " * (len(set(stacks)) > 1) + _column(ds, row), []).append(row)
+    grid = panel_grid([[title] for title in panels], row_height=150)
     for panel, rows in zip(grid, panels.values(), strict=True):
         labels = [layer_name(str(ds["layer"].values[row])) for row in rows]
         depth_lines(panel, labels, values[rows], "mode")
@@ -222,18 +198,14 @@ def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = No
 
     Source:
         Flow of ranks, figure 10 (S0-HIST).
-
-    Example:
-        >>> fig = viz.rank_histograms(results["weight_ranks"])
-        >>> fig.layout.meta["title"]
-        'Singular values of W_Q by decade, layer by layer, in chronos-nano'
     """
     whole = whole_matrices(ds, stack=stack, parts=[part])
-    stacks, kinds = ({str(ds[name].values[row]) for row in whole} for name in ("stack", "layer_kind"))
-    titles = []
-    for row in whole:
-        words = [_in_words(*_block(ds, row), several=len(stacks) > 1)]
-        titles.append(words + [kind_word(str(ds["layer_kind"].values[row]))] * (len(kinds) > 1))
+    stacks, kinds = ([str(ds[name].values[row]) for row in whole] for name in ("stack", "layer_kind"))
+    several = len(set(stacks)) > 1
+    titles = [
+        [_in_words(*_block(ds, row), several=several)] + [kind_word(kind)] * (len(set(kinds)) > 1)
+        for row, kind in zip(whole, kinds, strict=True)
+    ]
     counts = array(ds, "decade_count", "matrix", "decade")[:, ::-1]
     edges = np.asarray(ds["decade"].values, dtype=float)[::-1]
     labels = [f"{edge / 10:g} to {edge:g}" for edge in edges]
@@ -325,11 +297,11 @@ def _column(ds: xr.Dataset, row: int) -> str:
 
 
 @WEIGHT_RANKS.panels
-def _weight_ranks(ds: xr.Dataset) -> Iterator[ReportPanel]:
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     yield ReportPanel(weight_rank_map(ds), frame(ds, "epsilon_rank", "rank_share", "told"), read_weight_ranks(ds))
     measures = frame(ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor")
     yield ReportPanel(weight_rank_map(ds, measure="effective_rank"), measures, read_weight_spectra(ds))
-    yield ReportPanel(weight_spectra(ds), _spectra_table(ds), [])
-    parts = names_of(ds, "part")
+    values, parts = frame(ds, "singular_value"), names_of(ds, "part")
+    yield ReportPanel(weight_spectra(ds), values[np.isfinite(values["singular_value"])], [])
     part = "W_Q" if "W_Q" in parts else parts[0]
     yield ReportPanel(rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds))

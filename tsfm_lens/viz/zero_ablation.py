@@ -190,11 +190,6 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
         One heat map per stack and kind of component: heads side by side, MLP and whole layer in columns
         of their own with the numbers written in. The colours end at the largest head effect.
         What does not stand out of the noise is drawn as such, where the result knows it.
-
-    Example:
-        >>> fig = viz.ablation_heatmap(results["ablation"])
-        >>> fig.layout.meta["title"]
-        'Ablation of every component of chronos-nano: Spearman distance'
     """
     available = [name for name in MEASURES if name in ds]
     if metric not in available:
@@ -237,11 +232,6 @@ def ablation_forecasts(
 
     Returns:
         Panels with shared axes, each with "unablated", "ablated", context and truth.
-
-    Example:
-        >>> fig = viz.ablation_forecasts(results["ablation"])
-        >>> fig.layout.meta["title"]
-        'Forecasts of co2 by chronos-nano without single components'
     """
     view, words = scene(ds, series, context_steps, least=24), ""
     if components is None:
