@@ -116,8 +116,7 @@ def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
     flat = gain[np.isfinite(gain)]
     if not len(flat):
         return 0
-    several = gain.shape[2] > 2
-    middle = medians(gain.reshape(-1, gain.shape[2])) if several else np.empty(0)
+    middle = medians(gain.reshape(-1, gain.shape[2])) if gain.shape[2] > 2 else np.empty(0)
     core = np.concatenate([np.quantile(flat, [0.05, 0.95]), [0.0], middle, *ends])
     bounds, _ = fitted_range(core, flat, reach=0.5)
     canvas.y(range=bounds)

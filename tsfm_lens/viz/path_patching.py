@@ -119,12 +119,7 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
 
 
 def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> np.ndarray:
-    """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path.
-
-    Raises:
-        UnknownNameError: no such series.
-        InputError: the values have other dimensions.
-    """
+    """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path."""
     values = array(ds, value, "sender", "receiver", "series")
     if ds.attrs.get("kind") == "edges":
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)

@@ -103,11 +103,18 @@ def recipe_forecasts(
     titles = [[_title(ds, at, view.place, first=not row) for at in columns] for row, view in enumerate(scenes)]
     grid = _table(titles) if several else panel_grid(titles[0], row_height=140)
     cut, panels = "", list(grid)
+    middle = median_position(ds["quantile"].values)
+    medians = array(ds, "quantile_forecast", "recipe", "series", "step", quantile=middle)
     for row, view in enumerate(scenes):
         mine = panels[row * len(columns) : (row + 1) * len(columns)]
         for recipe, panel in zip(columns, mine, strict=True):
             _draw(panel, ds, view, recipe, samples)
-        cut = _fit(grid, ds, view, columns, **({"row": row + 1} if several else {})) or cut
+        others = medians[columns, view.place].ravel()
+        if "sample" in ds:
+            paths = array(ds, "sample", "draw", "step", recipe=0, series=view.place)
+            others = np.append(others, np.quantile(paths, [0.05, 0.95], axis=0))
+        core, where = np.append(view.observations, medians[0, view.place]), {"row": row + 1} if several else {}
+        cut = fit(grid, core, others, nticks=4, **where) or cut
         if several:
             mine[0].y(f"{view.id}\n({view.unit or 'data units'})")
     if not several:
@@ -127,12 +134,10 @@ def _title(ds: xr.Dataset, recipe: int, series: int, *, first: bool) -> tuple[st
     """Write recipe and what it takes, over the first row; distance and error over every panel."""
     lines = []
     if first:
-        parts = []
         heads, mlps = int(ds["n_heads"].values[recipe]), int(ds["n_mlps"].values[recipe])
-        if heads:
-            parts.append(f"{heads} head{'s' * (heads > 1)} ({percent(float(ds['heads_share'].values[recipe]))})")
-        if mlps:
-            parts.append(f"{mlps} MLP" + "s" * (mlps > 1))
+        share = percent(float(ds["heads_share"].values[recipe]))
+        parts = [f"{heads} head{'s' * (heads > 1)} ({share})"] * bool(heads)
+        parts += [f"{mlps} MLP{'s' * (mlps > 1)}"] * bool(mlps)
         lines = [names(ds, "recipe")[recipe], "without " + " + ".join(parts) if parts else "complete model"]
     facts = []
     if "spearman_distance" in ds and recipe:
@@ -182,13 +187,3 @@ def _draw(panel: Panel, ds: xr.Dataset, view: Scene, recipe: int, samples: int) 
     for name, values, ink in lines[: 1 + bool(recipe)]:
         width = 1.8 if name == "ablated" or not recipe else 1.1
         view.forecast(panel, values, f"{name} forecast (median)", ink, width, words=f"{name} forecast")
-
-
-def _fit(grid: Sheet, ds: xr.Dataset, view: Scene, columns: list[int], **row: int) -> str:
-    middle = median_position(ds["quantile"].values)
-    medians = array(ds, "quantile_forecast", "recipe", "step", series=view.place, quantile=middle)
-    others = medians[columns].ravel()
-    if "sample" in ds:
-        paths = array(ds, "sample", "draw", "step", recipe=0, series=view.place)
-        others = np.append(others, np.quantile(paths, [0.05, 0.95], axis=0))
-    return fit(grid, np.append(view.observations, medians[0]), others, nticks=4, **row)

@@ -23,7 +23,6 @@ _PARTS: dict[str, dict[str, Any]] = {
 }
 _TICKS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
-
 SEASONALITY = measurement(
     "seasonality",
     theme="Behaviour",
@@ -88,7 +87,7 @@ def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = No
     ratios = ["–" if np.isnan(value) else f"{value:.2f}" for value in ratio]
     grid = panel_grid([(ids[i], f"period {period[i]:.3g}: {ratios[i]} × context") for i in rows], row_height=160)
     for panel, i in zip(grid, rows, strict=True):
-        for part in [part for part in _PARTS if part in parts]:
+        for part in filter(parts.__contains__, _PARTS):
             hover = f"{plain(ids[i])}, {part}<br>period %{{x:.3g}} steps<br>amplitude %{{y:.3g}} standard deviations"
             name = "end of the context" if part == "context" else part
             panel.line(trial, amplitude[parts.index(part), i], name, hover, **_PARTS[part])

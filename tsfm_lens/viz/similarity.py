@@ -56,10 +56,9 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
             return ["The stream is the same for all tokens after every layer, so no CKA can be had."]
         at = int(np.nanargmin(steps))
         same = [word for word, value in zip(words, np.diag(values), strict=True) if not np.isfinite(value)]
-        return [
-            f"From one layer to the next the stream changes most between {words[at]} and {words[at + 1]} "
-            f"(CKA {num(steps[at])})."
-        ] + ([f"At {listed(same)} the stream is the same for all tokens, so no CKA can be had."] if same else [])
+        out = f"From one layer to the next the stream changes most between {words[at]} and {words[at + 1]} "
+        alike = [f"At {listed(same)} the stream is the same for all tokens, so no CKA can be had."] if same else []
+        return [f"{out}(CKA {num(steps[at])}).", *alike]
     rows, columns = np.triu_indices(len(words), 1)
     pairs = values[rows, columns]
     low, high = extremes(pairs)

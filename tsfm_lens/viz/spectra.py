@@ -22,7 +22,6 @@ from tsfm_lens.viz.words import extremes, head_at, layers, num
 __all__ = ["spectrum_lines", "stable_rank_map"]
 _PRODUCTS = {"QK": "query–key product W_Q W_Kᵀ", "OV": "value–output product W_V W_O"}
 
-
 SPECTRA = measurement(
     "spectra",
     theme="Weights alone",
@@ -118,11 +117,9 @@ def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str 
 
 
 def head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str) -> Sheet:
-    """Draw a panel per layer: a thin line per head over the modes on a logarithmic axis, and the median over heads.
+    """Draw ``values`` (layer, head, mode), a panel per layer: a thin line per head, and the median over heads.
 
-    Args:
-        layers: places of the layers of ``values``, (layer, head, mode).
-        measure: the hover box's words for a value.
+    ``layers`` are places, ``measure`` is the hover box's word for a value.
     """
     grid = panel_grid([(label,) for label in layer_names(ds, layers)], row_height=150)
     modes, several, tail = np.arange(1, values.shape[-1] + 1), "median over heads", f", mode %{{x}}<br>{measure}"

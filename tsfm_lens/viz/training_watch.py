@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -25,31 +24,22 @@ __all__ = ["attention_film", "attention_snapshots", "training_measures"]
 _ROW, _GAP = 130, 26  # pixels
 _STEEP = 30  # times the smallest value from which on an axis is logarithmic
 _ROWS = (
-    ("loss", "training loss", "training loss"),
-    ("watched_loss", "loss of the\nwatched data", "loss"),
-    ("sharpness", "sharpness\nλ max", "largest eigenvalue"),
-    ("noise_scale", "gradient noise\nscale (batches)", "noise scale"),
-    ("entropy", "entropy of\nattention (nats)", "entropy"),
-    ("nuclear_norm", "nuclear norm\nof attention", "nuclear norm"),
-    ("diagonal_mass", "diagonal mass\nof attention", "diagonal mass"),
-    ("numerical_rank", "numerical rank\nof attention", "rank"),
+    ("loss", "training loss", "training loss", "the training loss"),
+    ("watched_loss", "loss of the\nwatched data", "loss", "the loss of the watched data"),
+    ("sharpness", "sharpness\nλ max", "largest eigenvalue", "the sharpness"),
+    ("noise_scale", "gradient noise\nscale (batches)", "noise scale", "the gradient noise scale"),
+    ("entropy", "entropy of\nattention (nats)", "entropy", "the entropy of attention"),
+    ("nuclear_norm", "nuclear norm\nof attention", "nuclear norm", "its nuclear norm"),
+    ("diagonal_mass", "diagonal mass\nof attention", "diagonal mass", "its diagonal mass"),
+    ("numerical_rank", "numerical rank\nof attention", "rank", "its numerical rank"),
 )
+"""Measure, title of its axis, word in hover boxes, words in sentences."""
 _PANEL = 170  # pixels: a side of a map
 _MOST = 16  # maps of a film
 _COLUMNS = 6  # snapshots or inputs side by side
 _SLIDER = 96  # pixels under the maps
 _TICKS = 12  # tokens that still have room for a number each
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
-_WORDS = {
-    "loss": "the training loss",
-    "watched_loss": "the loss of the watched data",
-    "sharpness": "the sharpness",
-    "noise_scale": "the gradient noise scale",
-    "entropy": "the entropy of attention",
-    "nuclear_norm": "its nuclear norm",
-    "diagonal_mass": "its diagonal mass",
-    "numerical_rank": "its numerical rank",
-}
 
 TRAINING_WATCH = measurement(
     "training_watch",
@@ -78,7 +68,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
     out = []
     for run, one in run_words(ds):
         changes = []
-        for name, words in _WORDS.items():
+        for name, *_, words in _ROWS:
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
             mean = one[name].mean([dim for dim in one[name].dims if dim != "step"]).dropna("step")
@@ -99,17 +89,6 @@ def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
     """Tabulate variables that have no further axes, a row for each combination of labels."""
     variables = [name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}]
     return ds[variables].reset_coords(drop=True).to_dataframe().reset_index()
-
-
-@dataclass(frozen=True)
-class _Line:
-    """Measure over steps, and the ends of what it stands for."""
-
-    name: str
-    colour: str
-    middle: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
 
 
 @TRAINING_WATCH.figure("Loss, sharpness, gradient noise and attention over training.")
@@ -137,13 +116,13 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         rows = [row for row in rows if row[0] != "watched_loss"]
     canvas = sheet([_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=480, shared_xaxes="all")
     steps = np.asarray(ds["step"].values, dtype=float)
-    for panel, (name, title, word) in zip(canvas, rows, strict=False):
-        for line in _lines(ds, name):
-            finite = np.isfinite(line.middle)
-            if (line.high > line.low).any():
-                panel.band(steps[finite], line.low[finite], line.high[finite], mixed(line.colour, 0.25), line.name)
-            hover = f"step %{{x:,}}<br>{plain(line.name)}{', ' * bool(line.name)}{word} %{{y:.4g}}"
-            panel.line(steps[finite], line.middle[finite], line.name, hover, colour=line.colour, width=1.4, dots=3)
+    for panel, (name, title, word, _) in zip(canvas, rows, strict=False):
+        for entry, colour, middle, low, high in _lines(ds, name):
+            finite = np.isfinite(middle)
+            if (high > low).any():
+                panel.band(steps[finite], low[finite], high[finite], mixed(colour, 0.25), entry)
+            hover = f"step %{{x:,}}<br>{plain(entry)}{', ' * bool(entry)}{word} %{{y:.4g}}"
+            panel.line(steps[finite], middle[finite], entry, hover, colour=colour, width=1.4, dots=3)
         numbers = np.asarray(ds[name].values, dtype=float)
         values = numbers[np.isfinite(numbers)]
         steep = values.min() > 0 and values.max() > _STEEP * values.min()
@@ -160,26 +139,29 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     )
 
 
-def _lines(ds: xr.Dataset, name: str) -> Iterator[_Line]:
-    """Yield the lines of a measure: runs, heads, or one."""
+def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the lines of a measure, of runs, heads, or one: name, colour, middle and ends, (step,) each."""
     value = ds[name]
     if "run" in ds.dims:
         value = value.mean([dim for dim in ("layer", "head") if dim in value.dims])
         for place, run in enumerate(names(ds, "run")):
-            one = value.isel(run=place)
-            ends = [one.min("seed"), one.max("seed")] if "seed" in one.dims else [one, one]
-            middle = one.mean("seed") if "seed" in one.dims else one
-            yield _Line(run, CATEGORICAL[place % len(CATEGORICAL)], *(np.asarray(e, float) for e in (middle, *ends)))
+            one, colour = value.isel(run=place), CATEGORICAL[place % len(CATEGORICAL)]
+            if "seed" not in one.dims:
+                one = one.expand_dims("seed")
+            middle, low, high = (
+                np.asarray(each, float) for each in (one.mean("seed"), one.min("seed"), one.max("seed"))
+            )
+            yield run, colour, middle, low, high
     elif "layer" in value.dims:
         values = array(ds, name, "layer", "head", "step")
         for layer, label in enumerate(names(ds, "layer")):
             for one in values[layer]:
                 if np.isfinite(one).any():
-                    yield _Line(layer_name(label), CATEGORICAL[layer % len(CATEGORICAL)], one, one, one)
+                    yield layer_name(label), CATEGORICAL[layer % len(CATEGORICAL)], one, one, one
     else:
         values = array(ds, name, "step")
         residual = array(ds, f"{name}_residual", "step") if f"{name}_residual" in ds else 0.0
-        yield _Line("", INK, values, values - residual, values + residual)
+        yield "", INK, values, values - residual, values + residual
 
 
 def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
