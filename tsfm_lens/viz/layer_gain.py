@@ -57,13 +57,11 @@ def read_gain(ds: xr.Dataset) -> list[str]:
 
 def gain_table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate error and gain in percent, a row per metric, layer and series."""
-    metrics, layers, ids = names(ds, "metric"), names(ds, "layer"), names(ds, "series")
-    index = pd.MultiIndex.from_product([metrics, layers, ids], names=["metric", "layer", "series"])
-    table = index.to_frame(index=False)
+    dims = ("metric", "layer", "series")
+    table = pd.MultiIndex.from_product([names(ds, dim) for dim in dims], names=dims).to_frame(index=False)
     if "error" in ds:
-        table["error"] = array(ds, "error", "metric", "layer", "series").ravel()
-    table["gain_percent"] = array(ds, "gain", "metric", "layer", "series").ravel()
-    return table
+        table["error"] = array(ds, "error", *dims).ravel()
+    return table.assign(gain_percent=array(ds, "gain", *dims).ravel())
 
 
 @LAYER_GAIN.figure("What each layer adds to the accuracy.", variables=("gain",))

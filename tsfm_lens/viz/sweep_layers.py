@@ -324,7 +324,6 @@ def _effects(table: pd.DataFrame) -> Iterator[ReportPanel]:
         layers = table[table["family"].isin(("layers", "groups")) & (table["part"] == part)]
         draw, words = partial(layer_distances, part=part), partial(read_distances, part=part)
         yield from sweep.sweep_panel(f"layer_distances-{part}", layers, draw, words)
-    yield from sweep.sweep_panel(
-        "component_errors", table[table["family"] == "layers"], component_errors, read_components
-    )
-    yield from sweep.sweep_panel("range_curves", table[table["family"] == "ranges"], range_curves, read_ranges)
+    layers, ranges = (table[table["family"] == family] for family in ("layers", "ranges"))
+    yield from sweep.sweep_panel("component_errors", layers, component_errors, read_components)
+    yield from sweep.sweep_panel("range_curves", ranges, range_curves, read_ranges)

@@ -82,8 +82,9 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         >>> fig.layout.meta["title"]
         'Heads of chronos-nano over its training'
     """
-    rows, heads = [name in ds for name in ("loss", "copying")], [row for row in _OF_HEADS if row[0] in ds]
-    canvas = sheet([_ROW] * (sum(rows) + len(heads)), row_gap=_GAP, min_width=480, shared_xaxes="all")
+    heads = [row for row in _OF_HEADS if row[0] in ds]
+    rows = len(heads) + ("loss" in ds) + ("copying" in ds)
+    canvas = sheet([_ROW] * rows, row_gap=_GAP, min_width=480, shared_xaxes="all")
     panels, steps = iter(canvas), np.asarray(ds["training_step"].values, dtype=float)
     start = _left_end(steps)
     x = np.maximum(steps, start)
@@ -133,14 +134,9 @@ def _left_end(steps: np.ndarray) -> float:
 
 def _steps_axis(canvas: Sheet, steps: np.ndarray, start: float) -> None:
     """Set a logarithmic axis whose left end is step 0."""
-    highest = max(float(steps.max()), start)
-    powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(highest))) + 1)
-    ticks = [10.0**power for power in powers if 10.0**power > 1.2 * start]
-    at_start = bool((steps == 0).any())
-    canvas.x(
-        type="log",
-        tickvals=[start, *ticks] if at_start else ticks,
-        ticktext=(["0"] if at_start else []) + [f"{tick:,.0f}" for tick in ticks],
-        showticklabels=False,
-    )
+    powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(max(steps.max(), start)))) + 1)
+    ticks = {10.0**power: f"{10.0**power:,.0f}" for power in powers if 10.0**power > 1.2 * start}
+    if (steps == 0).any():
+        ticks = {start: "0", **ticks}
+    canvas.x(type="log", tickvals=list(ticks), ticktext=list(ticks.values()), showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)
