@@ -263,12 +263,12 @@ def sweep_panel(
 ) -> Iterator[ReportPanel]:
     """Yield a figure of a table with its reading, where the sweep has something for it."""
     try:
-        drawn = draw(table)
+        chart = draw(table)
     except InputError as error:
         if "no finished entry" not in str(error):
             raise
     else:
-        yield ReportPanel(drawn, table, words(table), name)
+        yield ReportPanel(chart, table, words(table), name)
 
 
 def sweep_subject(table: pd.DataFrame) -> str:

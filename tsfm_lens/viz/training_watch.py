@@ -269,8 +269,8 @@ def attention_snapshots(
         words, titles = maps[0][0], [f"input {one}" for one in range(count)]
         values = np.stack([value[:, 0] for _, value in maps], axis=1)
     else:
-        evenly = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
-        places = sorted({at[place] for place in evenly})
+        order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
+        places = sorted({at[place] for place in order})
         words, values = _maps(ds.isel(snapshot=places), layer, head, row)
         titles = [f"step {int(step):,}" for step in ds["snapshot"].values[places]]
     columns = len(titles)
