@@ -17,7 +17,7 @@ from tsfm_lens.viz.select import array, layer_names, model_of, names, positions,
 from tsfm_lens.viz.sheet import Sheet, sheet
 from tsfm_lens.viz.standing import Standing
 from tsfm_lens.viz.theme import plain
-from tsfm_lens.viz.words import layers, listed, num
+from tsfm_lens.viz.words import layers, listed, num, verb
 
 __all__ = ["layer_gain"]
 
@@ -45,41 +45,28 @@ def read_gain(ds: xr.Dataset) -> list[str]:
         parts = []
         first = gain.leader(gain.estimate < 0)
         if first is not None:
-            parts.append(f"{words[first]} lowers the error most, by {gain.told(first, _write_drop)}")
-        elif lowering:
-            parts.append(f"{listed([words[i] for i in sorted(lowering)])} {_verb(lowering, 'lower')} the error")
-        if raising:
-            what = f"{_verb(raising, 'raise')} {'it' if parts else 'the error'}"
-            parts.append(f"{listed([words[i] for i in sorted(raising)])} {what}")
+            drop = gain.told(first, lambda percent: f"{num(-percent)} %")
+            parts.append(f"{words[first]} lowers the error most, by {drop}")
+        for places, word in (([] if parts else lowering, "lower"), (raising, "raise")):
+            if places:
+                what = f"{verb(len(places), word)} {'it' if parts else 'the error'}"
+                parts.append(f"{listed([words[i] for i in sorted(places)])} {what}")
         out.append(f"{metric}: {'; '.join(parts) or 'no layer changes the error by more than the noise'}.")
     return out
 
 
-def _write_drop(percent: float) -> str:
-    return f"{num(-percent)} %"
-
-
-def _verb(subjects: list[int], verb: str) -> str:
-    return f"{verb}s" if len(subjects) == 1 else verb
-
-
 def gain_table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate error and gain in percent, a row per metric, layer and series."""
-    metrics, layers, ids = names(ds, "metric"), names(ds, "layer"), names(ds, "series")
-    index = pd.MultiIndex.from_product([metrics, layers, ids], names=["metric", "layer", "series"])
-    table = index.to_frame(index=False)
+    dims = ("metric", "layer", "series")
+    table = pd.MultiIndex.from_product([names(ds, dim) for dim in dims], names=dims).to_frame(index=False)
     if "error" in ds:
-        table["error"] = array(ds, "error", "metric", "layer", "series").ravel()
-    table["gain_percent"] = array(ds, "gain", "metric", "layer", "series").ravel()
-    return table
+        table["error"] = array(ds, "error", *dims).ravel()
+    return table.assign(gain_percent=array(ds, "gain", *dims).ravel())
 
 
 @LAYER_GAIN.figure("What each layer adds to the accuracy.", variables=("gain",))
 def layer_gain(
-    ds: xr.Dataset,
-    *,
-    metrics: Sequence[str] | None = None,
-    layers: Sequence[str | int] | None = None,
+    ds: xr.Dataset, *, metrics: Sequence[str] | None = None, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
     """Draw by how many percent each layer changes the error of the forecast read from the stream before it.
 
@@ -89,13 +76,8 @@ def layer_gain(
         layers: labels to draw; unless given, all that have a gain (the first has none).
 
     Returns:
-        A panel per metric with a thin line per series, the median over series and a line at zero. A few
-        far outliers are left beyond the axis, which the subtitle then says.
-
-    Example:
-        >>> fig = viz.layer_gain(results["layer_gain"])
-        >>> fig.layout.meta["title"]
-        'Gain of each layer of chronos-nano'
+        A panel per metric with a thin line per series, their median and a line at zero. The subtitle counts values
+        beyond the axis.
     """
     rows, columns = positions(ds, "metric", metrics), positions(ds, "layer", layers)
     gain = array(ds, "gain", "metric", "layer", "series")[rows][:, columns]
@@ -132,8 +114,7 @@ def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
     flat = gain[np.isfinite(gain)]
     if not len(flat):
         return 0
-    several = gain.shape[2] > 2
-    middle = medians(gain.reshape(-1, gain.shape[2])) if several else np.empty(0)
+    middle = medians(gain.reshape(-1, gain.shape[2])) if gain.shape[2] > 2 else np.empty(0)
     core = np.concatenate([np.quantile(flat, [0.05, 0.95]), [0.0], middle, *ends])
     bounds, _ = fitted_range(core, flat, reach=0.5)
     canvas.y(range=bounds)
@@ -141,7 +122,7 @@ def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
 
 
 @LAYER_GAIN.panels
-def _gain(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    # where every layer's forecast is exact there is no gain to show
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    # where every layer's forecast is exact there is no gain
     if np.isfinite(ds["gain"].values).any():
         yield ReportPanel(layer_gain(ds), gain_table(ds), read_gain(ds))

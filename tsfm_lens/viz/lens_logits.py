@@ -37,12 +37,9 @@ LENS_LOGITS = measurement(
 
 def _largest_logits(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate the value of the largest logit, and the logit, a row per layer and step."""
-    best = ds["logit"].isel(series=0).argmax("bin")
-    value = ds["value"].isel(series=0, bin=best)
-    largest = xr.Dataset(
-        {"value": value.drop_vars("bin", errors="ignore"), "logit": ds["logit"].isel(series=0).max("bin")}
-    )
-    return frame(largest, "value", "logit")
+    logit = ds["logit"].isel(series=0)
+    value = ds["value"].isel(series=0, bin=logit.argmax("bin")).drop_vars("bin", errors="ignore")
+    return frame(xr.Dataset({"value": value, "logit": logit.max("bin")}), "value", "logit")
 
 
 def read_lens_logits(ds: xr.Dataset) -> list[str]:
@@ -76,20 +73,13 @@ def lens_logit_map(
         ds: of kind "lens_logits".
         series: id, or place counted from 0.
         layers: labels to draw, all unless given.
-        value_range: lowest and highest value drawn. Unless given: context, truth and the central 98 % of the last
-            layer's probability.
-        rows: the most rows of a map; the logits of adjacent bins are averaged to keep to it, for display only.
-        raw: draw logits as they are. Unless set, the mean over drawn values is subtracted at every step. This changes
-            no probability and keeps the differences between values.
+        value_range: lowest and highest value; those of context, truth and the central 98 % of the last layer if None.
+        rows: the most of a map; logits of adjacent bins are averaged to keep to it.
+        raw: draw logits as they are, and not less their mean over the drawn values at every step.
 
     Returns:
-        Panels with shared axes. Colours are symmetric around 0 in each panel, whose title says at which logit they
-        end (``customdata`` has the logits, ``z`` their ratio to that). Truth dashed.
-
-    Example:
-        >>> fig = viz.lens_logit_map(results["lens_logits"])
-        >>> fig.layout.meta["title"]
-        'Lens logits on co2, layer by layer, in chronos-nano'
+        Panels with shared axes. A panel's title says at which logit its colours end (``customdata``: the logits, ``z``:
+        their ratio to that). Truth dashed.
     """
     places, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
     centres = array(ds, "value", "bin", series=view.place)

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.logit_lens import logit_sheet
 from tsfm_lens.viz.needs import TOKENS
 from tsfm_lens.viz.panels import Scene, fitted_range, scene
 from tsfm_lens.viz.select import array, layer_name, layer_names, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, GREY, PURPLE, SKY, VERMILION, mixed, number, percent, plain
 from tsfm_lens.viz.words import layers, listed
 
 __all__ = ["thought_counts", "thought_lines"]
-_LOOKS = {
-    True: ("spurious line", VERMILION, "x"),
-    False: ("other line", SKY, "circle"),
-}
-
+_LOOKS = {True: ("spurious line", VERMILION, "x"), False: ("other line", SKY, "circle")}
 
 LINES_OF_THOUGHT = measurement(
     "lines_of_thought",
@@ -45,20 +40,22 @@ def read_thought(ds: xr.Dataset) -> list[str]:
         f"There {'is' if count[0] == 1 else 'are'} "
         f"{listed([f'{int(n)} at {word}' for word, n in zip(words, count, strict=True)])}."
     ]
-    if spurious.any():
-        most = [words[place] for place in np.flatnonzero(spurious == spurious.max())]
-        share = percent(float(array(ds, "spurious_mass", "layer", "series").max()))
-        out.append(
-            f"Lines that neither continue the context nor reach the forecast are most at {listed(most)}; at most "
-            f"{share} of the probability is theirs."
-        )
-    else:
-        out.append("All of them continue the context or reach the forecast.")
-    return out
+    if not spurious.any():
+        return [*out, "All of them continue the context or reach the forecast."]
+    most = [words[place] for place in np.flatnonzero(spurious == spurious.max())]
+    share = percent(float(array(ds, "spurious_mass", "layer", "series").max()))
+    return [
+        *out,
+        f"Lines that neither continue the context nor reach the forecast are most at {listed(most)}; at most "
+        f"{share} of the probability is theirs.",
+    ]
 
 
 @LINES_OF_THOUGHT.figure(
-    "Modes of the lens distribution through depth.", variables=("probability", "value", "path", "spurious")
+    "Modes of the lens distribution through depth.",
+    variables=("probability", "value", "path", "spurious"),
+    table=("start", "stop", "mean_value", "mass", "continuous", "survives", "spurious", "birth", "death"),
+    sentences=read_thought,
 )
 def thought_lines(
     ds: xr.Dataset,
@@ -74,16 +71,11 @@ def thought_lines(
     Args:
         ds: of kind "lines_of_thought".
         series: id, or place counted from 0.
-        layers, context_steps, rows: see :func:`tsfm_lens.viz.lens_map.logit_map`.
-        value_range: lowest and highest value drawn. Unless given: the drawn context, the truth and every line.
+        layers, context_steps, rows: see :func:`logit_map`.
+        value_range: lowest and highest value; those of the drawn context, the truth and every line if None.
 
     Returns:
         The panels of ``logit_map``, and a marked path for every line of the layer.
-
-    Example:
-        >>> fig = viz.thought_lines(results["lines_of_thought"])
-        >>> fig.layout.meta["title"].split(":")[0]
-        'Lines of thought of chronos-nano on co2'
     """
     places = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
@@ -108,7 +100,9 @@ def thought_lines(
 
 
 @LINES_OF_THOUGHT.figure(
-    "How many lines of thought there are, and which die out.", variables=("count", "spurious_count", "spurious_mass")
+    "How many lines of thought there are, and which die out.",
+    variables=("count", "spurious_count", "spurious_mass"),
+    table=("count", "spurious_count"),
 )
 def thought_counts(ds: xr.Dataset) -> go.Figure:
     """Draw how many lines of thought each layer has, and how much probability its spurious ones hold.
@@ -119,11 +113,6 @@ def thought_counts(ds: xr.Dataset) -> go.Figure:
     Returns:
         Left: stacked bars, the mean number of spurious and of other lines. Right: the probability on spurious lines,
         a thin line a series, and their mean.
-
-    Example:
-        >>> fig = viz.thought_counts(results["lines_of_thought"])
-        >>> fig.layout.meta["title"]
-        'Lines of thought of chronos-nano, layer by layer'
     """
     labels, ids = layer_names(ds), names(ds, "series")
     spurious = array(ds, "spurious_count", "layer", "series")
@@ -168,10 +157,3 @@ def _line(panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray
         # a mark at every step would be a bar
         marker={"symbol": symbol, "size": 5, "color": colour, "maxdisplayed": 8},
     )
-
-
-@LINES_OF_THOUGHT.panels
-def _thought(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    facts = ("start", "stop", "mean_value", "mass", "continuous", "survives", "spurious", "birth", "death")
-    yield ReportPanel(thought_lines(ds), frame(ds, *facts), read_thought(ds))
-    yield ReportPanel(thought_counts(ds), frame(ds, "count", "spurious_count"), [])

@@ -46,7 +46,6 @@ _MEASURES = {
 _MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
 _LENSES, _MAPS = 6, 3  # series with a figure of their own
 
-
 LOGIT_LENS = measurement(
     "logit_lens",
     theme="Activations",
@@ -95,16 +94,13 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     agree = (np.abs(mode - mode[-1]) <= 1.5 * width).mean(axis=-1)
     # the first layer from which on all layers agree at half of the steps and more
     first = len(agree) - int(np.argmin(np.append(agree[::-1] >= 0.5, False)))
+    later = f"from {words[first]} on it is at half of them and more"
     out = [
         f"For {names(ds, 'series')[series]} the most likely value of {words[0]} is that of the last layer, give or "
-        f"take one bin, at {100 * agree[0]:.0f} % of the steps"
-        + (
-            f"; from {words[first]} on it is at half of them and more."
-            if first < len(agree) - 1
-            else "; only the last layer settles it."
-        )
+        f"take one bin, at {100 * agree[0]:.0f} % of the steps; "
+        f"{later if first < len(agree) - 1 else 'only the last layer settles it'}."
     ]
-    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(mode.shape[1], np.nan)
+    truth = _truth(ds, series)
     if np.isfinite(truth).all():
         # one step at which an early layer is far off would decide the mean
         error = np.median(np.abs(mode - truth), axis=-1)
@@ -123,21 +119,23 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     median, words = values[:, median_position(levels)], layers(ds)
     amount = measured(unit_of(ds, series))
     away = np.abs(median - median[-1]).mean(axis=-1)
+    before = f"; before the last layer it is {amount(away[-2])} away" if len(away) > 2 else ""
     out = [
         f"Read from {words[0]}, the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} is "
-        f"{amount(away[0])} away from the final one, mean over steps"
-        + (f"; before the last layer it is {amount(away[-2])} away." if len(away) > 2 else ".")
+        f"{amount(away[0])} away from the final one, mean over steps{before}."
     ]
-    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(median.shape[1], np.nan)
+    truth = _truth(ds, series)
     finite = np.isfinite(truth)
     if finite.any():
         error = np.abs(median - truth)[:, finite].mean(axis=-1)
         best = int(error.argmin())
-        out.append(
-            f"Against the truth {words[best]} is closest ({amount(error[best])})"
-            + ("." if best == len(error) - 1 else f"; the last layer misses by {amount(error[-1])}.")
-        )
+        last = "" if best == len(error) - 1 else f"; the last layer misses by {amount(error[-1])}"
+        out.append(f"Against the truth {words[best]} is closest ({amount(error[best])}){last}.")
     return out
+
+
+def _truth(ds: xr.Dataset, series: int) -> np.ndarray:
+    return array(ds, "truth", "step", series=series) if "truth" in ds else np.full(ds.sizes["step"], np.nan)
 
 
 def lens_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
@@ -160,18 +158,10 @@ def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) 
         mass, edges = np.asarray(trace.customdata, dtype=float), np.asarray(trace.y, dtype=float)
         row, column = np.nonzero(mass >= least)
         group = int(trace.meta["steps"])
-        parts.append(
-            pd.DataFrame(
-                {
-                    "layer": trace.name,
-                    "step": np.array(names(ds, "step"))[column * group],
-                    **({"steps": group} if group > 1 else {}),
-                    "value_from": edges[row],
-                    "value_to": edges[row + 1],
-                    "probability": mass[row, column],
-                }
-            )
-        )
+        part = pd.DataFrame({"layer": trace.name, "step": np.array(names(ds, "step"))[column * group]})
+        if group > 1:
+            part["steps"] = group
+        parts.append(part.assign(value_from=edges[row], value_to=edges[row + 1], probability=mass[row, column]))
     table = pd.concat(parts, ignore_index=True)
     table["unit"] = unit_of(ds, series)
     return table
@@ -179,10 +169,9 @@ def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) 
 
 def entropy_table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate the measures, mean over steps, a row per layer and series."""
-    measures = [m for m in ("entropy", "n_peaks", "effective_vocabulary") if m in ds]
     layers, ids = names(ds, "layer"), names(ds, "series")
     table = pd.DataFrame({"layer": np.repeat(layers, len(ids)), "series": np.tile(ids, len(layers))})
-    for measure in measures:
+    for measure in filter(ds.__contains__, _MEASURES):
         table[measure] = array(ds, measure, "layer", "series", "step").mean(axis=-1).ravel()
     return table
 
@@ -208,23 +197,15 @@ def logit_map(
         ds: of kind "logit_lens" with readout "token": ``probability`` (layer, series, step, bin) and
             ``value`` (series, bin), the centres of the bins in data units.
         series: id, or place counted from 0.
-        layers: labels to draw, all unless given.
-        context_steps: length of the context's tail beside the map; one horizon (at least 12) unless given.
-        value_range: lowest and highest value drawn. Unless given: the drawn context, the truth and the
-            central 98 % of the last layer's probability.
-        rows: the most rows that a map may have. Adjacent bins are added up, in equal numbers, to keep to
-            it; that is for display only.
+        layers: labels to draw, all if None.
+        context_steps: of the context; one horizon, at least 12, if None.
+        value_range: lowest and highest value; those of context, truth and the central 98 % of the last layer if None.
+        rows: the most of a map; adjacent bins are added up, in equal numbers, to keep to it.
 
     Returns:
-        Per layer a heat map (``z``: log10 of the row's probability, at least -3; ``customdata``: the
-        probability) with the context's tail and the truth over it. All panels share axes and colours. A
-        panel's title says which share of the probability lies beyond the axis. Of many steps a column is the mean
-        of several, ``meta["steps"]``, which the subtitle then says.
-
-    Example:
-        >>> fig = viz.logit_map(results["logit_lens"])
-        >>> fig.layout.meta["title"]
-        'Logit lens on co2: what each layer of chronos-nano expects'
+        Per layer a heat map (``z``: log10 of the row's probability, at least -3; ``customdata``: the probability) under
+        context and truth, on shared axes and colours. A panel's title has the probability beyond the axis. Of many
+        steps a column is the mean of several, ``meta["steps"]``.
     """
     places = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
@@ -244,14 +225,29 @@ def logit_sheet(
     notes = [f"{percent(round(share, 2))} outside" if share >= 0.01 else "" for share in outside]
     long, labels = len(view.future) > _LONG, layer_names(ds, places)
     group = -(-mass.size // _CELLS)
-    mass = _average_steps(mass, group)
+    starts = np.arange(0, mass.shape[1], group)
+    mass = np.add.reduceat(mass, starts, axis=1) / np.diff(np.append(starts, mass.shape[1]))[:, None]
+    columns = view.future if group == 1 else np.append(view.future[::group], view.future[-1] + 1) - 0.5
+    hover = f"{view.time.hover}<br>probability %{{customdata:.2%}} of a value near %{{y:.4g}} {plain(view.unit)}"
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5)
     for panel, one, label in zip(grid, mass, labels, strict=True):
-        _map(panel, view, edges, one, label, group)
+        panel.cells(
+            np.log10(np.maximum(one.T, FLOOR)).astype(np.float32),
+            view.time.at(columns),
+            edges,
+            f"{plain(label)}, {hover}",
+            customdata=one.T.astype(np.float32),
+            meta={"steps": group},
+            name=label,
+            xgap=0,
+            ygap=0,
+        )
         _draw_lines(panel, view, 0.7 if long else 1.0)
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    grid.colours(_colours())
+    ticks = np.arange(round(np.log10(FLOOR)), 1)
+    bar: Look = {"tickvals": ticks.tolist(), "ticktext": [f"{'≤ ' if t == ticks[0] else ''}{10.0**t:g}" for t in ticks]}
+    grid.colours(colour_scale("probability of the row", low=float(ticks[0]), high=0, **bar))
     width = (edges[-1] - edges[0]) / (len(edges) - 1)
     words = [
         f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth dashed",
@@ -299,29 +295,6 @@ def central_range(centres: np.ndarray, probability: np.ndarray, core: np.ndarray
     return fitted_range(core, np.concatenate(ends), reach=1.0)[0]
 
 
-def _average_steps(mass: np.ndarray, group: int) -> np.ndarray:
-    """Average every ``group`` steps of (layer, step, row)."""
-    starts = np.arange(0, mass.shape[1], group)
-    sizes = np.diff(np.append(starts, mass.shape[1]))
-    return np.add.reduceat(mass, starts, axis=1) / sizes[:, None]
-
-
-def _map(panel: Panel, view: Scene, edges: np.ndarray, mass: np.ndarray, layer: str, group: int) -> None:
-    columns = view.future if group == 1 else np.append(view.future[::group], view.future[-1] + 1) - 0.5
-    panel.cells(
-        np.log10(np.maximum(mass.T, FLOOR)).astype(np.float32),
-        view.time.at(columns),
-        edges,
-        f"{plain(layer)}, {view.time.hover}<br>probability %{{customdata:.2%}} of a value near "
-        f"%{{y:.4g}} {plain(view.unit)}",
-        customdata=mass.T.astype(np.float32),
-        meta={"steps": group},
-        name=layer,
-        xgap=0,
-        ygap=0,
-    )
-
-
 def _draw_lines(panel: Panel, view: Scene, weight: float) -> None:
     future = view.time.at(view.future)
     if view.has_truth:
@@ -332,13 +305,6 @@ def _draw_lines(panel: Panel, view: Scene, weight: float) -> None:
         look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
         panel.line(future, view.truth, "truth", view.hover("truth"), **look)
     mark_start(panel, view.time)
-
-
-def _colours() -> dict[str, object]:
-    ticks = np.arange(round(np.log10(FLOOR)), 1)
-    words = [f"{10.0**t:g}" for t in ticks]
-    words[0] = f"≤ {words[0]}"
-    return colour_scale("probability of the row", low=float(ticks[0]), high=0, tickvals=ticks.tolist(), ticktext=words)
 
 
 @LOGIT_LENS.figure("The forecast that each layer holds.", variables=("quantile_forecast",))
@@ -355,16 +321,10 @@ def lens_forecast(
         ds: of kind "logit_lens" with ``quantile_forecast`` (layer, series, quantile, step).
         series: id, or place counted from 0.
         layers: labels to draw, all unless given.
-        context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
+        context_steps: of the context; two horizons, at least 24, if None.
 
     Returns:
-        Panels with shared axes in the order of the layers. The value axis follows the data and the last
-        layer; what an earlier layer forecasts far beyond is cut, and the subtitle says so.
-
-    Example:
-        >>> fig = viz.lens_forecast(results["logit_lens"])
-        >>> fig.layout.meta["title"]
-        'Forecast of co2 read from each layer of chronos-nano'
+        Panels with shared axes, layer by layer. The value axis follows the data and the last layer.
     """
     view, rows = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
@@ -394,13 +354,8 @@ def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[
         layers: labels to draw, all unless given.
 
     Returns:
-        One trace per series, then, for two series and more, "median over series". Under "entropy" a
-        dotted line marks the entropy of a uniform distribution, where it is near enough.
-
-    Example:
-        >>> fig = viz.layer_entropy(results["logit_lens"])
-        >>> fig.layout.meta["title"]
-        "Entropy of the next value's distribution, layer by layer, in chronos-nano"
+        One trace per series, and for two and more "median over series". Dotted: the entropy of a uniform distribution,
+        where it is near enough.
     """
     if measure not in _MEASURES:
         raise unknown_name("measure", measure, _MEASURES)
@@ -415,8 +370,12 @@ def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[
     labels, canvas = layer_names(ds, rows), blank()
     panel = canvas.panel()
     series_lines(panel, labels, values, names(ds, "series"), f"{word} %{{y:.3g}} {unit}")
-    if measure == "entropy" and "bin" in ds.sizes:
-        _uniform_line(panel, ds.sizes["bin"], float(np.nanmax(values)))
+    uniform = float(np.log(ds.sizes.get("bin", 1)))
+    # unless it would squeeze the curves
+    if measure == "entropy" and 0 < uniform <= 2 * np.nanmax(values):
+        note = f"uniform over {ds.sizes['bin']} bins: {uniform:.3g} nats"
+        panel.level(uniform, dash="dot")
+        panel.note(note, 1, uniform, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
     panel.x("layer whose residual stream is read", type="category")
     panel.y(f"{word} ({unit})", rangemode="tozero")
     few_ticks(canvas, labels)
@@ -467,16 +426,6 @@ def series_lines(
         panel.line(labels, medians(values), "median over series", f"median of {len(ids)} series, {hover}", **look)
 
 
-def _uniform_line(panel: Panel, bins: int, top: float) -> None:
-    """Mark the entropy of complete ignorance, ln(bins), unless it would squeeze the curves."""
-    level = float(np.log(bins))
-    if level <= 2 * top:
-        words = f"uniform over {bins} bins: {level:.3g} nats"
-        panel.level(level, dash="dot")
-        side: Look = {"xanchor": "right", "yanchor": "bottom"}
-        panel.note(words, 1, level, xref="domain", colour=GREY, **side)
-
-
 def few_ticks(canvas: Sheet, labels: list[str], most: int = 16) -> None:
     """Label the axis with numbers of layers, at most ``most`` of them; hover keeps the words."""
     keep = list(range(0, len(labels), max(1, -(-len(labels) // most))))
@@ -485,7 +434,7 @@ def few_ticks(canvas: Sheet, labels: list[str], most: int = 16) -> None:
 
 
 @LOGIT_LENS.panels
-def _lens(ds: xr.Dataset) -> Iterator[ReportPanel]:
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     if "probability" not in ds:
         for i in forecast_series(ds, _LENSES):
             yield ReportPanel(lens_forecast(ds, series=i), lens_table(ds, i), read_lens_forecast(ds, i))

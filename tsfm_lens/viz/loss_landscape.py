@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, model_of, names
-from tsfm_lens.viz.sheet import Look, sheet
+from tsfm_lens.viz.sheet import Look, Sheet, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed, plain
 from tsfm_lens.viz.training_watch import run_words, watch_table
 from tsfm_lens.viz.words import num
@@ -47,7 +45,12 @@ def read_landscape(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@LOSS_LANDSCAPE.figure("The loss along one direction, or over two.", variables=("loss",))
+@LOSS_LANDSCAPE.figure(
+    "The loss along one direction, or over two.",
+    variables=("loss",),
+    table=lambda ds: watch_table(ds, "first", "second"),
+    sentences=read_landscape,
+)
 def loss_landscape(ds: xr.Dataset) -> go.Figure:
     """Draw the loss along one direction as a line, or over two as contours; several runs together.
 
@@ -68,13 +71,17 @@ def loss_landscape(ds: xr.Dataset) -> go.Figure:
     runs = names(data, "run")
     finite = data["loss"].values[np.isfinite(data["loss"].values)]
     steep = bool(len(finite)) and finite.min() > 0 and finite.max() > _STEEP * finite.min()
-    return _contours(ds, data, runs, steep) if "second" in ds.dims else _slices(ds, data, runs, steep)
+    canvas = (_contours if "second" in ds.dims else _slices)(data, runs, steep)
+    kind = str(ds.attrs.get("directions", "random"))
+    return canvas.dress(
+        f"Loss around the weights of {model_of(ds)}",
+        f"directions: {kind}; each filter as long as that of the weights at 1",
+    )
 
 
-def _slices(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) -> go.Figure:
-    canvas = sheet([_SIDE], min_width=360)
-    panel = next(iter(canvas))
-    at = array(data, "first", "first")
+def _slices(data: xr.Dataset, runs: list[str], steep: bool) -> Sheet:
+    canvas, at = sheet([_SIDE], min_width=360), array(data, "first", "first")
+    panel = canvas.panel()
     for place, run in enumerate(runs):
         one, colour = data["loss"].isel(run=place), CATEGORICAL[place % len(CATEGORICAL)]
         if "seed" in one.dims:
@@ -84,10 +91,10 @@ def _slices(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) -> g
         panel.line(at, one.values, run, hover, colour=colour, dots=3)
     panel.x("along the direction (1: as long as the weights)")
     panel.y("loss", **(log_axis(data["loss"].values) if steep else {}))
-    return canvas.dress(f"Loss around the weights of {model_of(ds)}", _directions(ds))
+    return canvas
 
 
-def _contours(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) -> go.Figure:
+def _contours(data: xr.Dataset, runs: list[str], steep: bool) -> Sheet:
     canvas = sheet(
         [_SIDE],
         [1] * len(runs),
@@ -96,11 +103,9 @@ def _contours(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) ->
         min_width=max(360, 110 + 250 * len(runs)),
         shared_yaxes=True,
     )
-    heights = [data["loss"].isel(run=place) for place in range(len(runs))]
-    heights = [one.isel(seed=0) if "seed" in one.dims else one for one in heights]
-    losses = [np.asarray(one.transpose("second", "first").values, dtype=float) for one in heights]
-    levels = [np.log10(np.where(loss > 0, loss, np.nan)) if steep else loss for loss in losses]
-    levels = [np.where(np.isfinite(one), one, np.nan) for one in levels]
+    losses = array(data, "loss", "run", "second", "first", seed=0)
+    levels = np.log10(np.where(losses > 0, losses, np.nan)) if steep else losses
+    levels = np.where(np.isfinite(levels), levels, np.nan)
     for panel, z, loss in zip(canvas, levels, losses, strict=True):
         look: Look = {
             "coloraxis": "coloraxis",
@@ -112,16 +117,6 @@ def _contours(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) ->
         panel.add(go.Contour, "", hover, z=z, x=data["first"].values, y=data["second"].values, **look)
         panel.dots([0], [0], "", "the weights", colour="#FFFFFF", size=8, edge=INK)
         panel.x("along the first direction")
-    canvas.panel(*canvas.places[0]).y("along the second direction")
-    canvas.colours(colour_scale("loss, power of ten" if steep else "loss", np.concatenate([z.ravel() for z in levels])))
-    return canvas.dress(f"Loss around the weights of {model_of(ds)}", _directions(ds))
-
-
-def _directions(ds: xr.Dataset) -> str:
-    kind = str(ds.attrs.get("directions", "random"))
-    return f"directions: {kind}; each filter as long as that of the weights at 1"
-
-
-@LOSS_LANDSCAPE.panels
-def _landscape_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(loss_landscape(ds), watch_table(ds, "first", "second"), read_landscape(ds))
+    canvas.panel().y("along the second direction")
+    canvas.colours(colour_scale("loss, power of ten" if steep else "loss", levels))
+    return canvas

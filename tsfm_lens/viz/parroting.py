@@ -23,7 +23,6 @@ __all__ = ["lag_attention_map", "parroting_forecast"]
 _DASHES = "5px,2px"
 _MAX_SERIES = 6  # series with a figure of their own
 
-
 PARROTING = measurement(
     "parroting",
     theme="Behaviour",
@@ -51,9 +50,16 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
     best, copy, parrot = (float(ds[v].values[series]) for v in ("best_lag", "copy_error", "parrot_error"))
     if not np.isfinite(best):
         return [f"The context of {name} is too short or constant, so there is nothing to copy."]
+    errors = array(ds, "lag_error", "lag", series=series)
+    least, lag = num(np.nanmin(errors)), int(ds["lag"].values[np.nanargmin(errors)])
+    others = ", less than from any other lag's"
+    if least != num(copy):
+        others = (
+            f" (the least of all lags is {least}, at lag {lag}; taken is the shortest that chance does not rule out)"
+        )
     out = [
         f"From its context repeated at lag {int(best)} the forecast of {name} is {num(copy)} standard deviations of "
-        f"the context away on average{_other_lags(ds, series, copy)}."
+        f"the context away on average{others}."
     ]
     if np.isfinite(parrot):
         back, motif = int(ds["parrot_match"].values[series]), ds.attrs.get("motif", "")
@@ -71,18 +77,6 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
             f"{'a copy of its context than to the truth' if nearest < error else 'the truth than to either copy'}."
         )
     return out
-
-
-def _other_lags(ds: xr.Dataset, series: int, copy: float) -> str:
-    """Compare the error at the chosen lag with the least of all."""
-    errors = array(ds, "lag_error", "lag", series=series)
-    at, least = int(np.nanargmin(errors)), float(np.nanmin(errors))
-    if num(least) == num(copy):
-        return ", less than from any other lag's"
-    return (
-        f" (the least of all lags is {num(least)}, at lag {int(ds['lag'].values[at])}; taken is the shortest that "
-        "chance does not rule out)"
-    )
 
 
 def read_lag(ds: xr.Dataset) -> list[str]:
@@ -111,18 +105,11 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
     Args:
         ds: of kind "parroting".
         series: id, or place counted from 0.
-        context_steps: how much of the context is drawn; unless given, as much as is copied, one horizon and at
-            least 60 steps.
+        context_steps: of the context; as much as is copied, one horizon and at least 60 if None.
 
     Returns:
-        Above: context, truth where known, forecast, and the two copies. Below: the mean absolute difference of the
-        forecast from the context repeated at each lag, in standard deviations of the context; the best lag and the
-        parrot's error are marked.
-
-    Example:
-        >>> fig = viz.parroting_forecast(results["parroting"])
-        >>> fig.layout.meta["title"]
-        'How far chronos-nano copies its context: co2'
+        Above: context, truth, forecast, and the two copies. Below: the mean absolute difference of the forecast from
+        the context repeated at each lag, in standard deviations of the context, with the best lag and the parrot's.
     """
     at, horizon = scene(ds, series, None).place, ds.sizes["step"]
     best, parrot = float(ds["best_lag"].values[at]), float(ds["parrot_error"].values[at])
@@ -135,7 +122,11 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
     view.draw(above)
     forecast, copy = (array(ds, name, "step", series=at) for name in ("forecast", "parrot"))
     view.forecast(above, forecast, "forecast", BLUE, 2, words="forecast")
-    copies = [(f"context {int(best)} back", _copy(ds, at, int(best)), VERMILION)] if has_lag else []
+    copies = []
+    if has_lag:
+        context = array(ds, "context", "time", series=at)
+        repeated = context[len(context) - int(best) + np.arange(horizon) % int(best)]
+        copies = [(f"context {int(best)} back", repeated, VERMILION)]
     for name, values, colour in [*copies, ("naive parrot", copy, ORANGE)]:
         if np.isfinite(values).any():
             view.forecast(above, values, name, colour, 1.4, _DASHES, words=name)
@@ -165,11 +156,6 @@ def lag_attention_map(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         One heat map in percent with the numbers in the cells; what an even spread would pay is in the subtitle.
-
-    Example:
-        >>> fig = viz.lag_attention_map(results["lag_attention"])
-        >>> fig.layout.meta["title"]
-        'Attention of chronos-nano at lag 12 of co2'
     """
     mass = 100 * array(ds, "mass", "layer", "head")
     top = max(float(np.nanmax(mass)), 1e-9)
@@ -183,12 +169,6 @@ def lag_attention_map(ds: xr.Dataset) -> go.Figure:
         f"{percent(float(ds['chance']))} if it were spread evenly",
         "every token lies there, so that this says nothing" if bool(ds.get("vacuous", False)) else "",
     )
-
-
-def _copy(ds: xr.Dataset, series: int, lag: int) -> np.ndarray:
-    """Repeat the end of the context at a lag over the horizon."""
-    context = array(ds, "context", "time", series=series)
-    return context[len(context) - lag + np.arange(ds.sizes["step"]) % lag]
 
 
 def _draw_errors(panel: Panel, ds: xr.Dataset, series: int, best: float, parrot: float) -> None:

@@ -22,7 +22,6 @@ __all__ = ["patch_attention_grid", "selected_patch"]
 _FEW = 5  # rows that are all numbered
 _NARROW = 600  # steps that one column has room for
 
-
 PATCH_ATTENTION = measurement(
     "patch_attention",
     theme="Activations",
@@ -63,18 +62,15 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | 
 
     Returns:
         Small multiples on shared axes, the stable rank of W_Q W_Kᵀ in their titles.
-
-    Example:
-        >>> fig = viz.patch_attention_grid(results["patch_attention"])
-        >>> fig.layout.meta["title"]
-        'Decoder cross-attention of layer 0 of chronos-nano'
     """
     at = position(ds, "layer", layer)
     everything = array(ds, "attention", "layer", "head", "query", "key")
     limit = zmax or float(np.nanquantile(everything, 0.999)) or 1.0
     ranks, heads = array(ds, "stable_rank", "layer", "head")[at], names(ds, "head")
     titles = [(f"head {h}", f"stable rank {number(r)}") for h, r in zip(heads, ranks, strict=True)]
-    grid, words = panel_grid(titles, row_height=130), _key_words(ds)
+    spans = zip(ds["key_start"].values, ds["key_stop"].values, ds["key_special"].values, strict=True)
+    words = [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]
+    grid = panel_grid(titles, row_height=130)
     for panel, head, weights in zip(grid, heads, everything[at], strict=True):
         panel.cells(
             weights.astype(np.float32),
@@ -117,11 +113,6 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
 
     Returns:
         Context, truth and forecast with its central intervals; the line stands at the first step of the patch.
-
-    Example:
-        >>> fig = viz.selected_patch(results["patch_attention"])
-        >>> fig.layout.meta["title"].split(", head")[0]
-        'Forecast of co2 by chronos-nano, and the patch that layer 2'
     """
     at = position(ds, "layer", layer)
     weights = array(ds, "argmax_weight", "layer", "head")[at]
@@ -150,15 +141,8 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
     )
 
 
-def _key_words(ds: xr.Dataset) -> list[str]:
-    """Write what every context token covers, for hover boxes."""
-    spans = zip(ds["key_start"].values, ds["key_stop"].values, ds["key_special"].values, strict=True)
-    return [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]
-
-
 @PATCH_ATTENTION.panels
-def _patches(ds: xr.Dataset) -> Iterator[ReportPanel]:
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     table = frame(ds, "stable_rank", "entropy", "argmax_start", "argmax_weight")
-    layer = names(ds, "layer")[-1]
-    yield ReportPanel(patch_attention_grid(ds, layer=layer), table, read_patches(ds))
-    yield ReportPanel(selected_patch(ds, layer=layer), table, [])
+    yield ReportPanel(patch_attention_grid(ds, layer=-1), table, read_patches(ds))
+    yield ReportPanel(selected_patch(ds), table, [])

@@ -29,12 +29,11 @@ from tsfm_lens.viz.select import (
     unit_of,
     value_title,
 )
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.sheet import Look, Sheet, sheet
 from tsfm_lens.viz.standing import Standing
 from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import mixed, percent, plain
-from tsfm_lens.viz.timeline import Timeline
-from tsfm_lens.viz.tokens import TokenAxis, token_axis
+from tsfm_lens.viz.tokens import token_axis
 from tsfm_lens.viz.words import listed, measured
 
 __all__ = ["patched_forecasts", "patching_map"]
@@ -53,7 +52,6 @@ _MAX_NAMES = 3  # places in a sentence
 _MAX_SERIES = 3  # series with figures of their own
 _POSITION = ("position_start", "position_stop", "position_special")
 
-
 PATCHING = measurement(
     "patching",
     theme="Causes",
@@ -68,24 +66,22 @@ PATCHING = measurement(
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     """Describe where a patch carries most of the forecast over, and how much of the rest does anything."""
     base, source = way(ds)
-    gap = array(ds, "clean_forecast", "step", series=series) - array(ds, "corrupted_forecast", "step", series=series)
-    amount, recovered = measured(unit_of(ds, series)), Standing(ds, "recovered", "component", "position")
+    clean, corrupted = (array(ds, f"{name}_forecast", "step", series=series) for name in ("clean", "corrupted"))
+    gap, recovered = np.abs(clean - corrupted).mean(), Standing(ds, "recovered", "component", "position")
     apart = (
-        f"The clean and the corrupted forecast of {names(ds, 'series')[series]} are {amount(np.abs(gap).mean())} apart "
-        "on average."
+        f"The clean and the corrupted forecast of {names(ds, 'series')[series]} are "
+        f"{measured(unit_of(ds, series))(gap)} apart on average."
     )
     most = [f"{patch_cell(ds, flat)} ({recovered.told(flat, percent)})" for flat in recovered.named(_MAX_NAMES)]
     if not most:
         return [apart, "No single patch stands out of the noise on the way from one to the other."]
     share = array(ds, "recovered", "component", "position", series=series)
     half, away = int((share >= _HALF).sum()), int((recovered.stands_out & (share < -0.1)).sum())
-    out = [
+    back = f" {away} {'leads' if away == 1 else 'lead'} away from it by more than a tenth." if away else ""
+    return [
         f"{apart} Most of the way from the {base} to the {source} one comes along with {listed(most)}.",
-        f"{half} of {share.size} patches {'carries' if half == 1 else 'carry'} half of it or more alone.",
+        f"{half} of {share.size} patches {'carries' if half == 1 else 'carry'} half of it or more alone.{back}",
     ]
-    if away:
-        out[-1] += f" {away} {'leads' if away == 1 else 'lead'} away from it by more than a tenth."
-    return out
 
 
 def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
@@ -100,13 +96,12 @@ def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     target, start = (array(ds, f"{name}_forecast", "step", series=series) for name in (source, base))
     amount = measured(unit_of(ds, series))
     after, before = float(np.abs(patched - target).mean()), float(np.abs(start - target).mean())
-    out = [
+    farther = "It is no nearer than before: the share counts only the part of the change that points that way."
+    return [
         f"Patched at {patch_cell(ds, best)}, the forecast is {amount(after)} from the {source} one on average; "
-        f"unpatched it is {amount(before)} away."
+        f"unpatched it is {amount(before)} away.",
+        *([farther] if after >= before else []),
     ]
-    if after >= before:
-        out.append("It is no nearer than before: the share counts only the part of the change that points that way.")
-    return out
 
 
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
@@ -116,9 +111,7 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
     place = int(np.flatnonzero(places.order == component)[0])
     label = ("the stream " if places.kind[place] == "stream" else "") + places.labels[place]
     moment = when(ds, position)
-    if moment.endswith(" token"):
-        moment = f"the {moment}"
-    return f"{label}, {moment}" if moment else label
+    return f"{label}, {'the ' * moment.endswith(' token')}{moment}" if moment else label
 
 
 def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
@@ -133,19 +126,12 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
 
     Args:
         ds: of kind "patching" or "attribution_patching".
-        value: "recovered" or "effect", of attribution patching "first_order", "recovered" or "error"; if None the
-            first.
+        value: "recovered" or "effect", of attribution patching "first_order" or "error" too; the first if None.
         series: id, or place counted from 0.
 
     Returns:
-        Above, both contexts and forecasts, the steps where the contexts differ shaded. Below, a heat map whose cells
-        are as wide as the steps that a group of tokens covers, special tokens in a column of their own. Tokens of
-        several variates have a map each. Where all positions were patched at once, a bar a place instead.
-
-    Example:
-        >>> fig = viz.patching_map(results["patching"])
-        >>> fig.layout.meta["title"]
-        'Activation patching of chronos-nano on co2: share recovered'
+        Above, both contexts and forecasts, shaded where the contexts differ. Below, a heat map a variate, its cells as
+        wide as the steps of their tokens, special tokens beside it; where all positions were patched at once, bars.
     """
     kind = str(ds.attrs["kind"])
     available = [name for name in WORDS if name in ds and not (kind == "patching" and name in ("first_order", "error"))]
@@ -159,13 +145,16 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
     noise = _noise(ds, variable, places, unit_of(ds, at) if variable == "effect" else "")
     draw = _bars if ds.attrs.get("positions") == "all" else _map
     canvas, remark = draw(ds, places, values, variable, at, noise)
+    differ = Contrast.of(ds, at).differ
     base, source = way(ds)
     return canvas.dress(
         f"{KINDS[kind]} of {model_of(ds)} on {names(ds, 'series')[at]}: {WORDS[variable]}"
         f"{' of the forecast' if variable == 'effect' else ''}",
         f"{places.what()}: activations of the {source} run put into the {base} run",
         f"0: the {base} forecast, 1: the {source}" if variable in ("recovered", "first_order") else "",
-        _difference(ds, at),
+        f"the contexts differ at all {len(differ)} steps"
+        if differ.all()
+        else f"shaded: where the contexts differ ({int(differ.sum())} of {len(differ)} steps)",
         remark,
     )
 
@@ -191,11 +180,6 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
 
     Returns:
         A panel a place on shared axes, the largest share first, with the end of both contexts.
-
-    Example:
-        >>> fig = viz.patched_forecasts(results["patching"])
-        >>> fig.layout.meta["title"]
-        'Forecasts of co2 by chronos-nano, patched where most is recovered'
     """
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
@@ -248,54 +232,37 @@ def _map(
     view, top = Contrast.of(ds, series), canvas.panel(1, 1)
     view.draw(top, unit_of(ds, series))
     top.y(value_title(ds, series))
-    edges = [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5]
+    edges, labels = [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5], [plain(each) for each in places.labels]
     word = "residual stream" if set(places.kind) == {"stream"} else "component"
     for row, (lane, axis) in enumerate(axes, start=2):
-        timed, special = canvas.panel(row, 1), canvas.panel(row, 2) if aside else None
-        lane_noise = None if noise is None else noise.at(np.s_[:, lane])
-        _tokens(timed, special, places, values[:, lane], lane_noise, axis, view.time, WORDS[value])
-        edges += axis.cells()[0].tolist()
-        timed.y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
-        if special is not None:
-            special.y(showticklabels=False, ticks="")
+        cells, owner = axis.cells()
+        edges += cells.tolist()
+        maps: list[tuple[int, Any, np.ndarray]] = [(1, view.time.at(cells), owner)] if len(owner) else []
+        maps += [(2, axis.aside_labels(), axis.aside)] if len(axis.aside) else []
+        for column, x, tokens in maps:
+            panel, place = canvas.panel(row, column), np.array(lane)[tokens]
+            words = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
+            panel.cells(
+                np.where(tokens >= 0, values[:, place], np.nan),
+                x,
+                np.arange(len(labels)),
+                f"%{{text}}<br>{WORDS[value]} %{{z:.3g}}",
+                noise=None if noise is None else noise.at(np.s_[:, place]),
+                text=[[f"{label}, {each}" for each in words] for label in labels],
+                xgap=0,
+                ygap=1 if len(labels) <= 40 else 0,
+            )
+            panel.y(autorange="reversed", showline=False, **places.ticks())
+            separate(panel, places.breaks)
+        canvas.panel(row, 1).y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
+        if aside:
+            canvas.panel(row, 2).y(showticklabels=False, ticks="")
     canvas.fig.update_xaxes(range=[view.time.scalar(edge) for edge in (min(edges), max(edges))], matches="x", col=1)
     top.x(matches=None, showticklabels=False)
     canvas.panel(1 + len(axes), 1).x(view.time.title)
-    maps = canvas.plot_height - _UPPER - _GAP
-    canvas.colours(_colours(values, value, unit_of(ds, series), max(maps, _BAR) / canvas.plot_height))
+    length = max(canvas.plot_height - _UPPER - _GAP, _BAR) / canvas.plot_height
+    canvas.colours(_colours(values, value, unit_of(ds, series), length))
     return canvas, _beyond(values, value)
-
-
-def _tokens(
-    timed: Panel,
-    special: Panel | None,
-    places: Places,
-    values: np.ndarray,
-    noise: Finding | None,
-    axis: TokenAxis,
-    time: Timeline,
-    word: str,
-) -> None:
-    """Draw one heat map over time, and one of the special tokens beside it."""
-    labels = [plain(label) for label in places.labels]
-    edges, owner = axis.cells()
-    panels: list[tuple[Panel | None, Any, np.ndarray]] = [(timed, time.at(edges), owner)] if len(owner) else []
-    panels += [(special, axis.aside_labels(), axis.aside)] if len(axis.aside) else []
-    for panel, x, tokens in panels:
-        assert panel is not None
-        words = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
-        panel.cells(
-            np.where(tokens >= 0, values[:, tokens], np.nan),
-            x,
-            np.arange(len(labels)),
-            f"%{{text}}<br>{word} %{{z:.3g}}",
-            noise=None if noise is None else noise.at(np.s_[:, tokens]),
-            text=[[f"{label}, {each}" for each in words] for label in labels],
-            xgap=0,
-            ygap=1 if len(labels) <= 40 else 0,
-        )
-        panel.y(autorange="reversed", showline=False, **places.ticks())
-        separate(panel, places.breaks)
 
 
 def _bars(
@@ -358,20 +325,11 @@ def _bar_title(value: str, unit: str) -> str:
     return f"{WORDS[value]} ({unit or 'data units'})" if value == "effect" else WORDS[value]
 
 
-def _difference(ds: xr.Dataset, series: int) -> str:
-    differ = Contrast.of(ds, series).differ
-    if differ.all():
-        return f"the contexts differ at all {len(differ)} steps"
-    return f"shaded: where the contexts differ ({int(differ.sum())} of {len(differ)} steps)"
-
-
 def _lanes(ds: xr.Dataset) -> list[list[int]]:
     """Split positions into lists that cover no step twice: one, or one a variate where variates share a sequence."""
     lanes: list[list[int]] = [[]]
     end = -np.inf
-    for i, (start, stop, special) in enumerate(
-        zip(*(ds[f"position_{name}"].values for name in ("start", "stop", "special")), strict=True)
-    ):
+    for i, (start, stop, special) in enumerate(zip(*(ds[name].values for name in _POSITION), strict=True)):
         if not special:
             if start < end:
                 lanes.append([])
@@ -381,7 +339,7 @@ def _lanes(ds: xr.Dataset) -> list[list[int]]:
 
 
 @PATCHING.panels
-def _patching(ds: xr.Dataset) -> Iterator[ReportPanel]:
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for i in forecast_series(ds, _MAX_SERIES):
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
         yield ReportPanel(patching_map(ds, series=i), table, read_patching(ds, i))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.contrast import way
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
@@ -27,7 +25,6 @@ _MAX_NAMES = 3  # places in a sentence
 KINDS = {"paths": "Path patching", "edges": "Edge attribution"}
 WORDS = {"recovered": "share recovered", "effect": "mean change", "score": "estimated share recovered"}
 _CROWD = 0.99  # where the colours end if the largest values are far above the rest
-
 
 PATHS = measurement(
     "paths",
@@ -56,7 +53,11 @@ def read_paths(ds: xr.Dataset) -> list[str]:
     return out or ["No path changes the forecast by more than the noise."]
 
 
-@PATHS.figure("What flows between single components.")
+@PATHS.figure(
+    "What flows between single components.",
+    table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True),
+    sentences=read_paths,
+)
 def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | None = None) -> go.Figure:
     """Draw the sender × receiver matrix of what travels straight from one component to another, and on to the forecast.
 
@@ -68,11 +69,6 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     Returns:
         One heat map, senders downwards and receivers to the right by depth, layers parted by lines, the output last.
         Grey where there is no path; of edges also where the score is exactly 0.
-
-    Example:
-        >>> fig = viz.path_map(results["paths"])
-        >>> fig.layout.meta["title"]
-        'Path patching of chronos-nano: what each component passes on to later ones'
     """
     kind = str(ds.attrs["kind"])
     available = [name for name in WORDS if name in ds and (name == "score") == (kind == "edges")]
@@ -123,12 +119,7 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
 
 
 def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> np.ndarray:
-    """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path.
-
-    Raises:
-        UnknownNameError: no such series.
-        InputError: the values have other dimensions.
-    """
+    """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path."""
     values = array(ds, value, "sender", "receiver", "series")
     if ds.attrs.get("kind") == "edges":
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
@@ -147,8 +138,3 @@ def _limit(z: np.ndarray) -> tuple[float, str]:
         return largest, ""
     count = int((sizes > most).sum())
     return most, f"{count} {'value reaches' if count == 1 else 'values reach'} beyond the colours, to {largest:.2g}"
-
-
-@PATHS.panels
-def _paths(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(path_map(ds), frame(ds, "recovered", "effect").dropna(ignore_index=True), read_paths(ds))

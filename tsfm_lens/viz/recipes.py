@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes, width_for
 from tsfm_lens.viz.panels import Scene, fit, scene
 from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, positions
@@ -23,8 +23,7 @@ from tsfm_lens.viz.words import capital, listed
 
 __all__ = ["recipe_forecasts"]
 _PANEL, _GAP = 118, 30  # pixels: height of a panel, room between two rows for their titles
-_ROWS = 4  # series in one figure of recipes
-
+_ROWS = 4  # series in one figure
 
 RECIPES = measurement(
     "recipes",
@@ -66,7 +65,12 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@RECIPES.figure("Forecasts without sharp or diffuse heads.", variables=("quantile_forecast",))
+@RECIPES.figure(
+    "Forecasts without sharp or diffuse heads.",
+    variables=("quantile_forecast",),
+    table=_recipe_table,
+    sentences=read_recipes,
+)
 def recipe_forecasts(
     ds: xr.Dataset,
     *,
@@ -80,22 +84,17 @@ def recipe_forecasts(
     Args:
         ds: of kind "recipes": ``quantile_forecast`` (recipe, series, quantile, step), ``context`` and, where
             there are any, ``truth`` and ``sample`` (recipe, series, draw, step).
-        recipes: names to draw, all unless given.
-        series: ids or places to draw, at most the first four unless given.
-        context_steps: how much of the context is drawn; one horizon (at least 48 steps) unless given.
-        samples: how many sampled paths are drawn; the widest central interval where there are none.
+        recipes: names to draw, all if None.
+        series: ids or places to draw, at most the first four if None.
+        context_steps: of the context; one horizon, at least 48, if None.
+        samples: sampled paths to draw; the widest central interval where there are none.
 
     Returns:
-        Panels that share the time axis, and within a row the value axis. Over the paths or the interval lies
-        the median; the original's median is repeated in the panels of the ablated models.
-
-    Example:
-        >>> fig = viz.recipe_forecasts(results["recipes"])
-        >>> fig.layout.meta["title"]
-        'Forecasts of chronos-nano without many of its parts'
+        Panels with the median over the paths or the interval, and the original's median. They share the time axis, and
+        within a row the value axis.
     """
     columns = positions(ds, "recipe", recipes)
-    rows = list(range(min(ds.sizes["series"], 4))) if series is None else series
+    rows = range(min(ds.sizes["series"], _ROWS)) if series is None else series
     scenes = [scene(ds, each, max(ds.sizes["step"], 48) if context_steps is None else context_steps) for each in rows]
     several = len(scenes) > 1
     if several:
@@ -104,20 +103,27 @@ def recipe_forecasts(
     titles = [[_title(ds, at, view.place, first=not row) for at in columns] for row, view in enumerate(scenes)]
     grid = _table(titles) if several else panel_grid(titles[0], row_height=140)
     cut, panels = "", list(grid)
+    middle = median_position(ds["quantile"].values)
+    medians = array(ds, "quantile_forecast", "recipe", "series", "step", quantile=middle)
     for row, view in enumerate(scenes):
         mine = panels[row * len(columns) : (row + 1) * len(columns)]
         for recipe, panel in zip(columns, mine, strict=True):
             _draw(panel, ds, view, recipe, samples)
-        cut = _fit(grid, ds, view, columns, **({"row": row + 1} if several else {})) or cut
+        others = medians[columns, view.place].ravel()
+        if "sample" in ds:
+            paths = array(ds, "sample", "draw", "step", recipe=0, series=view.place)
+            others = np.append(others, np.quantile(paths, [0.05, 0.95], axis=0))
+        core, where = np.append(view.observations, medians[0, view.place]), {"row": row + 1} if several else {}
+        cut = fit(grid, core, others, nticks=4, **where) or cut
         if several:
             mine[0].y(f"{view.id}\n({view.unit or 'data units'})")
     if not several:
         title_axes(grid, scenes[0].time.short_title, scenes[0].title)
-    n_paths = min(samples, ds.sizes.get("draw", 0))
+    n_paths, ends = min(samples, ds.sizes.get("draw", 0)), ds["quantile"].values[[0, -1]].astype(float)
     return grid.dress(
         f"Forecasts of {model_of(ds)} without many of its parts",
         f"{ds.sizes['step']} steps ahead from {scenes[0].remark}",
-        f"light: {n_paths} sampled paths" if n_paths else _interval(ds),
+        f"light: {n_paths} sampled paths" if n_paths else "light: from the {:.3g} to the {:.3g} quantile".format(*ends),
         "distance: 1 − rank correlation with the original",
         cut,
         scenes[0].time.remark,
@@ -128,12 +134,10 @@ def _title(ds: xr.Dataset, recipe: int, series: int, *, first: bool) -> tuple[st
     """Write recipe and what it takes, over the first row; distance and error over every panel."""
     lines = []
     if first:
-        parts = []
         heads, mlps = int(ds["n_heads"].values[recipe]), int(ds["n_mlps"].values[recipe])
-        if heads:
-            parts.append(f"{heads} head{'s' * (heads > 1)} ({percent(float(ds['heads_share'].values[recipe]))})")
-        if mlps:
-            parts.append(f"{mlps} MLP" + "s" * (mlps > 1))
+        share = percent(float(ds["heads_share"].values[recipe]))
+        parts = [f"{heads} head{'s' * (heads > 1)} ({share})"] * bool(heads)
+        parts += [f"{mlps} MLP{'s' * (mlps > 1)}"] * bool(mlps)
         lines = [names(ds, "recipe")[recipe], "without " + " + ".join(parts) if parts else "complete model"]
     facts = []
     if "spearman_distance" in ds and recipe:
@@ -183,23 +187,3 @@ def _draw(panel: Panel, ds: xr.Dataset, view: Scene, recipe: int, samples: int) 
     for name, values, ink in lines[: 1 + bool(recipe)]:
         width = 1.8 if name == "ablated" or not recipe else 1.1
         view.forecast(panel, values, f"{name} forecast (median)", ink, width, words=f"{name} forecast")
-
-
-def _fit(grid: Sheet, ds: xr.Dataset, view: Scene, columns: list[int], **row: int) -> str:
-    middle = median_position(ds["quantile"].values)
-    medians = array(ds, "quantile_forecast", "recipe", "step", series=view.place, quantile=middle)
-    others = medians[columns].ravel()
-    if "sample" in ds:
-        paths = array(ds, "sample", "draw", "step", recipe=0, series=view.place)
-        others = np.append(others, np.quantile(paths, [0.05, 0.95], axis=0))
-    return fit(grid, np.append(view.observations, medians[0]), others, nticks=4, **row)
-
-
-def _interval(ds: xr.Dataset) -> str:
-    levels = np.asarray(ds["quantile"].values, dtype=float)
-    return f"light: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile"
-
-
-@RECIPES.panels
-def _recipes(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(recipe_forecasts(ds, series=names(ds, "series")[:_ROWS]), _recipe_table(ds), read_recipes(ds))

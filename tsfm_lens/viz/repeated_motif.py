@@ -21,7 +21,6 @@ _TARGETS = {
     "after_any": "what followed any match",
 }
 
-
 REPEATED_MOTIF = measurement(
     "repeated_motif",
     theme="Behaviour",
@@ -61,11 +60,6 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
     Returns:
         Three layer × head maps: attention in series that repeat a motif, at the same places in series that repeat
         nothing, and the difference.
-
-    Example:
-        >>> fig = viz.repeated_motif_map(results["repeated_motif"])
-        >>> fig.layout.meta["title"]
-        'Attention of chronos-nano to what followed the last match'
     """
     at = position(ds, "target", target)
     plain, control, advantage = (

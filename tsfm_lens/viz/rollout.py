@@ -26,7 +26,6 @@ _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
 _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
-
 ROLLOUT = measurement(
     "rollout",
     theme="Activations",
@@ -65,10 +64,8 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
     ranks = array(ds, "sharpness_rank", "layer", "head")
     place = int(ranks.argmin() if heads == "sharp" else ranks.argmax())
     entropy = array(ds, "entropy", "layer", "head")
-    word = "sharpest" if heads == "sharp" else "most diffuse"
-    out = [
-        f"On {single_series(ds)} the {word} {is_head(ds, entropy, place, nats_of)} ({nats_of(entropy.flat[place])})."
-    ]
+    which = f"the {'sharpest' if heads == 'sharp' else 'most diffuse'} {is_head(ds, entropy, place, nats_of)}"
+    out = [f"On {single_series(ds)} {which} ({nats_of(entropy.flat[place])})."]
     keys, queries = (token_axis(ds, side, overlaps=True) for side in ("key", "query"))
     layer, head = divmod(place, ranks.shape[1])
     one = array(ds, "attention", "query", "key", layer=layer, head=head)
@@ -102,15 +99,14 @@ def read_flow(ds: xr.Dataset) -> list[str]:
         return ["There is a single token, which can only keep what it has."]
     self_share = np.array([np.diag(one).mean() for one in flow])
     first, last = percent(self_share[0]), percent(self_share[-1])
-    out = [f"After {words[0]} a token keeps {first} of itself on average, after {words[-1]} {last}."]
     inflow = flow[-1].mean(axis=0)
     top = int(inflow.argmax())
-    out.append(
+    return [
+        f"After {words[0]} a token keeps {first} of itself on average, after {words[-1]} {last}.",
         f"{capital(_token(keys, top))} reaches the others most: {percent(float(inflow[top]))} of a token on average, "
-        f"where an even flow would bring {percent(1 / len(inflow))}."
-    )
-    out.append("This follows attention patterns alone; it sees neither values nor MLPs.")
-    return out
+        f"where an even flow would bring {percent(1 / len(inflow))}.",
+        "This follows attention patterns alone; it sees neither values nor MLPs.",
+    ]
 
 
 def read_norm_weighted(ds: xr.Dataset) -> list[str]:
@@ -154,19 +150,12 @@ def rollout_panels(
     Args:
         ds: of kind "rollout".
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
-        count: panels, at most the heads that there are; nine unless given, of few heads half, so that no head is
-            among both the sharpest and the most diffuse.
-        zmax: weight at which the grey ends in black; 0.1 or the 99.9 % quantile, whichever is larger, if None.
+        count: panels; nine if None, of few heads half, so that none is among the sharpest and the most diffuse.
+        zmax: weight that is black; 0.1 or the 99.9 % quantile, whichever is larger, if None.
 
     Returns:
-        Small multiples on shared axes: queries to the right, keys upwards, tokens as wide as the steps that they
-        cover; special keys stand above the dotted line. Of long maps a cell is the largest weight of several
-        tokens, which the subtitle then says.
-
-    Example:
-        >>> fig = viz.rollout_panels(results["rollout"])
-        >>> fig.layout.meta["title"]
-        'Sharpest heads of chronos-nano along the forecast of co2'
+        Small multiples on shared axes: queries to the right, keys upwards, tokens as wide as their steps, special keys
+        above the dotted line. Of long maps a cell is the largest weight of several tokens.
     """
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
@@ -178,10 +167,11 @@ def rollout_panels(
     places = [divmod(int(flat), ranks.shape[1]) for flat in order]
     keys, queries = (ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query"))
     maps = [array(ds, "attention", "query", "key", layer=row, head=col) for row, col in places]
-    limit = zmax or _black(maps, keys)
+    ordinary = keys.axis.timed if len(keys.axis.timed) else keys.axis.aside
+    limit = zmax or max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
     entropy = array(ds, "entropy", "layer", "head")
     labels = [f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in places]
-    notes = [f"{_nats(entropy[row, col])}{_aside(one, keys)}" for (row, col), one in zip(places, maps, strict=True)]
+    notes = [f"{nats_of(entropy[place])}{_aside(one, keys)}" for place, one in zip(places, maps, strict=True)]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
     hover = "query step %{x} reads context step %{y}"
     group = _draw(grid, maps, labels, keys, queries, hover, upwards=True)
@@ -205,7 +195,12 @@ def heads_shown(heads: int) -> int:
     return min(_HEADS, max(heads // 2, 1))
 
 
-@ATTENTION_FLOW.figure("How much of each token may have reached each other.", variables=("flow",))
+@ATTENTION_FLOW.figure(
+    "How much of each token may have reached each other.",
+    variables=("flow",),
+    table=lambda ds: tokens_table(ds, "flow", _LEAST),
+    sentences=read_flow,
+)
 def attention_flow_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
 ) -> go.Figure:
@@ -214,16 +209,10 @@ def attention_flow_map(
     Args:
         ds: of kind "attention_flow".
         layers: labels to draw, all unless given.
-        zmax: share at which the colours end. Unless given, the 99 % quantile of the largest share of every token
-            but its own, so that the diagonal does not hide the rest.
+        zmax: share at which the colours end; the 99 % quantile of each token's largest share but its own if None.
 
     Returns:
         A panel per layer, all on the same axes and colours; special keys stand right of the dotted line.
-
-    Example:
-        >>> fig = viz.attention_flow_map(results["attention_flow"])
-        >>> fig.layout.meta["title"]
-        'Attention flow through the decoder of chronos-nano'
     """
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
@@ -248,23 +237,9 @@ def attention_flow_map(
 
 
 def _draw(
-    grid: Sheet,
-    maps: list[np.ndarray],
-    labels: list[str],
-    keys: Ruler,
-    queries: Ruler,
-    hover: str,
-    *,
-    upwards: bool,
+    grid: Sheet, maps: list[np.ndarray], labels: list[str], keys: Ruler, queries: Ruler, hover: str, *, upwards: bool
 ) -> tuple[int, int]:
-    """Draw a heat map a panel: keys upwards and queries to the right, or keys to the right and queries downwards.
-
-    Args:
-        maps: (query, key) each.
-
-    Returns:
-        How many keys and queries share a cell.
-    """
+    """Draw maps (query, key), with keys upwards or to the right; return how many keys and queries share a cell."""
     group = group_for(keys, queries, min(_CELLS // len(maps), _PANEL))
     for panel, one, label in zip(grid, maps, labels, strict=True):
         z, x, y = pooled(one, keys, queries, group)
@@ -282,16 +257,6 @@ def _draw(
     return group
 
 
-def _black(maps: list[np.ndarray], keys: Ruler) -> float:
-    """Return where grey ends: 0.1, or the 99.9 % quantile of the weights on ordinary keys."""
-    ordinary = keys.axis.timed if len(keys.axis.timed) else keys.axis.aside
-    return max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
-
-
-def _nats(entropy: float) -> str:
-    return "0 nats" if entropy < 5e-4 else f"{entropy:.3g} nats"
-
-
 def _aside(weights: np.ndarray, keys: Ruler) -> str:
     """Write how much of a head's attention goes to special tokens, where that is 1 % and more."""
     rest = float(weights[:, keys.axis.aside].sum(axis=1).mean())
@@ -300,7 +265,12 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
     )
 
 
-@NORM_WEIGHTED.figure("How long the vectors are that keys contribute.", variables=("norm",))
+@NORM_WEIGHTED.figure(
+    "How long the vectors are that keys contribute.",
+    variables=("norm",),
+    table=lambda ds: tokens_table(ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))),
+    sentences=read_norm_weighted,
+)
 def norm_weighted_map(
     ds: xr.Dataset,
     *,
@@ -313,18 +283,12 @@ def norm_weighted_map(
     Args:
         ds: of kind "norm_weighted": ``norm`` (layer, head, query, key) with the coordinates start, stop and
             special of keys and queries.
-        layers: labels to draw, all unless given.
-        heads: numbers to draw, all unless given.
-        zmax: length at which the colours end. Unless given, the 99.5 % quantile of the longest contribution of
-            an ordinary key to each query.
+        layers: labels to draw, all if None.
+        heads: numbers to draw, all if None.
+        zmax: length at which the colours end; the 99.5 % quantile of each query's longest from ordinary keys if None.
 
     Returns:
         Panels as in :func:`attention_grid`; next to that one, keys that get attention but write little are pale.
-
-    Example:
-        >>> fig = viz.norm_weighted_map(results["norm_weighted"])
-        >>> fig.layout.meta["title"]
-        'Norm-weighted decoder cross-attention of every head of chronos-nano'
     """
     title = f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}"
     remark = "length of what each key adds to the residual stream"
@@ -337,14 +301,3 @@ def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
     weights, entropies = tokens_table(attention, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
     for heads, table in (("sharp", weights), ("diffuse", entropies)):
         yield ReportPanel(rollout_panels(ds, heads=heads), table, read_rollout(ds, heads))
-
-
-@ATTENTION_FLOW.panels
-def _flow(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(attention_flow_map(ds), tokens_table(ds, "flow", _LEAST), read_flow(ds))
-
-
-@NORM_WEIGHTED.panels
-def _norm_weighted(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = tokens_table(ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values)))
-    yield ReportPanel(norm_weighted_map(ds), table, read_norm_weighted(ds))

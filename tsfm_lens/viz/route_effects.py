@@ -19,7 +19,6 @@ __all__ = ["carried_dots"]
 _ARMS, _ROWS = 10, 24  # components that are drawn by name
 _MAX_NAMES = 3
 
-
 ROUTE_EFFECTS = measurement(
     "route_effects",
     theme="Inputs",
@@ -83,12 +82,9 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
         rows = [row for row, i in enumerate(order) if kinds[i] == kind]
         if rows:
             members = order[rows]
-            look: Look = {"text": [plain(labels[i]) for i in members]}
-            colour = CATEGORICAL[place % len(CATEGORICAL)]
+            look: Look = {"colour": CATEGORICAL[place % len(CATEGORICAL)], "text": [plain(labels[i]) for i in members]}
             noise = None if carried is None else carried.at(members)
-            panel.dots(
-                mean[members], rows, kind, "%{text}<br>%{x:.3g}", colour=colour, noise=noise, across=True, **look
-            )
+            panel.dots(mean[members], rows, kind, "%{text}<br>%{x:.3g}", noise=noise, across=True, **look)
     panel.upright(0.0)
     whole = "effect through it, over the effect of the input"
     panel.x("share of all components' effects" if name == "carried_share" else whole)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.deletion_curves import read_proof
 from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.select import array, model_of, segment_words, unit_of
 from tsfm_lens.viz.sheet import Look, sheet
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, number, plain
 
 __all__ = ["proof_dots"]
@@ -32,7 +29,10 @@ ROUTE_PROOF = measurement(
 
 
 @ROUTE_PROOF.figure(
-    "What cutting and restoring the named routes does.", variables=("necessity", "sufficiency", "measured", "predicted")
+    "What cutting and restoring the named routes does.",
+    variables=("necessity", "sufficiency", "measured", "predicted"),
+    table=("necessity", "sufficiency", "necessity_p", "sufficiency_p", "prediction_error", "overlap"),
+    sentences=read_proof,
 )
 def proof_dots(ds: xr.Dataset) -> go.Figure:
     """Draw what cutting, and restoring, the named routes of each segment does to its effect.
@@ -50,8 +50,7 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
         True
     """
     segments, unit = segment_words(ds), unit_of(ds) or "data units"
-    height = max(230, 74 * len(segments))
-    canvas = sheet([height], [0.55, 0.45], column_gap=0.18, min_width=760, below=60)
+    canvas = sheet([max(230, 74 * len(segments))], [0.55, 0.45], column_gap=0.18, min_width=760, below=60)
     shares, change = canvas
     for place, (name, words, colour) in enumerate(
         (("necessity", "effect lost when cut", VERMILION), ("sufficiency", "effect back when restored", BLUE))
@@ -59,16 +58,9 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
         at = np.arange(len(segments)) + 0.24 * (place - 0.5)
         random = array(ds, f"random_{name}", "segment", "draw")
         low, middle, high = 100 * np.quantile(random, [0.025, 0.5, 0.975], axis=1)
-        bars = {
-            "type": "data",
-            "array": high - middle,
-            "arrayminus": middle - low,
-            "color": GREY,
-            "thickness": 5,
-            "width": 0,
-        }
-        hover = "random components, %{x:.0f} %"
-        shares.dots(middle, at, "random components, 95 %", hover, colour=GREY, size=6, symbol="square", error_x=bars)
+        bars = {"type": "data", "array": high - middle, "arrayminus": middle - low, "color": GREY, "thickness": 5}
+        look: Look = {"colour": GREY, "size": 6, "symbol": "square", "error_x": bars | {"width": 0}}
+        shares.dots(middle, at, "random components, 95 %", "random components, %{x:.0f} %", **look)
         value = 100 * array(ds, name, "segment")
         shares.dots(value, at, words, f"{words}<br>%{{x:.0f}} %", colour=colour, size=10)
     shares.upright(0.0)
@@ -76,10 +68,12 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
     shares.x("share of the segment's effect", ticksuffix=" %")
     ticks: Look = {"tickvals": list(range(len(segments))), "ticktext": [plain(name) for name in segments]}
     shares.y(range=[len(segments) - 0.5, -0.5], **ticks)
-    predicted, measured = (array(ds, name, "step", segment=0, cut=-1) for name in ("predicted", "measured"))
-    steps = np.arange(1, len(measured) + 1)
-    change.line(steps, predicted, "predicted change", f"predicted %{{y:.4g}} {plain(unit)}", colour=INK, dash="dash")
-    change.line(steps, measured, "measured change", f"measured %{{y:.4g}} {plain(unit)}", colour=VERMILION, width=2.5)
+    for name, look in (
+        ("predicted", {"colour": INK, "dash": "dash"}),
+        ("measured", {"colour": VERMILION, "width": 2.5}),
+    ):
+        values = array(ds, name, "step", segment=0, cut=-1)
+        change.line(1 + np.arange(len(values)), values, f"{name} change", f"{name} %{{y:.4g}} {plain(unit)}", **look)
     change.level(0.0)
     change.x("forecast step")
     change.y(f"change of the forecast ({unit})")
@@ -89,9 +83,3 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
         f"forecast of {ds.attrs.get('target', '')}",
         f"at the right {segments[0]}, error of the prediction {number(100 * error)} %",
     )
-
-
-@ROUTE_PROOF.panels
-def _proof_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = frame(ds, "necessity", "sufficiency", "necessity_p", "sufficiency_p", "prediction_error", "overlap")
-    yield ReportPanel(proof_dots(ds), table, read_proof(ds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,13 +10,12 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, kind_word, layer_names, model_of, names, positions
 from tsfm_lens.viz.sheet import Panel, blank
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION
 from tsfm_lens.viz.words import layers, num
 
@@ -53,7 +52,12 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@ROW_ANGLES.figure("Angles between the rows of W_Q, with the blocks of the heads.", variables=("angle",))
+@ROW_ANGLES.figure(
+    "Angles between the rows of W_Q, with the blocks of the heads.",
+    variables=("angle",),
+    table=("block_angle",),
+    sentences=read_row_angles,
+)
 def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.
 
@@ -63,11 +67,6 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
 
     Returns:
         Heat maps from 0 to 90 degrees, with a frame around the rows of each head.
-
-    Example:
-        >>> fig = viz.row_angle_map(results["row_angles"])
-        >>> fig.layout.meta["title"]
-        'Angles between the rows of W_Q of chronos-nano'
     """
     places = positions(ds, "layer", [names(ds, "layer")[0]] if layers is None else layers)
     heads, dimensions = ds["row_head"].values, ds["row_dimension"].values
@@ -99,6 +98,7 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
 @ROW_ANGLES.figure(
     "How much closer rows of one head lie than rows of different heads.",
     variables=("within", "between", "closer_floor"),
+    table=("within", "between", "closer", "closer_floor", "closer_stands_out"),
 )
 def head_closeness(ds: xr.Dataset) -> go.Figure:
     """Draw the mean angle between rows of one head and of different heads, layer by layer.
@@ -109,20 +109,14 @@ def head_closeness(ds: xr.Dataset) -> go.Figure:
     Returns:
         Two lines; a stripe of each layer down to what rows shuffled among the heads reach, and a dotted line at the
         angle of random lines.
-
-    Example:
-        >>> fig = viz.head_closeness(results["row_angles"])
-        >>> fig.layout.meta["title"]
-        'Rows of one head and of different heads of chronos-nano'
     """
     labels, canvas = layer_names(ds), blank(280)
     within, between, floor = (array(ds, name, "layer") for name in ("within", "between", "closer_floor"))
-    panel, hover = canvas.panel(), "%{x}<br>%{y:.3g}°"
+    panel, hover, random = canvas.panel(), "%{x}<br>%{y:.3g}°", float(ds.attrs["random_angle"])
     panel.line(labels, between, "rows of different heads", f"rows of different heads, {hover}", colour=GREY, dots=6)
     shuffled = f"least angle that shuffling gives, {hover}"
     panel.line(labels, between - floor, "what shuffled rows reach", shuffled, colour=INK, dash="dash", width=1)
     panel.line(labels, within, "rows of one head", f"rows of one head, {hover}", colour=BLUE, dots=6, width=2.5)
-    random = float(ds.attrs["random_angle"])
     panel.level(random, dash="dot")
     panel.note("random lines", 1, random, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
     panel.x("layer", type="category")
@@ -143,10 +137,3 @@ def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None
 def _where(ds: xr.Dataset) -> str:
     stack = str(ds.attrs.get("stack", ""))
     return f"{kind_word(str(ds.attrs.get('attention', 'attn')))}{f' of the {stack}' if stack else ''}"
-
-
-@ROW_ANGLES.panels
-def _row_angles(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(row_angle_map(ds), frame(ds, "block_angle"), read_row_angles(ds))
-    facts = ("within", "between", "closer", "closer_floor", "closer_stands_out")
-    yield ReportPanel(head_closeness(ds), frame(ds, *facts), [])

@@ -23,7 +23,6 @@ _PARTS: dict[str, dict[str, Any]] = {
 }
 _TICKS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
-
 SEASONALITY = measurement(
     "seasonality",
     theme="Behaviour",
@@ -41,17 +40,15 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
     ratio, spread = (array(ds, v, "series") for v in ("amplitude_ratio", "spread_ratio"))
     rows = np.flatnonzero(np.isfinite(ratio))
     out = []
-    if len(rows):
+    if not len(rows):
+        out.append("No horizon is as long as the strongest period of its context, so no season can be compared.")
+    else:
         parts = [f"{ids[i]} {percent(float(ratio[i]))} (period {num(float(ds['period'].values[i]))})" for i in rows[:6]]
         out.append(f"At the context's strongest period the forecast has this share of its amplitude: {listed(parts)}.")
-    else:
-        out.append("No horizon is as long as the strongest period of its context, so no season can be compared.")
-    if "truth_amplitude" in ds and len(rows):
-        truth, forecast = array(ds, "truth_amplitude", "series"), array(ds, "forecast_amplitude", "series")
-        both = rows[np.isfinite(truth[rows])]
-        weaker = int((forecast[both] < truth[both]).sum())
-        if len(both):
-            out.append(f"It is weaker than the truth's in {weaker} of {len(both)} series.")
+        truth = array(ds, "truth_amplitude", "series")[rows] if "truth_amplitude" in ds else np.array([np.nan])
+        if np.isfinite(truth).any():
+            weaker, both = (array(ds, "forecast_amplitude", "series")[rows] < truth).sum(), np.isfinite(truth).sum()
+            out.append(f"It is weaker than the truth's in {weaker} of {both} series.")
     flat = [ids[i] for i in np.flatnonzero(spread < 0.25)]
     if flat:
         out.append(f"The forecast varies less than a quarter as much as the context in {listed(flat[:6])}.")
@@ -79,13 +76,8 @@ def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = No
         series: ids, or places counted from 0; the first nine unless given.
 
     Returns:
-        Three lines over the period, all of stretches of equal length; the context's period is marked, and the
-        patch length where the model reads patches.
-
-    Example:
-        >>> fig = viz.season_amplitudes(results["seasonality"])
-        >>> fig.layout.meta["title"]
-        'Seasons in the forecasts of chronos-nano'
+        Three lines over the period, all of stretches of equal length; the context's period and the patch length, where
+        there is one, are marked.
     """
     rows = [series_position(ds, one) for one in (range(min(ds.sizes["series"], 9)) if series is None else series)]
     trial, parts = np.asarray(ds["trial_period"].values, dtype=float), names(ds, "part")
@@ -95,7 +87,7 @@ def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = No
     ratios = ["–" if np.isnan(value) else f"{value:.2f}" for value in ratio]
     grid = panel_grid([(ids[i], f"period {period[i]:.3g}: {ratios[i]} × context") for i in rows], row_height=160)
     for panel, i in zip(grid, rows, strict=True):
-        for part in [part for part in _PARTS if part in parts]:
+        for part in filter(parts.__contains__, _PARTS):
             hover = f"{plain(ids[i])}, {part}<br>period %{{x:.3g}} steps<br>amplitude %{{y:.3g}} standard deviations"
             name = "end of the context" if part == "context" else part
             panel.line(trial, amplitude[parts.index(part), i], name, hover, **_PARTS[part])

@@ -22,7 +22,6 @@ from tsfm_lens.viz.words import capital, extremes, layers, listed, num, signed
 __all__ = ["head_similarity_map", "similarity_map"]
 _MAX_NUMBERED = 36  # cells of a panel that still have room for their number
 
-
 LAYER_SIMILARITY = measurement(
     "layer_similarity",
     theme="Activations",
@@ -57,10 +56,9 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
             return ["The stream is the same for all tokens after every layer, so no CKA can be had."]
         at = int(np.nanargmin(steps))
         same = [word for word, value in zip(words, np.diag(values), strict=True) if not np.isfinite(value)]
-        return [
-            f"From one layer to the next the stream changes most between {words[at]} and {words[at + 1]} "
-            f"(CKA {num(steps[at])})."
-        ] + ([f"At {listed(same)} the stream is the same for all tokens, so no CKA can be had."] if same else [])
+        out = f"From one layer to the next the stream changes most between {words[at]} and {words[at + 1]} "
+        alike = [f"At {listed(same)} the stream is the same for all tokens, so no CKA can be had."] if same else []
+        return [f"{out}(CKA {num(steps[at])}).", *alike]
     rows, columns = np.triu_indices(len(words), 1)
     pairs = values[rows, columns]
     low, high = extremes(pairs)
@@ -101,11 +99,6 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
 
     Returns:
         A heat map; cosines in two colours around 0.
-
-    Example:
-        >>> fig = viz.similarity_map(results["layer_similarity"])
-        >>> fig.layout.meta["title"]
-        "Similarity of the layers' streams in chronos-nano"
     """
     if measure not in ("cka", "update_cosine"):
         raise InputError(f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'")
@@ -142,11 +135,6 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
 
     Returns:
         Heat maps of the cosines, in two colours around 0; 1 on the diagonal.
-
-    Example:
-        >>> fig = viz.head_similarity_map(results["head_similarity"])
-        >>> fig.layout.meta["title"]
-        'Similarity of the heads of chronos-nano'
     """
     rows, heads = positions(ds, "layer", layers), names(ds, "head")
     labels = layer_names(ds, rows)
@@ -167,7 +155,6 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
 
 
 @LAYER_SIMILARITY.panels
-def _layer_similarity(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    for measure in ("cka", "update_cosine"):
-        words = read_layer_similarity(ds, measure)
-        yield ReportPanel(similarity_map(ds, measure=measure), frame(ds, measure), words)
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    for each in ("cka", "update_cosine"):
+        yield ReportPanel(similarity_map(ds, measure=each), frame(ds, each), read_layer_similarity(ds, each))

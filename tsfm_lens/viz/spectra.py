@@ -22,7 +22,6 @@ from tsfm_lens.viz.words import extremes, head_at, layers, num
 __all__ = ["spectrum_lines", "stable_rank_map"]
 _PRODUCTS = {"QK": "query–key product W_Q W_Kᵀ", "OV": "value–output product W_V W_O"}
 
-
 SPECTRA = measurement(
     "spectra",
     theme="Weights alone",
@@ -79,18 +78,13 @@ def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
 
     Returns:
         One heat map, with the numbers in the cells where there is room.
-
-    Example:
-        >>> fig = viz.stable_rank_map(results["spectra"])
-        >>> fig.layout.meta["title"]
-        'Stable rank of the query–key products of chronos-nano'
     """
     values = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
     return head_maps(
         ds,
         [HeadMap(values, "", "stable rank", write="{:.3g}".format)],
         f"Stable rank of the {_short(product)} products of {model_of(ds)}",
-        f"{_PRODUCTS.get(product, product)}{_attention(ds)}",
+        _in_full(ds, product),
         f"1 is one direction, {ds.sizes['mode']} all of the head's",
     )
 
@@ -106,11 +100,6 @@ def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str 
 
     Returns:
         A thin line per head on a logarithmic axis, and the median over heads.
-
-    Example:
-        >>> fig = viz.spectrum_lines(results["spectra"])
-        >>> fig.layout.meta["title"]
-        'Spectra of the query–key products of chronos-nano'
     """
     rows = positions(ds, "layer", layers)
     values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))[rows]
@@ -122,25 +111,22 @@ def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str 
     title_axes(grid, "mode", "singular value / largest")
     return grid.dress(
         f"Spectra of the {_short(product)} products of {model_of(ds)}",
-        f"{_PRODUCTS.get(product, product)}{_attention(ds)}",
+        _in_full(ds, product),
         "each spectrum relative to its largest value",
     )
 
 
 def head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str) -> Sheet:
-    """Draw a panel per layer: a thin line per head over the modes on a logarithmic axis, and the median over heads.
+    """Draw ``values`` (layer, head, mode), a panel per layer: a thin line per head, and the median over heads.
 
-    Args:
-        layers: places of the layers of ``values``, (layer, head, mode).
-        measure: the hover box's words for a value.
+    ``layers`` are places, ``measure`` is the hover box's word for a value.
     """
     grid = panel_grid([(label,) for label in layer_names(ds, layers)], row_height=150)
-    modes, several = np.arange(1, values.shape[-1] + 1), "median over heads"
+    modes, several, tail = np.arange(1, values.shape[-1] + 1), "median over heads", f", mode %{{x}}<br>{measure}"
     for panel, lines in zip(grid, values, strict=True):
         for head, line in zip(names(ds, "head"), lines, strict=True):
-            hover = f"head {plain(head)}, mode %{{x}}<br>{measure}"
-            panel.line(modes, line, "one head", hover, colour=mixed(GREY, 0.55), width=1)
-        panel.line(modes, medians(lines.T), several, f"{several}, mode %{{x}}<br>{measure}", colour=BLUE, width=2)
+            panel.line(modes, line, "one head", f"head {plain(head)}{tail}", colour=mixed(GREY, 0.55), width=1)
+        panel.line(modes, medians(lines.T), several, several + tail, colour=BLUE, width=2)
     grid.y(**log_axis(values))
     return grid
 
@@ -150,15 +136,15 @@ def _short(product: str) -> str:
     return _PRODUCTS.get(product, product).split(" product")[0]
 
 
-def _attention(ds: xr.Dataset) -> str:
-    return f" of {attention_kind(ds)}" if "attention" in ds.attrs else ""
+def _in_full(ds: xr.Dataset, product: str) -> str:
+    return _PRODUCTS.get(product, product) + (f" of {attention_kind(ds)}" if "attention" in ds.attrs else "")
 
 
 @SPECTRA.panels
 def _spectra(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    for product in names(ds, "product"):
-        one = ds.sel(product=product)
-        ranks = frame(one, "stable_rank", "order")
-        yield ReportPanel(stable_rank_map(ds, product=product), ranks, read_stable_rank(ds, product))
-        values = frame(one, "singular_value")
-        yield ReportPanel(spectrum_lines(ds, product=product), values, read_spectra(ds, product))
+    for each in names(ds, "product"):
+        one = ds.sel(product=each)
+        yield ReportPanel(
+            stable_rank_map(ds, product=each), frame(one, "stable_rank", "order"), read_stable_rank(ds, each)
+        )
+        yield ReportPanel(spectrum_lines(ds, product=each), frame(one, "singular_value"), read_spectra(ds, each))

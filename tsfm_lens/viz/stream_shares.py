@@ -18,7 +18,6 @@ _STREAM, _BOX, _ENDS = 0.0, (0.8, 3.25), (-0.95, 3.35)  # where the stream and t
 _WIDTHS, _TYPE = (0.6, 0.4), 11  # of scheme and bars; pixels: type in the boxes
 _SHARE = 0.59 * (_BOX[1] - _BOX[0]) / (_ENDS[1] - _ENDS[0])  # of a box in the width of all panels
 
-
 STREAM_SHARES = measurement(
     "stream_shares",
     theme="Activations",
@@ -31,13 +30,9 @@ STREAM_SHARES = measurement(
 
 def read_shares(ds: xr.Dataset) -> list[str]:
     """State how much of what is written heads and MLPs write."""
-    share = array(ds, "share", "writer", "series").mean(-1)
-    kinds = ds["kind"].values.astype(str)
-    words = {"mlp": "the MLPs", "embed": "the embedding"}
-    parts = [
-        f"{percent(float(share[kinds == kind].sum()))} by {words.get(kind) or kind_word(kind)}"
-        for kind in dict.fromkeys(kinds)
-    ]
+    share, kinds = array(ds, "share", "writer", "series").mean(-1), ds["kind"].values.astype(str)
+    words = {kind: kind_word(kind) for kind in kinds} | {"mlp": "the MLPs", "embed": "the embedding"}
+    parts = [f"{percent(float(share[kinds == kind].sum()))} by {words[kind]}" for kind in dict.fromkeys(kinds)]
     return [f"Of the sizes of all contributions to the forecast, these shares are written: {listed(parts)}."]
 
 
@@ -55,13 +50,8 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
         series: id or place; the mean over all series if None.
 
     Returns:
-        At the left the scheme, from the bottom to the top in order of writing; the arrow of a writer is as thick as
-        its share. At the right the shares as bars, and those of single heads as points.
-
-    Example:
-        >>> fig = viz.stream_scheme(results["stream_shares"])
-        >>> fig.layout.meta["title"]
-        'What is written into the residual stream of chronos-nano'
+        At the left the scheme, upwards in order of writing; arrows are as thick as the share. At the right the shares
+        as bars, and those of single heads as points.
     """
     rows = series_rows(ds, series)
     share = array(ds, "share", "writer", "series")[:, rows].mean(axis=1)
@@ -70,7 +60,7 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
     heads = (array(ds, "head_size", "writer", "head", "series")[..., rows] / total).mean(axis=2)
     kinds, layers = [str(k) for k in ds["kind"].values], [int(v) for v in ds["layer_index"].values]
     count = len(kinds)
-    height = max(24 if count <= 16 else 17, 9) * (count + 1)
+    height = (24 if count <= 16 else 17) * (count + 1)
     labels = [
         f"{kind_word(k)} to the {s}" if s else kind_word(k) for k, s in zip(kinds, ds["keys_from"].values, strict=True)
     ]

@@ -10,28 +10,14 @@ import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.sheet import Panel, sheet
-from tsfm_lens.viz.sweep_entries import (
-    NO_AXIS,
-    bar_title,
-    change_text,
-    chosen_model,
-    counted,
-    label_rows,
-    models_in,
-    order_words,
-    sweep_panel,
-    sweep_subject,
-    table_of,
-    tolerance_of,
-)
 from tsfm_lens.viz.theme import DIVERGING, INK, percent, plain
 from tsfm_lens.viz.words import num
 
 __all__ = ["dataset_heatmap"]
 _ROW, _CELL, _LETTER = 17, 27, 5.4  # pixels: height of a row, width of a cell, of a letter of a name
 _LEAST = 150  # pixels: height of a map of few datasets
-
 
 SWEEP_DATASETS = measurement(
     "sweep_datasets",
@@ -42,7 +28,7 @@ SWEEP_DATASETS = measurement(
     "fewest; of layers that keep as many, the one where losing all of them costs most, or least.",
     source="tsfm-lens, figures 16 to 19",
     paper=("S3-F16", "S3-F17", "S3-F18", "S3-F19"),
-    subject=sweep_subject,
+    subject=sweep.sweep_subject,
 )
 
 
@@ -59,15 +45,19 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
         without = finite.loc[finite["ablated"] == of, "change"]
         text = (
             f"Layer {layer} (keeps {remaining} of {of} heads over all datasets): all {of} heads can go within "
-            f"{percent(tolerance_of(table))} on {int((largest == of).sum())} of {counted(len(largest), 'dataset')}, "
-            f"their median largest number is {num(float(largest.median()))}"
+            f"{percent(sweep.tolerance_of(table))} on {int((largest == of).sum())} of "
+            f"{sweep.counted(len(largest), 'dataset')}, their median largest number is {num(float(largest.median()))}"
         )
         falls = f"; without all heads the MASE falls on {int((without < 0).sum())}"
         out.append(f"{text}{falls if len(without) else ', of those evaluated'}.")
     return out
 
 
-@SWEEP_DATASETS.figure("Error on every dataset over heads ablated.", variables=None)
+@sweep.figure(
+    SWEEP_DATASETS,
+    "Error on every dataset over heads ablated.",
+    *("mase", "change", "largest_within", "model", "layer", "order", "kept", "of"),
+)
 def dataset_heatmap(
     table: pd.DataFrame,
     *,
@@ -86,18 +76,8 @@ def dataset_heatmap(
     Returns:
         A heat map a layer: a row a dataset, a column a number of heads. The colour is the change of MASE, capped; the
         number is the MASE, bold and framed at the largest count within the tolerance.
-
-    Raises:
-        InputError: ``table`` is of another kind, or the model has no such layer.
-        UnknownNameError: no such model or dataset.
-
-    Example:
-        >>> fig = viz.dataset_heatmap(tables["datasets"])
-        >>> fig.layout.meta["title"]
-        'MASE of alpha on every dataset as heads of a layer are ablated'
     """
-    table_of(table, "sweep_datasets", "mase", "change", "largest_within", "model", "layer", "order", "kept", "of")
-    name = chosen_model(table, model)
+    name = sweep.chosen_model(table, model)
     of_model = table[table["model"] == name]
     panels = [rows for layer, rows in of_model.groupby("layer", sort=False) if layers is None or layer in layers]
     if not panels:
@@ -108,13 +88,18 @@ def dataset_heatmap(
         if each not in available:
             raise unknown_name("dataset", each, available, hint=f"There are {len(available)}.")
     selection = available if datasets is None else list(datasets)
-    counts = [_counts(rows) for rows in panels]
-    widths = [int(rows["of"].iloc[0]) + 1 for rows in panels]
+    firsts = [rows.iloc[0] for rows in panels]
+    widths = [int(first["of"]) + 1 for first in firsts]
+    # a column for none ablated where that has a result
+    counts = [
+        [count for count in range(width) if count or (rows["ablated"] == 0).any()]
+        for width, rows in zip(widths, panels, strict=True)
+    ]
     labels = [plain(each) for each in selection]
     canvas = sheet(
         [max(_ROW * len(selection), _LEAST) + 20],
         widths,
-        titles=[_title(rows) for rows in panels],
+        titles=[f"layer {one['layer']}, keeps {one['kept']}\n{sweep.order_words(one['order'])}" for one in firsts],
         column_gap=0.02,
         above=40,
         min_width=round(130 + _LETTER * max(len(label) for label in labels) + _CELL * sum(widths)),
@@ -123,29 +108,19 @@ def dataset_heatmap(
     cap = float(table.attrs.get("cap", 0.25))
     for panel, rows, across in zip(canvas, panels, counts, strict=True):
         _draw(panel, rows, selection, across, 100 * cap)
-        panel.x("heads ablated", tickvals=list(range(len(across))), ticktext=across, **NO_AXIS)
-    label_rows(canvas, labels, ticklabelstandoff=4, tickfont={"size": 10})
+        panel.x("heads ablated", tickvals=list(range(len(across))), ticktext=across, **sweep.NO_AXIS)
+    sweep.label_rows(canvas, labels, ticklabelstandoff=4, tickfont={"size": 10})
     # beside a tall map a bar of the same height says nothing more
-    bar = bar_title("change of MASE (%)") | {"y": 1, "yanchor": "top"}
+    bar = sweep.bar_title("change of MASE (%)") | {"y": 1, "yanchor": "top"}
     canvas.colours({"colorscale": DIVERGING, "cmin": -100 * cap, "cmax": 100 * cap, "cmid": 0, "colorbar": bar})
     # no head ablated is no number that could have been searched
     empty = any(set(across) - {0} - set(rows["ablated"]) for rows, across in zip(panels, counts, strict=True))
     return canvas.dress(
         f"MASE of {name} on every dataset as heads of a layer are ablated",
         f"blue is better; colours capped at ±{percent(cap)} of the unablated MASE; bold and framed: "
-        f"the largest number of heads with a rise below {percent(tolerance_of(table))}",
+        f"the largest number of heads with a rise below {percent(sweep.tolerance_of(table))}",
         "empty columns were not evaluated" if empty else "",
     )
-
-
-def _counts(rows: pd.DataFrame) -> list[int]:
-    """List the columns of a panel: every number of heads, and none ablated where that has a result."""
-    return [count for count in range(int(rows["of"].iloc[0]) + 1) if count or (rows["ablated"] == 0).any()]
-
-
-def _title(rows: pd.DataFrame) -> str:
-    first = rows.iloc[0]
-    return f"layer {first['layer']}, keeps {first['kept']}\n{order_words(first['order'])}"
 
 
 def _draw(panel: Panel, rows: pd.DataFrame, datasets: list[str], counts: list[int], cap: float) -> None:
@@ -166,7 +141,8 @@ def _draw(panel: Panel, rows: pd.DataFrame, datasets: list[str], counts: list[in
         textfont={"size": 9},
         customdata=[
             [
-                f"{plain(name)}<br>{n} heads ablated: MASE {m:.4g}, {_change(c)}"
+                f"{plain(name)}<br>{n} heads ablated: MASE {m:.4g}, "
+                f"{sweep.change_text(c) if np.isfinite(c) else 'change unknown'}"
                 for n, m, c in zip(counts, *line, strict=True)
             ]
             for name, *line in zip(datasets, mase, change, strict=True)
@@ -182,12 +158,8 @@ def _cell(mase: float, bold: bool) -> str:
     return f"<b>{text}</b>" if bold else text
 
 
-def _change(change: float) -> str:
-    return change_text(change) if np.isfinite(change) else "change unknown"
-
-
 @SWEEP_DATASETS.panels
 def _datasets(table: pd.DataFrame) -> Iterator[ReportPanel]:
-    for model in models_in(table):
+    for model in sweep.models_in(table):
         of_model = table[table["model"] == model]
-        yield from sweep_panel(f"dataset_heatmap-{model}", of_model, dataset_heatmap, read_datasets)
+        yield from sweep.sweep_panel(f"dataset_heatmap-{model}", of_model, dataset_heatmap, read_datasets)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from inspect import cleandoc
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import ReportPanel, drawn_by
+from tsfm_lens.registry import Measurement, ReportPanel, drawn_by
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, INK, VERMILION, percent
 from tsfm_lens.viz.words import listed
@@ -22,6 +24,27 @@ STANDS = "filled: the change of MASE stands after Holm's correction"
 NO_AXIS = {"ticks": "", "showline": False}
 LETTER = 6.4  # pixels: width of a letter of a label
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
+_RAISES = """
+
+Raises:
+    InputError: ``table`` is of another kind, or has no such entries.
+    UnknownNameError: a name that the table does not have; the message has the nearest.
+"""
+Draw = TypeVar("Draw", bound=Callable[..., go.Figure])
+
+
+def figure(entry: Measurement, title: str, *columns: str) -> Callable[[Draw], Draw]:
+    """Register a figure of a sweep's table; the table is checked as :func:`table_of` does before it is drawn."""
+
+    def register(function: Draw) -> Draw:
+        @wraps(function)
+        def draw(table: pd.DataFrame, **options: Any) -> go.Figure:
+            return function(table_of(table, entry.kind, *columns), **options)
+
+        draw.__doc__ = cleandoc(function.__doc__ or "") + _RAISES
+        return cast("Draw", entry.figure(title, variables=None)(draw))
+
+    return register
 
 
 def table_of(table: pd.DataFrame, kind: str, *columns: str) -> pd.DataFrame:
@@ -38,12 +61,6 @@ def table_of(table: pd.DataFrame, kind: str, *columns: str) -> pd.DataFrame:
     if missing:
         raise InputError(f"the {kind!r} table has no column {missing[0]!r}; it has {', '.join(map(str, table))}.")
     return table
-
-
-def effects_of(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Return a result of kind "sweep_effects" with ``size``, its number of layers; ``first`` is -1 for none."""
-    table = table_of(table, "sweep_effects", "model", "family", "label", "part", "first", "last", *columns)
-    return table.assign(size=table["last"] - table["first"] + 1)
 
 
 def finished(table: pd.DataFrame, what: str, *columns: str) -> tuple[pd.DataFrame, str]:
@@ -184,13 +201,10 @@ def symbols(stands: Iterable[Any], symbol: str = "circle") -> list[str]:
 
 def whiskers(rows: pd.DataFrame, name: str = "", *, colour: str = INK, scale: float = 1.0) -> dict[str, Any]:
     """Return error bars over the intervals of some rows: of changes, or of the column ``name`` before its ends."""
-    middle, low, high = (rows[each].to_numpy(float) for each in (name or "change", *_ends(name)))
+    ends = [f"{name}_{end}" if name else end for end in ("lower", "upper")]
+    middle, low, high = (rows[each].to_numpy(float) for each in (name or "change", *ends))
     bars = {"array": scale * (high - middle), "arrayminus": scale * (middle - low), "symmetric": False}
     return {"type": "data", **bars, "color": colour, "thickness": 1.2, "width": 2}
-
-
-def _ends(name: str) -> tuple[str, str]:
-    return (f"{name}_lower", f"{name}_upper") if name else ("lower", "upper")
 
 
 def label_rows(canvas: Sheet, words: Sequence[str], **look: Any) -> None:
@@ -199,18 +213,13 @@ def label_rows(canvas: Sheet, words: Sequence[str], **look: Any) -> None:
     canvas.fig.update_yaxes(range=[len(words) - 0.5, -0.5], **ticks | look)
 
 
-def faint(colour: str, strength: float = 0.16) -> str:
-    """Return a colour that lets what lies behind it through."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{strength})"
-
-
 def band(panel: Panel, x: np.ndarray, rows: pd.DataFrame, base: float, colour: str) -> None:
     """Draw the intervals of the changes of some rows as a band of MASE, where there are any."""
     lower, upper = (base * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper"))
     finite = np.isfinite(lower) & np.isfinite(upper)
     if finite.sum() > 1:
-        panel.band(x[finite], lower[finite], upper[finite], faint(colour), "interval")
+        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        panel.band(x[finite], lower[finite], upper[finite], f"rgba({red},{green},{blue},0.16)", "interval")
 
 
 def level(panel: Panel, value: float, dash: str) -> None:
@@ -249,19 +258,17 @@ def family_of(rows: pd.DataFrame) -> str:
     return f" (famil{'ies' if len(sizes) > 1 else 'y'} of {listed([str(size) for size in sizes])} {tests})"
 
 
-Draw = Callable[[pd.DataFrame], go.Figure]
-Read = Callable[[pd.DataFrame], list[str]]
-
-
-def sweep_panel(name: str, table: pd.DataFrame, draw: Draw, words: Read) -> Iterator[ReportPanel]:
+def sweep_panel(
+    name: str, table: pd.DataFrame, draw: Callable[..., go.Figure], words: Callable[..., list[str]]
+) -> Iterator[ReportPanel]:
     """Yield a figure of a table with its reading, where the sweep has something for it."""
     try:
-        figure = draw(table)
+        chart = draw(table)
     except InputError as error:
         if "no finished entry" not in str(error):
             raise
-        return
-    yield ReportPanel(figure, table, words(table), name)
+    else:
+        yield ReportPanel(chart, table, words(table), name)
 
 
 def sweep_subject(table: pd.DataFrame) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,42 +14,16 @@ from plotly.colors import sample_colorscale
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
 from tsfm_lens.viz.select import kind_word
-from tsfm_lens.viz.sheet import Panel, Sheet
-from tsfm_lens.viz.sweep_entries import (
-    MASE_WORDS,
-    STANDS,
-    band,
-    bar_title,
-    baseline_of,
-    change_text,
-    change_words,
-    chosen_model,
-    counted,
-    family_of,
-    finished,
-    intervals_of,
-    least_words,
-    level,
-    models_in,
-    order_words,
-    plural_s,
-    runs,
-    sweep_panel,
-    sweep_subject,
-    symbols,
-    table_of,
-    told,
-    tolerance_of,
-    whiskers,
-    whole_ticks,
-)
+from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, mixed, percent, plain
 from tsfm_lens.viz.words import listed
 
 __all__ = ["head_changes", "head_curves"]
+_HEADS = ("layer", "attention", "head", "change", "lower", "upper", "stands")
 _COUNTS = ("model", "layer", "order", "ablated", "of", "share", "better", "within")
 _CURVE = ("mase", "change", "lower", "upper", "baseline_mase")
 _MAX_LABELS, _SPREAD = 12, 0.84  # heads with their number, of a model; share of a layer's room that its heads take
@@ -65,7 +40,7 @@ SWEEP_HEADS = measurement(
     "over datasets and series like these. An open dot may be noise, also where it is far from 0: of many heads one is "
     "the largest by chance alone, and the correction is for how many were looked at.",
     source="tsfm-lens, section 5",
-    subject=sweep_subject,
+    subject=sweep.sweep_subject,
 )
 
 
@@ -78,39 +53,36 @@ SWEEP_CURVES = measurement(
     "activations, in its reverse, or at random.",
     source="tsfm-lens, figures 7 and 10",
     paper=("S3-F7", "S3-F10"),
-    subject=sweep_subject,
+    subject=sweep.sweep_subject,
 )
 
 
 def read_heads(table: pd.DataFrame) -> list[str]:
     """Describe which single heads' changes stand, and whether one of them costs more than every other."""
-    rows = table_of(table, "sweep_heads", "change", "lower", "upper", "stands", "leads", "tests")
-    rows = rows[np.isfinite(rows["change"])]
-    out = []
-    for model in models_in(rows):
+    rows, out = table[np.isfinite(table["change"])], []
+    for model in sweep.models_in(rows):
         mine = rows[rows["model"] == model]
         standing = mine[mine["stands"]]
-        verb = "stands" if len(standing) == 1 else "stand"
         summary = (
-            f"{model}: without one head, MASE changes by {change_text(mine['change'].min())} to "
-            f"{change_text(mine['change'].max())}; of {counted(len(mine), 'change')} "
-            f"{len(standing) or 'none'} {verb if len(standing) else 'stands'} after Holm's correction{family_of(mine)}"
+            f"{model}: without one head, MASE changes by {sweep.change_text(mine['change'].min())} to "
+            f"{sweep.change_text(mine['change'].max())}; of {sweep.counted(len(mine), 'change')} "
+            f"{len(standing) or 'none'} {'stand' if len(standing) > 1 else 'stands'} after Holm's "
+            f"correction{sweep.family_of(mine)}"
         )
         by_size = standing.loc[standing["change"].abs().sort_values(ascending=False, kind="stable").index]
-        which = [f"{row['label']} ({change_words(row)})" for row in told(by_size.head(_MAX_NAMES))]
+        which = [f"{row['label']} ({sweep.change_words(row)})" for row in sweep.told(by_size.head(_MAX_NAMES))]
         more = f", and {len(standing) - _MAX_NAMES} more in the table" if len(standing) > _MAX_NAMES else ""
         out.append(f"{summary}: {listed(which)}{more}." if which else f"{summary}.")
         if not which:
             out.append(f"These data do not tell which head of {model} matters; more datasets or series may.")
-        for row in told(mine[(mine["leads"] == "highest") & mine["stands"]]):
+        for row in sweep.told(mine[(mine["leads"] == "highest") & mine["stands"]]):
             out.append(f"The loss of {row['label']} costs more than that of every other head.")
     return out
 
 
 def read_curves(table: pd.DataFrame) -> list[str]:
     """State how many heads the layers of one model can lose, and whether one order is the better one throughout."""
-    rows = table_of(table, "sweep_curves", "change", "within", "better", "order_stands")
-    rows = rows[np.isfinite(rows["change"])]
+    rows = table[np.isfinite(table["change"])]
     if rows.empty:
         return []
     model = rows["model"].iloc[0]
@@ -119,30 +91,30 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     if valid.empty:
         return [f"{model}: how many heads of a layer can go is not decided yet."]
     whole = valid.loc[valid["within"] == valid["of"], "layer"].tolist()
-    metric = valid["judged_by"].iloc[0]
+    which = f" (layer{sweep.plural_s(whole)} {sweep.runs(whole)})" if whole else ""
     out = [
-        f"{model}: in {len(whole)} of {counted(len(valid), 'layer')} all heads can go at once with a rise of {metric} "
-        f"below {percent(tolerance_of(table))}{f' (layer{plural_s(whole)} {runs(whole)})' if whole else ''}; "
-        f"{least_words(valid.assign(kept=valid['of'] - valid['within']))}."
+        f"{model}: in {len(whole)} of {sweep.counted(len(valid), 'layer')} all heads can go at once with a rise of "
+        f"{valid['judged_by'].iloc[0]} below {percent(sweep.tolerance_of(table))}{which}; "
+        f"{sweep.least_words(valid.assign(kept=valid['of'] - valid['within']))}."
     ]
     # a layer that bears every order says nothing about orders
     open_layers = valid[valid["within"] < valid["of"]]
     orders = [order for order in dict.fromkeys(rows["order"]) if not is_random(order)]
     if len(orders) > 1 and len(open_layers):
         better = rows[rows["better"] & (rows["within"] > 0) & (rows["within"] < rows["of"])].drop_duplicates("layer")
-        parts = [f"{order_words(order)} in {(better['order'] == order).sum()}" for order in orders]
+        parts = [f"{sweep.order_words(order)} in {(better['order'] == order).sum()}" for order in orders]
         none = int((open_layers["within"] == 0).sum())
         remark = f"; in {none} no head can go" if none else ""
         standing = better.loc[better["order_stands"], "layer"].tolist()
-        where = f"layer{plural_s(standing)} {runs(standing)}" if standing else "no layer"
+        where = f"layer{sweep.plural_s(standing)} {sweep.runs(standing)}" if standing else "no layer"
         out.append(
-            f"Of the {counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}; that the "
-            f"other order costs more there stands after Holm's correction in {where}."
+            f"Of the {sweep.counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}; "
+            f"that the other order costs more there stands after Holm's correction in {where}."
         )
     return out
 
 
-@SWEEP_HEADS.figure("Error without each head by itself, with intervals.", variables=None)
+@sweep.figure(SWEEP_HEADS, "Error without each head by itself, with intervals.", "label", *_HEADS)
 def head_changes(table: pd.DataFrame) -> go.Figure:
     """Draw what every head by itself costs, with intervals, layer by layer.
 
@@ -150,21 +122,11 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
         table: of kind "sweep_heads".
 
     Returns:
-        A panel a model, a dot a head above its layer, the first head leftmost, with the interval of its change;
-        filled, with its number, where the change stands after Holm's correction over all heads of the model. The axis
-        holds every dot, and follows intervals for half of its length more.
-
-    Raises:
-        InputError: ``table`` is of another kind, or has no finished entry.
-
-    Example:
-        >>> fig = viz.head_changes(tables["heads"])
-        >>> fig.layout.meta["title"]
-        'What each head costs, ablated by itself'
+        A panel a model, a dot a head above its layer, the first head leftmost, with the interval of its change; filled,
+        with its number, where the change stands after Holm's correction over all heads of the model.
     """
-    table_of(table, "sweep_heads", "label", "layer", "attention", "head", "change", "lower", "upper", "stands")
-    rows, remark = finished(table, "single heads", "change")
-    models = models_in(rows)
+    rows, remark = sweep.finished(table, "single heads", "change")
+    models = sweep.models_in(rows)
     crowd = {model: int(rows.loc[rows["model"] == model, "layer"].value_counts().max()) for model in models}
     wide = max(crowd[model] * (1 + int(rows.loc[rows["model"] == model, "layer"].max())) for model in models)
     grid = panel_grid([(model,) for model in models], row_height=230, most=1 if wide > 48 else 2)
@@ -178,15 +140,15 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
         labels = set(standing.index[np.argsort(-standing["change"].abs().to_numpy(), kind="stable")[:_MAX_LABELS]])
         for i, kind in enumerate(kinds):
             _single(panel, mine[mine["attention"] == kind], kind, CATEGORICAL[i % len(CATEGORICAL)], labels)
-        level(panel, 0.0, "dash")
+        sweep.level(panel, 0.0, "dash")
     cut = fit(grid, 100 * rows["change"].to_numpy(float), 100 * rows[["lower", "upper"]].to_numpy(float), 0.5)
     title_axes(grid, "layer", "change of MASE (%)")
-    whole_ticks(grid, float(rows["layer"].max()))
+    sweep.whole_ticks(grid, float(rows["layer"].max()))
     return grid.dress(
         "What each head costs, ablated by itself",
-        f"relative change of the geometric mean of MASE over datasets, {intervals_of(table)}; heads of a layer side by "
-        "side, the first leftmost",
-        f"{STANDS}, with the head's number",
+        f"relative change of the geometric mean of MASE over datasets, {sweep.intervals_of(table)}; heads of a layer "
+        "side by side, the first leftmost",
+        f"{sweep.STANDS}, with the head's number",
         cut,
         remark,
     )
@@ -200,16 +162,18 @@ def _single(panel: Panel, rows: pd.DataFrame, kind: str, colour: str, labels: se
         f"{' and '.join(kind_word(each) for each in kind.split('+'))} heads",
         "%{customdata}",
         customdata=[
-            f"{plain(row['label'])}<br>MASE {change_words(row)}<br>"
+            f"{plain(row['label'])}<br>MASE {sweep.change_words(row)}<br>"
             f"{'stands' if row['stands'] else 'does not stand'} after Holm's correction"
-            for row in told(rows)
+            for row in sweep.told(rows)
         ],
         colour=colour,
         size=7,
-        symbol=symbols(rows["stands"]),
-        error_y=whiskers(rows, colour=colour, scale=100),
+        symbol=sweep.symbols(rows["stands"]),
+        error_y=sweep.whiskers(rows, colour=colour, scale=100),
         mode="markers+text",
-        text=[str(row["head"]) if index in labels else "" for index, row in zip(rows.index, told(rows), strict=True)],
+        text=[
+            str(row["head"]) if index in labels else "" for index, row in zip(rows.index, sweep.told(rows), strict=True)
+        ],
         textposition="middle right",
         textfont={"size": 10, "color": INK},
     )
@@ -237,7 +201,7 @@ def with_start(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([start, rows], ignore_index=True)
 
 
-@SWEEP_CURVES.figure("Error over the share of heads ablated, by order.", variables=None)
+@sweep.figure(SWEEP_CURVES, "Error over the share of heads ablated, by order.", *_COUNTS, *_CURVE)
 def head_curves(
     table: pd.DataFrame, *, model: str | int = 0, layers: Sequence[int] | None = None, by: str = "layer"
 ) -> go.Figure:
@@ -252,22 +216,12 @@ def head_curves(
 
     Returns:
         MASE against the share of heads ablated; dashed the unablated MASE, dotted what the tolerance allows. Each
-        panel's title says which order is better and how many heads it takes within the tolerance, as the sweep's search
-        decided it. Panels share the axis of errors, which follows curves up to eight tolerances above the line.
-
-    Raises:
-        InputError: ``table`` is of another kind, or has no such entries.
-        UnknownNameError: no such model, layer or ``by``.
-
-    Example:
-        >>> fig = viz.head_curves(tables["curves"])
-        >>> fig.layout.meta["title"]
-        'Error of alpha as more heads of a layer are ablated'
+        panel's title says which order is better and how many heads it takes within the tolerance. Panels share the axis
+        of errors, which follows curves up to eight tolerances above the line.
     """
     if by not in ("layer", "model"):
         raise unknown_name("by", by, ("layer", "model"))
-    table_of(table, "sweep_curves", *_COUNTS, *_CURVE)
-    rows, remark = finished(table, "heads by count", "mase", "change")
+    rows, remark = sweep.finished(table, "heads by count", "mase", "change")
     available = sorted(set(rows["layer"]))
     for layer in layers or ():
         if layer not in available:
@@ -276,36 +230,40 @@ def head_curves(
         rows = rows[rows["layer"].isin(list(layers))]
     metrics = [each for each in dict.fromkeys(table.get("judged_by", ())) if each not in ("", "MASE")]
     remark = f"{f', judged by {metrics[0]}' if metrics else ''}{f'; {remark}' if remark else ''}"
-    return _by_model(rows, remark) if by == "model" else _by_layer(rows, chosen_model(table, model), remark)
+    return _by_model(rows, remark) if by == "model" else _by_layer(rows, sweep.chosen_model(table, model), remark)
 
 
 def _by_layer(table: pd.DataFrame, name: str, remark: str) -> go.Figure:
-    table, _ = finished(table[table["model"] == name], f"heads by count of {name}", "mase")
-    base, tolerance = baseline_of(table, name), tolerance_of(table)
+    table, _ = sweep.finished(table[table["model"] == name], f"heads by count of {name}", "mase")
+    base, tolerance = sweep.baseline_of(table, name), sweep.tolerance_of(table)
     layers = list(table.groupby("layer"))
     grid = panel_grid([(f"layer {layer}", _verdict(rows)) for layer, rows in layers], row_height=130, most=4)
-    colours = _colours(list(dict.fromkeys(table["order"])))
+    orders = sorted(dict.fromkeys(table["order"]), key=is_random)
+    colours = {
+        each: mixed(GREY, 0.75) if is_random(each) else colour for each, colour in zip(orders, cycle(CATEGORICAL))
+    }
     for (_, rows), panel in zip(layers, grid, strict=True):
         bold = set(rows.loc[rows["better"] & (rows["within"] > 0), "order"])
         for order in sorted(dict.fromkeys(rows["order"]), key=lambda each: not is_random(each)):
             curve = with_start(rows[rows["order"] == order])
-            band(panel, 100 * curve["share"].to_numpy(float), curve, base, colours[order])
+            sweep.band(panel, 100 * curve["share"].to_numpy(float), curve, base, colours[order])
             _curve(panel, curve, "mase", colours[order], bold=order in bold)
-        level(panel, base, "dash")
-        level(panel, base * (1 + tolerance), "dot")
-    cut = _limit(grid, base, base * tolerance, table["mase"].to_numpy(float))
+        sweep.level(panel, base, "dash")
+        sweep.level(panel, base * (1 + tolerance), "dot")
+    step = base * tolerance
+    cut = fit(grid, np.array([base - step, base + 2 * step]), table["mase"].to_numpy(float), _REACH / 3, nticks=6)
     title_axes(grid, "heads ablated (%)", "MASE")
     return grid.dress(
         f"Error of {name} as more heads of a layer are ablated",
-        f"{MASE_WORDS}; dashed: unablated; dotted: {percent(tolerance)} more; bands: {intervals_of(table)} of the "
-        "change",
+        f"{sweep.MASE_WORDS}; dashed: unablated; dotted: {percent(tolerance)} more; bands: "
+        f"{sweep.intervals_of(table)} of the change",
         cut,
         f"the thicker line is the layer's better order{remark}",
     )
 
 
 def _by_model(table: pd.DataFrame, remark: str) -> go.Figure:
-    models, tolerance = models_in(table), tolerance_of(table)
+    models, tolerance = sweep.models_in(table), sweep.tolerance_of(table)
     grid = panel_grid([(model,) for model in models], row_height=230, most=2)
     deepest = int(table["layer"].max())
     # without the lightest part, which a thin line would not show
@@ -317,13 +275,14 @@ def _by_model(table: pd.DataFrame, remark: str) -> go.Figure:
             shade = sample_colorscale(scale, int(str(layer)) / max(deepest, 1), colortype="rgb")[0]
             # models differ in level, so that they are compared by the change
             _curve(panel, curve, "change", shade, bold=False, words=f"layer {layer}, ")
-        level(panel, 0.0, "dash")
-        level(panel, 100 * tolerance, "dot")
-    cut = _limit(grid, 0.0, 100 * tolerance, 100 * table["change"].to_numpy(float))
+        sweep.level(panel, 0.0, "dash")
+        sweep.level(panel, 100 * tolerance, "dot")
+    axis = 100 * tolerance * np.array([-1.0, 2.0])
+    cut = fit(grid, axis, 100 * table["change"].to_numpy(float), _REACH / 3, nticks=6)
     first = "" if (table["within"] > 0).all() else "a layer of which no head can go is drawn in the first order"
     # the lines are no map, which the bar needs
     next(iter(grid)).dots([None], [None], marker={"color": [0], "coloraxis": "coloraxis"})
-    grid.colours({"colorscale": scale, "cmin": 0, "cmax": max(deepest, 1), "colorbar": bar_title("layer")})
+    grid.colours({"colorscale": scale, "cmin": 0, "cmax": max(deepest, 1), "colorbar": sweep.bar_title("layer")})
     title_axes(grid, "heads ablated (%)", "change of MASE (%)")
     return grid.dress(
         "Error as more heads of a layer are ablated, in each layer's better order",
@@ -338,32 +297,25 @@ def _verdict(rows: pd.DataFrame) -> str:
     best = rows[rows["better"]]
     within = int(rows["within"].iloc[0])
     if within <= 0 or best.empty:
-        return "not decided yet" if within < 0 else order_words("")
-    words, order = order_words(best["order"].iloc[0]), str(best["order"].iloc[0])
+        return "not decided yet" if within < 0 else sweep.order_words("")
+    words, order = sweep.order_words(best["order"].iloc[0]), str(best["order"].iloc[0])
     if rows.loc[~rows["order"].map(is_random), "order"].str.partition(":")[0].nunique() == 1 and not is_random(order):
         # the legend says of what
         words = f"{words.split()[0]} first"
     return f"{within} of {int(rows['of'].max())}, {words}"
 
 
-def _colours(orders: Sequence[str]) -> dict[str, str]:
-    informed = [order for order in orders if not is_random(order)]
-    return {order: CATEGORICAL[i % len(CATEGORICAL)] for i, order in enumerate(informed)} | {
-        order: mixed(GREY, 0.75) for order in orders if is_random(order)
-    }
-
-
 def _curve(panel: Panel, rows: pd.DataFrame, what: str, colour: str, *, bold: bool, words: str = "") -> None:
     order = str(rows["order"].iloc[0])
     texts = [
-        f"{words}{plain(order_words(order))}<br>{row['ablated']} of {row['of']} heads<br>"
-        f"MASE {row['mase']:.4g}, {change_text(row['change'], 2)}"
-        for row in told(rows)
+        f"{words}{plain(sweep.order_words(order))}<br>{row['ablated']} of {row['of']} heads<br>"
+        f"MASE {row['mase']:.4g}, {sweep.change_text(row['change'], 2)}"
+        for row in sweep.told(rows)
     ]
     panel.line(
         100 * rows["share"].to_numpy(float),
         rows[what].to_numpy(float) * (100 if what == "change" else 1),
-        "at random" if is_random(order) else order_words(order),
+        "at random" if is_random(order) else sweep.order_words(order),
         "%{customdata}",
         colour=colour,
         width=2.4 if bold else 1.1,
@@ -373,19 +325,14 @@ def _curve(panel: Panel, rows: pd.DataFrame, what: str, colour: str, *, bold: bo
     )
 
 
-def _limit(grid: Sheet, base: float, step: float, values: np.ndarray) -> str:
-    """Set an axis around the tolerance that follows curves only so far; return what the subtitle says of it."""
-    return fit(grid, np.array([base - step, base + 2 * step]), values, _REACH / 3, nticks=6)
-
-
 @SWEEP_CURVES.panels
 def _curves(table: pd.DataFrame) -> Iterator[ReportPanel]:
-    by_model = {model: table[table["model"] == model] for model in models_in(table)}
+    by_model = {model: table[table["model"] == model] for model in sweep.models_in(table)}
     if len(by_model) > 1:
         words = [sentence for curves in by_model.values() for sentence in read_curves(curves)[:1]]
-        yield from sweep_panel("head_curves", table, partial(head_curves, by="model"), lambda _: words)
+        yield from sweep.sweep_panel("head_curves", table, partial(head_curves, by="model"), lambda _: words)
     for model, curves in by_model.items():
-        yield from sweep_panel(f"head_curves-{model}", curves, head_curves, read_curves)
+        yield from sweep.sweep_panel(f"head_curves-{model}", curves, head_curves, read_curves)
 
 
-SWEEP_HEADS.panels(partial(sweep_panel, "head_changes", draw=head_changes, words=read_heads))
+SWEEP_HEADS.panels(partial(sweep.sweep_panel, "head_changes", draw=head_changes, words=read_heads))

@@ -11,24 +11,8 @@ import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import measurement
+from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.sweep_entries import (
-    bar_title,
-    change_text,
-    counted,
-    finished,
-    least_words,
-    models_in,
-    order_words,
-    plural_s,
-    runs,
-    sweep_panel,
-    sweep_subject,
-    table_of,
-    told,
-    tolerance_of,
-    whole_ticks,
-)
 from tsfm_lens.viz.theme import GREY, INK, SEQUENTIAL, percent, plain
 
 __all__ = ["heads_at_layers"]
@@ -42,34 +26,35 @@ SWEEP_HEADS_AT = measurement(
     "%), all its others ablated at once.",
     source="tsfm-lens, definition 5.2, figures 6 and 11",
     paper=("S3-F11",),
-    subject=sweep_subject,
+    subject=sweep.sweep_subject,
 )
 
 
 def read_heads_at(table: pd.DataFrame) -> list[str]:
     """State how many heads each model can do without, and what the search cost."""
-    table_of(table, "sweep_heads_at", "kept", "of", "layer", "better", "leads")
-    best = table[table["better"]]
-    out = []
-    for model in models_in(best):
+    best, out = table[table["better"]], []
+    for model in sweep.models_in(best):
         rows = best[best["model"] == model]
         total, remaining = int(rows["of"].sum()), int(rows["kept"].sum())
         none = rows.loc[rows["kept"] == 0, "layer"].tolist()
-        text = (
-            f"{model}: layer by layer, {total - remaining} of {counted(total, 'head')} can go "
-            f"({percent((total - remaining) / total)}); {least_words(rows)}"
-        )
+        plural = sweep.plural_s(none)
+        free = f"; layer{plural} {sweep.runs(none)} need{'' if plural else 's'} none" if none else ""
         out.append(
-            text + (f"; layer{plural_s(none)} {runs(none)} need{'' if plural_s(none) else 's'} none." if none else ".")
+            f"{model}: layer by layer, {total - remaining} of {sweep.counted(total, 'head')} can go "
+            f"({percent((total - remaining) / total)}); {sweep.least_words(rows)}{free}."
         )
     evaluations, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
     out.append(
-        f"The search ({table.attrs.get('search', 'scan')}) used {evaluations} of {counted(all_of, 'evaluation')}."
+        f"The search ({table.attrs.get('search', 'scan')}) used {evaluations} of {sweep.counted(all_of, 'evaluation')}."
     )
     return out
 
 
-@SWEEP_HEADS_AT.figure("Heads that each layer must keep.", variables=None)
+@sweep.figure(
+    SWEEP_HEADS_AT,
+    "Heads that each layer must keep.",
+    *("model", "layer", "of", "kept", "ablated", "order", "better", "change"),
+)
 def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     """Draw heads@k: how many heads every layer must keep for the error to stay within the tolerance.
 
@@ -79,19 +64,10 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     Returns:
         A panel a model, a dot a layer with its number in the better order, coloured by the share of the layer's heads
         that stay; a dash where all would stay.
-
-    Raises:
-        InputError: ``table`` is of another kind or has no entries.
-
-    Example:
-        >>> fig = viz.heads_at_layers(tables["heads_at"])
-        >>> fig.layout.meta["title"]
-        'Heads that each layer must keep for MASE to stay within 1 %'
     """
-    table_of(table, "sweep_heads_at", "model", "layer", "of", "kept", "ablated", "order", "better", "change")
-    rows, remark = finished(table[table["better"]], "heads that must stay", "kept", "of")
-    models = models_in(rows)
-    tolerance, metric = tolerance_of(table), str(table.attrs.get("metric", "MASE"))
+    rows, remark = sweep.finished(table[table["better"]], "heads that must stay", "kept", "of")
+    models = sweep.models_in(rows)
+    tolerance, metric = sweep.tolerance_of(table), str(table.attrs.get("metric", "MASE"))
     grid = panel_grid(
         [_removable_title(rows[rows["model"] == model], model) for model in models], row_height=170, most=2
     )
@@ -103,7 +79,7 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
         panel.dots(x, of, symbol="line-ew-open", colour=GREY, size=13, marker={"line": {"width": 1.5}})
         texts = [
             f"layer {each['layer']}: {each['kept']} of {each['of']} heads stay<br>{_order_and_cost(each, metric)}"
-            for each in told(mine)
+            for each in sweep.told(mine)
         ]
         panel.dots(
             x,
@@ -121,10 +97,10 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
             textfont={"size": 10},
         )
     most = float(rows["of"].max())
-    grid.colours({"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 100, "colorbar": bar_title("share kept (%)")})
+    grid.colours({"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 100, "colorbar": sweep.bar_title("share kept (%)")})
     grid.y(range=[-0.06 * most, 1.2 * most], nticks=6)
     title_axes(grid, "layer", "heads kept")
-    whole_ticks(grid, float(rows["layer"].max()))
+    sweep.whole_ticks(grid, float(rows["layer"].max()))
     return grid.dress(
         f"Heads that each layer must keep for {metric} to stay within {percent(tolerance)}",
         "all its other heads ablated at once, its MLP in place, in the better order; dash: all heads of the layer",
@@ -135,14 +111,14 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
 def _order_and_cost(row: dict[str, Any], metric: str) -> str:
     """Write in which order the others go, and what that costs."""
     if row["kept"] >= row["of"]:
-        return order_words("")
-    change = f", {plain(metric)} {change_text(row['change'], 2)}" if np.isfinite(row["change"]) else ""
-    return f"{plain(order_words(row['order']))}{change}"
+        return sweep.order_words("")
+    change = f", {plain(metric)} {sweep.change_text(row['change'], 2)}" if np.isfinite(row["change"]) else ""
+    return f"{plain(sweep.order_words(row['order']))}{change}"
 
 
 def _removable_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
     removable, total = int(rows["of"].sum() - rows["kept"].sum()), int(rows["of"].sum())
-    return model, f"{removable} of {counted(total, 'head')} can go, layer by layer"
+    return model, f"{removable} of {sweep.counted(total, 'head')} can go, layer by layer"
 
 
-SWEEP_HEADS_AT.panels(partial(sweep_panel, "heads_at_layers", draw=heads_at_layers, words=read_heads_at))
+SWEEP_HEADS_AT.panels(partial(sweep.sweep_panel, "heads_at_layers", draw=heads_at_layers, words=read_heads_at))

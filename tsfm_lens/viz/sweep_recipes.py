@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,33 +11,15 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
-from tsfm_lens.viz.sweep_entries import (
-    NO_AXIS,
-    change_text,
-    change_words,
-    counted,
-    family_of,
-    finished,
-    intervals_of,
-    label_rows,
-    points_words,
-    recipe_words,
-    selection_words,
-    span_text,
-    sweep_panel,
-    sweep_subject,
-    symbols,
-    table_of,
-    told,
-    whiskers,
-)
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, VERMILION, mixed, plain
 
 __all__ = ["recipe_changes", "recipe_table", "selection_comparison"]
 _MAX_NAMES = 8  # things that are named one by one
 _KEYS = ("model", "recipe", "selection", "seed", "change", "lower", "upper", "stands")
 _SIZES = ("metric", "heads_ablated", "heads_total", "n_mlps")
+_DIFF = ("diff", "diff_lower", "diff_upper", "diff_stands")
 _COUNTS = {"n_resilient": "datasets with a rise of MASE below 5 %", "n_improved": "datasets with a lower MASE"}
 _ROW = 22  # pixels: height of a row of dots
 _COLOUR_CAP = 25  # percent at which the table's colours end
@@ -50,7 +33,7 @@ SWEEP_RECIPES = measurement(
     description="Many heads and MLPs in several layers are ablated together, as a recipe lists them.",
     source="tsfm-lens, tables 1 and 4",
     paper=("S3-T1", "S3-T4"),
-    subject=sweep_subject,
+    subject=sweep.sweep_subject,
 )
 
 
@@ -62,7 +45,7 @@ SWEEP_SELECTION = measurement(
     description="The same recipes with as many heads of each layer drawn at random: if the choice did not matter, both "
     "would cost the same.",
     source="tsfm-lens, figures 12 and 13",
-    subject=sweep_subject,
+    subject=sweep.sweep_subject,
 )
 
 
@@ -71,34 +54,31 @@ def read_recipes(table: pd.DataFrame) -> list[str]:
     rows = recipe_rows(table)
     rows = rows[rows["metric"] == ("MASE" if (rows["metric"] == "MASE").any() else rows["metric"].iloc[0])]
     out = []
-    for row in told(rows.head(_MAX_NAMES)):
-        if not np.isfinite(row["change"]):
-            continue
+    for row in sweep.told(rows.head(_MAX_NAMES).dropna(subset="change")):
         resilient, improved = row["n_resilient"], row["n_improved"]
         verdict = "stands" if row["stands"] else "does not stand"
         out.append(
-            f"{row['label']}: {row['metric']} {change_words(row)}, which {verdict} after Holm's correction"
-            f"{family_of(rows)}; {resilient} of {counted(row['n_datasets'], 'dataset')} "
+            f"{row['label']}: {row['metric']} {sweep.change_words(row)}, which {verdict} after Holm's correction"
+            f"{sweep.family_of(rows)}; {resilient} of {sweep.counted(row['n_datasets'], 'dataset')} "
             f"rise{'s' if resilient == 1 else ''} by less than 5 %, {improved} of them "
             f"improve{'s' if improved == 1 else ''}."
         )
-    if len(rows) > _MAX_NAMES:
-        more = len(rows) - _MAX_NAMES
+    if (more := len(rows) - _MAX_NAMES) > 0:
         out.append(f"{more} more {'is' if more == 1 else 'are'} in the table.")
     return out
 
 
 def read_selection(table: pd.DataFrame) -> list[str]:
     """State whether an informed choice beats random ones, recipe by recipe."""
-    table_of(table, "sweep_selection", "diff", "diff_lower", "diff_upper", "diff_stands")
     out = []
-    for row in told(table[np.isfinite(table["diff"])]):
+    for row in sweep.told(table[np.isfinite(table["diff"])]):
         same = (table["model"] == row["model"]) & (table["recipe"] == row["recipe"])
         seeds = int((same & (table["selection"] == "random")).sum())
-        span = points_words(row["diff"], row["diff_lower"], row["diff_upper"]).partition(" ")[2]
+        span = sweep.points_words(row["diff"], row["diff_lower"], row["diff_upper"]).partition(" ")[2]
         verdict = f" {span}, which {'stands' if row['diff_stands'] else 'does not stand'} after Holm's correction"
         out.append(
-            f"{row['model']}, {row['recipe']}: the informed choice changes MASE by {change_text(row['diff'])[:-2]} "
+            f"{row['model']}, {row['recipe']}: the informed choice changes MASE by "
+            f"{sweep.change_text(row['diff'])[:-2]} "
             f"percentage points against the mean of {seeds} random one{'s' if seeds > 1 else ''}"
             f"{verdict if span else ''}."
         )
@@ -111,23 +91,20 @@ def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
     Args:
         table: of kind "sweep_recipes".
         random: whether entries with heads at random are among them; they are if there are no others.
-
-    Raises:
-        InputError: ``table`` is of another kind, or has no entries.
     """
-    table = table_of(table, "sweep_recipes", *_KEYS, *_SIZES)
+    table = sweep.table_of(table, "sweep_recipes", *_KEYS, *_SIZES)
     # a recipe without a result on some metrics still has a row
-    finished(table.assign(there=1.0), "heavy recipes", "there")
+    sweep.finished(table.assign(there=1.0), "heavy recipes", "there")
     informed = table[table["selection"] != "random"]
     table = table if random or informed.empty else informed
-    labels = pd.Series([f"{row['model']} ({recipe_words(row)})" for row in told(table)], index=table.index)
+    labels = pd.Series([f"{row['model']} ({sweep.recipe_words(row)})" for row in sweep.told(table)], index=table.index)
     # two recipes of the same size need their names
     several = table["recipe"].groupby(labels).transform("nunique") > 1
-    choices = [selection_words(row["selection"], row["seed"]) for row in told(table)]
+    choices = [sweep.selection_words(row["selection"], row["seed"]) for row in sweep.told(table)]
     return table.assign(label=labels.where(~several, labels + ", " + table["recipe"]), chosen=choices)
 
 
-@SWEEP_RECIPES.figure("Heavy ablations on every metric.", variables=None)
+@sweep.figure(SWEEP_RECIPES, "Heavy ablations on every metric.", *_COUNTS, "n_datasets")
 def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved.
 
@@ -136,30 +113,20 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
         random: whether heads at random have rows beside informed choices.
 
     Returns:
-        A row a recipe and choice of heads, a column a metric; bold where the change stands after Holm's correction,
-        coloured by the change (blue is better). The last columns count datasets whose MASE rises by less than 5 %
-        (resilient) and falls (improved).
-
-    Raises:
-        InputError: ``table`` is of another kind, lacks the counts, or has no entries.
-
-    Example:
-        >>> fig = viz.recipe_table(tables["recipes"])
-        >>> fig.layout.meta["title"]
-        'Heavy ablations: change of every metric, and how many datasets bear them'
+        A row a recipe and choice of heads, a column a metric coloured by its change, bold where it stands after Holm's
+        correction. The last columns count datasets whose MASE rises by less than 5 % (resilient) and falls (improved).
     """
-    table_of(table, "sweep_recipes", *_COUNTS, "n_datasets")
     entries = recipe_rows(table, random=random)
     several = entries["chosen"].nunique() > 1
     columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + ["resilient", "improved"]
     labels, text, hover, colours = [], [], [], []
     for _, entry in entries.groupby(_entry(entries), sort=False):
-        cells = told(entry)
+        cells = sweep.told(entry)
         labels.append(plain(f"{cells[0]['label']}, {cells[0]['chosen']}" if several else cells[0]["label"]))
         counts = [f"{cells[0][name]} of {cells[0]['n_datasets']}" for name in _COUNTS]
         text.append([_table_cell(row) for row in cells] + counts)
         texts = [f"{count} {what}" for count, what in zip(counts, _COUNTS.values(), strict=True)]
-        hover.append([f"{plain(row['metric'])} {change_words(row)}" for row in cells] + texts)
+        hover.append([f"{plain(row['metric'])} {sweep.change_words(row)}" for row in cells] + texts)
         colours.append([*np.nan_to_num(100 * entry["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP), 0, 0])
     canvas = blank(40 * len(labels), 200 + 80 * len(columns), below=12)
     canvas.above = 34
@@ -169,16 +136,16 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     panel = next(iter(canvas))
     look: Look = {"text": text, "texttemplate": "%{text}", "textfont": {"size": 12, "color": INK}}
     panel.cells(np.array(colours), columns, np.arange(len(labels)), "%{customdata}", customdata=hover, **look)
-    panel.x("", side="top", **NO_AXIS)
-    label_rows(canvas, labels)
+    panel.x("", side="top", **sweep.NO_AXIS)
+    sweep.label_rows(canvas, labels)
     return canvas.dress(
         "Heavy ablations: change of every metric, and how many datasets bear them",
-        f"% change of the geometric mean over datasets [{intervals_of(table)[:-1]}], lower is better; bold: stands "
-        "after Holm's correction; resilient: MASE rises by less than 5 %, improved: it falls",
+        f"% change of the geometric mean over datasets [{sweep.intervals_of(table)[:-1]}], lower is better; bold: "
+        "stands after Holm's correction; resilient: MASE rises by less than 5 %, improved: it falls",
     )
 
 
-@SWEEP_RECIPES.figure("The same numbers as dots with intervals.", variables=None)
+@sweep.figure(SWEEP_RECIPES, "The same numbers as dots with intervals.")
 def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     """Draw what heavy recipes cost in every metric, with intervals.
 
@@ -189,14 +156,6 @@ def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     Returns:
         A panel a metric with a row a recipe and a dot for each choice of its heads; filled where the change stands
         after Holm's correction. Below 0 is better.
-
-    Raises:
-        InputError: ``table`` is of another kind, or has no entries.
-
-    Example:
-        >>> fig = viz.recipe_changes(tables["recipes"])
-        >>> fig.layout.meta["title"]
-        'What heavy ablations change, by metric'
     """
     entries = recipe_rows(table, random=random)
     rows, kinds, metrics = (list(dict.fromkeys(entries[name])) for name in ("label", "selection", "metric"))
@@ -205,14 +164,15 @@ def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
         for i, kind in enumerate(kinds):
             mine = entries[(entries["selection"] == kind) & (entries["metric"] == metric)]
             low = -0.32 + 0.64 * i / (len(kinds) - 1) if len(kinds) > 1 else 0.0
-            words = "heads at random" if kind == "random" else f"heads {selection_words(kind)}"
-            _changes(panel, mine, rows, low, _selection_colour(kind, i), words, f"{plain(metric)} ")
+            words = "heads at random" if kind == "random" else f"heads {sweep.selection_words(kind)}"
+            colour = {"random": mixed(GREY, 0.8), "listed": BLUE}.get(kind, CATEGORICAL[(i + 2) % 6])
+            _changes(panel, mine, rows, low, colour, words, f"{plain(metric)} ")
         panel.x(f"{metric} (%)", nticks=5, tickangle=0)
     missing = int((~np.isfinite(entries["change"])).groupby(_entry(entries)).any().sum())
     return canvas.dress(
         "What heavy ablations change, by metric",
-        f"relative change of the geometric mean over datasets, below 0 is better; {intervals_of(table)}; filled: the "
-        "change stands after Holm's correction",
+        f"relative change of the geometric mean over datasets, below 0 is better; {sweep.intervals_of(table)}; "
+        "filled: the change stands after Holm's correction",
         f"{missing} without all results" if missing else "",
     )
 
@@ -228,12 +188,8 @@ def _rows_of_dots(labels: Sequence[str], height: int, widths: Sequence[float], l
     canvas = sheet([max(140, height * len(labels))], widths, column_gap=gap, min_width=60 + least, shared_yaxes=True)
     for panel in canvas:
         panel.upright(0)
-    label_rows(canvas, words)
+    sweep.label_rows(canvas, words)
     return canvas
-
-
-def _selection_colour(kind: str, place: int) -> str:
-    return mixed(GREY, 0.8) if kind == "random" else (BLUE if kind == "listed" else CATEGORICAL[(place + 2) % 6])
 
 
 def _changes(
@@ -246,25 +202,26 @@ def _changes(
         name,
         "%{customdata}",
         customdata=[
-            f"{plain(row['label'])}, {plain(row['chosen'])}<br>{what}{change_words(row)}" for row in told(entries)
+            f"{plain(row['label'])}, {plain(row['chosen'])}<br>{what}{sweep.change_words(row)}"
+            for row in sweep.told(entries)
         ],
         colour=colour,
         size=8,
-        symbol=symbols(entries["stands"]),
-        error_x=whiskers(entries, colour=colour, scale=100),
+        symbol=sweep.symbols(entries["stands"]),
+        error_x=sweep.whiskers(entries, colour=colour, scale=100),
     )
 
 
 def _table_cell(row: dict[str, Any]) -> str:
     if not np.isfinite(row["change"]):
         return "–"
-    main = change_text(row["change"], 2)[:-2]
+    main = sweep.change_text(row["change"], 2)[:-2]
     main = f"<b>{main}</b>" if row["stands"] else main
-    span = span_text(row["lower"], row["upper"]).replace(" %]", "]")
+    span = sweep.span_text(row["lower"], row["upper"]).replace(" %]", "]")
     return f'{main}<br><span style="font-size:10px">{span}</span>' if span else main
 
 
-@SWEEP_SELECTION.figure("Informed and random choices of as many heads.", variables=None)
+@sweep.figure(SWEEP_SELECTION, "Informed and random choices of as many heads.", *_KEYS, *_DIFF)
 def selection_comparison(table: pd.DataFrame) -> go.Figure:
     """Draw whether it matters which heads go: informed choices against random heads at the same counts.
 
@@ -272,21 +229,11 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
         table: of kind "sweep_selection", with ``diff`` and its interval on the rows of informed choices.
 
     Returns:
-        Left the change of MASE of a recipe: the informed choice, filled where it stands after Holm's correction, each
-        random seed, and the mean of these; right the informed choice minus the mean of the random ones, which is
-        below 0 where the choice is better, filled where that stands.
-
-    Raises:
-        InputError: ``table`` is of another kind, or has no entries.
-
-    Example:
-        >>> fig = viz.selection_comparison(tables["selection"])
-        >>> fig.layout.meta["title"]
-        'Does it matter which heads go? Informed choices against random ones'
+        Left the change of MASE of a recipe: of the informed choice, filled where it stands after Holm's correction, of
+        each random seed, and their mean; right the informed choice minus that mean, filled where that stands.
     """
-    table_of(table, "sweep_selection", *_KEYS, "diff", "diff_lower", "diff_upper", "diff_stands")
-    entries, remark = finished(table, "recipes against random heads", "change")
-    choices = [selection_words(row["selection"], row["seed"]) for row in told(entries)]
+    entries, remark = sweep.finished(table, "recipes against random heads", "change")
+    choices = [sweep.selection_words(row["selection"], row["seed"]) for row in sweep.told(entries)]
     entries = entries.assign(label=entries["model"] + ", " + entries["recipe"], chosen=choices)
     rows = list(dict.fromkeys(entries["label"]))
     canvas = _rows_of_dots(rows, 62, [0.62, 0.38], 540, 0.03)
@@ -294,10 +241,10 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
     left, right = canvas
     informed, random = entries[entries["selection"] != "random"], entries[entries["selection"] == "random"]
     for i, (kind, mine) in enumerate(informed.groupby("selection", sort=False)):
-        _changes(left, mine, rows, -0.22 + 0.1 * i, CATEGORICAL[2 * i % 6], f"heads {selection_words(str(kind))}")
+        _changes(left, mine, rows, -0.22 + 0.1 * i, CATEGORICAL[2 * i % 6], f"heads {sweep.selection_words(str(kind))}")
     if len(random):
         means = random.groupby("label", sort=False)["change"].mean()
-        texts = [f"{plain(label)}, mean of random<br>{change_text(value)}" for label, value in means.items()]
+        texts = [f"{plain(label)}, mean of random<br>{sweep.change_text(value)}" for label, value in means.items()]
         look: Look = {"colour": VERMILION, "size": 9, "symbol": "diamond", "customdata": texts}
         places = [rows.index(str(label)) for label in means.index]
         left.dots(100 * means.to_numpy(float), places, "mean of the random choices", "%{customdata}", **look)
@@ -305,8 +252,9 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
         _changes(left, seeds, rows, 0.22, mixed(GREY, 0.8), "heads at random, a seed each")
     finite = informed[np.isfinite(informed["diff"])]
     texts = [
-        f"{plain(row['label'])}<br>{points_words(row['diff'], row['diff_lower'], row['diff_upper'])} percentage points"
-        for row in told(finite)
+        f"{plain(row['label'])}<br>{sweep.points_words(row['diff'], row['diff_lower'], row['diff_upper'])} percentage "
+        "points"
+        for row in sweep.told(finite)
     ]
     right.dots(
         100 * finite["diff"].to_numpy(float),
@@ -315,27 +263,27 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
         "%{customdata}",
         customdata=texts,
         size=8,
-        symbol=symbols(finite["diff_stands"]),
-        error_x=whiskers(finite, "diff", scale=100),
+        symbol=sweep.symbols(finite["diff_stands"]),
+        error_x=sweep.whiskers(finite, "diff", scale=100),
         legend=False,
     )
     left.x("change of MASE (%)", rangemode="tozero")
     right.x("informed − mean of random\n(percentage points)", rangemode="tozero", nticks=5)
     return canvas.dress(
         "Does it matter which heads go? Informed choices against random ones",
-        f"the same number of heads in each layer and the same MLPs; {intervals_of(table)}; filled: stands after Holm's "
-        "correction; right: below 0, the choice beats chance",
+        f"the same number of heads in each layer and the same MLPs; {sweep.intervals_of(table)}; filled: stands after "
+        "Holm's correction; right: below 0, the choice beats chance",
         remark,
     )
 
 
 @SWEEP_RECIPES.panels
 def _recipes(table: pd.DataFrame) -> Iterator[ReportPanel]:
-    yield from sweep_panel("recipe_table", table, recipe_table, read_recipes)
+    yield from sweep.sweep_panel("recipe_table", table, recipe_table, read_recipes)
     words = ["The same numbers as dots: what lies left of the line became better."]
-    yield from sweep_panel("recipe_changes", table, recipe_changes, lambda _: words)
+    yield from sweep.sweep_panel("recipe_changes", table, recipe_changes, lambda _: words)
 
 
-@SWEEP_SELECTION.panels
-def _selection(table: pd.DataFrame) -> Iterator[ReportPanel]:
-    yield from sweep_panel("selection_comparison", table, selection_comparison, read_selection)
+SWEEP_SELECTION.panels(
+    partial(sweep.sweep_panel, "selection_comparison", draw=selection_comparison, words=read_selection)
+)

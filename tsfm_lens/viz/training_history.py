@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.needs import TRAINING_RECORD
 from tsfm_lens.viz.select import array, layer_name, model_of, names
 from tsfm_lens.viz.sheet import Panel, Sheet, sheet
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, percent
 from tsfm_lens.viz.words import count_of, verb
 
@@ -24,8 +21,6 @@ _OF_HEADS = (
     ("copy_score", "copy score\n(standard deviations)", "standard deviations: logit of the right token"),
     ("entropy_share", "entropy of attention\n(1 = even)", "of the entropy of even attention"),
 )
-_SCORES = ("prefix_matching", "copy_score", "advantage", "entropy_share")
-
 
 TRAINING_HISTORY = measurement(
     "training_history",
@@ -65,7 +60,10 @@ def read_history(ds: xr.Dataset) -> list[str]:
 
 
 @TRAINING_HISTORY.figure(
-    "Prefix matching, copying and sharpness of every head over training.", variables=("entropy_share",)
+    "Prefix matching, copying and sharpness of every head over training.",
+    variables=("entropy_share",),
+    table=("prefix_matching", "copy_score", "advantage", "entropy_share"),
+    sentences=read_history,
 )
 def training_history(ds: xr.Dataset) -> go.Figure:
     """Draw the training of a model: its loss, how well it copies, and a line per head for what the head does.
@@ -74,30 +72,27 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         ds: of kind "training_history".
 
     Returns:
-        Rows of panels over optimiser steps on a logarithmic axis, on which step 0 stands at the left end: the training
-        loss and the share copied where they are known; prefix matching, with the level of an even spread dotted, and
-        copy scores of token models, of others the attention to what followed the last match beyond the control; and the
-        entropy of attention. Heads have the colour of their layer; bands are 95 % intervals over motifs.
+        Rows of panels over optimiser steps on a logarithmic axis, step 0 at its left end: training loss and share
+        copied, where known; prefix matching (an even spread dotted) and copy scores of token models, of others the
+        attention to what followed the last match beyond the control; entropy of attention. Heads have the colour of
+        their layer; bands are 95 % intervals over motifs.
 
     Example:
         >>> fig = viz.training_history(probes.training_history({0: lens, 100: lens}, motif=8, n_sequences=8))
         >>> fig.layout.meta["title"]
         'Heads of chronos-nano over its training'
     """
-    rows = [name for name in ("loss", "copying") if name in ds]
     heads = [row for row in _OF_HEADS if row[0] in ds]
-    canvas = sheet([_ROW] * (len(rows) + len(heads)), row_gap=_GAP, min_width=480, shared_xaxes="all")
+    rows = len(heads) + ("loss" in ds) + ("copying" in ds)
+    canvas = sheet([_ROW] * rows, row_gap=_GAP, min_width=480, shared_xaxes="all")
     panels, steps = iter(canvas), np.asarray(ds["training_step"].values, dtype=float)
     start = _left_end(steps)
     x = np.maximum(steps, start)
-    if "loss" in rows:
-        panel = next(panels)
-        loss_steps = np.maximum(np.asarray(ds["loss_step"].values, dtype=float), start)
-        panel.line(
-            loss_steps, array(ds, "loss", "loss_step"), "", "step %{x:.0f}<br>training loss %{y:.3g}", colour=GREY
-        )
+    if "loss" in ds:
+        panel, at = next(panels), np.maximum(ds["loss_step"].values.astype(float), start)
+        panel.line(at, array(ds, "loss", "loss_step"), "", "step %{x:.0f}<br>training loss %{y:.3g}", colour=GREY)
         panel.y("training loss")
-    if "copying" in rows:
+    if "copying" in ds:
         panel = next(panels)
         panel.line(x, array(ds, "copying", "training_step"), "", "step %{x:.0f}<br>copied %{y:.2f}", dots=5)
         panel.y("share copied" if "copy_score" in ds else "1 − relative\ncopy error")
@@ -117,18 +112,16 @@ def training_history(ds: xr.Dataset) -> go.Figure:
 
 def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str) -> None:
     """Draw a line per head in its layer's colour, and its interval behind it."""
-    values = array(ds, name, "training_step", "layer", "head")
-    ends = [f"{name}_low", f"{name}_high"]
-    low, high = (
-        (array(ds, end, "training_step", "layer", "head") for end in ends) if ends[0] in ds else (values, values)
-    )
     for layer, label in enumerate(names(ds, "layer")):
         colour, layer_words = CATEGORICAL[layer % len(CATEGORICAL)], layer_name(label)
         for head, head_label in enumerate(names(ds, "head")):
-            if ends[0] in ds:
-                panel.band(x, low[:, layer, head], high[:, layer, head], mixed(colour, 0.2), layer_words)
+            at = {"layer": layer, "head": head}
+            if f"{name}_low" in ds:
+                low, high = (array(ds, f"{name}_{end}", "training_step", **at) for end in ("low", "high"))
+                panel.band(x, low, high, mixed(colour, 0.2), layer_words)
             hover = f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}} {words}"
-            panel.line(x, values[:, layer, head], layer_words, hover, colour=colour, width=1.2, dots=3)
+            line = array(ds, name, "training_step", **at)
+            panel.line(x, line, layer_words, hover, colour=colour, width=1.2, dots=3)
 
 
 def _left_end(steps: np.ndarray) -> float:
@@ -141,20 +134,9 @@ def _left_end(steps: np.ndarray) -> float:
 
 def _steps_axis(canvas: Sheet, steps: np.ndarray, start: float) -> None:
     """Set a logarithmic axis whose left end is step 0."""
-    highest = max(float(steps.max()), start)
-    powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(highest))) + 1)
-    ticks = [10.0**power for power in powers if 10.0**power > 1.2 * start]
-    at_start = bool((steps == 0).any())
-    canvas.x(
-        type="log",
-        tickvals=[start, *ticks] if at_start else ticks,
-        ticktext=(["0"] if at_start else []) + [f"{tick:,.0f}" for tick in ticks],
-        showticklabels=False,
-    )
+    powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(max(steps.max(), start)))) + 1)
+    ticks = {10.0**power: f"{10.0**power:,.0f}" for power in powers if 10.0**power > 1.2 * start}
+    if (steps == 0).any():
+        ticks = {start: "0", **ticks}
+    canvas.x(type="log", tickvals=list(ticks), ticktext=list(ticks.values()), showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)
-
-
-@TRAINING_HISTORY.panels
-def _plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    scores = [name for name in _SCORES if name in ds]
-    yield ReportPanel(training_history(ds), frame(ds, *scores), read_history(ds))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import columns_for, log_axis
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
-from tsfm_lens.viz.sheet import Panel, Sheet, sheet
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, plain
 from tsfm_lens.viz.words import capital, listed, num
 
@@ -24,32 +24,22 @@ __all__ = ["attention_film", "attention_snapshots", "training_measures"]
 _ROW, _GAP = 130, 26  # pixels
 _STEEP = 30  # times the smallest value from which on an axis is logarithmic
 _ROWS = (
-    ("loss", "training loss", "training loss"),
-    ("watched_loss", "loss of the\nwatched data", "loss"),
-    ("sharpness", "sharpness\nλ max", "largest eigenvalue"),
-    ("noise_scale", "gradient noise\nscale (batches)", "noise scale"),
-    ("entropy", "entropy of\nattention (nats)", "entropy"),
-    ("nuclear_norm", "nuclear norm\nof attention", "nuclear norm"),
-    ("diagonal_mass", "diagonal mass\nof attention", "diagonal mass"),
-    ("numerical_rank", "numerical rank\nof attention", "rank"),
+    ("loss", "training loss", "training loss", "the training loss"),
+    ("watched_loss", "loss of the\nwatched data", "loss", "the loss of the watched data"),
+    ("sharpness", "sharpness\nλ max", "largest eigenvalue", "the sharpness"),
+    ("noise_scale", "gradient noise\nscale (batches)", "noise scale", "the gradient noise scale"),
+    ("entropy", "entropy of\nattention (nats)", "entropy", "the entropy of attention"),
+    ("nuclear_norm", "nuclear norm\nof attention", "nuclear norm", "its nuclear norm"),
+    ("diagonal_mass", "diagonal mass\nof attention", "diagonal mass", "its diagonal mass"),
+    ("numerical_rank", "numerical rank\nof attention", "rank", "its numerical rank"),
 )
+"""Measure, title of its axis, word in hover boxes, words in sentences."""
 _PANEL = 170  # pixels: a side of a map
 _MOST = 16  # maps of a film
 _COLUMNS = 6  # snapshots or inputs side by side
 _SLIDER = 96  # pixels under the maps
 _TICKS = 12  # tokens that still have room for a number each
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
-_WORDS = {
-    "loss": "the training loss",
-    "watched_loss": "the loss of the watched data",
-    "sharpness": "the sharpness",
-    "noise_scale": "the gradient noise scale",
-    "entropy": "the entropy of attention",
-    "nuclear_norm": "its nuclear norm",
-    "diagonal_mass": "its diagonal mass",
-    "numerical_rank": "its numerical rank",
-}
-
 
 TRAINING_WATCH = measurement(
     "training_watch",
@@ -78,7 +68,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
     out = []
     for run, one in run_words(ds):
         changes = []
-        for name, words in _WORDS.items():
+        for name, *_, words in _ROWS:
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
             mean = one[name].mean([dim for dim in one[name].dims if dim != "step"]).dropna("step")
@@ -101,17 +91,6 @@ def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
     return ds[variables].reset_coords(drop=True).to_dataframe().reset_index()
 
 
-@dataclass(frozen=True)
-class _Line:
-    """Measure over steps, and the ends of what it stands for."""
-
-    name: str
-    colour: str
-    middle: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
 @TRAINING_WATCH.figure("Loss, sharpness, gradient noise and attention over training.")
 def training_measures(ds: xr.Dataset) -> go.Figure:
     """Draw what was measured over a training, measure by measure.
@@ -120,10 +99,10 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         ds: of kind "training_watch", of one run, or of several of ``training.together``.
 
     Returns:
-        Panels over optimiser steps: the loss, the sharpness with a band of its residual, the gradient noise, and of
-        attention entropy, nuclear norm, diagonal mass and numerical rank, with dotted lines for even attention and for
-        the identity where all layers have the same keys. Of one run a line for each head in its layer's colour; of
-        several runs a line for each, the mean over layers and heads, with a band from the lowest to the highest seed.
+        Panels over optimiser steps: loss, sharpness with a band of its residual, gradient noise, and of attention
+        entropy, nuclear norm, diagonal mass and numerical rank, dotted what even attention and the identity have. Of
+        one run a line a head in its layer's colour; of several a line a run, the mean over layers and heads, with a
+        band over seeds.
 
     Example:
         >>> watch = training.Watch(torch.nn.Linear(2, 1), every=1)
@@ -137,19 +116,17 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         rows = [row for row in rows if row[0] != "watched_loss"]
     canvas = sheet([_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=480, shared_xaxes="all")
     steps = np.asarray(ds["step"].values, dtype=float)
-    for panel, (name, title, word) in zip(canvas, rows, strict=False):
-        for line in _lines(ds, name):
-            finite = np.isfinite(line.middle)
-            if (line.high > line.low).any():
-                panel.band(steps[finite], line.low[finite], line.high[finite], mixed(line.colour, 0.25), line.name)
-            hover = f"step %{{x:,}}<br>{plain(line.name)}{', ' * bool(line.name)}{word} %{{y:.4g}}"
-            panel.line(steps[finite], line.middle[finite], line.name, hover, colour=line.colour, width=1.4, dots=3)
+    for panel, (name, title, word, _) in zip(canvas, rows, strict=False):
+        for entry, colour, middle, low, high in _lines(ds, name):
+            finite = np.isfinite(middle)
+            if (high > low).any():
+                panel.band(steps[finite], low[finite], high[finite], mixed(colour, 0.25), entry)
+            hover = f"step %{{x:,}}<br>{plain(entry)}{', ' * bool(entry)}{word} %{{y:.4g}}"
+            panel.line(steps[finite], middle[finite], entry, hover, colour=colour, width=1.4, dots=3)
         numbers = np.asarray(ds[name].values, dtype=float)
         values = numbers[np.isfinite(numbers)]
-        steep = (
-            name in ("loss", "watched_loss", "sharpness") and values.min() > 0 and values.max() > _STEEP * values.min()
-        )
-        panel.y(title, **(log_axis(values) if steep else {}))
+        steep = values.min() > 0 and values.max() > _STEEP * values.min()
+        panel.y(title, **(log_axis(values) if steep and name in ("loss", "watched_loss", "sharpness") else {}))
         _references(panel, ds, name)
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
@@ -162,26 +139,29 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     )
 
 
-def _lines(ds: xr.Dataset, name: str) -> Iterator[_Line]:
-    """Yield the lines of a measure: runs, heads, or one."""
+def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the lines of a measure, of runs, heads, or one: name, colour, middle and ends, (step,) each."""
     value = ds[name]
     if "run" in ds.dims:
         value = value.mean([dim for dim in ("layer", "head") if dim in value.dims])
         for place, run in enumerate(names(ds, "run")):
-            one = value.isel(run=place)
-            ends = [one.min("seed"), one.max("seed")] if "seed" in one.dims else [one, one]
-            middle = one.mean("seed") if "seed" in one.dims else one
-            yield _Line(run, CATEGORICAL[place % len(CATEGORICAL)], *(np.asarray(e, float) for e in (middle, *ends)))
+            one, colour = value.isel(run=place), CATEGORICAL[place % len(CATEGORICAL)]
+            if "seed" not in one.dims:
+                one = one.expand_dims("seed")
+            middle, low, high = (
+                np.asarray(each, float) for each in (one.mean("seed"), one.min("seed"), one.max("seed"))
+            )
+            yield run, colour, middle, low, high
     elif "layer" in value.dims:
         values = array(ds, name, "layer", "head", "step")
         for layer, label in enumerate(names(ds, "layer")):
             for one in values[layer]:
                 if np.isfinite(one).any():
-                    yield _Line(layer_name(label), CATEGORICAL[layer % len(CATEGORICAL)], one, one, one)
+                    yield layer_name(label), CATEGORICAL[layer % len(CATEGORICAL)], one, one, one
     else:
         values = array(ds, name, "step")
         residual = array(ds, f"{name}_residual", "step") if f"{name}_residual" in ds else 0.0
-        yield _Line("", INK, values, values - residual, values + residual)
+        yield "", INK, values, values - residual, values + residual
 
 
 def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
@@ -213,7 +193,7 @@ def attention_film(
         row: of the inputs.
 
     Returns:
-        A map of queries and keys for each head, or for each run, on one scale of colours for all snapshots.
+        A map of queries and keys a head, or a run, on one scale of colours for all snapshots.
 
     Example:
         >>> pattern = {"0": torch.eye(4)[None]}
@@ -226,9 +206,8 @@ def attention_film(
     words, values = _maps(ds, layer, head, row)
     steps = [int(step) for step in ds["snapshot"].values]
     columns = columns_for(len(words))
-    rows = -(-len(words) // columns)
     canvas = sheet(
-        [_PANEL] * rows,
+        [_PANEL] * -(-len(words) // columns),
         [1] * columns,
         titles=words,
         row_gap=44,
@@ -290,9 +269,8 @@ def attention_snapshots(
         words, titles = maps[0][0], [f"input {one}" for one in range(count)]
         values = np.stack([value[:, 0] for _, value in maps], axis=1)
     else:
-        places = sorted(
-            {at[place] for place in np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)}
-        )
+        order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
+        places = sorted({at[place] for place in order})
         words, values = _maps(ds.isel(snapshot=places), layer, head, row)
         titles = [f"step {int(step):,}" for step in ds["snapshot"].values[places]]
     columns = len(titles)
@@ -304,8 +282,7 @@ def attention_snapshots(
         column_gap=0.02,
         min_width=120 + 95 * columns,
     )
-    for place, (line, column) in enumerate(np.ndindex(len(words), columns)):
-        panel = canvas.panel(*canvas.places[place])
+    for panel, (line, column) in zip(canvas, np.ndindex(len(words), columns), strict=True):
         panel.cells(values[line, column], hover=_HOVER, name=words[line])
         panel.y(words[line] if column == 0 else None)
     _dress_maps(canvas, values, len(words) * columns)
@@ -324,13 +301,11 @@ def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -
         pattern = pattern.isel(seed=0)
     layers = range(ds.sizes["layer"]) if layer is None else [position(ds, "layer", layer)]
     heads = range(ds.sizes["head"]) if head is None else [position(ds, "head", head)]
-    words, values = [], []
-    if "run" in ds.dims:
-        for place, run in enumerate(names(ds, "run")):
-            words.append(run)
-            values.append(pattern.isel(run=place, layer=layers[0], head=heads[0]))
+    words, values = names(ds, "run"), []
+    if words:
+        values = [pattern.isel(run=place, layer=layers[0], head=heads[0]) for place in range(len(words))]
     else:
-        for at, index in ((at, index) for at in layers for index in heads):
+        for at, index in product(layers, heads):
             one = pattern.isel(layer=at, head=index)
             if bool(np.isfinite(one.values).any()):
                 words.append(f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}")
@@ -342,10 +317,10 @@ def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -
 
 
 def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
-    tokens = max(values.shape[-2:])
+    look: Look = {"ticks": "", "dtick": 1 if max(values.shape[-2:]) <= _TICKS else None}
     canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(values))))
-    canvas.x(ticks="", dtick=1 if tokens <= _TICKS else None, constrain="domain")
-    canvas.y(ticks="", dtick=1 if tokens <= _TICKS else None, autorange="reversed")
+    canvas.x(constrain="domain", **look)
+    canvas.y(autorange="reversed", **look)
     for row, column in canvas.places[n_maps:]:
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
@@ -364,19 +339,17 @@ def _controls(labels: Sequence[str], height: int) -> dict[str, Any]:
 
 
 def _subtitle(ds: xr.Dataset, row: int | None) -> str:
-    which = "" if row is None else f"input {row}"
-    count = ds.sizes["snapshot"]
-    return "; ".join(filter(None, [which, f"{count} snapshot{'s' * (count != 1)}", "rows are queries, columns keys"]))
+    count, which = ds.sizes["snapshot"], "" if row is None else f"input {row}; "
+    return f"{which}{count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
 
 
 @TRAINING_WATCH.panels
-def _watch_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     table = watch_table(ds, "step") if "step" in ds.dims and ds.sizes["step"] else pd.DataFrame()
     if table.columns.size:
         yield ReportPanel(training_measures(ds), table, read_watch(ds), "measures")
     if "pattern" in ds:
         steps = pd.DataFrame({"snapshot": ds["snapshot"].values})
-        count = ds.sizes["snapshot"]
-        first, last = steps["snapshot"].min(), steps["snapshot"].max()
+        count, first, last = len(steps), steps["snapshot"].min(), steps["snapshot"].max()
         words = f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to {last:,}."
         yield ReportPanel(attention_snapshots(ds), steps, [words], "attention")

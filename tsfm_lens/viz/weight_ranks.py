@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
@@ -25,6 +24,7 @@ _PALEST = 0.25  # colour of the first layer's line, the last one has 1
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
 _TYPE, _APART = 12, 8  # pixels: type of the labels of columns, and what is free between two
 _BESIDE = 260  # pixels beside a map: names of layers and the colours
+_ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _MAX_NUMBERED = 200  # cells that still have room for their number
 _MEASURES = {
     "rank_share": "share of the full rank (%)",
@@ -32,7 +32,6 @@ _MEASURES = {
     "effective_rank": "effective rank",
     "participation_ratio": "participation ratio",
 }
-
 
 WEIGHT_RANKS = measurement(
     "weight_ranks",
@@ -79,17 +78,13 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
     finite = np.isfinite(effective)
     if not finite.any():
         return ["All matrices are zero."]
-    shares = effective[finite] / full[finite]
-    out = [
+    shares, floor = effective[finite] / full[finite], array(ds, "rounding_floor", "matrix")[whole]
+    return [
         f"The effective rank is {percent(float(np.median(shares)))} of the largest possible in the median matrix, "
-        f"from {percent(float(shares.min()))} to {percent(float(shares.max()))}."
-    ]
-    floor = array(ds, "rounding_floor", "matrix")[whole]
-    out.append(
+        f"from {percent(float(shares.min()))} to {percent(float(shares.max()))}.",
         f"Weights are stored in {ds.attrs['precision']}: singular values below {num(float(np.nanmax(floor)))} of the "
-        "largest may be rounding."
-    )
-    return out
+        "largest may be rounding.",
+    ]
 
 
 def read_histograms(ds: xr.Dataset) -> list[str]:
@@ -97,7 +92,7 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
     whole = whole_matrices(ds)
     first = array(ds, "decade_count", "matrix", "decade")[:, 0] / np.asarray(ds["full"].values, dtype=float)
     parts, out = names_of(ds, "part"), []
-    for words, members in (("attention", ("W_Q", "W_K", "W_V", "W_O")), ("MLP", ("W_in", "W_gate", "W_out"))):
+    for words, members in (("attention", _ATTENTION), ("MLP", ("W_in", "W_gate", "W_out"))):
         own = first[[row for row in whole if parts[row] in members]]
         if len(own):
             out.append(
@@ -105,11 +100,6 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
                 f"the median {words} matrix, {percent(float(own.min()))} to {percent(float(own.max()))} over all."
             )
     return out
-
-
-def _spectra_table(ds: xr.Dataset) -> pd.DataFrame:
-    table = frame(ds, "singular_value")
-    return table[np.isfinite(table["singular_value"])]
 
 
 @WEIGHT_RANKS.figure("What share of its directions each weight matrix uses.", variables=("rank_share", "told"))
@@ -127,24 +117,17 @@ def weight_rank_map(
 
     Returns:
         A heat map; cells are empty where there is no such matrix, and where its weights cannot tell the rank.
-
-    Example:
-        >>> fig = viz.weight_rank_map(results["weight_ranks"])
-        >>> fig.layout.meta["title"]
-        'Ranks of the weights of chronos-nano'
     """
     if measure not in _MEASURES:
         raise unknown_name("measure", measure, _MEASURES)
-    whole = whole_matrices(ds, stack=stack)
-    values, remark = _values(ds, measure, epsilon)
-    blocks = list(dict.fromkeys(_block(ds, row) for row in whole))
+    whole, parts, words = whole_matrices(ds, stack=stack), names_of(ds, "part"), _column_words(ds)
+    (values, remark), layers = _values(ds, measure, epsilon), _layer_words(ds, whole)
+    rows = list(dict.fromkeys(layers))
     # attention first, whatever the order of writing
-    columns = list(dict.fromkeys(_column(ds, row) for row in sorted(whole, key=lambda row: not _in_attention(ds, row))))
-    table = np.full((len(blocks), len(columns)), np.nan)
-    for row in whole:
-        table[blocks.index(_block(ds, row)), columns.index(_column(ds, row))] = values[row]
-    several = len({stack_name for stack_name, _ in blocks}) > 1
-    rows = [_in_words(*block, several=several) for block in blocks]
+    columns = list(dict.fromkeys(words[i] for i in sorted(whole, key=lambda i: parts[i] not in _ATTENTION)))
+    table = np.full((len(rows), len(columns)), np.nan)
+    for i, layer in zip(whole, layers, strict=True):
+        table[rows.index(layer), columns.index(words[i])] = values[i]
     wide = max(text_width(column, _TYPE) for column in columns) + _APART
     canvas = blank(max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns)))
     panel = canvas.panel()
@@ -164,12 +147,9 @@ def _values(ds: xr.Dataset, measure: str, epsilon: float | None) -> tuple[np.nda
     place = level_position(ds, epsilon)
     level = f"{float(ds['epsilon'].values[place]):g}"
     valid = array(ds, "told", "matrix", epsilon=place) > 0
-    words = [f"singular values above {level} of the largest", "" if valid.all() else f"empty: {_precision_words(ds)}"]
+    empty = f"empty: below what {ds.attrs.get('precision', 'these')} weights can tell"
+    words = [f"singular values above {level} of the largest", "" if valid.all() else empty]
     return np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan), words
-
-
-def _precision_words(ds: xr.Dataset) -> str:
-    return f"below what {ds.attrs.get('precision', 'these')} weights can tell"
 
 
 @WEIGHT_RANKS.figure("Singular values of all weight matrices, layer by layer.", variables=("singular_value",))
@@ -183,19 +163,14 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
 
     Returns:
         Lines on a logarithmic axis, the deeper the layer the darker; stacks have panels of their own.
-
-    Example:
-        >>> fig = viz.weight_spectra(results["weight_ranks"], stack="encoder", parts=["W_Q"])
-        >>> fig.layout.meta["title"]
-        'Spectra of the weights of chronos-nano'
     """
     whole = whole_matrices(ds, stack=stack, parts=parts)
     values = relative(array(ds, "singular_value", "matrix", "mode"), array(ds, "rounding_floor", "matrix"))
-    several = len({str(ds["stack"].values[row]) for row in whole}) > 1
-    panels: dict[tuple[str, ...], list[int]] = {}
+    stacks, columns = names_of(ds, "stack"), _column_words(ds)
+    several, panels = len({stacks[row] for row in whole}) > 1, dict[str, list[int]]()
     for row in whole:
-        panels.setdefault(((str(ds["stack"].values[row]),) if several else ()) + (_column(ds, row),), []).append(row)
-    grid = panel_grid([[" ".join(title)] for title in panels], row_height=150)
+        panels.setdefault(f"{stacks[row]} " * several + columns[row], []).append(row)
+    grid = panel_grid([[title] for title in panels], row_height=150)
     for panel, rows in zip(grid, panels.values(), strict=True):
         labels = [layer_name(str(ds["layer"].values[row])) for row in rows]
         depth_lines(panel, labels, values[rows], "mode")
@@ -222,18 +197,11 @@ def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = No
 
     Source:
         Flow of ranks, figure 10 (S0-HIST).
-
-    Example:
-        >>> fig = viz.rank_histograms(results["weight_ranks"])
-        >>> fig.layout.meta["title"]
-        'Singular values of W_Q by decade, layer by layer, in chronos-nano'
     """
     whole = whole_matrices(ds, stack=stack, parts=[part])
-    stacks, kinds = ({str(ds[name].values[row]) for row in whole} for name in ("stack", "layer_kind"))
-    titles = []
-    for row in whole:
-        words = [_in_words(*_block(ds, row), several=len(stacks) > 1)]
-        titles.append(words + [kind_word(str(ds["layer_kind"].values[row]))] * (len(kinds) > 1))
+    kinds = [kind_word(names_of(ds, "layer_kind")[row]) for row in whole]
+    several = len(set(kinds)) > 1
+    titles = [[words] + [kind] * several for words, kind in zip(_layer_words(ds, whole), kinds, strict=True)]
     counts = array(ds, "decade_count", "matrix", "decade")[:, ::-1]
     edges = np.asarray(ds["decade"].values, dtype=float)[::-1]
     labels = [f"{edge / 10:g} to {edge:g}" for edge in edges]
@@ -260,12 +228,7 @@ def depth_lines(panel: Panel, labels: Sequence[str], values: np.ndarray, axis: s
 
 
 def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
-    """Divide singular values (…, mode) by the largest; NaN where too small to be drawn, or hidden by rounding.
-
-    Args:
-        values: descending along the last axis.
-        floor: (…,), relative: what rounding hides.
-    """
+    """Divide singular values (…, mode), descending, by the largest; NaN where not drawn, or under ``floor`` (…,)."""
     top = values[..., :1]
     shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
     least = np.full(values.shape[:-1], _LOWEST) if floor is None else np.fmax(floor, _LOWEST)
@@ -274,14 +237,8 @@ def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
 
 
 def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
-    """Return the position of an ε, of the middle one for None.
-
-    Raises:
-        UnknownNameError: the result has no such ε.
-    """
-    if epsilon is None:
-        return (ds.sizes["epsilon"] - 1) // 2
-    return position(ds, "epsilon", str(float(epsilon)))
+    """Return the position of an ε, of the middle one for None."""
+    return (ds.sizes["epsilon"] - 1) // 2 if epsilon is None else position(ds, "epsilon", str(float(epsilon)))
 
 
 def whole_matrices(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> list[int]:
@@ -305,31 +262,29 @@ def names_of(ds: xr.Dataset, coordinate: str) -> list[str]:
     return [str(value) for value in ds[coordinate].values]
 
 
-def _block(ds: xr.Dataset, row: int) -> tuple[str, str]:
-    return str(ds["stack"].values[row]), str(ds["layer"].values[row])
+def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
+    """Name the layer of each matrix, with its stack where there are several."""
+    stacks, layers = ([names_of(ds, name)[i] for i in matrices] for name in ("stack", "layer"))
+    several = len(set(stacks)) > 1
+    return [f"{a} {layer_name(b)}" if several and a else layer_name(b) for a, b in zip(stacks, layers, strict=True)]
 
 
-def _in_words(stack: str, layer: str, *, several: bool) -> str:
-    return f"{stack} {layer_name(layer)}" if several and stack else layer_name(layer)
-
-
-def _in_attention(ds: xr.Dataset, row: int) -> bool:
-    return str(ds["part"].values[row]) in ("W_Q", "W_K", "W_V", "W_O")
-
-
-def _column(ds: xr.Dataset, row: int) -> str:
-    """Name the column of a matrix: its part, with the kind of attention where the model has several."""
-    kind, part = str(ds["layer_kind"].values[row]), str(ds["part"].values[row])
-    kinds = {str(ds["layer_kind"].values[other]) for other in whole_matrices(ds) if _in_attention(ds, other)}
-    return f"{kind_word(kind).removesuffix('-attention')} {part}" if kind in kinds and len(kinds) > 1 else part
+def _column_words(ds: xr.Dataset) -> list[str]:
+    """Name each matrix by its part, with the kind of attention where the model has several."""
+    parts, kinds = names_of(ds, "part"), names_of(ds, "layer_kind")
+    attention = {kinds[i] for i in whole_matrices(ds) if parts[i] in _ATTENTION}
+    return [
+        f"{kind_word(kind).removesuffix('-attention')} {part}" if {kind} < attention else part
+        for part, kind in zip(parts, kinds, strict=True)
+    ]
 
 
 @WEIGHT_RANKS.panels
-def _weight_ranks(ds: xr.Dataset) -> Iterator[ReportPanel]:
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     yield ReportPanel(weight_rank_map(ds), frame(ds, "epsilon_rank", "rank_share", "told"), read_weight_ranks(ds))
     measures = frame(ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor")
     yield ReportPanel(weight_rank_map(ds, measure="effective_rank"), measures, read_weight_spectra(ds))
-    yield ReportPanel(weight_spectra(ds), _spectra_table(ds), [])
-    parts = names_of(ds, "part")
+    values, parts = frame(ds, "singular_value"), names_of(ds, "part")
+    yield ReportPanel(weight_spectra(ds), values[np.isfinite(values["singular_value"])], [])
     part = "W_Q" if "W_Q" in parts else parts[0]
     yield ReportPanel(rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds))

@@ -39,7 +39,6 @@ __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
 _MAX_SERIES = 2  # series with a figure of their own
 
-
 ABLATION = measurement(
     "ablation",
     theme="Causes",
@@ -65,8 +64,10 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     if len(heads):
         count = int(out_of.sum())
         large = int((out_of & (_share_of_range(ds)[heads] >= WORTH_A_WORD)).sum())
-        suffix = f"; {'all' if large == count else large or 'none'} of them move the forecast by "
-        suffix += f"{percent(WORTH_A_WORD)} of the range of its series or more"
+        suffix = (
+            f"; {'all' if large == count else large or 'none'} of them move the forecast by {percent(WORTH_A_WORD)} of "
+            "the range of its series or more"
+        )
         out.append(
             f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise{suffix * bool(count)}."
         )
@@ -96,8 +97,7 @@ def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
     scale, unit = (100.0, " %") if relative else (1.0, "")
     n = ds.sizes["series"]
     top = group[parts["leads"][group].astype(bool)]
-    over = f" over {n} series" if n > 1 else ""
-    mean = " on average" if n > 1 else ""
+    over, mean = (f" over {n} series", " on average") if n > 1 else ("", "")
     if not len(top):
         largest = scale * float(np.nanmax(np.abs(parts["estimate"][group])))
         if not largest:
@@ -111,24 +111,20 @@ def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
     # a rank correlation sees the order of the steps, and not how far they move
     does = "changes the order of the steps" if metric == "spearman_distance" else "moves the forecast"
     moves = f"{'raises' if value > 0 else 'lowers'} the {word}" if relative else does
-    text = f"The {noun} whose removal {moves} most is {names(ds, 'component')[at]} ({'' if relative else word + ' '}"
-    text += f"{(signed if relative else num)(value)}{unit}"
-    if num(low) != num(high):
-        text += f" on average, {num(low)} to {num(high)}{unit}{over}"
-    return text + ")."
+    amount = signed(value) if relative else f"{word} {num(value)}"
+    span = f" on average, {num(low)} to {num(high)}{unit}{over}" if num(low) != num(high) else ""
+    return f"The {noun} whose removal {moves} most is {names(ds, 'component')[at]} ({amount}{unit}{span})."
 
 
 def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
     """Describe how far the strongest ablation moves the forecast."""
-    top = components[0]
-    base = array(ds, "baseline_forecast", "step", series=series)
-    row = names(ds, "component").index(top)
+    base, row = array(ds, "baseline_forecast", "step", series=series), names(ds, "component").index(components[0])
     after = array(ds, "forecast", "step", component=row, series=series)
     amount, span = measured(unit_of(ds, series)), float(np.ptp(base))
     distance = float(np.abs(after - base).mean())
     against = f", {100 * distance / span:.3g} % of the range it runs through" if span > 0 else ""
     return [
-        f"Without {top} the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} moves by "
+        f"Without {components[0]} the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} moves by "
         f"{amount(distance)} on average{against}; its range goes from {amount(span)} to {amount(float(np.ptp(after)))}."
     ]
 
@@ -151,10 +147,8 @@ def ablated_forecast_table(ds: xr.Dataset, series: int, components: list[str]) -
     if "truth" in ds:
         table["truth"] = array(ds, "truth", "step", series=series)
     table["unablated"] = array(ds, "baseline_forecast", "step", series=series)
-    labels = names(ds, "component")
-    for component in components:
-        values = array(ds, "forecast", "step", component=labels.index(component), series=series)
-        table[f"without {component}"] = values
+    for row, component in zip(positions(ds, "component", components), components, strict=True):
+        table[f"without {component}"] = array(ds, "forecast", "step", component=row, series=series)
     return table
 
 
@@ -187,14 +181,8 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
         metric: "spearman_distance", "mase", "mae" (sizes) or "mase_change", "mae_change" (relative).
 
     Returns:
-        One heat map per stack and kind of component: heads side by side, MLP and whole layer in columns
-        of their own with the numbers written in. The colours end at the largest head effect.
-        What does not stand out of the noise is drawn as such, where the result knows it.
-
-    Example:
-        >>> fig = viz.ablation_heatmap(results["ablation"])
-        >>> fig.layout.meta["title"]
-        'Ablation of every component of chronos-nano: Spearman distance'
+        One heat map per stack and kind of component: heads side by side, MLP and whole layer in columns of their own
+        with their numbers. The colours end at the largest head effect.
     """
     available = [name for name in MEASURES if name in ds]
     if metric not in available:
@@ -230,18 +218,13 @@ def ablation_forecasts(
     Args:
         ds: of kind "ablation" with ``forecast`` (component, series, step), ``baseline_forecast``
             (series, step), ``context`` and, where known, ``truth``.
-        components: names to draw; unless given the six heads and MLPs with the largest Spearman distance, of those
-            that stand out of the noise if the result knows it and any does.
+        components: names to draw; if None the six heads and MLPs of the largest Spearman distance, of those that stand
+            out of the noise if any does.
         series: id, or place counted from 0.
-        context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
+        context_steps: of the context; two horizons, at least 24, if None.
 
     Returns:
         Panels with shared axes, each with "unablated", "ablated", context and truth.
-
-    Example:
-        >>> fig = viz.ablation_forecasts(results["ablation"])
-        >>> fig.layout.meta["title"]
-        'Forecasts of co2 by chronos-nano without single components'
     """
     view, words = scene(ds, series, context_steps, least=24), ""
     if components is None:
@@ -250,7 +233,12 @@ def ablation_forecasts(
     if not components:
         raise InputError("components is empty: name at least one, such as decoder.0.mlp.")
     rows = positions(ds, "component", list(components))
-    grid = panel_grid(_titles(ds, rows, view.place), row_height=140)
+    titles: list[tuple[str, ...]] = [(names(ds, "component")[i],) for i in rows]
+    if "spearman_distance" in ds:
+        distance = array(ds, "spearman_distance", "component", series=view.place)[rows]
+        notes = [f"distance {d:.2g}" if np.isfinite(d) else "" for d in distance]
+        titles = [(*title, note) for title, note in zip(titles, notes, strict=True)]
+    grid = panel_grid(titles, row_height=140)
     baseline = array(ds, "baseline_forecast", "step", series=view.place)
     ablated = array(ds, "forecast", "component", "step", series=view.place)[rows]
     for panel, values in zip(grid, ablated, strict=True):
@@ -267,15 +255,6 @@ def ablation_forecasts(
         cut,
         view.time.remark,
     )
-
-
-def _titles(ds: xr.Dataset, rows: list[int], series: int) -> list[tuple[str, ...]]:
-    """Write component names, with their Spearman distance where it is known."""
-    titles = [names(ds, "component")[i] for i in rows]
-    if "spearman_distance" not in ds:
-        return [(title,) for title in titles]
-    distance = array(ds, "spearman_distance", "component", series=series)[rows]
-    return [(t, f"distance {d:.2g}" if np.isfinite(d) else "") for t, d in zip(titles, distance, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -308,10 +287,6 @@ def _blocks(places: Places) -> list[tuple[str, int]]:
     return [block for block in head_blocks if block[1]] + [(k, 0) for k in single]
 
 
-def _title(kind: str, heads: int) -> str:
-    return f"{kind_word(kind)} heads" if heads else {"mlp": "MLP", "layer": "layer"}.get(kind, "all heads")
-
-
 def _grid(places: Places, layers: list[int], stack: str, kind: str, heads: int) -> np.ndarray:
     """Locate the component at (layer, column) of a block in the result; -1 where there is none."""
     grid = np.full((len(layers), max(heads, 1)), -1)
@@ -323,9 +298,14 @@ def _grid(places: Places, layers: list[int], stack: str, kind: str, heads: int) 
 
 def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measure, noise: Finding | None) -> Sheet:
     """Draw all blocks, a row per stack and a column per kind of component."""
-    places = places_in(ds)
-    rows = {stack: _layers(places, stack) for stack in dict.fromkeys(places.stack)}
-    rows = {stack: layers for stack, layers in rows.items() if layers}
+
+    def title(kind: str, heads: int) -> str:
+        return f"{kind_word(kind)} heads" if heads else {"mlp": "MLP", "layer": "layer"}.get(kind, "all heads")
+
+    places, rows = places_in(ds), dict[str, list[int]]()
+    for stack, layer in sorted({(s, int(at)) for s, at in zip(places.stack, places.layer, strict=True) if at >= 0}):
+        rows.setdefault(stack, []).append(layer)
+    rows = {stack: rows[stack] for stack in dict.fromkeys(places.stack) if stack in rows}
     blocks, deep = _blocks(places), sum(map(len, rows.values()))
     heads = sum(count for _, count in blocks)
     height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
@@ -334,7 +314,7 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
     canvas = sheet(
         [len(layers) * height for layers in rows.values()],
         [count or max(1.0, 0.09 * heads) for _, count in blocks],
-        titles=[_title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
+        titles=[title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
         row_gap=70,
         column_gap=min(0.014, 0.5 / len(blocks)),
         min_width=170 + wide,
@@ -368,15 +348,8 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
             showline=False,
             ticks="outside" if first else "",
         )
-        columns = np.arange(count)
-        ticks = columns[:: -(-max(len(columns), 1) // 12)]
-        panel.x("head" if count else "", tickvals=ticks, showline=False)
+        panel.x("head" if count else "", tickvals=np.arange(0, count, -(-max(count, 1) // 12)), showline=False)
     return canvas
-
-
-def _layers(places: Places, stack: str) -> list[int]:
-    """List the layer numbers of a stack, ascending."""
-    return sorted({int(at) for at, place in zip(places.layer, places.stack, strict=True) if place == stack and at >= 0})
 
 
 def _describe(
@@ -418,16 +391,13 @@ MEASURES = {
 
 
 @ABLATION.panels
-def _ablation(ds: xr.Dataset) -> Iterator[ReportPanel]:
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     changes = [m for m in ("mase_change", "mae_change") if m in ds and np.isfinite(ds[m].values).any()]
-    for metric in [m for m in ("spearman_distance",) if m in ds] + changes[:1]:
-        fig = ablation_heatmap(ds, metric=metric)
-        yield ReportPanel(fig, ablation_table(ds, metric), read_ablation(ds, metric))
+    for metric in ["spearman_distance"] * ("spearman_distance" in ds) + changes[:1]:
+        yield ReportPanel(ablation_heatmap(ds, metric=metric), ablation_table(ds, metric), read_ablation(ds, metric))
     if not {"forecast", "baseline_forecast", "spearman_distance"} <= set(ds.data_vars):
         return
     for i in forecast_series(ds, _MAX_SERIES):
-        top = strongest(ds, i)
-        if top:
+        if top := strongest(ds, i):
             fig = ablation_forecasts(ds, components=top, series=i)
-            words = read_ablation_forecasts(ds, i, top)
-            yield ReportPanel(fig, ablated_forecast_table(ds, i, top), words)
+            yield ReportPanel(fig, ablated_forecast_table(ds, i, top), read_ablation_forecasts(ds, i, top))
