@@ -9,15 +9,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, RenderError, UnknownNameError
 from tsfm_lens.figures import named as room
-from tsfm_lens.figures.captions import _words
-from tsfm_lens.figures.entry import FigureFile
 from tsfm_lens.figures.named import figures, file_word, find_figure, make_figure, write_figure
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens, architectures, load
@@ -168,11 +165,6 @@ def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> 
     assert "torch" in flat
     assert "Mauna Loa" in flat
     assert find_figure(name).paper in flat
-
-
-def test_a_caption_leaves_the_names_of_series_as_they_are() -> None:
-    shown = go.Figure(layout={"meta": {"title": "what it shows", "subtitle": "load_kw; heads"}})
-    assert _words(FigureFile("", shown, ()), ("load_kw",)) == "What it shows. load_kw; heads."
 
 
 @pytest.mark.parametrize("name", ["stable_rank_map", "attention_map", "season_amplitudes", "similarity_map"])

@@ -13,7 +13,7 @@ import xarray as xr
 
 from reproductions import nano, ours, parts, row, settings, verdict
 from tsfm_lens import compress, ranks
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.items import HOLDS, ITEMS
@@ -221,19 +221,6 @@ def test_language_models_of_two_widths_have_a_power(monkeypatch: pytest.MonkeyPa
     assert verdict(found, "linear") == "holds"
     known["two"] = (128, 2, 66.0, 1.0)
     assert verdict(reproduce("S0-F4", lenses, **SHORT), "linear") == "does not hold"
-
-
-def test_published_models_that_are_not_here_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def away(source: str) -> Lens:
-        asked.append(source)
-        raise CheckpointError(f"{source} is not here; `hf download {source}`")
-
-    monkeypatch.setattr("tsfm_lens.studies.papers.reproduce.load", away)
-    with pytest.raises(CheckpointError, match="hf download"):
-        reproduce("S0-F6")
-    assert asked == ["Salesforce/moirai-1.0-R-base"]
 
 
 def test_models_are_told_apart_by_their_names() -> None:

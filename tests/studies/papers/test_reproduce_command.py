@@ -67,14 +67,6 @@ def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
     assert found["data_vars"]["paper"]["data"][1] is None
 
 
-def test_a_claim_that_holds_is_shown_with_its_parts_and_their_intervals() -> None:
-    shown = run("s3-f2", "--model", "bolt-nano", "--windows", "12", "--horizon", "32")
-    lines = shown.stdout.splitlines()
-    claim = next(number for number, line in enumerate(lines) if "greater ablatability" in line)
-    assert all(" holds " in line for line in lines[claim : claim + 3])
-    assert all(re.search(r"-?[\d.]+ to -?[\d.]+", line) for line in lines[claim + 1 : claim + 3])
-
-
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 import pytest
 import xarray as xr
 
@@ -18,7 +15,6 @@ from reproductions import nano, ours, row, settings
 from tsfm_lens.errors import CheckpointError, InputError, SweepFailedError, UnknownNameError
 from tsfm_lens.studies.papers.items import HOLDS, ITEMS
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
-from tsfm_lens.studies.papers.sweeps import Where, sweep_config
 from tsfm_lens.sweep.results.gathering import gather
 from tsfm_lens.sweep.run.sweeping import Outcome
 from tsfm_lens.sweep.store.folder import Store
@@ -298,31 +294,3 @@ def test_a_sweep_that_did_not_end_gives_no_numbers(
     monkeypatch.setattr("tsfm_lens.studies.papers.sweeps.run_sweep", lambda *args, **options: Outcome(**outcome))
     with pytest.raises(error):
         run("S3-T1", tmp_path / "store")
-
-
-def test_the_benchmark_s_folders_are_read(tmp_path: Path) -> None:
-    """One configuration of GIFT-Eval in its layout, with two windows drawn from its series."""
-    folder = tmp_path / "gift" / "m4_yearly"
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    values = [rng.normal(size=40).cumsum().astype(np.float32) + 50 for _ in range(4)]
-    columns = {
-        "item_id": [f"Y{number}" for number in range(len(values))],
-        "start": pa.array([pd.Timestamp("1980-01-01").to_datetime64()] * len(values), pa.timestamp("s")),
-        "freq": ["A-DEC"] * len(values),
-        "target": pa.array(values, pa.list_(pa.float32())),
-    }
-    table = pa.table(columns)
-    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
-    where = Where(benchmark=tmp_path / "gift", configs=["m4_yearly/A/short"])
-    config, _ = sweep_config(item_of("S3-F4"), ["bolt-nano"], None, where, windows=2)
-    assert config.windows == 2
-    found = reproduce(
-        "S3-F4", "bolt-nano", benchmark=where.benchmark, configs=where.configs, windows=2, store=tmp_path / "store"
-    )
-    here = settings(found)
-    assert here["series"] == "m4_yearly/A/short"
-    assert (here["datasets"], here["windows"]) == ("1", "2")
-    assert "horizon" not in here

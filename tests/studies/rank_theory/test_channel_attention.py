@@ -140,23 +140,6 @@ def test_traces_lie_between_their_bounds_though_not_all_entries_are_positive(rng
     assert negative
 
 
-def test_ranks_survive_full_rank_factors_and_powers_of_symmetric_matrices_have_powers_as_eigenvalues(
-    rng: np.random.Generator,
-) -> None:
-    """What the proofs take from linear algebra."""
-    low = rng.standard_normal((D, 2)) @ rng.standard_normal((2, L))
-    square, tall = rng.standard_normal((L, L)), rng.standard_normal((L, 3 * L))
-    assert np.linalg.matrix_rank(low @ square) == np.linalg.matrix_rank(low @ tall) == 2
-    root = rng.standard_normal((D, D))
-    symmetric = root + root.T
-    values = np.linalg.eigvalsh(symmetric)
-    assert_close(np.sort(np.linalg.eigvalsh(symmetric @ symmetric)), np.sort(values**2), depth=500)
-    positive = root @ root.T
-    assert_close(np.linalg.svd(positive, compute_uv=False), np.linalg.eigvalsh(positive)[::-1], depth=500)
-    x = rng.standard_normal((3, D))
-    assert np.linalg.eigvalsh(x @ positive @ x.T)[0] > 0
-
-
 def test_shapes_that_do_not_fit_are_refused() -> None:
     for function in (rank_theory.readout_exists, rank_theory.optimal_readout):
         with pytest.raises(InputError, match="expected a row a channel"):

@@ -139,11 +139,6 @@ def test_many_paths_are_drawn_in_parts_that_fit_in_memory() -> None:
         assert sampler.largest == most
 
 
-def test_a_model_that_draws_no_samples_is_told_apart() -> None:
-    with pytest.raises(InputError, match="ChronosBoltPipeline gives quantiles"):
-        main(checkpoint_path("bolt-nano"), samples=60)
-
-
 def test_another_draw_of_the_synthetic_seasons_is_measured_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,10 +269,6 @@ def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
     assert [len(list(windows(SkillCase("a", np.zeros(100), 24), longest + more))) for more in (0, 1)] == [1, 0]
     with pytest.raises(InputError, match=r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$"):
         main(checkpoint_path("bolt-nano"), horizon=100_000)
-
-
-def test_short_cases_are_left_out() -> None:
-    assert measure(LastSeason(), [SkillCase("short", np.arange(20.0), 4)], horizon=12) == []
 
 
 def test_held_out_series_have_their_season_and_differ_between_validation_and_test() -> None:

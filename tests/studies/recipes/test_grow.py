@@ -164,14 +164,6 @@ def test_a_wider_leg_starts_from_a_checkpoint_of_the_narrow_one(
     assert_same_weights(whole, second)
 
 
-def test_a_wider_leg_can_be_ended_early(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    run = Trainer(growing(token_recipe), tmp_path / "run", corpus, device="cpu")
-    run.run(until=6, quiet=True)
-    run.end_within(1, tmp_path / "run" / "ended")
-    assert run.run(quiet=True)
-    assert (run.step, run.model.config.d_model) == (7, 24)
-
-
 def test_a_width_that_no_leg_can_have_is_refused_before_the_first_step(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:

@@ -115,19 +115,6 @@ def test_a_leg_of_a_mean_is_stopped_and_resumed(tiny: TrainingRecipe, corpus: Co
         assert_same_weights(whole, again)
 
 
-def test_a_run_that_stands_at_a_mean_can_be_ended_early(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    plan = three_legs(token_recipe, from_mean=True)
-    whole = run(plan, tmp_path / "whole", corpus)
-    run(plan, tmp_path / "run", corpus, until=6)
-    ended = Trainer(plan, tmp_path / "run", corpus, device="cpu")
-    ended.resume()
-    ended.end_within(3, tmp_path / "run" / "ended")
-    assert ended.run(quiet=True)
-    assert_same_weights(whole, ended)
-
-
 def test_a_mean_without_its_checkpoint_is_refused(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     run = Trainer(three_legs(token_recipe, from_mean=True), tmp_path, corpus, device="cpu")
     run.run(until=6, quiet=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -132,91 +130,6 @@ def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) ->
     assert all(np.abs(spread - level).min() < 0.02 for level in (0.05, 0.15, 0.3))
     correlations = [np.corrcoef(row[1:], row[:-1])[0, 1] for row in steps]
     assert abs(np.mean(correlations)) < 0.02
-
-
-class FirstChoice(np.random.Generator):
-    """Draws that take the first of every choice, start at 0 and take the middle of every range."""
-
-    def choice(self, a: Sequence[float], size: object) -> np.ndarray:  # type: ignore[override]
-        return np.full(size, a[0])
-
-    def integers(self, low: Any, high: int | None = None, size: Any = None) -> np.ndarray:  # type: ignore[override]
-        return np.zeros_like(low) if size is None else np.full(size, (high or low) // 2)
-
-
-def test_a_week_has_five_days_of_one_shape_and_two_of_another() -> None:
-    series = families.day_types(FirstChoice(np.random.PCG64(0)), 40, 40 * 168)
-    weeks = series.reshape(40, 40, 7, 24)
-    noise = weeks.std(axis=1).mean(axis=(1, 2))
-    days = weeks.mean(axis=1)
-    work, rest = days[:, :5], days[:, 5:]
-    for alike in (work, rest):
-        apart = np.abs(alike - alike.mean(axis=1, keepdims=True)).mean(axis=(1, 2))
-        assert (apart < noise).all()
-    assert (np.abs(work.mean(axis=1) - rest.mean(axis=1)).mean(axis=1) > 3 * noise).mean() > 0.9
-
-
-def test_holidays_are_spells_of_one_more_shape_of_day() -> None:
-    series = families.holidays(FirstChoice(np.random.PCG64(0)), 60, 20 * 168)
-    feasts = 0
-    for row in series:
-        # of the rows that stand for exponentials the logarithm is a sum again
-        days = next(part for part in (row, np.log(np.abs(row))) if _kinds(part.reshape(140, 24)) is not None)
-        kinds = _kinds(days.reshape(140, 24))
-        assert kinds is not None
-        weekly = kinds.reshape(20, 7)
-        usual = [np.bincount(column).argmax() for column in weekly.T]
-        odd = (weekly != usual).ravel()
-        if odd.any():
-            feasts += 1
-            assert len(set(kinds[odd])) == 1
-            # four spells of five days at most, of which some lie on each other
-            assert odd.sum() <= 20
-    assert feasts > 30
-
-
-def _kinds(days: np.ndarray) -> np.ndarray | None:
-    """Which of at most three shapes each day (day, hour) has; None if there are more."""
-    kinds = np.full(len(days), -1)
-    for kind in range(3):
-        left = np.flatnonzero(kinds < 0)
-        if len(left):
-            near = np.abs(days[left] - days[left[0]]).mean(axis=1) < 0.04
-            kinds[left[near]] = kind
-    return None if (kinds < 0).any() else kinds
-
-
-def test_a_shock_comes_at_once_and_fades(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "random_walk", lambda rng, count, length: np.zeros((count, length)))
-    series = families.shocks(FirstChoice(np.random.PCG64(0)), 200, 4_000)
-    # the least noise is a hundredth, and five of its deviations hold all of it
-    assert np.abs(series[:, :2_000]).max() < 0.06
-    assert np.abs(series[:, -500:]).max() < 0.06
-    struck = np.abs(series[:, 2_000]) > 0.06
-    assert struck.mean() > 0.8
-    assert (np.abs(series[struck, 2_000:2_100]).mean(axis=1) > np.abs(series[struck, 2_400:2_500]).mean(axis=1)).all()
-
-
-def steps_of_walks(kind: int) -> np.ndarray:
-    """Steps (row, time) of walks of one kind that neither drift, revert nor have a season."""
-    choices = FirstChoice(np.random.PCG64(0))
-    choices.integers = lambda low, **_: np.full((400, 1), kind)  # type: ignore[method-assign]
-    return np.diff(families.walks(choices, 400, 4_000), axis=1)
-
-
-def test_walks_take_the_steps_that_their_kind_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_any_season", lambda rng, count, length: np.zeros((count, length)))
-    gaussian, heavy, rare, slow = (steps_of_walks(kind) for kind in range(4))
-    for steps in (gaussian, heavy, slow):
-        # in seven rows of ten no step is rounded to nothing
-        assert ((np.abs(steps) < 1e-9).mean(axis=1) < 0.01).mean() > 0.6
-    assert ((np.abs(rare) < 1e-9).mean(axis=1) > 0.4).all()
-    memory = [np.median([np.corrcoef(row[1:], row[:-1])[0, 1] for row in steps]) for steps in (gaussian, slow)]
-    # the memory of the slow ones is drawn from 0.2 to 0.9
-    assert abs(memory[0]) < 0.02
-    assert 0.45 < memory[1] < 0.65
-    tails = [np.median((steps**4).mean(1) / (steps**2).mean(1) ** 2) for steps in (gaussian, heavy)]
-    assert tails[0] < 4 < tails[1]
 
 
 @pytest.mark.parametrize("name", list(families.FAMILIES))

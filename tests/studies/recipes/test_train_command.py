@@ -18,7 +18,7 @@ from tsfm_lens.studies.recipes.export import export, open_pipeline
 from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer, main
-from tsfm_lens.training.state import HISTORY, LOG, STATE, run_files
+from tsfm_lens.training.state import STATE
 from tsfm_lens.zoo import checkpoint_path
 
 
@@ -145,10 +145,3 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_user_waits(
     with pytest.raises(OSError, match="Not a directory"):
         load_corpus({"harmonics": 2}, seed=0, cache=tmp_path / "file" / "corpora")
     assert "drawing" not in capsys.readouterr().err
-
-
-def test_names_of_a_run(tmp_path: Path) -> None:
-    assert run_files(tmp_path) == run_files(tmp_path / "none") == []
-    (tmp_path / HISTORY).mkdir()
-    (tmp_path / LOG).write_text("")
-    assert run_files(tmp_path) == [LOG, HISTORY]

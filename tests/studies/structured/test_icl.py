@@ -156,16 +156,6 @@ def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(tokens: str) -> Non
     assert torch.equal((by_x[:, 0] != 0).any(-1), earlier.tril(0))
 
 
-def test_settings_that_change_nothing_leave_an_older_run_its_identity() -> None:
-    toy = {"kind": "toy", "length": 12, "horizon": 4, "channels": 3, "training": 96, "validation": 32}
-    fields: dict[str, Any] = {"model": {"name": "linear"}, "data": toy}
-    told = []
-    for optimizer in ({}, {"betas": [0.9, 0.95]}, {"warm_up": 5}):
-        _, task, _ = experiments.prepare(experiments.TrainConfig.model_validate({**fields, "optimizer": optimizer}))
-        told.append(json.loads(task.identity)["optimizer"])
-    assert [{"betas", "warm_up"} & set(one) for one in told] == [set(), {"betas"}, {"warm_up"}]
-
-
 def test_a_warm_up_rises_into_either_schedule() -> None:
     flat, falling = (config(optimizer={**OPTIMIZER, "schedule": schedule}) for schedule in ("constant", "cosine"))
     rates = [rate_of(each, epoch=4) for each in (flat, falling)]
