@@ -19,7 +19,7 @@ from tsfm_lens.studies import experiments, samformer
 from tsfm_lens.studies.experiments.grid import Arm
 from tsfm_lens.studies.samformer import LinearToy, errors_of, make_model
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training import SAM, read_watch, sharpness
+from tsfm_lens.training import read_watch, sharpness
 
 SMALL = {"kind": "toy", "length": 12, "horizon": 4, "channels": 3, "training": 96, "validation": 32}
 
@@ -52,17 +52,6 @@ def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
     assert_close(found["validation"]["mse"], error, depth=200, dtype="float32")
     assert (found["epochs"], found["parameters"]) == (3, sum(part.numel() for part in model.parameters()))
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == found
-
-
-def test_the_optimiser_is_that_of_the_configuration() -> None:
-    given = {"name": "adamw", "learning_rate": 0.02, "weight_decay": 0.3, "betas": [0.8, 0.9], "rho": 0.1}
-    run, _, _ = experiments.prepare(config(optimizer=given))
-    (group,) = run.optimizer.param_groups
-    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.02, 0.3, (0.8, 0.9))
-    assert isinstance(run.optimizer, SAM)
-    assert (run.optimizer.rho, type(run.optimizer.base)) == (0.1, torch.optim.AdamW)
-    plain, _, _ = experiments.prepare(config(optimizer={"name": "sgd", "momentum": 0.5}))
-    assert (type(plain.optimizer), plain.optimizer.param_groups[0]["momentum"]) == (torch.optim.SGD, 0.5)
 
 
 def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> None:
@@ -254,3 +243,14 @@ def test_the_grids_of_the_paper_have_its_settings() -> None:
     toy = experiments.toy_arms()
     assert toy["transformer + SAM"].optimizer.rho > 0 == toy["transformer"].optimizer.rho
     assert toy["transformer"].data.training == 10_000
+
+
+def test_the_optimiser_is_that_of_the_configuration() -> None:
+    given = {"name": "adamw", "learning_rate": 0.02, "weight_decay": 0.3, "betas": [0.8, 0.9], "rho": 0.1}
+    run, _, _ = experiments.prepare(config(optimizer=given))
+    (group,) = run.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.02, 0.3, (0.8, 0.9))
+    assert isinstance(run.optimizer, SAM)
+    assert (run.optimizer.rho, type(run.optimizer.base)) == (0.1, torch.optim.AdamW)
+    plain, _, _ = experiments.prepare(config(optimizer={"name": "sgd", "momentum": 0.5}))
+    assert (type(plain.optimizer), plain.optimizer.param_groups[0]["momentum"]) == (torch.optim.SGD, 0.5)

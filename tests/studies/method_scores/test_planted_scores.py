@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import rankdata
 
 from planted.model import ALIVE, stand_in
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -210,11 +209,6 @@ def test_what_is_to_be_measured_must_exist(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="nothing was measured"):
         main(tmp_path / "page.md", read=True)
     assert not list(tmp_path.iterdir())
-
-
-def test_ranks_of_scores_are_those_of_scipy() -> None:
-    scores = np.array([3.0, 1.0, 3.0, 2.0])
-    assert marks(scores, np.ones(4, dtype=bool))["mean_rank"] == rankdata(-scores, method="max").mean()
 
 
 def test_a_method_that_refuses_is_told_of_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,9 +91,7 @@ def test_failures_say_what_to_do(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_shows_intervals_and_keeps_its_cells_in_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_shows_intervals_and_keeps_its_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = ("s3-t1", "--model", "bolt-nano", "--data", "bundled:nile,elnino", "--horizon", "6")
     shown = run(*options)

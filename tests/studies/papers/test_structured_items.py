@@ -131,9 +131,7 @@ def test_the_figure_shows_the_numbers_of_the_runs() -> None:
 
 
 @pytest.mark.parametrize(("share", "outcome"), [(0.95, "holds"), (1.05, "does not hold")])
-def test_errors_of_forecasts_are_relative_to_standard_attention(
-    share: float, outcome: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_are_relative_to_standard_attention(share: float, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base = 0.5 + 0.01 * DRAW.random(SEEDS)
     errors = np.stack([base, share * base])
     arms = ["standard, T = 96", "MLR attention 6+2, T = 96"]

@@ -111,9 +111,7 @@ def test_a_claim_can_fail(found: Callable[..., xr.Dataset], monkeypatch: pytest.
         ("S0-F14", "chebyshev_curves", {"dimension": 768, "n_points": 4096}),
     ],
 )
-def test_full_sizes_are_the_papers(
-    item: str, function: str, sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_sizes(item: str, function: str, sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The command measures at the sizes that the paper gives, so that no setting of these differs."""
 
     def stop(**options: object) -> xr.Dataset:

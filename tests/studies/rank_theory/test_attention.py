@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy import special
 
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import AttentionWeights
 from tsfm_lens.testing import assert_close
@@ -96,22 +95,3 @@ def test_random_weights_grow_as_their_scaling_says() -> None:
         for norm, power in (("score_norms", score), ("value_norms", value)):
             ratio = float(getattr(large, norm)[0] / getattr(small, norm)[0])
             assert abs(np.log(ratio) / np.log(9) - power) < 0.15, (scaling, norm)
-
-
-def test_what_is_no_layer_is_refused() -> None:
-    with pytest.raises(InputError, match=r"\(4, 4\) cannot be shared out over 3 heads"):
-        AttentionWeights.stacked(*np.ones((3, 4, 4)), heads=3)
-    with pytest.raises(InputError, match="value has shape"):
-        AttentionWeights(np.ones((1, 2, 2)), np.ones((1, 2, 2)), np.full((1, 2, 2), np.nan))
-    with pytest.raises(InputError, match="one and the same"):
-        AttentionWeights(np.ones((1, 2, 2)), np.ones((1, 2, 2)), np.ones((1, 3, 2)))
-    with pytest.raises(InputError, match=r"\(3, 5\), expected a finite matrix \(4, tokens\)"):
-        rank_theory.attention(np.ones((3, 5)), AttentionWeights.random(4))
-    with pytest.raises(InputError, match="chunk is 0"):
-        rank_theory.attention(np.ones((4, 5)), AttentionWeights.random(4), chunk=0)
-    with pytest.raises(UnknownNameError, match=r"'theory'.*theorem"):
-        AttentionWeights.random(4, scaling="theory")
-    with pytest.raises(InputError, match="expected 4 as the tokens have"):
-        rank_theory.residual_layer(np.ones((4, 5)), AttentionWeights(*np.ones((3, 1, 2, 4))))
-    with pytest.raises(InputError, match="depth is 0"):
-        rank_theory.residual_layer(np.ones((4, 5)), AttentionWeights.random(4), 0)

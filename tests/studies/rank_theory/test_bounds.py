@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfm_lens.errors import InputError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.testing import assert_close, rounding
 
@@ -159,18 +158,3 @@ def test_bounds_are_within_a_small_factor_where_little_is_left_of_them() -> None
     assert (count == 5).all()
     assert (count <= most).all()
     assert most[-1] < 5.01
-
-
-def test_what_no_bound_is_about_is_refused() -> None:
-    with pytest.raises(InputError, match="order is 0"):
-        rank_theory.differentiable_bound(4, 4, order=0, variation=1.0)
-    with pytest.raises(InputError, match="radius is 1"):
-        rank_theory.analytic_bound(4, 4, radius=1, largest=1.0)
-    with pytest.raises(InputError, match="beta is 0"):
-        rank_theory.gated_bound(4, 4, beta=0)
-    with pytest.raises(InputError, match="40 nodes for 40"):
-        rank_theory.chebyshev_bound(runge, POINTS, nodes=40)
-    with pytest.raises(InputError, match="expected more coordinates"):
-        rank_theory.mlp_count(rank_theory.ResidualMlpEmbedding.random(4, 4), np.ones((4, 3)), 0.5)
-    with pytest.raises(InputError, match="epsilon is 0"):
-        rank_theory.mlp_count(rank_theory.ResidualMlpEmbedding.random(8, 4), np.ones((4, 3)), 0.0)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfm_lens.errors import InputError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import AttentionWeights
 from tsfm_lens.testing import assert_close, rounding
@@ -144,19 +143,3 @@ def test_the_printed_logarithm_holds_up_to_four_d_plus_one_tokens() -> None:
     assert round(smallest[128, True], 2) == 0.33
     assert round(smallest[1024, True], 2) == 0.06
     assert min(value for (_, as_printed), value in smallest.items() if not as_printed) > 0.75
-
-
-def test_what_cannot_be_compressed_so_is_refused() -> None:
-    for wrong in (0, 4):
-        with pytest.raises(InputError, match=f"rank is {wrong}, expected 1 to 3"):
-            rank_theory.projector(np.ones((3, 5)), wrong)
-    with pytest.raises(InputError, match=r"shape \(3,\)"):
-        rank_theory.compression_rate(np.ones(3), [1])
-    with pytest.raises(InputError, match="rise"):
-        rank_theory.incompressible(np.array([0.5, 1.0]), 4)
-    with pytest.raises(InputError, match="above 0"):
-        rank_theory.incompressible(np.array([0.5, 0.0]), 4)
-    with pytest.raises(InputError, match="2 tokens cannot have 3"):
-        rank_theory.incompressible(np.ones(3), 2)
-    with pytest.raises(InputError, match="2 heads, expected one"):
-        rank_theory.least_value_error(np.ones((4, 4)), AttentionWeights.random(4, 2), 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import eval_chebyt
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.testing import assert_close
 
@@ -45,10 +45,6 @@ def test_a_series_becomes_a_token_a_patch(embedding: rank_theory.Embedding, patc
 def test_a_patch_embedding_applies_its_function() -> None:
     made = rank_theory.PatchEmbedding(lambda x: np.array([x.sum(), x[0]]), 3)
     np.testing.assert_array_equal(made(np.arange(6.0)), [[3.0, 12.0], [0.0, 3.0]])
-    with pytest.raises(InputError, match="96 steps are no whole number of patches of 7; take 91"):
-        rank_theory.patches(SERIES, 7)
-    with pytest.raises(InputError, match=r"shape \(2, 48\)"):
-        rank_theory.patches(SERIES.reshape(2, 48), 8)
 
 
 def test_a_quantised_embedding_looks_up_bins() -> None:
@@ -57,10 +53,6 @@ def test_a_quantised_embedding_looks_up_bins() -> None:
     chronos = rank_theory.QuantisedEmbedding.random(4, 4094)
     centres = np.linspace(-15, 15, 4094)
     np.testing.assert_array_equal(chronos(centres), chronos.vectors)
-    with pytest.raises(InputError, match="one fewer than vectors"):
-        rank_theory.QuantisedEmbedding(np.array([0.0, 1.0]), np.eye(2))
-    with pytest.raises(InputError, match="rising"):
-        rank_theory.QuantisedEmbedding(np.array([1.0, 0.0]), np.eye(3))
 
 
 @pytest.mark.parametrize("name", rank_theory.ACTIVATIONS)
@@ -79,10 +71,6 @@ def test_a_residual_mlp_is_two_layers_and_a_path_past_them() -> None:
     by_hand = made.skip @ columns + made.outer @ rank_theory.ACTIVATIONS["gelu"](made.inner @ columns)
     np.testing.assert_array_equal(made(SERIES), by_hand)
     assert ranks(rank_theory.ResidualMlpEmbedding.random(10, 4, activation="identity")(SERIES)) == 2  # a sine has two
-    with pytest.raises(UnknownNameError, match=r"'glue'.*gelu"):
-        rank_theory.ResidualMlpEmbedding.random(10, 4, activation="glue")
-    with pytest.raises(InputError, match="do not fit"):
-        rank_theory.ResidualMlpEmbedding(np.ones((7, 4)), np.ones((10, 6)), np.ones((10, 4)))
 
 
 def test_a_gated_embedding_is_swish_times_the_value() -> None:
@@ -93,8 +81,6 @@ def test_a_gated_embedding_is_swish_times_the_value() -> None:
     drawn = rank_theory.GatedEmbedding.random(50, seed=1)
     assert np.abs(drawn.gate).max() <= 1
     assert np.abs(drawn.gate * drawn.value).max() <= 1
-    with pytest.raises(InputError, match="β above 0"):
-        rank_theory.GatedEmbedding(np.ones(2), np.ones(2), beta=0.0)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5, 16])
@@ -112,10 +98,3 @@ def test_a_chebyshev_embedding_has_its_rank_exactly(rank: int) -> None:
         assert_close(tokens, np.outer(made.directions[:, 0], points / 15), depth=50)
     # polynomials would explode outside
     np.testing.assert_array_equal(made(np.array([400.0])), made(np.array([15.0])))
-
-
-def test_a_chebyshev_embedding_has_at_most_its_dimension() -> None:
-    with pytest.raises(InputError, match="5 orthonormal columns of 4 entries"):
-        rank_theory.ChebyshevEmbedding.random(4, 5)
-    with pytest.raises(InputError, match="x_max=0"):
-        rank_theory.ChebyshevEmbedding(np.eye(3), 0.0)

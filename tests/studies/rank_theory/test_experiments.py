@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import AttentionWeights
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum, slope_of, slope_of_rms
@@ -159,22 +158,3 @@ def test_every_experiment_repeats_with_its_seed_and_says_its_sizes() -> None:
     assert not one.equals(other)
     assert one.attrs["source"].endswith("(S0-J3)")
     assert {"width", "n_tokens", "decay", "epsilon", "seed", "title"} <= set(one.attrs)
-
-
-def test_sizes_that_give_no_experiment_are_refused() -> None:
-    with pytest.raises(InputError, match="width 3 with 40 ranks"):
-        rank_theory.compression_by_rank(width=3, n_tokens=8)
-    with pytest.raises(InputError, match="4 tokens cannot have 8 singular values"):
-        rank_theory.compression_by_rank(width=8, n_tokens=4)
-    with pytest.raises(UnknownNameError, match="'plain'"):
-        rank_theory.compression_by_rank(width=8, n_tokens=8, scalings=("plain",))
-    with pytest.raises(InputError, match="each above the rank 8"):
-        rank_theory.compression_by_width(widths=(8, 16))
-    with pytest.raises(InputError, match=r"\[3\], expected divisors of the width 8"):
-        rank_theory.spectra_by_heads(width=8, heads=(3,))
-    with pytest.raises(InputError, match="more rows than the width 8"):
-        rank_theory.sketching_by_heads(width=8, rank=2, heads=(8,))
-    with pytest.raises(InputError, match="draws is 0"):
-        rank_theory.sketch_bounds(draws=0)
-    with pytest.raises(InputError, match="4 points cannot show rank 4"):
-        rank_theory.chebyshev_curves(dimension=8, ranks=(4,), n_points=4)

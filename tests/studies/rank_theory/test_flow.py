@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfm_lens import ranks
-from tsfm_lens.errors import InputError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import AttentionWeights
 from tsfm_lens.testing import assert_close, rounding
@@ -125,12 +124,3 @@ def test_the_printed_index_is_wrong_for_the_first_singular_value() -> None:
     assert index == [1, 2]
     assert found <= (1 + E2) * singular[index[0] - 1]
     assert found > (1 + E2) * singular[index[1] - 1]
-
-
-def test_what_no_statement_is_about_is_refused() -> None:
-    with pytest.raises(InputError, match="with 2 heads the bound is of models of 874 layers"):
-        ranks.flow_bound(np.ones(4), 2, 100)
-    with pytest.raises(InputError, match="4 singular values cannot be shared out over 3 heads"):
-        rank_theory.growing(np.ones(4), 3, 8)
-    with pytest.raises(InputError, match="expected at most 1"):
-        rank_theory.one_layer_bound(np.array([2.0, 1.0]), 1)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfm_lens.errors import InputError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.testing import assert_close, rounding
 
@@ -104,15 +103,3 @@ def test_sorted_reciprocals_would_break_the_promise() -> None:
         rank_theory.attention(made.tokens, made.weights) - rank_theory.attention(made.tokens, worse), 2
     )
     assert made.own_error < made.own_bound < error
-
-
-def test_what_is_no_sketch_is_refused() -> None:
-    with pytest.raises(InputError, match=r"\(2, 4\) does not fit a matrix of shape \(3, 5\)"):
-        rank_theory.sketching_distance(np.ones((3, 5)), np.ones((2, 4)))
-    with pytest.raises(InputError, match="no number"):
-        rank_theory.sketching_distance(np.ones((3, 5)), np.full((2, 3), np.inf))
-    with pytest.raises(InputError, match="3 heads of rank 1 do not divide a width of 8"):
-        rank_theory.sparse_sketch(8, 1, 3)
-    for heads, rank in ((1, 1), (3, 1), (2, 4)):
-        with pytest.raises(InputError, match=f"{heads} heads of rank {rank}"):
-            rank_theory.head_sketch(np.ones(8), heads, rank, 8)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 
-from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.studies.recipes.evaluate import covariate_gain, geometric_mean, measure, real_cases
 from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import RECIPES
@@ -20,11 +19,6 @@ KINDS = {"bolt-nano": ChronosBoltPipeline, "chronos-nano": ChronosPipeline, "chr
 
 def test_three_checkpoints_ship() -> None:
     assert checkpoint_names() == tuple(KINDS)
-
-
-def test_an_unknown_checkpoint_is_answered_with_its_neighbour() -> None:
-    with pytest.raises(UnknownNameError, match="bolt-nano"):
-        checkpoint_path("bolt-mini")
 
 
 @pytest.mark.parametrize("name", checkpoint_names())

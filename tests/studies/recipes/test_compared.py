@@ -61,7 +61,7 @@ def found(few: list[RecipeRun], corpus: Corpus, folder: Path) -> dict[str, xr.Da
     return records(few, folder, corpus)
 
 
-def test_what_is_measured_is_what_counts_and_svds_say(
+def test_records_are_counts_and_svds(
     found: dict[str, xr.Dataset], few: list[RecipeRun], folder: Path, corpus: Corpus
 ) -> None:
     attention, vocabulary, spectra = (found[name] for name in ("attention", "vocabulary", "spectra"))
@@ -85,9 +85,7 @@ def test_what_is_measured_is_what_counts_and_svds_say(
     assert vocabulary["vocabulary"].values.tolist() == [2]
 
 
-def test_an_arm_that_has_ended_stays_and_one_that_was_stopped_goes_on(
-    few: list[RecipeRun], corpus: Corpus, tmp_path: Path
-) -> None:
+def test_an_ended_arm_stays_and_a_stopped_one_goes_on(few: list[RecipeRun], corpus: Corpus, tmp_path: Path) -> None:
     stopped = Trainer(few[1].recipe, tmp_path / few[1].folder, corpus, device="cpu")
     stopped.run(until=2, quiet=True)
     assert trained(few[1], tmp_path, corpus, quiet=True)

@@ -17,7 +17,6 @@ from tsfm_lens.models import load
 from tsfm_lens.studies.recipes import evaluate
 from tsfm_lens.studies.recipes.evaluate import (
     LEVELS,
-    PATHS,
     TEST_SEED,
     VALIDATION_SEED,
     SkillCase,
@@ -52,12 +51,9 @@ class LastSeason:
 class Sampler:
     """A pipeline whose quantiles are the number of samples that it was asked for, 20 by itself."""
 
-    largest = 0
-
     def predict_quantiles(
         self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float], num_samples: int = 20
     ) -> tuple[torch.Tensor, None]:
-        self.largest = max(self.largest, len(inputs))
         shape = (len(inputs), prediction_length, len(quantile_levels))
         return torch.full(shape, float(num_samples)), None
 
@@ -128,30 +124,6 @@ def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
     errors = [measure(Sampler(), [case], horizon=8, samples=samples)[0].model for samples in (None, 50, 80)]
     # the series is 50 on average and moves by 2 at each step
     assert errors == pytest.approx([15.0, 0.5, 15.0])
-
-
-def test_many_paths_are_drawn_in_parts_that_fit_in_memory() -> None:
-    sampler = Sampler()
-    cases = [SkillCase(str(row), np.resize([49.0, 51.0], 200), 1) for row in range(3)]
-    for samples, most in ((20, 15), (PATHS // 4, 4), (2 * PATHS, 1)):
-        sampler.largest = 0
-        assert len(measure(sampler, cases, horizon=8, samples=samples)) == 3
-        assert sampler.largest == most
-
-
-def test_another_draw_of_the_synthetic_seasons_is_measured_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = checkpoint_path("bolt-nano")
-    main(folder, seed=7)
-    said = capsys.readouterr().out
-    assert "synthetic seasons of seed 7" in said
-    assert "bundled" not in said
-    first = measure(open_pipeline(folder), synthetic_cases(seed=7)[:1])[0]
-    assert f"{first.model:.3f}" in said
-    assert f"{measure(open_pipeline(folder), synthetic_cases()[:1])[0].model:.3f}" not in said
-    with pytest.raises(InputError, match="ask for different series"):
-        main(folder, seed=7, real=tmp_path / "real.npz")
 
 
 def test_who_tunes_does_not_see_the_test(
@@ -245,7 +217,7 @@ def test_what_is_measured_is_a_whole_checkpoint(name: str, tmp_path: Path) -> No
             main(folder)
 
 
-def test_a_folder_is_opened_though_an_embedded_checkpoint_has_its_name(
+def test_a_folder_comes_before_an_embedded_checkpoint_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(checkpoint_path("chronos2-nano"), tmp_path / "bolt-nano")

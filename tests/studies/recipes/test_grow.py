@@ -131,9 +131,7 @@ def growing(plan: TrainingRecipe) -> TrainingRecipe:
     return plan.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
 
 
-def test_a_run_widens_its_model_where_the_recipe_says(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_run_widens_where_the_recipe_says(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     plan = growing(token_recipe)
     whole = run(plan, tmp_path / "whole", corpus)
     kept = {
@@ -151,7 +149,7 @@ def test_a_run_widens_its_model_where_the_recipe_says(
     assert initial_model(plan).adapter.model.config.d_model == 24
 
 
-def test_a_wider_leg_starts_from_a_checkpoint_of_the_narrow_one(
+def test_a_wider_leg_starts_from_a_narrow_checkpoint(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     plan = growing(token_recipe)
@@ -164,9 +162,7 @@ def test_a_wider_leg_starts_from_a_checkpoint_of_the_narrow_one(
     assert_same_weights(whole, second)
 
 
-def test_a_width_that_no_leg_can_have_is_refused_before_the_first_step(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_narrower_leg_is_refused_at_once(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     again = Phase(at=4, learning_rate=1e-2, decay=4, config={"d_ff": 8})
     plan = token_recipe.model_copy(update={"restarts": (again,), "steps": 8})
     with pytest.raises(InputError, match="d_ff=8 is below the model's 16"):

@@ -41,17 +41,6 @@ def test_checkpoints_are_those_of_the_run(trained: TrainingHistory, corpus: Corp
     assert all(np.array_equal(before[name], weight) for name, weight in trained[0].adapter.model.state_dict().items())
 
 
-def test_initial_weights_are_others_under_another_seed(token_recipe: TrainingRecipe) -> None:
-    first, second = (initial_model(token_recipe, seed=seed).adapter.model.state_dict() for seed in (0, 1))
-    assert not np.array_equal(first["shared.weight"], second["shared.weight"])
-
-
-def test_models_of_a_training_say_what_they_are(trained: TrainingHistory) -> None:
-    name = trained.recipe.name
-    assert trained[3].model_id == f"{name} (step 3)"
-    assert initial_model(trained.recipe, seed=4).model_id == f"{name} (initial weights, seed 4)"
-
-
 def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> None:
     picked = {step: trained[step] for step in (0, 8)}
     data = probes.training_history(picked, losses=trained.losses, name="tiny", n_sequences=4, **SMALL)
@@ -66,9 +55,7 @@ def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> 
     assert dict(zip(data["loss_step"].values.tolist(), data["loss"].values, strict=True)) == trained.losses
 
 
-def test_models_of_quantiles_are_scored_by_motifs_in_values(
-    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_models_of_quantiles_are_scored_by_motifs(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     Trainer(patch_recipe, tmp_path, corpus).run(quiet=True)
     history = TrainingHistory(tmp_path)
     data = probes.training_history(history, motif=2, repeats=2, n_series=3)
@@ -148,9 +135,7 @@ def test_the_command_writes_a_file_that_opens(patch_recipe: TrainingRecipe, corp
     assert [path.name for path in tmp_path.glob("history.nc*")] == ["history.nc"]
 
 
-def test_the_run_of_another_task_has_no_history_here(
-    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_run_of_another_task_is_refused(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     Trainer(patch_recipe, tmp_path, corpus).run(until=1, quiet=True)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     torch.save({**state, "identity": '{"seed": 0}'}, tmp_path / "state.pt")

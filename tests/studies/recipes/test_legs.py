@@ -54,9 +54,7 @@ def test_only_the_matrices_of_layers_turn_to_muon(tiny: TrainingRecipe) -> None:
     assert all("shared" in name or "relative_attention_bias" in name or "embed" in name for name in left), left
 
 
-def test_a_step_of_muon_moves_a_matrix_along_the_nearest_orthogonal_one(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_step_of_muon_is_nearly_orthogonal(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     trainer = Trainer(muon_leg(token_recipe), tmp_path / "run", corpus, device="cpu")
     trainer.run(until=4, quiet=True)
     weights = layer_matrices(trainer.model)
@@ -156,9 +154,7 @@ def test_stages_and_restarts_come_in_order() -> None:
     assert TrainingRecipe(**made) == BOLT_NANO
 
 
-def test_a_second_leg_goes_on_from_a_checkpoint_of_the_first(
-    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_second_leg_starts_from_a_checkpoint(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     plan = tiny.model_copy(update={"steps": 8, "restarts": (Phase(at=4, learning_rate=1e-3, decay=4),)})
     first = run(plan, tmp_path / "first", corpus, until=4)
     export(first.model, tmp_path / "checkpoint")
@@ -186,9 +182,7 @@ def test_what_no_second_leg_starts_from_is_refused(
     assert not (tmp_path / "never").exists()
 
 
-def test_a_command_that_cannot_go_on_says_so_before_it_draws_its_series(
-    token_recipe: TrainingRecipe, tmp_path: Path
-) -> None:
+def test_a_command_that_cannot_go_on_draws_no_series(token_recipe: TrainingRecipe, tmp_path: Path) -> None:
     export(build_model(token_recipe), tmp_path / "token")
     np.savez(tmp_path / "real.npz", **{"training/a": np.arange(700.0)})
     where = {"out": tmp_path / "runs" / "run", "real": tmp_path / "real.npz"}

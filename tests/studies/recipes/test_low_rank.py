@@ -139,9 +139,7 @@ def test_a_fixed_vocabulary_has_its_rank_and_its_polynomials(token_recipe: Train
     assert_close(logits(model), logits(dense), depth=100)
 
 
-def test_training_leaves_a_fixed_vocabulary_and_moves_all_else(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_training_leaves_only_a_fixed_vocabulary(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     recipe = with_rank(token_recipe, rank=1, growth=0.5).model_copy(update={"vocabulary_rank": 2, "weight_decay": 0.5})
     trainer = Trainer(recipe, tmp_path / "run", corpus, device="cpu")
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
@@ -169,9 +167,7 @@ def test_what_was_trained_at_low_rank_opens_with_every_hook_point(
     assert sum(isinstance(module, LowRankLinear) for module in lens.adapter.model.modules()) == len(matrices(lens))
 
 
-def test_a_new_option_leaves_the_identity_of_old_recipes_alone(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_new_option_leaves_old_identities_alone(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     identity = Trainer(token_recipe, tmp_path, corpus, device="cpu").task.identity
     assert not {"attention_rank", "vocabulary_rank"} & set(json.loads(identity))
     assert TrainingRecipe.model_validate_json(identity) == token_recipe

@@ -30,17 +30,6 @@ def test_chronos_nano_copies_with_induction_heads() -> None:
     assert found.copy_error["both"] > 0.3
 
 
-def test_the_command_prints_every_head_for_as_many_instances_as_asked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found, asked = measure(load("chronos-nano"), count=2, repeats=3), []
-    monkeypatch.setattr(mechanisms, "measure", lambda lens, repeats: asked.append(repeats) or found)
-    mechanisms.main(repeats=3)
-    said = capsys.readouterr().out
-    assert asked == [3]
-    assert all(f"decoder.{layer}.cross_attn.{head} " in said for layer, head in np.ndindex(*found.alone.shape))
-
-
 def test_a_model_without_tokens_is_refused() -> None:
     with pytest.raises(LensError, match="bolt-nano is no encoder-decoder model over value tokens"):
         mechanisms.main("bolt-nano")

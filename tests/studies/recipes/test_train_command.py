@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.studies.recipes import train
 from tsfm_lens.studies.recipes.corpus import Corpus, load_corpus, real_rows
-from tsfm_lens.studies.recipes.export import export, open_pipeline
-from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer, main
 from tsfm_lens.training.state import STATE
-from tsfm_lens.zoo import checkpoint_path
 
 
 def undrawn(*_args: object, **_options: object) -> Corpus:
@@ -56,7 +51,7 @@ def test_a_run_is_not_written_over(command: partial[None], tmp_path: Path, monke
         command()
 
 
-def test_the_end_of_a_run_is_not_written_over(
+def test_an_end_is_not_written_over(
     command: partial[None], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     Trainer(token_recipe, tmp_path / "run", corpus, device="cpu").run(until=4, quiet=True)
@@ -84,26 +79,6 @@ def test_a_damaged_state_is_told_before_the_series_are_drawn(
     for asked in ({"resume": True}, {"end_within": 2}):
         with pytest.raises(CheckpointError, match=r"state\.pt is damaged: model lacks shared\.weight; put"):
             command(**asked)
-
-
-def test_a_damaged_checkpoint_is_not_started_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "load_corpus", undrawn)
-    folder = shutil.copytree(checkpoint_path("bolt-nano"), tmp_path / "start")
-    tensors = load_file(folder / "model.safetensors")
-    tensors["encoder.final_layer_norm.weight"].fill_(torch.nan)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        CheckpointError, match=r"encoder\.final_layer_norm\.weight has 128 of 128 weights .* not finite"
-    ):
-        main("bolt-nano", tmp_path / "run", real=tmp_path / "real.npz", start=folder)
-
-
-def test_a_checkpoint_is_exported_though_an_embedded_one_has_its_name(
-    token_recipe: TrainingRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    export(build_model(token_recipe), Path("chronos-nano"))
-    assert open_pipeline(Path("chronos-nano")).inner_model.config.d_model == token_recipe.config["d_model"]
 
 
 WRONG = {
@@ -138,9 +113,7 @@ def test_gaps_and_whole_numbers_are_series(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows[-1, -5:], np.arange(5))
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_the_user_waits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="Not a directory"):
         load_corpus({"harmonics": 2}, seed=0, cache=tmp_path / "file" / "corpora")

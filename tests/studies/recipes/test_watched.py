@@ -16,9 +16,7 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.training import Watch, attention_measures, patterns_of, read_watch
 
 
-def test_the_zoo_is_watched_through_a_lens_and_trains_as_without(
-    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_the_zoo_trains_as_without_a_watch(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     ends, series = [], np.sin(np.arange(40.0))
     for watched in (False, True):
         trainer = Trainer(patch_recipe, tmp_path / str(watched), corpus, device="cpu")

@@ -137,12 +137,9 @@ def test_an_ablated_attention_leaves_the_linear_model() -> None:
     ids=["channels", "one channel", "short", "gaps"],
 )
 def test_series_that_the_model_cannot_take_are_refused(series: np.ndarray, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        load(drawn(normalise=True)).forecast(as_series([series]), H)
-
-
-def test_a_longer_horizon_and_a_model_without_an_adapter_are_refused() -> None:
     lens = load(drawn(normalise=True))
+    with pytest.raises(InputError, match=says):
+        lens.forecast(as_series([series]), H)
     with pytest.raises(InputError, match="longer than the 7 steps"):
         lens.forecast(lens.adapter.example(0, L), H + 1)
     with pytest.raises(WiringError, match=r"lens_adapter\(\)"):
