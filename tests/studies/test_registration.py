@@ -20,9 +20,3 @@ def test_every_reported_value_is_one_of_a_measurement() -> None:
 def test_a_result_of_no_model_is_no_chapter() -> None:
     with pytest.raises(InputError, match="made of no model"):
         checked_chapters(["theory_sketching"])
-
-
-def test_figures_of_studies_are_functions_of_their_own() -> None:
-    homes = [figure.function.__module__.split(".")[1] for each in measurements().values() for figure in each.figures]
-    assert set(homes) == {"studies", "viz"}
-    assert homes.count("studies") > 15

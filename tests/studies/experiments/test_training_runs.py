@@ -17,9 +17,9 @@ from tsfm_lens.cli import app
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.studies import experiments, samformer
 from tsfm_lens.studies.experiments.grid import Arm
-from tsfm_lens.studies.samformer import LinearToy, errors_of, make_model
+from tsfm_lens.studies.samformer import errors_of, make_model
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training import read_watch, sharpness
+from tsfm_lens.training import SAM, read_watch, sharpness
 
 SMALL = {"kind": "toy", "length": 12, "horizon": 4, "channels": 3, "training": 96, "validation": 32}
 
@@ -28,30 +28,6 @@ def config(model: str = "transformer", **fields: Any) -> experiments.TrainConfig
     plan = {"epochs": 3, "batch": 32, "patience": None, **fields.pop("plan", {})}
     content = {"model": {"name": model, "options": {"width": 4}}, "data": SMALL, "plan": plan, **fields}
     return experiments.TrainConfig.model_validate(content)
-
-
-def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
-    found = experiments.train(
-        config(optimizer={"name": "sgd", "learning_rate": 0.01, "schedule": "constant"}), tmp_path / "run", quiet=True
-    )
-    model = make_model("transformer", 12, 4, 3, width=4, seed=0)
-    toy = LinearToy(**{key: value for key, value in SMALL.items() if key != "kind"})
-    x, y = toy.pairs(0, 96)
-    _, task, _ = experiments.prepare(config())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(9):
-        which = task.pairs_of(step)
-        optimizer.zero_grad()
-        (model(x[which]) - y[which]).square().mean().backward()
-        optimizer.step()
-    kept = load_file(tmp_path / "run" / "best.safetensors")
-    assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
-    with torch.no_grad():
-        given, wanted = toy.pairs(96, 128)
-        error = float((model(given) - wanted).square().mean())
-    assert_close(found["validation"]["mse"], error, depth=200, dtype="float32")
-    assert (found["epochs"], found["parameters"]) == (3, sum(part.numel() for part in model.parameters()))
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == found
 
 
 def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> None:
@@ -221,18 +197,6 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
         experiments.ends(toy, tmp_path)
     gathered = experiments.gathered(runs, tmp_path)
     assert (gathered["rho"].values.tolist(), gathered["horizon"].values.tolist()) == ([0.2, 0.0], [6, 6])
-
-
-def test_grids_of_radii_differ_in_nothing_else() -> None:
-    arms = experiments.rho_arms("rates.csv", "exchange", 96, [0.0, 0.7])
-    rows = {name: config.model_dump() for name, config in arms.items()}
-    assert [row["optimizer"].pop("rho") for row in rows.values()] == [0.0, 0.7]
-    assert rows["exchange 96 rho 0"] == rows["exchange 96 rho 0.7"]
-    plain, sam = (
-        experiments.benchmark_arms("rates.csv", "exchange", 96)[f"exchange 96 {name}"]
-        for name in ("Transformer", "SAMformer")
-    )
-    assert [*arms.values()] == [plain, sam]
 
 
 def test_the_grids_of_the_paper_have_its_settings() -> None:

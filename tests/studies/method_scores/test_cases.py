@@ -67,10 +67,3 @@ def test_twins_share_the_truth_and_not_the_weights() -> None:
     np.testing.assert_array_equal(planted.true_components, twin.true_components)
     np.testing.assert_array_equal(planted.run.batch.values[0], twin.run.batch.values[0])
     assert not np.array_equal(planted.run.point, twin.run.point)
-
-
-def test_series_differ_by_seed() -> None:
-    first, second = cases([("seasonal-copy", "chronos-bolt")], seeds=2, series=1)
-    noise = [each.run.batch.values[0] / np.abs(each.run.batch.values[0]).mean() for each in (first, second)]
-    assert (first.seed, second.seed) == (0, 1)
-    assert noise[0].shape != noise[1].shape or not np.array_equal(*noise)

@@ -223,12 +223,9 @@ def test_language_models_of_two_widths_have_a_power(monkeypatch: pytest.MonkeyPa
     assert verdict(reproduce("S0-F4", lenses, **SHORT), "linear") == "does not hold"
 
 
-def test_models_are_told_apart_by_their_names() -> None:
+def test_models_that_cannot_stand_side_by_side_are_refused() -> None:
     with pytest.raises(InputError, match="two models are called 'bolt-nano'"):
         reproduce("S0-F4", [nano("bolt-nano"), nano("bolt-nano")], **SHORT)
-
-
-def test_one_model_alone_takes_no_text() -> None:
     with pytest.raises(InputError, match="reads tokens of text"):
         reproduce("S3-F2", text(), **FEW)
     with pytest.raises(InputError, match="is measured on one model"):

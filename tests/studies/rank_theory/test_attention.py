@@ -43,17 +43,6 @@ def test_it_is_attention_on_rows_with_queries_and_keys_exchanged() -> None:
     assert np.abs(rank_theory.attention(tokens, weights) - other).max() > 0.1
 
 
-def test_heads_stand_below_one_another_and_one_head_is_plain_attention() -> None:
-    tokens, weights = np.random.default_rng(0).normal(size=(6, 9)), AttentionWeights.random(6, 3)
-    for head in range(3):
-        alone = AttentionWeights(*(part[head : head + 1] for part in (weights.query, weights.key, weights.value)))
-        assert_close(
-            rank_theory.attention(tokens, weights)[2 * head : 2 * head + 2],
-            rank_theory.attention(tokens, alone),
-            depth=50,
-        )
-
-
 @pytest.mark.parametrize("rows", [4, 8])
 def test_chunks_change_no_number(rows: int) -> None:
     """Also where tokens have fewer coordinates than a head and are mixed before they become values."""

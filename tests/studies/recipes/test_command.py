@@ -13,7 +13,7 @@ import typer
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.studies.recipes.corpus import arrays_of
-from tsfm_lens.training.command import HELP, run_command
+from tsfm_lens.training.command import run_command
 
 STUDY, PLACES = "studies.recipes", {"planted": "zoo"}
 
@@ -39,16 +39,13 @@ def told(argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         (["train", "chronos-nano", "--out", "OUT", "--real", "TEXT"], 1, "holds no series"),
         (["lowrank", "--out", "OUT", "--seeds", "0"], 2, "greater than or equal to 1"),
         (["lowrank", "--out", "TEXT"], 2, "is a file"),
-        (["levels", "--out", "TEXT"], 2, "is a file"),
         (["history", "NONE", "--out", "OUT.nc"], 1, "NONE"),
         (["evaluate", "NONE"], 2, "does not exist"),
         (["evaluate", ".", "--horizon", "0"], 2, "greater than or equal to 1"),
         (["evaluate", "."], 1, "it has no *.safetensors file (found: TEXT)"),
         (["train", "chronos-nano", "--out", "TEXT/run", "--real", "TEXT"], 1, "TEXT is a file"),
-        (["lowrank", "--out", "TEXT/run"], 1, "TEXT is a file"),
         (["levels", "--out", "TEXT/run"], 1, "TEXT is a file"),
         (["planted", "local-mean", "chronos", "--out", "TEXT/run"], 1, "TEXT is a file"),
-        (["planted", "local-mean", "chronos", "--out", "TEXT"], 2, "is a file"),
         (["planted", "local-mean", "chronos", "--out", "OUT", "--seed", "-1"], 2, "greater than or equal to 0"),
         (["planted", "local-men", "chronos", "--out", "OUT"], 1, "local-mean in chronos"),
     ],
@@ -70,20 +67,6 @@ def test_the_zoos_commands_say_what_is_wrong(
     assert found == code, said
     assert words in said
     assert "Traceback" not in said
-
-
-def test_h_is_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(series: int) -> None:
-        """Do something to so many series."""
-
-    monkeypatch.setattr(sys, "argv", ["command", "-h"])
-    app = typer.Typer(context_settings=HELP)
-    app.command()(command)
-    for one in (command, app):
-        with pytest.raises(SystemExit) as end:
-            run_command(one)
-        assert end.value.code == 0
-        assert "Do something to so many series." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -190,16 +190,6 @@ def test_only_the_left_of_a_context_is_cut(source: SeriesSource) -> None:
     assert np.isfinite(future.numpy()).all()
 
 
-def test_short_contexts_have_every_length_from_16_steps_on(source: SeriesSource) -> None:
-    past = source.batch(0, mix={"harmonics": 1.0}, rows=2_000, context=256, horizon=8, short=1.0)[0]
-    lengths = (~past.isnan()).sum(1).double()
-    assert lengths.min() >= 16
-    doublings = (lengths / 16).log2()
-    # a quarter of the rows for each doubling, within five standard errors and the rounding of lengths
-    shares = [((doublings >= low) & (doublings < low + 1)).double().mean().item() for low in range(4)]
-    np.testing.assert_allclose(shares, 0.25, atol=5 * (0.25 * 0.75 / 2_000) ** 0.5 + 1 / 32)
-
-
 def test_a_stated_share_of_the_rows_with_a_level_stands_far_from_zero(source: SeriesSource) -> None:
     sizes = {"mix": {"harmonics": 1.0}, "rows": 1000, "context": 8, "horizon": 56}
     beyond = []

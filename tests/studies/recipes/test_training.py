@@ -215,23 +215,6 @@ def test_a_resumed_run_ends_as_an_undisturbed_one(tiny: TrainingRecipe, corpus: 
         assert torch.equal(weight, whole.model.state_dict()[name]), name
 
 
-def test_training_lowers_the_loss_on_its_own_rows(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    stage = tiny.stages[0].model_copy(update={"rows": 16})
-    plan = tiny.model_copy(update={"steps": 100, "decay": 0, "stages": (stage,), "learning_rate": 1e-2, "warmup": 10})
-    trainer = Trainer(plan, tmp_path / "run", corpus, device="cpu")
-
-    def loss_of_the_first_batches() -> float:
-        losses = []
-        for index in range(10):
-            losses.append(trainer.task.loss(index, stage).item())
-        return float(np.mean(losses))
-
-    before = loss_of_the_first_batches()
-    for _ in range(100):
-        trainer.train_step()
-    assert loss_of_the_first_batches() < 0.9 * before
-
-
 def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: TrainingRecipe) -> None:
     model = build_model(token_recipe)
     past, future = torch.randn(3, 24), torch.randn(3, 8)

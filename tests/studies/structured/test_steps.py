@@ -100,17 +100,6 @@ def test_a_run_on_a_file_is_of_the_named_scoring_function(tmp_path: Path) -> Non
         make_forecaster("mlr", 8, 8, 2)
 
 
-def test_the_grid_on_etth1_has_the_settings_of_the_paper() -> None:
-    arms = experiments.encoder_arms("ETTh1.csv")
-    assert {config.data.length for config in arms.values()} == {96, 192}
-    for config in arms.values():
-        assert config.data.length == config.data.horizon
-        assert config.data.split == "ett-hourly"
-        ranks = config.model.options.get("ranks")
-        # of heads of one size
-        assert ranks is None or sum(ranks) == config.model.options["width"] // config.model.options["heads"]
-
-
 def test_rates_by_width_reach_the_optimiser() -> None:
     arms = experiments.transfer_arms(widths=(16, 64), rates=(4e-3,))
     model = experiments.prepare(arms["μP, D = 64, 0.004"])[0]
