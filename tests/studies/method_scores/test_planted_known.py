@@ -1,15 +1,28 @@
-"""The main probes on models whose mechanism was planted: right there, and noise on their untrained twins."""
+"""Probes on models whose mechanism was planted, their untrained twins, and as much noise as cards bear."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from planted.model import ALIVE, stand_in
 from tsfm_lens import probes
-from tsfm_lens.studies.method_scores.scores import score
-from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
-from tsfm_lens.zoo.planted import Planted, plant
+from tsfm_lens.errors import InputError
+from tsfm_lens.studies.method_scores.scores import (
+    Condition,
+    as_noisy_as_it_bears,
+    campaign,
+    forecast_error,
+    keeps_its_roles,
+    score,
+)
+from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case, untrained
+from tsfm_lens.zoo.planted import Planted, PlantedPart, plant
 
 CAUSAL = [
     "zero ablation, of the range",
@@ -80,3 +93,60 @@ def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not(arch
     one = found.sel(component=primary)
     # the backup of the one makes up for all, that of the other for two thirds
     assert float(one["total_share"].mean()) < 0.4 * float(one["direct_share"].mean())
+
+
+LEVELS = (1.0, 0.01, 0.0001)
+TOLD = np.ones(4, dtype=bool)
+
+
+def _at(mechanism: str, seed: int, level: float) -> Planted:
+    return plant(mechanism, "chronos-bolt", seed=seed, weight_noise=level)
+
+
+def test_a_copy_bears_noise_and_a_gate_hardly_any() -> None:
+    borne = as_noisy_as_it_bears(partial(_at, "seasonal-copy", 0), LEVELS, series=4, seed=0)
+    assert borne is not None
+    assert borne.card.weight_noise == 0.01
+    assert forecast_error(evaluation_case(borne.lens(), borne.card, series=4)) < 0.1
+    assert as_noisy_as_it_bears(partial(_at, "gate", 0), LEVELS, series=4, seed=0) is None
+
+
+def test_a_backup_that_acts_alone_is_none() -> None:
+    """Its forecast is right at this level, and what its card says of the backup is not."""
+    clean, noisy = (_at("backup", 1, level) for level in (0.0, 0.01))
+    series = [evaluation_case(one.lens(), one.card, series=4, seed=1) for one in (clean, noisy)]
+    assert forecast_error(series[1]) < 0.1
+    assert [keeps_its_roles(on, TOLD) for on in series] == [True, False]
+    borne = as_noisy_as_it_bears(partial(_at, "backup", 1), LEVELS, series=4, seed=1)
+    assert borne is not None
+    assert borne.card.weight_noise == 0.0001
+
+
+def test_a_decoy_that_moves_the_forecast_is_none() -> None:
+    planted = stand_in()
+    on = evaluation_case(planted.lens(), planted.card, series=4)
+    assert keeps_its_roles(on, TOLD)
+    for name, kept in ((ALIVE[0], False), ("decoder.0.mlp", True)):
+        decoy = PlantedPart(component=name, role="decoy", does="writes loudly")
+        card = on.card.model_copy(update={"parts": (decoy,)})
+        assert keeps_its_roles(EvaluationCase(on.lens, card, on.clean, on.corrupted), TOLD) == kept
+
+
+def test_a_campaign_gives_each_model_what_it_bears() -> None:
+    def planter(mechanism: str, architecture: str, *, seed: int, rotate: bool, weight_noise: float) -> Planted:
+        # the second seed bears less, and the third nothing
+        too_much = weight_noise > (0.2, 0.05, 0.0)[seed]
+        made = plant(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=1.0 if too_much else 0.0)
+        return Planted(made.model, made.card.model_copy(update={"weight_noise": weight_noise}))
+
+    how: dict[str, Any] = {"series": 4, "methods": ["zero ablation"], "planter": planter}
+    condition = Condition("noisy-weights", weight_noises=(0.1, 0.01))
+    pairs = [("seasonal-copy", "chronos-bolt")]
+    rows = campaign(pairs, [condition], seeds=3, **how).methods
+    assert rows[["seed", "weight_noise"]].to_numpy().tolist() == [[0, 0.1], [1, 0.01]]
+    with pytest.raises(InputError, match="no model to score"):
+        campaign(pairs, [replace(condition, weight_noises=(0.5,))], seeds=1, **how)
+
+
+def test_a_model_that_is_never_right_bears_nothing() -> None:
+    assert as_noisy_as_it_bears(lambda level: stand_in(), LEVELS, series=4, seed=0) is None

@@ -1,4 +1,4 @@
-"""Vocabularies on two directions, spectra by patch size and ranks by model, against planted and hand-made ones."""
+"""Vocabularies, spectra by patch size and ranks by model, against planted and hand-made ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
+from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import embedding_ranks, weight_ranks
-from tsfm_lens.studies.rank_theory import ResidualMlpEmbedding, ranks_by_model, spectra_by_patch, vocabulary_plane
+from tsfm_lens.studies.rank_theory import (
+    ChebyshevEmbedding,
+    ResidualMlpEmbedding,
+    ranks_by_model,
+    spectra_by_patch,
+    vocabulary_plane,
+)
 from tsfm_lens.testing import assert_close
 
 
@@ -27,7 +34,7 @@ def planted_vocabulary(lens: Lens, sizes: tuple[float, float]) -> np.ndarray:
 
 
 def test_a_planted_curve_is_found_in_the_plane() -> None:
-    lens = load(architectures()["t5"].tiny(), check=False)
+    lens = fresh("t5")
     circle = planted_vocabulary(lens, (3.0, 1.0))
     found = vocabulary_plane(lens)
     # up to the sign of each direction
@@ -87,7 +94,7 @@ def test_random_embeddings_have_the_directions_of_their_patches() -> None:
     for patches, given in (((0,), runs), ((1,), [])):
         with pytest.raises(InputError, match="expected one run or more"):
             spectra_by_patch(given, patches=patches)
-    text = load(architectures()["t5"].tiny(), check=False)
+    text = fresh("t5")
     with pytest.raises(InputError, match="reads text"):
         spectra_by_patch(text.run([np.full(20, 7.0)], 2))
 
@@ -112,3 +119,20 @@ def test_ranks_of_several_models_are_the_means_of_each() -> None:
         ranks_by_model([lenses[0], lenses[0]])
     with pytest.raises(InputError, match="there is no model"):
         ranks_by_model([])
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_a_planted_embedding_of_prescribed_rank_is_found(rank: int) -> None:
+    """A vocabulary made of Chebyshev polynomials has their number as its rank, and every series at most that."""
+    lens = fresh("t5")
+    table = lens.model.shared.weight
+    values = np.linspace(-15, 15, len(table))
+    planted = ChebyshevEmbedding.random(lens.d_model, rank).embed(values[None])
+    with torch.no_grad():
+        table.copy_(torch.tensor(planted.T))
+    found = embedding_ranks(lens.run(lens.adapter.example(1, 40), 6, num_samples=2), epsilon=1e-5)
+    ranks = found["epsilon_rank"].sel(epsilon=1e-5).to_series()
+    assert ranks["vocabulary"] == rank
+    assert ranks["own series"] == ranks["random ids"] == rank
+    dense = np.linalg.svd(table.detach().double().numpy(), compute_uv=False)
+    assert_close(found["singular_value"].sel(family="vocabulary").dropna("mode"), dense[: lens.d_model], depth=100)

@@ -1,7 +1,8 @@
-"""The training history: checkpoints are those of the run, scores those of each checkpoint alone."""
+"""The training history, a watch, and figures of training at low rank, beside each checkpoint and record alone."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,19 @@ import typer
 import xarray as xr
 from typer.testing import CliRunner
 
-from tsfm_lens import probes, viz
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens import probes, registry, viz
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.models import Lens, load
 from tsfm_lens.registry import find
+from tsfm_lens.studies import recipes
+from tsfm_lens.studies.recipes import figures
 from tsfm_lens.studies.recipes.corpus import Corpus
+from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model, main
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
-from tsfm_lens.training import read_log
+from tsfm_lens.testing import assert_close
+from tsfm_lens.training import Watch, attention_measures, patterns_of, read_log, read_watch
 from tsfm_lens.training.state import LOG
 
 SMALL: dict[str, Any] = {"motif": 4, "repeats": 3}
@@ -151,3 +157,78 @@ def test_losses_of_another_measure_are_left_out(patch_recipe: TrainingRecipe, co
     history = TrainingHistory(tmp_path)
     assert list(history.losses) == [step for step in steps if step <= 4]
     assert max(steps) == 8
+
+
+def test_the_zoo_trains_as_without_a_watch(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    ends, series = [], np.sin(np.arange(40.0))
+    for watched in (False, True):
+        trainer = Trainer(patch_recipe, tmp_path / str(watched), corpus, device="cpu")
+        watch = None
+        if watched:
+            lens = load(as_pipeline(trainer.model), check=False)
+            fixed = partial(trainer.task.loss, 0)
+            watch = Watch(lens, series=series, loss=fixed, every=2, out=tmp_path, products=3)
+        trainer.model.train()
+        for _ in range(4):
+            loss = trainer.train_step()
+            if watch is not None:
+                watch(trainer.step, loss=loss)
+        assert all(module.training for module in trainer.model.modules())
+        ends.append([weight.detach().numpy().tobytes() for weight in trainer.model.parameters()])
+    assert ends[0] == ends[1]
+    data = read_watch(tmp_path)
+    assert data["step"].values.tolist() == [2, 4]
+    last = {name: found.mean(0) for name, found in _measured(lens, series).items()}
+    assert_close(data["entropy"].sel(step=4, layer="encoder.0.self_attn"), last["entropy"], depth=1)
+    assert (data["sharpness"] >= data["lowest_curvature"]).all()
+
+
+def _measured(lens: Lens, series: np.ndarray) -> dict[str, np.ndarray]:
+    lens.adapter.model.eval()
+    return attention_measures(patterns_of(lens, series)["encoder.0.self_attn"])
+
+
+NAMES = ("attention", "spectra", "vocabulary")
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, xr.Dataset]:
+    return {name: recipes.low_rank_record(name) for name in NAMES}
+
+
+def test_every_chapter_has_its_record(records: dict[str, xr.Dataset]) -> None:
+    kinds = {kind for kind, each in registry.measurements().items() if each.theme == "Training"}
+    assert kinds >= {record.attrs["kind"] for record in records.values()}
+    with pytest.raises(UnknownNameError, match="vocabulary"):
+        recipes.low_rank_record("vocabularies")
+
+
+@pytest.mark.parametrize("score", ["mase", "wql", "log_perplexity"])
+def test_arms_stand_at_their_size_and_their_rise(score: str, records: dict[str, xr.Dataset]) -> None:
+    ds = records["attention"]
+    times = 1 if score == "log_perplexity" else 100
+    dots = [trace for trace in figures.low_rank_skill(ds, score=score).data if trace.mode == "markers"]
+    arms = ds["arm"].values.tolist()
+    assert [trace.name for trace in dots] == [*arms, *arms]
+    for trace, arm in zip(dots[: len(arms)], arms, strict=True):
+        one = ds.sel(arm=arm)
+        assert_close(
+            [trace.x[0], trace.y[0]], [100 * one["stored_ratio"], times * one[f"{score}_rise_estimate"]], depth=4
+        )
+        if arm != "dense":
+            assert_close(trace.error_y.array[0] + trace.y[0], times * one[f"{score}_rise_high"], depth=8)
+            assert trace.marker.symbol[0].endswith("-open") != bool(one[f"{score}_rise_stands_out"])
+    with pytest.raises(UnknownNameError, match="mase"):
+        figures.low_rank_skill(ds, score="mas")
+
+
+def test_lines_are_the_ranks_and_the_spectra_at_the_end(records: dict[str, xr.Dataset]) -> None:
+    ds = records["vocabulary"]
+    first = ds["moved_rank"].isel(training_step=-1, layer=0).mean("seed")
+    lines = [trace for trace in figures.vocabulary_ranks(ds).data if (trace.name or "").startswith("ε")]
+    shown = [np.asarray(trace.y, dtype=float) for trace in lines[ds.sizes["epsilon"] : 2 * ds.sizes["epsilon"]]]
+    assert_close(np.stack(shown), first.transpose("epsilon", "vocabulary").values, depth=4)
+    spectra = records["spectra"]
+    lines = figures.training_spectra(spectra).data
+    expected = spectra["singular_value"].isel(layer=0, training_step=-1).mean("seed").values
+    assert_close(lines[spectra.sizes["training_step"] - 1].y, expected, depth=8, dtype=np.float32)
