@@ -163,9 +163,7 @@ def test_scores_of_a_positive_form_stay_below_the_bound(rng: np.random.Generator
         assert_close(rank_theory.nuclear_norm(scores), np.trace(scores), depth=1000)
 
 
-def test_a_multiple_of_the_identity_reaches_the_bound_and_other_forms_have_none(
-    rng: np.random.Generator,
-) -> None:
+def test_a_multiple_of_the_identity_reaches_the_bound_and_other_forms_have_none(rng: np.random.Generator) -> None:
     x, other = rng.standard_normal((D, L)), rng.standard_normal((L, L))
     bound = rank_theory.nuclear_norm_bound(x, 3 * np.eye(L), np.eye(L))
     assert_close(rank_theory.nuclear_norm(3 * x @ x.T), bound, depth=1000)

@@ -15,24 +15,6 @@ from safetensors.torch import load_file, save_file
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.models import load
 from tsfm_lens.studies.recipes import evaluate
-from tsfm_lens.studies.recipes.evaluate import (
-    LEVELS,
-    TEST_SEED,
-    VALIDATION_SEED,
-    SkillCase,
-    covariate_cases,
-    geometric_mean,
-    interval,
-    longest_horizon,
-    main,
-    measure,
-    naive_quantiles,
-    quantile_loss,
-    summary,
-    synthetic_cases,
-    validation_cases,
-    windows,
-)
 from tsfm_lens.studies.recipes.export import open_pipeline
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo import checkpoint_path
@@ -44,7 +26,7 @@ class LastSeason:
     def predict_quantiles(
         self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float]
     ) -> tuple[torch.Tensor, None]:
-        rows = [naive_quantiles(context.double().numpy(), 4, prediction_length) for context in inputs]
+        rows = [evaluate.naive_quantiles(context.double().numpy(), 4, prediction_length) for context in inputs]
         return torch.from_numpy(np.stack(rows)), None
 
 
@@ -68,19 +50,19 @@ class Cause:
             torch.as_tensor(one["future_covariates"]["0"]) if isinstance(one, dict) else torch.zeros(prediction_length)
             for one in inputs
         ]
-        return [row[None, :, None].expand(-1, -1, len(LEVELS)) for row in rows], None
+        return [row[None, :, None].expand(-1, -1, len(evaluate.LEVELS)) for row in rows], None
 
 
 def test_quantile_loss_by_hand() -> None:
     quantiles = np.tile(np.arange(9.0), (1, 1))
     # the truth 2 lies above the first two levels and below the last six
     expected = 2 * (0.1 * 2 + 0.2 * 1 + 0.6 * 1 + 0.5 * 2 + 0.4 * 3 + 0.3 * 4 + 0.2 * 5 + 0.1 * 6) / 9
-    assert quantile_loss(quantiles, np.array([2.0])) == pytest.approx(expected)
+    assert evaluate.quantile_loss(quantiles, np.array([2.0])) == pytest.approx(expected)
 
 
 def test_naive_quantiles_repeat_the_season_and_widen() -> None:
     context = np.array([1.0, 5.0, 2.0, 6.0, 2.0, np.nan])
-    quantiles = naive_quantiles(context, 2, 5)
+    quantiles = evaluate.naive_quantiles(context, 2, 5)
     # the gap takes the value before it
     np.testing.assert_allclose(quantiles[:, 4], [2, 2, 2, 2, 2])
     width = quantiles[:, 8] - quantiles[:, 0]
@@ -88,14 +70,14 @@ def test_naive_quantiles_repeat_the_season_and_widen() -> None:
 
 
 def test_geometric_mean_of_reciprocals_is_one() -> None:
-    assert geometric_mean([4.0, 0.25]) == pytest.approx(1.0)
-    low, high = interval([4.0, 0.25, 4.0, 0.25])
+    assert evaluate.geometric_mean([4.0, 0.25]) == pytest.approx(1.0)
+    low, high = evaluate.interval([4.0, 0.25, 4.0, 0.25])
     assert 0.25 <= low < 1 < high <= 4
 
 
 def test_windows_do_not_overlap_and_see_no_future() -> None:
-    case = SkillCase("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
-    tasks = list(windows(case, 10))
+    case = evaluate.SkillCase("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
+    tasks = list(evaluate.windows(case, 10))
     assert len(tasks) == 5
     np.testing.assert_array_equal(np.concatenate([task.truth for task in tasks[::-1]]), np.arange(50.0, 100.0))
     assert all(task.context[-1] == task.truth[0] - 1 for task in tasks)
@@ -104,24 +86,24 @@ def test_windows_do_not_overlap_and_see_no_future() -> None:
 
 def test_a_seasonal_naive_model_has_ratio_one() -> None:
     values = np.random.default_rng(0).normal(size=120)
-    cases = [SkillCase("noise", values, 4), SkillCase("walk", values.cumsum(), 4)]
-    results = measure(LastSeason(), cases, horizon=12)
+    cases = [evaluate.SkillCase("noise", values, 4), evaluate.SkillCase("walk", values.cumsum(), 4)]
+    results = evaluate.measure(LastSeason(), cases, horizon=12)
     assert [result.name for result in results] == ["noise", "walk"]
     assert_close([result.ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32)
     assert_close([result.crps_ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32)
-    assert_close(summary(results)["mase"], 1.0, depth=100, dtype=np.float32)
+    assert_close(evaluate.summary(results)["mase"], 1.0, depth=100, dtype=np.float32)
 
 
 def test_a_model_sees_the_covariates_of_its_windows_if_asked_to() -> None:
     cause = np.random.default_rng(0).normal(size=(1, 120))
-    case = SkillCase("caused", cause[0] + 0.0, 4, cause)
-    assert measure(Cause(), [case], horizon=12)[0].model < 1e-6
-    assert measure(Cause(), [case], horizon=12, covariates=False)[0].model > 0.3
+    case = evaluate.SkillCase("caused", cause[0] + 0.0, 4, cause)
+    assert evaluate.measure(Cause(), [case], horizon=12)[0].model < 1e-6
+    assert evaluate.measure(Cause(), [case], horizon=12, covariates=False)[0].model > 0.3
 
 
 def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
-    case = SkillCase("fifty", np.resize([49.0, 51.0], 80), 1)
-    errors = [measure(Sampler(), [case], horizon=8, samples=samples)[0].model for samples in (None, 50, 80)]
+    case = evaluate.SkillCase("fifty", np.resize([49.0, 51.0], 80), 1)
+    errors = [evaluate.measure(Sampler(), [case], horizon=8, samples=samples)[0].model for samples in (None, 50, 80)]
     # the series is 50 on average and moves by 2 at each step
     assert errors == pytest.approx([15.0, 0.5, 15.0])
 
@@ -136,13 +118,15 @@ def test_who_tunes_does_not_see_the_test(
         return {"ratio": 0.5, "interval": (0.44449, 0.6)}
 
     monkeypatch.setattr(evaluate, "covariate_gain", gain)
-    monkeypatch.setattr(evaluate, "measure", lambda pipeline, cases, **options: measure(LastSeason(), cases[:1]))
+    monkeypatch.setattr(
+        evaluate, "measure", lambda pipeline, cases, **options: evaluate.measure(LastSeason(), cases[:1])
+    )
     values = np.random.default_rng(0).normal(size=200)
     real = tmp_path / "real.npz"
     np.savez(real, **{f"{split}/a": values for split in ("validation", "records")}, **{"season/a": np.array(4)})
     for given in (None, real):
-        main(checkpoint_path("chronos2-nano"), real=given)
-    assert seeds == [TEST_SEED, VALIDATION_SEED]
+        evaluate.main(checkpoint_path("chronos2-nano"), real=given)
+    assert seeds == [evaluate.TEST_SEED, evaluate.VALIDATION_SEED]
     first, second = capsys.readouterr().out.split("test: MASE with known covariates / without: 0.500 (0.444 to 0.600)")
     assert "validation" not in first
     assert "test" not in second
@@ -152,12 +136,12 @@ def test_who_tunes_does_not_see_the_test(
 def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:
     path = tmp_path / "real.npz"
     np.savez(path, **{"validation/a": np.arange(5.0), "season/a": np.array(3), "training/b": np.arange(9.0)})
-    (case,) = validation_cases(path)
+    (case,) = evaluate.validation_cases(path)
     assert (case.name, case.season, case.values.tolist()) == ("a", 3, [0, 1, 2, 3, 4])
     with pytest.raises(CheckpointError, match="has no array records"):
-        validation_cases(path, "records")
+        evaluate.validation_cases(path, "records")
     with pytest.raises(UnknownNameError, match="records"):
-        validation_cases(path, "record")
+        evaluate.validation_cases(path, "record")
 
 
 def test_series_and_seasons_that_are_none_are_named(tmp_path: Path) -> None:
@@ -170,7 +154,7 @@ def test_series_and_seasons_that_are_none_are_named(tmp_path: Path) -> None:
     ):
         np.savez(path, **{"validation/a": values}, **({} if season is None else {"season/a": season}))
         with pytest.raises(CheckpointError, match=said):
-            validation_cases(path)
+            evaluate.validation_cases(path)
 
 
 class Damaged(LastSeason):
@@ -188,12 +172,12 @@ class Damaged(LastSeason):
 
 def test_a_forecast_that_is_not_finite_is_an_error_and_no_series_that_is_left_out() -> None:
     rng = np.random.default_rng(0)
-    cases = [SkillCase("one", rng.normal(size=60), 4), SkillCase("two", rng.normal(size=60), 4)]
+    cases = [evaluate.SkillCase("one", rng.normal(size=60), 4), evaluate.SkillCase("two", rng.normal(size=60), 4)]
     with pytest.raises(InputError, match="forecast of 'two' has 1 of 108 quantiles that are not finite"):
-        measure(Damaged(), cases, horizon=12)
+        evaluate.measure(Damaged(), cases, horizon=12)
     # a context without a value has no forecast, and no error to measure it by
-    unseen = SkillCase("unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4)
-    assert measure(Damaged(), [unseen], horizon=12) == []
+    unseen = evaluate.SkillCase("unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4)
+    assert evaluate.measure(Damaged(), [unseen], horizon=12) == []
 
 
 def edited(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -214,7 +198,7 @@ def test_what_is_measured_is_a_whole_checkpoint(name: str, tmp_path: Path) -> No
         folder = shutil.copytree(checkpoint_path(name), tmp_path / kind)
         edit(folder)
         with pytest.raises(CheckpointError, match=said):
-            main(folder)
+            evaluate.main(folder)
 
 
 def test_a_folder_comes_before_an_embedded_checkpoint_of_its_name(
@@ -237,22 +221,27 @@ def test_a_language_model_is_no_pipeline(tmp_path: Path) -> None:
 
 
 def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
-    longest = longest_horizon(SkillCase("a", np.zeros(100), 24))
-    assert [len(list(windows(SkillCase("a", np.zeros(100), 24), longest + more))) for more in (0, 1)] == [1, 0]
+    longest = evaluate.longest_horizon(evaluate.SkillCase("a", np.zeros(100), 24))
+    assert [
+        len(list(evaluate.windows(evaluate.SkillCase("a", np.zeros(100), 24), longest + more))) for more in (0, 1)
+    ] == [1, 0]
     with pytest.raises(InputError, match=r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$"):
-        main(checkpoint_path("bolt-nano"), horizon=100_000)
+        evaluate.main(checkpoint_path("bolt-nano"), horizon=100_000)
 
 
 def test_held_out_series_have_their_season_and_differ_between_validation_and_test() -> None:
-    for case in synthetic_cases(count=12):
+    for case in evaluate.synthetic_cases(count=12):
         lagged = np.abs(case.values[case.season :] - case.values[: -case.season]).mean()
         other = np.abs(case.values[case.season // 2 :] - case.values[: -(case.season // 2)]).mean()
         assert lagged < other
-    one, two = (synthetic_cases(count=1, seed=seed)[0].values for seed in (VALIDATION_SEED, TEST_SEED))
+    one, two = (
+        evaluate.synthetic_cases(count=1, seed=seed)[0].values
+        for seed in (evaluate.VALIDATION_SEED, evaluate.TEST_SEED)
+    )
     assert not np.array_equal(one, two)
 
 
 def test_the_covariate_carries_half_of_the_variance() -> None:
-    shares = [np.corrcoef(case.values, case.covariates[0])[0, 1] ** 2 for case in covariate_cases()]
+    shares = [np.corrcoef(case.values, case.covariates[0])[0, 1] ** 2 for case in evaluate.covariate_cases()]
     # 48 series of 320 steps: the mean share is known to about 0.01
     assert abs(np.mean(shares) - 0.5) < 0.05

@@ -10,27 +10,8 @@ import torch
 from scipy.linalg import expm
 
 from tsfm_lens.errors import CheckpointError, UnknownNameError
+from tsfm_lens.studies.recipes import corpus as corpora
 from tsfm_lens.studies.recipes import families
-from tsfm_lens.studies.recipes.corpus import (
-    LENGTH,
-    REAL,
-    Corpus,
-    build_corpus,
-    covariate_batch,
-    load_corpus,
-    real_rows,
-    standardised,
-)
-from tsfm_lens.studies.recipes.families import (
-    PERIODS,
-    compose,
-    kernel_bank,
-    kernelsynth,
-    logistic_series,
-    lorenz,
-    rk4,
-    roessler,
-)
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.series_source import FAR_SHARE, SeriesSource, draw_weights, tsmixup
 
@@ -39,13 +20,13 @@ NEXT_ORDER = 0.15
 
 
 def test_bank_has_the_33_kernels_of_the_paper() -> None:
-    assert len(kernel_bank(64)) == 33
-    assert len(PERIODS) == 21
+    assert len(families.kernel_bank(64)) == 33
+    assert len(families.PERIODS) == 21
 
 
 def test_periodic_kernels_return_to_one_after_their_period() -> None:
-    whole, halved = kernel_bank(800), kernel_bank(40, period_scale=0.5)
-    for index, period in enumerate(PERIODS):
+    whole, halved = families.kernel_bank(800), families.kernel_bank(40, period_scale=0.5)
+    for index, period in enumerate(families.PERIODS):
         row = whole[index][0]
         assert row[period].item() == pytest.approx(1.0), period
         # half a period away the sine is one
@@ -57,7 +38,7 @@ def test_periodic_kernels_return_to_one_after_their_period() -> None:
 
 def test_other_kernels_have_their_closed_form() -> None:
     # of the eleven points on [0, 1] the fourth and the ninth are 0.3 and 0.8
-    bank = kernel_bank(11)[21:]
+    bank = families.kernel_bank(11)[21:]
     expected = [0.24, 1.24, 100.24]
     expected += [np.exp(-0.5 * (0.5 / scale) ** 2) for scale in (0.1, 1.0, 10.0)]
     expected += [(1 + 0.25 / (2 * alpha)) ** -alpha for alpha in (0.1, 1.0, 10.0)]
@@ -67,16 +48,16 @@ def test_other_kernels_have_their_closed_form() -> None:
 
 
 def test_kernels_are_joined_left_to_right() -> None:
-    bank = kernel_bank(6)
-    joined = compose(bank, np.array([3, 22, 29]), np.array([False, True, False]))
+    bank = families.kernel_bank(6)
+    joined = families.compose(bank, np.array([3, 22, 29]), np.array([False, True, False]))
     assert_close(joined, (bank[3] + bank[22]) * bank[29], depth=100)
 
 
 def test_draws_have_the_covariance_of_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
-    covariance = compose(kernel_bank(6), rng.integers(33, size=3), rng.random(3) < 0.5)
+    covariance = families.compose(families.kernel_bank(6), rng.integers(33, size=3), rng.random(3) < 0.5)
     monkeypatch.setattr("tsfm_lens.studies.recipes.families.compose", lambda *_: covariance.clone())
-    draws = kernelsynth(np.random.default_rng(0), 5_000, 6)
+    draws = families.kernelsynth(np.random.default_rng(0), 5_000, 6)
     scale = covariance.abs().max().item()
     # the standard error of a covariance is at most sqrt(2 / n) of the variances; five of them
     np.testing.assert_allclose(
@@ -89,20 +70,21 @@ def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
     start = np.array([[1.0, 0.5, 2.0]])
     exact = start @ expm(matrix).T
     errors = [
-        np.abs(rk4(lambda state: state @ matrix.T, start, 1.0 / steps, steps)[-1] - exact).max() for steps in (10, 20)
+        np.abs(families.rk4(lambda state: state @ matrix.T, start, 1.0 / steps, steps)[-1] - exact).max()
+        for steps in (10, 20)
     ]
     assert errors[0] / errors[1] == pytest.approx(16, rel=NEXT_ORDER)
 
 
 def test_flows_vanish_at_their_known_fixed_points() -> None:
     root = np.sqrt(8.0 / 3.0 * 27.0)
-    assert_close(lorenz(np.array([root, root, 27.0])), 0.0, depth=1000, magnitude=27.0 * 30)
+    assert_close(families.lorenz(np.array([root, root, 27.0])), 0.0, depth=1000, magnitude=27.0 * 30)
     x = (5.7 - np.sqrt(5.7**2 - 4 * 0.04)) / 2
-    assert_close(roessler(np.array([x, -x / 0.2, x / 0.2])), 0.0, depth=1000, magnitude=27.0 * 30)
+    assert_close(families.roessler(np.array([x, -x / 0.2, x / 0.2])), 0.0, depth=1000, magnitude=27.0 * 30)
 
 
 def test_logistic_rows_obey_one_rate_each() -> None:
-    series = logistic_series(np.random.default_rng(0), 5, 60)
+    series = families.logistic_series(np.random.default_rng(0), 5, 60)
     rates = series[:, 1:] / (series[:, :-1] * (1 - series[:, :-1]))
     assert_close(rates, np.broadcast_to(rates[:, :1], rates.shape), depth=10000)
     assert ((rates > 3.5) & (rates < 4.0)).all()
@@ -169,11 +151,11 @@ def test_weights_are_dirichlet_over_one_to_three_series() -> None:
 
 
 @pytest.fixture
-def source(corpus: Corpus) -> SeriesSource:
+def source(corpus: corpora.Corpus) -> SeriesSource:
     return SeriesSource(corpus, seed=0)
 
 
-def test_a_batch_depends_on_seed_and_step_only(source: SeriesSource, corpus: Corpus) -> None:
+def test_a_batch_depends_on_seed_and_step_only(source: SeriesSource, corpus: corpora.Corpus) -> None:
     again = SeriesSource(corpus, seed=0)
     kwargs = {"mix": {"motif_rough": 1.0, "kernelsynth": 2.0, "tsmixup": 1.0}, "rows": 8, "context": 24, "horizon": 8}
     for one, two in zip(source.batch(7, **kwargs), again.batch(7, **kwargs), strict=True):
@@ -208,7 +190,7 @@ def test_an_unknown_family_is_named_with_its_neighbour(source: SeriesSource) -> 
         source.batch(0, mix={"harmonic": 1.0}, rows=2, context=8, horizon=4)
 
 
-def test_a_row_is_a_crop_of_its_family_up_to_level_and_noise(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_a_crop_of_its_family(corpus: corpora.Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsfm_lens.training.series_source.NOISE", (0.0,))
     source = SeriesSource(corpus, seed=0)
     crops = source.choose({"harmonics": 1.0}, np.random.default_rng([0, 3]), 20, 32)
@@ -227,37 +209,37 @@ def test_a_row_is_a_crop_of_its_family_up_to_level_and_noise(corpus: Corpus, mon
 def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
     short, long = np.arange(100.0, dtype=np.float32), np.arange(2_000.0, dtype=np.float32)
     np.savez(tmp_path / "real.npz", **{"training/a": short, "training/b": long, "validation/c": long})
-    rows = real_rows(tmp_path / "real.npz")
-    assert rows.shape[1] == LENGTH
+    rows = corpora.real_rows(tmp_path / "real.npz")
+    assert rows.shape[1] == corpora.LENGTH
     firsts = np.isnan(rows).sum(1)
-    assert set(firsts) == {LENGTH - 100, 0}
-    assert rows[firsts == 0][:, 0].max() == 2_000 - LENGTH
+    assert set(firsts) == {corpora.LENGTH - 100, 0}
+    assert rows[firsts == 0][:, 0].max() == 2_000 - corpora.LENGTH
     np.savez(tmp_path / "longest.npz", **{"training/d": np.arange(100_000.0, dtype=np.float32)})
-    starts = real_rows(tmp_path / "longest.npz")[:, 0]
+    starts = corpora.real_rows(tmp_path / "longest.npz")[:, 0]
     # 625 pieces would fit: four times the root of that, evenly spread from the first value to the last
     assert len(starts) == 100
-    assert (starts[0], starts[-1]) == (0, 100_000 - LENGTH)
+    assert (starts[0], starts[-1]) == (0, 100_000 - corpora.LENGTH)
     assert np.ptp(np.diff(starts)) <= 1
-    corpus = build_corpus({"harmonics": 2}, seed=0, real=tmp_path / "real.npz")
-    crops = SeriesSource(corpus, seed=0).choose({REAL: 1.0}, np.random.default_rng(0), 200, 96)
+    corpus = corpora.build_corpus({"harmonics": 2}, seed=0, real=tmp_path / "real.npz")
+    crops = SeriesSource(corpus, seed=0).choose({corpora.REAL: 1.0}, np.random.default_rng(0), 200, 96)
     first = np.isnan(corpus.values[crops.rows]).sum(-1)
     # a crop never asks for what lies before the series, but where the series is too short for it
-    assert (crops.starts >= np.minimum(first, LENGTH - 96)).all()
-    assert (crops.starts + 95 * crops.strides < LENGTH).all()
+    assert (crops.starts >= np.minimum(first, corpora.LENGTH - 96)).all()
+    assert (crops.starts + 95 * crops.strides < corpora.LENGTH).all()
 
 
 def test_no_training_series_are_told_where_to_come_from(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="build_training_series"):
-        real_rows(tmp_path / "none.npz")
+        corpora.real_rows(tmp_path / "none.npz")
     np.savez(tmp_path / "empty.npz", other=np.zeros(3))
     with pytest.raises(CheckpointError, match="no array training"):
-        real_rows(tmp_path / "empty.npz")
+        corpora.real_rows(tmp_path / "empty.npz")
 
 
 def test_a_corpus_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
+    first = corpora.load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
     monkeypatch.setattr("tsfm_lens.studies.recipes.corpus.build_corpus", None)
-    again = load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
+    again = corpora.load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
     np.testing.assert_array_equal(first.values, again.values)
     assert first.rows == again.rows == {"harmonics": (0, 4)}
 
@@ -265,8 +247,8 @@ def test_a_corpus_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SHARES", (1.0,)), ("LAGS", (0,))):
         monkeypatch.setattr(f"tsfm_lens.studies.recipes.corpus.{name}", value)
-    batch = covariate_batch(source, 0, mix={"harmonics": 1.0}, groups=30, context=40, horizon=8)
-    rows = standardised(torch.cat([batch.context, batch.future], 1)).view(30, 3, -1)
+    batch = corpora.covariate_batch(source, 0, mix={"harmonics": 1.0}, groups=30, context=40, horizon=8)
+    rows = corpora.standardised(torch.cat([batch.context, batch.future], 1)).view(30, 3, -1)
     ids = batch.group_ids.view(30, 3)
     straight = 0
     for target, one, two, row_ids in zip(rows[:, 0], rows[:, 1], rows[:, 2], ids, strict=True):

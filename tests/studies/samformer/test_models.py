@@ -266,11 +266,7 @@ def zero_layer() -> nn.Linear:
         (lambda: TSMixer(4, 3, 2, dropout=1.0), InputError, "dropout=1.0"),
         (lambda: TSMixer(4, 3, 2, norm="bach"), UnknownNameError, "Closest: batch"),  # type: ignore[arg-type]
         (lambda: sigma_reparametrised(sigma_reparametrised(nn.Linear(3, 3))), InputError, "reparametrised already"),
-        (
-            lambda: sigma_reparametrised(nn.init.zeros_((layer := nn.Linear(3, 3)).weight) is not None and layer),
-            InputError,
-            "all zeros",
-        ),
+        (lambda: sigma_reparametrised(zero_layer()), InputError, "all zeros"),
         (lambda: RevIN(0), InputError, "channels=0"),
         (lambda: make_model("samforer", 4, 3, 2), UnknownNameError, "Closest: samformer"),
     ],

@@ -18,12 +18,7 @@ from tsfm_lens.testing import assert_close, check_wiring
 from tsfm_lens.testing.suite import check_lens
 
 T, CHANNELS = 12, 3
-FORMS = {
-    "attention": {},
-    "mlr-attention": {"ranks": [2, 2]},
-    "bilinear-btt": {},
-    "bilinear-mlr": {"ranks": [2, 1, 1]},
-}
+FORMS = {"attention": {}, "mlr-attention": {"ranks": [2, 2]}, "bilinear-btt": {}, "bilinear-mlr": {"ranks": [2, 1, 1]}}
 
 
 def drawn(name: str, **form: object) -> StepForecaster:
