@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from planted.model import ALIVE, stand_in
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.studies.method_scores import scores as scoring
 from tsfm_lens.studies.method_scores.marks import auroc, claim_marks, marks, precision_at_size
 from tsfm_lens.studies.method_scores.methods import METHODS, Ranking, token_name, true_tokens
@@ -194,18 +193,3 @@ def test_what_is_to_be_measured_must_exist(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="nothing was measured"):
         scoring.main(tmp_path / "page.md", read=True)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_method_that_refuses_is_told_of_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A circuit of a model that forecasts nothing has no parts that could be told apart."""
-    planted = stand_in()
-    names = ("zero ablation", "circuit, effects, zeroed")
-
-    def refuses(_bench: EvaluationCase) -> Ranking:
-        raise InputError("nothing to tell apart")
-
-    monkeypatch.setitem(METHODS, names[1], replace(METHODS[names[1]], rank=refuses))
-    rows = scoring.score(planted.lens(), planted.card, series=6, methods=names).methods.set_index("method")
-    assert rows["refused"].tolist() == [False, True]
-    assert np.isfinite(rows.loc[names[0], "auroc"])
-    assert np.isnan(rows.loc[names[1], "auroc"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,14 +80,6 @@ def test_a_step_of_muon_is_nearly_orthogonal(token_recipe: TrainingRecipe, corpu
         assert float(along.min()) > 0.5
 
 
-def test_a_leg_by_muon_is_stopped_and_resumed(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    plan = muon_leg(token_recipe)
-    whole = run(plan, tmp_path / "whole", corpus)
-    run(plan, tmp_path / "stopped", corpus, until=6)
-    again = resumed(plan, tmp_path / "stopped", corpus)
-    assert_same_weights(whole, again)
-
-
 def three_legs(recipe: TrainingRecipe, *, from_mean: bool, config: dict[str, int] | None = None) -> TrainingRecipe:
     """The recipe with restarts at its third and sixth step of nine."""
     second = Phase(at=3, learning_rate=1e-2, decay=3)
@@ -106,15 +99,6 @@ def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(tiny: TrainingRecipe, c
     for name, weight in whole.model.state_dict().items():
         # the mean is taken in another order of sums, and three steps go on from it
         assert_close(plain.model.state_dict()[name], weight, depth=1000)
-
-
-def test_a_leg_of_a_mean_is_stopped_and_resumed(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    plan = three_legs(tiny, from_mean=True)
-    whole = run(plan, tmp_path / "whole", corpus)
-    for until in (6, 7):
-        run(plan, tmp_path / f"stopped-{until}", corpus, until=until)
-        again = resumed(plan, tmp_path / f"stopped-{until}", corpus)
-        assert_same_weights(whole, again)
 
 
 def test_a_mean_without_its_checkpoint_is_refused(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
@@ -311,17 +295,12 @@ def growing(plan: TrainingRecipe) -> TrainingRecipe:
 
 def test_a_run_widens_where_the_recipe_says(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     plan = growing(token_recipe)
-    whole = run(plan, tmp_path / "whole", corpus)
+    run(plan, tmp_path / "whole", corpus)
     kept = {
         step: load_file(tmp_path / "whole" / HISTORY / f"step-00000{step}.safetensors")["shared.weight"].shape[1]
         for step in (4, 8)
     }
     assert kept == {4: 16, 8: 24}
-    for until in (3, 4, 6):
-        out = tmp_path / f"stopped-{until}"
-        run(plan, out, corpus, until=until)
-        again = resumed(plan, out, corpus)
-        assert_same_weights(whole, again)
     history = TrainingHistory(tmp_path / "whole")
     assert [history[step].adapter.model.config.d_model for step in (4, 5, 8)] == [16, 24, 24]
     assert initial_model(plan).adapter.model.config.d_model == 24
@@ -346,3 +325,16 @@ def test_a_narrower_leg_is_refused_at_once(token_recipe: TrainingRecipe, corpus:
     with pytest.raises(InputError, match="d_ff=8 is below the model's 16"):
         Trainer(plan, tmp_path / "run", corpus, device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("leg", "stops"), [("muon", (6,)), ("mean", (6, 7)), ("wider", (3, 4, 6))])
+def test_a_leg_is_stopped_and_resumed(
+    leg: str, stops: tuple[int, ...], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    plans = {"muon": muon_leg, "mean": partial(three_legs, from_mean=True), "wider": growing}
+    plan = plans[leg](token_recipe)
+    whole = run(plan, tmp_path / "whole", corpus)
+    for until in stops:
+        run(plan, tmp_path / f"stopped-{until}", corpus, until=until)
+        again = resumed(plan, tmp_path / f"stopped-{until}", corpus)
+        assert_same_weights(whole, again)

@@ -13,7 +13,7 @@ from tsfm_lens.errors import CheckpointError, UnknownNameError
 from tsfm_lens.studies.recipes import corpus as corpora
 from tsfm_lens.studies.recipes import families
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training.series_source import FAR_SHARE, SeriesSource, draw_weights, tsmixup
+from tsfm_lens.training.series_source import SeriesSource, draw_weights, tsmixup
 
 # the error of a method of fourth order falls by 2^4 when the step is halved, and by a term of the next order more
 NEXT_ORDER = 0.15
@@ -170,19 +170,6 @@ def test_only_the_left_of_a_context_is_cut(source: SeriesSource) -> None:
     # 5 standard errors of a share of 0.2 among 400 rows
     assert abs(missing[:, 0].mean() - 0.2) < 5 * 0.02
     assert np.isfinite(future.numpy()).all()
-
-
-def test_a_stated_share_of_the_rows_with_a_level_stands_far_from_zero(source: SeriesSource) -> None:
-    sizes = {"mix": {"harmonics": 1.0}, "rows": 1000, "context": 8, "horizon": 56}
-    beyond = []
-    for far in (0.0, 0.5, 1.0):
-        future = source.batch(0, far=far, **sizes)[1].double().numpy()
-        beyond.append((np.abs(future.mean(1)) / future.std(1) > 20).mean())
-    # three rows in five have a level, and half of those from 2 to 200 are above 20; of the near ones none is
-    share, deviation = 0.6 * np.log(10) / np.log(100), (0.3 * 0.7 / 1000) ** 0.5
-    np.testing.assert_allclose(beyond, [0.0, 0.5 * share, share], atol=5 * deviation)
-    usual = source.batch(0, **sizes)[1]
-    assert torch.equal(usual, source.batch(0, far=FAR_SHARE, **sizes)[1])
 
 
 def test_an_unknown_family_is_named_with_its_neighbour(source: SeriesSource) -> None:
