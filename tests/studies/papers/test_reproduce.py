@@ -23,10 +23,9 @@ from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import head_entropy, induction_overlap, sharp_heads
 from tsfm_lens.studies.commands.reproduce import _render
-from tsfm_lens.studies.papers.context import MEASURES, MeasuredValues
+from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import HOLDS, ITEMS, TABLE_3
 from tsfm_lens.studies.papers.measures import heads as measures
-from tsfm_lens.studies.papers.measures.benchmark import DESIGNS
 from tsfm_lens.studies.papers.measures.induction import overlap_values
 from tsfm_lens.studies.papers.reproduce import chaotic_windows, compare, item_of, reproduce
 from tsfm_lens.sweep.plan.recipes import parse_recipe
@@ -127,11 +126,6 @@ def test_every_number_can_be_measured(name: str) -> None:
         assert set(printed) - set(found["quantity"].values.tolist()) <= {words("S3-F21", "ablated_last")}
     else:
         assert lens.model_id not in found.attrs["note"]
-
-
-def test_every_item_is_measured_by_a_run_or_a_sweep() -> None:
-    assert set(DESIGNS) == {item.id for item in ITEMS if item.sweep}
-    assert set(MEASURES) == {item.id for item in ITEMS if not item.sweep}
 
 
 def test_sizes_of_a_model_are_its_parameters() -> None:
@@ -249,35 +243,19 @@ def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleTyp
     assert sum(asked[0] == "S3-F2" for asked in found) == 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "lines"),
-    [
-        (
-            ["--embedded", "--windows", "1", "--only", "S3-F6,S3-RRT"],
-            {
-                "| S3-F6 |  | heads ablated with layers 7 to 13 at heads@1pp | 28 | 27.5 | -0.5 | % |": 1,
-                "| S3-RRT | chronos-nano |": 4,
-                "mechanics only": 4,
-            },
-        ),
-        (
-            ["--embedded", "--only", "S3-T1"],
-            {"| S3-T1 | bolt-nano | toto-29 scaled to bolt-nano: change of ": 2, "not given by the paper": 1},
-        ),
-    ],
-)
 def test_the_table_of_all_has_what_the_paper_prints(
-    arguments: list[str],
-    lines: dict[str, int],
-    bench: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["paper", *arguments])
-    bench.main()
-    out = capsys.readouterr().out
-    for line, count in lines.items():
-        assert out.count(line) >= 1 if "only" in line else out.count(line) == count, line
+    outs = []
+    for arguments in (["--windows", "1", "--only", "S3-F6,S3-RRT"], ["--only", "S3-T1"]):
+        monkeypatch.setattr(sys, "argv", ["paper", "--embedded", *arguments])
+        bench.main()
+        outs.append(capsys.readouterr().out)
+    assert "| S3-F6 |  | heads ablated with layers 7 to 13 at heads@1pp | 28 | 27.5 | -0.5 | % |" in outs[0]
+    assert outs[0].count("| S3-RRT | chronos-nano |") == 4
+    assert "mechanics only" in outs[0]
+    assert outs[1].count("| S3-T1 | bolt-nano | toto-29 scaled to bolt-nano: change of ") == 2
+    assert outs[1].count("not given by the paper") == 1
 
 
 RUNNER = CliRunner()

@@ -158,7 +158,7 @@ def step_model(name: str, **form: object) -> StepForecaster:
     model = make_forecaster(name, T, T, CHANNELS, width=8, heads=2, **form)
     with torch.no_grad():
         for path, weight in model.named_parameters():
-            # larger than as step_model, so that every head and RevIN's own weights move the forecast
+            # larger than as drawn, so that every head and RevIN's own weights move the forecast
             weight.mul_(3.0) if weight.ndim > 1 else weight.add_(0.2 * torch.randn(weight.shape))
             assert torch.isfinite(weight).all(), path
     return model.eval()
