@@ -1,4 +1,4 @@
-"""Figures by name: the released arithmetic, what each one computes, captions, files."""
+"""Figures by name: the released arithmetic, what each computes, captions, files; and what studies register."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import ablated_share
 from tsfm_lens.registry import measurements
+from tsfm_lens.report.pipeline import checked_chapters
 from tsfm_lens.studies.papers.figures import recipe_components, windows
+from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.heads import released_share
 from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
 from tsfm_lens.sweep.plan.released import at_depth, released_lists
@@ -229,3 +231,15 @@ def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatc
     with pytest.raises(RenderError):
         write_figure(made, tmp_path / "new", formats=["html", "svg"])
     assert not (tmp_path / "new").exists()
+
+
+def test_every_reported_value_is_one_of_a_measurement() -> None:
+    named = {name for each in measurements().values() for name in each.paper}
+    # sizes of models follow from counts alone, as do statements on printed tables
+    formulas = {item.id for item in ITEMS if item.theory and item.id.startswith(("S1", "S2"))}
+    assert named == {item.id for item in ITEMS} - {"S3-SYS", *formulas}
+
+
+def test_a_result_of_no_model_is_no_chapter() -> None:
+    with pytest.raises(InputError, match="made of no model"):
+        checked_chapters(["theory_sketching"])

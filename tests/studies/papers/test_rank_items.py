@@ -368,6 +368,8 @@ def test_the_docs_name_what_exists_and_every_id() -> None:
         assert hasattr(home, name), f"{package}.{name}"
     ranks = [item for item in ITEMS if item.source == SOURCE]
     assert set(re.findall(r"`reproduce (S0-\w+)`", text)) == {item.id for item in ranks}
+    sharp = {item.id for item in ITEMS if item.id.startswith("S1-")}
+    assert set(re.findall(r"`reproduce (S1-\w+)`", text)) == sharp
     assert {name for item in ranks for name in item.ids} <= set(re.findall(r"S0-\w+", text.upper()))
 
 

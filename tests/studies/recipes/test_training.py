@@ -1,9 +1,10 @@
-"""Losses against brute force; resuming and exporting change nothing."""
+"""Losses against brute force; resuming and exporting change nothing; changes of recipes keep the rest."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import compare_recipes
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
 from tsfm_lens.studies.recipes.models import build_model, ordinal_embedding
 from tsfm_lens.studies.recipes.recipe import Stage, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import read_log
@@ -249,3 +251,14 @@ def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: TrainingRec
     torch.manual_seed(0)
     there, _ = pipeline.predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
     assert all(torch.equal(one, two) for one, two in zip(here, there, strict=True))
+
+
+@pytest.mark.parametrize("recipe", [find_recipe("bolt-nano"), find_recipe("chronos-nano")], ids=["patch", "token"])
+def test_changes_keep_what_they_do_not_change(recipe: TrainingRecipe) -> None:
+    short = compare_recipes.short(recipe, 400)
+    changes = compare_recipes.COMMON | (compare_recipes.TOKEN if recipe.kind == "token" else {})
+    changed = {name: change(short) for name, change in changes.items()}
+    assert [(plan.steps, plan.restarts) for plan in changed.values()] == [(400, ())] * len(changed)
+    assert [name for name, plan in changed.items() if plan == short] == ["as it is"]
+    # each is a recipe that could be written down
+    assert all(TrainingRecipe(**plan.model_dump()) == plan for plan in changed.values())
