@@ -247,9 +247,8 @@ def test_curves_are_those_of_the_runs_and_the_oracle_is_a_line(toy: xr.Dataset) 
 
 
 def test_no_two_arms_look_alike(toy: xr.Dataset) -> None:
-    many = xr.concat(
-        [toy.isel(arm=[0]).assign_coords(arm=[f"arm {place}"]) for place in range(20)], "arm", data_vars="all"
-    )
+    many = [toy.isel(arm=[0]).assign_coords(arm=[f"arm {place}"]) for place in range(20)]
+    many = xr.concat(many, "arm", data_vars="all")
     errors = many.assign(test_mse=many["curve"].mean("epoch"), rho=("arm", [0.0] * 20))
     curves = [trace for trace in figures.run_curves(many).data if str(trace.name).startswith("arm")]
     points = [trace for trace in figures.run_errors_over(errors).data if trace.marker.size == 8]

@@ -93,9 +93,7 @@ def test_figure_and_sweep_take_the_same_heads_from_a_model_of_another_size(name:
     found = select_components(lens.wiring, *recipe_components(lens, name, seed=0)["by stable rank"])
     assert {c.layer for c in found if c.kind == "mlp"} == set(mlps)
     for kind in lens.wiring.output_stack.attention_kinds():
-        assert {(c.layer, c.head) for c in found if c.kind == kind} == {
-            (x, h) for x, each in heads.items() for h in each
-        }
+        assert {(c.layer, c.head) for c in found if c.kind == kind} == {(x, h) for x, own in heads.items() for h in own}
 
 
 def test_recipes_scale_with_the_depth_of_the_model() -> None:

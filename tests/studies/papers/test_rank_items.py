@@ -157,9 +157,8 @@ def test_a_language_model_decides_the_contrast() -> None:
     both = [nano("bolt-nano"), nano("chronos-nano"), text()]
     spectra = reproduce("S0-F2", both, **FEW)
     # a series of noise uses 17 of 128 directions of bolt-nano, ids all of the T5; chronos-nano has as many as it can
-    outcomes = [
-        verdict(spectra, f"{row(spectra, 'faster')['quantity'].values}: {part}") for part in parts(spectra, "faster")
-    ]
+    claim = row(spectra, "faster")["quantity"].values
+    outcomes = [verdict(spectra, f"{claim}: {part}") for part in parts(spectra, "faster")]
     assert outcomes.count("holds") == 1
     assert verdict(spectra, "faster") == "does not hold"
     assert verdict(spectra, "structured") == "holds"

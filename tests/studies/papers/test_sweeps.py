@@ -105,9 +105,8 @@ def test_every_sweep_is_run_and_read(name: str, store: Path) -> None:
     assert "mechanics only" in found.attrs["note"]
     assert np.isfinite(found["ours"].values[found["verdict"].values == ""]).all()
     printed = {value.quantity: value.paper for value in item.values}
-    np.testing.assert_allclose(
-        found["paper"], [printed.get(str(quantity), np.nan) for quantity in found["quantity"].values]
-    )
+    papers = [printed.get(str(quantity), np.nan) for quantity in found["quantity"].values]
+    np.testing.assert_allclose(found["paper"], papers)
     here = settings(found)
     assert here["model"] == "bolt-nano"
     assert here["datasets"] == here["windows"] == "3"
@@ -403,9 +402,7 @@ def test_the_released_counts_give_figure_11() -> None:
 @pytest.mark.parametrize(("bolt_rise", "holds"), [(0.02, 1.0), (0.5, 0.0)])
 def test_half_of_the_mlps_of_bolt_and_toto(bolt_rise: float, holds: float) -> None:
     subjects = [Subject("a", "chronos-bolt", 12, 12), Subject("b", "toto-1", 12, 12)]
-    rows = [
-        (model, part, 6 - width // 2, 5 + width // 2) for model in "ab" for part in ("mlp", "heads") for width in (4, 6)
-    ]
+    rows = [(model, part, 6 - width, 5 + width) for model in "ab" for part in ("mlp", "heads") for width in (2, 3)]
     half = {"a": bolt_rise, "b": 0.1}
     # only ranges of six MLPs count
     rise = [half[m] if part == "mlp" and last - first == 5 else 1 - half[m] for m, part, first, last in rows]

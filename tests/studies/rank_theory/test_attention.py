@@ -19,9 +19,7 @@ def by_loops(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     for j in range(tokens.shape[1]):
         parts = []
         for query, key, value in zip(weights.query, weights.key, weights.value, strict=True):
-            scores = [
-                (query @ tokens[:, t]) @ (key @ tokens[:, j]) / np.sqrt(len(query)) for t in range(tokens.shape[1])
-            ]
+            scores = [(query @ token) @ (key @ tokens[:, j]) / np.sqrt(len(query)) for token in tokens.T]
             mass = np.exp(np.array(scores) - max(scores))
             parts.append(sum(m * (value @ tokens[:, t]) for t, m in enumerate(mass / mass.sum())))
         columns.append(np.concatenate(parts))

@@ -99,9 +99,8 @@ def test_errors_of_the_whole_vocabulary_are_those_of_the_compressed_layers(heads
         for r in ranks
     ]
     large = float(np.linalg.norm(whole))
-    assert_close(
-        rank_theory.compression_errors(vocabulary, weights, ranks), np.array(by_hand), depth=2000, magnitude=large
-    )
+    found = rank_theory.compression_errors(vocabulary, weights, ranks)
+    assert_close(found, np.array(by_hand), depth=2000, magnitude=large)
     # fewer tokens than coordinates: what is not there is not lost
     few = rank_theory.compression_errors(vocabulary[:, :3], weights, [3, 7])
     assert_close(few, np.zeros(2), depth=2000, magnitude=large)
@@ -235,9 +234,8 @@ def test_sorted_reciprocals_would_break_the_promise() -> None:
     # as printed, 1/σ_{d̃+1}
     right[0, -1, rank] = 1 / singular[rank]
     worse = rank_theory.AttentionWeights(left @ right, made.reduced.key, made.reduced.value)
-    error = np.linalg.norm(
-        rank_theory.attention(made.tokens, made.weights) - rank_theory.attention(made.tokens, worse), 2
-    )
+    whole, less = (rank_theory.attention(made.tokens, weights) for weights in (made.weights, worse))
+    error = np.linalg.norm(whole - less, 2)
     assert made.own_error < made.own_bound < error
 
 

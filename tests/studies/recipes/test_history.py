@@ -212,9 +212,8 @@ def test_arms_stand_at_their_size_and_their_rise(score: str, records: dict[str, 
     assert [trace.name for trace in dots] == [*arms, *arms]
     for trace, arm in zip(dots[: len(arms)], arms, strict=True):
         one = ds.sel(arm=arm)
-        assert_close(
-            [trace.x[0], trace.y[0]], [100 * one["stored_ratio"], times * one[f"{score}_rise_estimate"]], depth=4
-        )
+        stored, rise = 100 * one["stored_ratio"], times * one[f"{score}_rise_estimate"]
+        assert_close([trace.x[0], trace.y[0]], [stored, rise], depth=4)
         if arm != "dense":
             assert_close(trace.error_y.array[0] + trace.y[0], times * one[f"{score}_rise_high"], depth=8)
             assert trace.marker.symbol[0].endswith("-open") != bool(one[f"{score}_rise_stands_out"])

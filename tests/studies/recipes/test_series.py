@@ -60,9 +60,8 @@ def test_draws_have_the_covariance_of_their_kernel(monkeypatch: pytest.MonkeyPat
     draws = families.kernelsynth(np.random.default_rng(0), 5_000, 6)
     scale = covariance.abs().max().item()
     # the standard error of a covariance is at most sqrt(2 / n) of the variances; five of them
-    np.testing.assert_allclose(
-        draws.T @ draws / len(draws) / scale, covariance / scale, atol=5 * (2 / len(draws)) ** 0.5
-    )
+    atol = 5 * (2 / len(draws)) ** 0.5
+    np.testing.assert_allclose(draws.T @ draws / len(draws) / scale, covariance / scale, atol=atol)
 
 
 def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
@@ -141,9 +140,8 @@ def test_weights_are_dirichlet_over_one_to_three_series() -> None:
     np.testing.assert_allclose(weights.sum(1), 1.0)
     used = (weights > 0).sum(1)
     # five standard errors of a share of so many draws
-    np.testing.assert_allclose(
-        [(used == k).mean() for k in (1, 2, 3)], 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5
-    )
+    shares = [(used == count).mean() for count in (1, 2, 3)]
+    np.testing.assert_allclose(shares, 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5)
     # variance of a Dirichlet(1.5, 1.5, 1.5) component: (1/3)(2/3) / 5.5
     variance, draws = 2 / 9 / 5.5, (used == 3).sum()
     # five standard errors of the variance of so many draws

@@ -188,9 +188,8 @@ def test_what_the_model_draws_changes_its_inputs_and_not_its_labels(token_recipe
     model = build_model(token_recipe).eval()
     past, future = torch.randn(40, 24), torch.randn(40, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=40, mix={}, rollout=1.0)
-    led, truth = (
-        token_step_losses(model, past, future, one) for one in (stage, stage.model_copy(update={"rollout": 0}))
-    )
+    stages = stage, stage.model_copy(update={"rollout": 0})
+    led, truth = (token_step_losses(model, past, future, one) for one in stages)
     # at the first step the inputs are the start in both cases
     assert_close(led[0], truth[0], depth=100)
     assert not torch.allclose(led[1:], truth[1:])

@@ -237,9 +237,8 @@ def test_every_parameter_has_one_rate(name: str) -> None:
 @pytest.mark.parametrize(("d_out", "d_in"), [(64, 64), (256, 64), (64, 256), (16, 512)])
 def test_first_weights_have_the_spectral_norm_of_the_theory(d_out: int, d_in: int) -> None:
     """‖W‖₂ stays between one and three times √(d_out / d_in), whatever the sizes."""
-    draw = torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(0)) * structured.first_deviation(
-        d_out, d_in
-    )
+    draw = torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(0))
+    draw *= structured.first_deviation(d_out, d_in)
     assert 1 <= float(torch.linalg.matrix_norm(draw, 2)) / (d_out / d_in) ** 0.5 <= 3
 
 
