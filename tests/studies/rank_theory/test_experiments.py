@@ -138,32 +138,6 @@ def test_curves_of_chebyshev_embeddings_are_the_embeddings() -> None:
     assert (found["value"].values[0], found["value"].values[-1]) == (-15, 15)
 
 
-def test_nothing_exceeds_its_bound() -> None:
-    of_embeddings = rank_theory.embedding_bounds(dimension=40, n_tokens=200, draws=3)
-    slack = SLACK * of_embeddings["singular_value"].isel(index=0)
-    assert (of_embeddings["singular_value"] <= of_embeddings["bound"] + slack).all()
-    assert (of_embeddings["count"] <= of_embeddings["most"]).all()
-    assert (of_embeddings["count"] > 0).any()
-    of_layers = rank_theory.compression_bounds(width=16, n_tokens=24, draws=5)
-    assert (of_layers["error"] <= of_layers["bound"]).all()
-    assert (of_layers["least_error"] >= of_layers["floor"]).all()
-    over = (of_layers["repeated_error"] / of_layers["repeated_rate"]).values
-    assert_close(over, np.sqrt(of_layers["length"].values), depth=2000)
-    sharp = of_layers["sharpness"]
-    assert (sharp.sel(logarithm="of 4 max(d, L)") > 0.25).all()
-    assert (sharp.sel(logarithm="of 4d, as printed", length_over=["d", "4d + 1"]) > 0.25).all()
-    growth = rank_theory.growth_bounds(width=24, draws=4)
-    assert (growth["relative"] <= growth["upper"] + SLACK).all()
-    assert (growth["grown"] >= growth["lower"]).all()
-    proof, printed = (growth["alone"] <= growth["corollary"].sel(form=form) for form in ("of the proof", "as printed"))
-    assert proof.all()
-    # a sign slips: with one head, the largest of the output would go with the second of the input
-    assert not printed.sel(heads=1, index=1).any()
-    sketches = rank_theory.sketch_bounds(draws=2)
-    assert (sketches["shared_error"] >= sketches["shared_floor"]).all()
-    assert (sketches["own_error"] <= sketches["own_bound"]).all()
-
-
 def test_every_experiment_repeats_with_its_seed_and_says_its_sizes() -> None:
     one, same, other = (
         rank_theory.spectra_by_heads(width=8, n_tokens=9, heads=(2,), draws=2, seed=s) for s in (1, 1, 2)

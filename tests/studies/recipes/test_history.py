@@ -1,8 +1,7 @@
-"""The training history, a watch, and figures of training at low rank, beside each checkpoint and record alone."""
+"""The training history and figures of training at low rank, beside each checkpoint and record alone."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,15 @@ from typer.testing import CliRunner
 
 from tsfm_lens import probes, registry, viz
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
-from tsfm_lens.models import Lens, load
 from tsfm_lens.registry import find
 from tsfm_lens.studies import recipes
 from tsfm_lens.studies.recipes import figures
 from tsfm_lens.studies.recipes.corpus import Corpus
-from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model, main
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training import Watch, attention_measures, patterns_of, read_log, read_watch
+from tsfm_lens.training import read_log
 from tsfm_lens.training.state import LOG
 
 SMALL: dict[str, Any] = {"motif": 4, "repeats": 3}
@@ -157,35 +154,6 @@ def test_losses_of_another_measure_are_left_out(patch_recipe: TrainingRecipe, co
     history = TrainingHistory(tmp_path)
     assert list(history.losses) == [step for step in steps if step <= 4]
     assert max(steps) == 8
-
-
-def test_the_zoo_trains_as_without_a_watch(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    ends, series = [], np.sin(np.arange(40.0))
-    for watched in (False, True):
-        trainer = Trainer(patch_recipe, tmp_path / str(watched), corpus, device="cpu")
-        watch = None
-        if watched:
-            lens = load(as_pipeline(trainer.model), check=False)
-            fixed = partial(trainer.task.loss, 0)
-            watch = Watch(lens, series=series, loss=fixed, every=2, out=tmp_path, products=3)
-        trainer.model.train()
-        for _ in range(4):
-            loss = trainer.train_step()
-            if watch is not None:
-                watch(trainer.step, loss=loss)
-        assert all(module.training for module in trainer.model.modules())
-        ends.append([weight.detach().numpy().tobytes() for weight in trainer.model.parameters()])
-    assert ends[0] == ends[1]
-    data = read_watch(tmp_path)
-    assert data["step"].values.tolist() == [2, 4]
-    last = {name: found.mean(0) for name, found in _measured(lens, series).items()}
-    assert_close(data["entropy"].sel(step=4, layer="encoder.0.self_attn"), last["entropy"], depth=1)
-    assert (data["sharpness"] >= data["lowest_curvature"]).all()
-
-
-def _measured(lens: Lens, series: np.ndarray) -> dict[str, np.ndarray]:
-    lens.adapter.model.eval()
-    return attention_measures(patterns_of(lens, series)["encoder.0.self_attn"])
 
 
 NAMES = ("attention", "spectra", "vocabulary")

@@ -1,4 +1,4 @@
-"""Losses against brute force; resuming and exporting change nothing; changes of recipes keep the rest."""
+"""Losses against brute force; exporting changes nothing; changes of recipes keep the rest."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ import pytest
 import torch
 from chronos import BaseChronosPipeline
 from chronos.chronos import ChronosConfig
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from recipe_runs import assert_same_weights, resumed, run
-from tsfm_lens.errors import CheckpointError
-from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
 from tsfm_lens.studies.recipes.models import build_model, ordinal_embedding
 from tsfm_lens.studies.recipes.recipe import Stage, TrainingRecipe, recipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
-from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training import read_log
 from tsfm_lens.training.losses import (
     FAR,
     blank_inputs,
@@ -33,7 +27,6 @@ from tsfm_lens.training.losses import (
     token_loss,
     token_step_losses,
 )
-from tsfm_lens.training.state import HISTORY, LOG
 
 
 def test_without_smoothing_the_loss_is_the_usual_cross_entropy() -> None:
@@ -201,21 +194,6 @@ def test_the_rate_rises_stays_and_falls() -> None:
     np.testing.assert_allclose(rates, [0.02, 1.0, 2.0, 2.0, 2.0, 1.01, 0.02])
 
 
-def test_a_resumed_run_ends_as_an_undisturbed_one(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    whole = run(tiny, tmp_path / "whole", corpus)
-    run(tiny, tmp_path / "stopped", corpus, until=4)
-    torch.manual_seed(99)
-    again = resumed(tiny, tmp_path / "stopped", corpus)
-    assert_same_weights(whole, again)
-    assert [line["step"] for line in read_log(tmp_path / "whole" / LOG)] == [8]
-    assert (tmp_path / "stopped" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
-    histories = [sorted(path.name for path in (tmp_path / run / HISTORY).iterdir()) for run in ("whole", "stopped")]
-    assert histories[0] == histories[1]
-    kept = load_file(tmp_path / "stopped" / HISTORY / "step-000008.safetensors")
-    for name, weight in kept.items():
-        assert torch.equal(weight, whole.model.state_dict()[name]), name
-
-
 def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: TrainingRecipe) -> None:
     model = build_model(token_recipe)
     past, future = torch.randn(3, 24), torch.randn(3, 8)
@@ -225,11 +203,6 @@ def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: Trainin
     assert losses[5].item() == 0.0
     losses.sum().backward()
     assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
-
-
-def test_nothing_to_resume_is_said(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="start without --resume"):
-        Trainer(tiny, tmp_path / "empty", corpus, device="cpu").resume()
 
 
 def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: TrainingRecipe, tmp_path: Path) -> None:
