@@ -243,7 +243,7 @@ def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleTyp
     assert sum(asked[0] == "S3-F2" for asked in found) == 5
 
 
-def test_the_table_of_all_has_what_the_paper_prints(
+def test_the_table_of_all(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outs = []
@@ -320,7 +320,7 @@ def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
         (("S3-F1D", "--model", "bolt-nano", "--windows", "1"), 1, "no logits"),
     ],
 )
-def test_failures_say_what_to_do(
+def test_failures(
     args: tuple[str, ...], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GIFT_EVAL", raising=False)

@@ -129,7 +129,7 @@ def test_steep_gates_need_not_keep_it() -> None:
     st.floats(-2.0, 2.0),
     st.integers(0, 2**32 - 1),
 )
-def test_no_residual_mlp_has_more_large_singular_values_than_it_may(
+def test_residual_mlps_keep_the_bound(
     patch: int, more: int, activation: str, epsilon: float, size: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)

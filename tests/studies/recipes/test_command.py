@@ -150,9 +150,7 @@ def test_a_run_is_not_written_over(command: partial[None], tmp_path: Path, monke
         command()
 
 
-def test_an_end_is_not_written_over(
-    command: partial[None], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_ends_are_kept(command: partial[None], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     Trainer(token_recipe, tmp_path / "run", corpus, device="cpu").run(until=4, quiet=True)
     run = {name: data for name, data in contents(tmp_path / "run").items() if "ended" not in name}
     command(end_within=2)
@@ -193,7 +191,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("values", "said"), WRONG.values(), ids=WRONG)
-def test_arrays_that_are_no_series_are_named_before_the_user_waits(
+def test_arrays_that_are_no_series_are_named(
     values: np.ndarray, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "real.npz"

@@ -111,7 +111,7 @@ def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
     assert errors == pytest.approx([15.0, 0.5, 15.0])
 
 
-def test_who_tunes_does_not_see_the_test(
+def test_tuning_sees_no_test(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds = []
@@ -200,9 +200,7 @@ def test_what_is_measured_is_a_whole_checkpoint(name: str, tmp_path: Path) -> No
             evaluate.main(folder)
 
 
-def test_a_folder_comes_before_an_embedded_checkpoint_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_comes_before_a_checkpoint_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(checkpoint_path("chronos2-nano"), tmp_path / "bolt-nano")
     monkeypatch.chdir(tmp_path)
     assert type(open_pipeline(Path("bolt-nano"))).__name__ == "Chronos2Pipeline"

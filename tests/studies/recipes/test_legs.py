@@ -155,21 +155,6 @@ def test_a_second_leg_starts_from_a_checkpoint(tiny: TrainingRecipe, corpus: Cor
     assert (kept[0], kept[-1]) == ("step-000004", "step-000008")
 
 
-def test_what_no_second_leg_starts_from_is_refused(
-    patch_recipe: TrainingRecipe, token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    export(build_model(token_recipe), tmp_path / "token")
-    with pytest.raises(InputError, match="trained in one phase"):
-        Trainer(patch_recipe, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
-    plan = patch_recipe.model_copy(update={"restarts": (Phase(at=4, learning_rate=1e-3, decay=4),)})
-    with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
-        Trainer(plan, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
-    for other in ({"resume": True}, {"end_within": 5}):
-        with pytest.raises(InputError, match="--start begins the last phase"):
-            main("bolt-nano", tmp_path / "never", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
-    assert not (tmp_path / "never").exists()
-
-
 def test_a_command_that_cannot_go_on_draws_no_series(token_recipe: TrainingRecipe, tmp_path: Path) -> None:
     export(build_model(token_recipe), tmp_path / "token")
     np.savez(tmp_path / "real.npz", **{"training/a": np.arange(700.0)})
@@ -181,6 +166,8 @@ def test_a_command_that_cannot_go_on_draws_no_series(token_recipe: TrainingRecip
     for going_on in ({"resume": True}, {"end_within": 5}):
         with pytest.raises(CheckpointError, match=r"no state\.pt in"):
             main("bolt-nano", **where, **going_on)
+        with pytest.raises(InputError, match="--start begins the last phase"):
+            main("bolt-nano", **where, start=tmp_path / "token", **going_on)
     assert not (tmp_path / "runs").exists()
 
 
@@ -306,9 +293,7 @@ def test_a_run_widens_where_the_recipe_says(token_recipe: TrainingRecipe, corpus
     assert initial_model(plan).adapter.model.config.d_model == 24
 
 
-def test_a_wider_leg_starts_from_a_narrow_checkpoint(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_wider_leg_starts_from_a_narrow_one(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     plan = growing(token_recipe)
     whole = run(plan, tmp_path / "whole", corpus, until=4)
     export(whole.model, tmp_path / "narrow")
@@ -328,7 +313,7 @@ def test_a_narrower_leg_is_refused_at_once(token_recipe: TrainingRecipe, corpus:
 
 
 @pytest.mark.parametrize(("leg", "stops"), [("muon", (6,)), ("mean", (6, 7)), ("wider", (3, 4, 6))])
-def test_a_leg_is_stopped_and_resumed(
+def test_legs_are_resumed(
     leg: str, stops: tuple[int, ...], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     plans = {"muon": muon_leg, "mean": partial(three_legs, from_mean=True), "wider": growing}

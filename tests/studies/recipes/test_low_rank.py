@@ -168,7 +168,7 @@ def test_training_leaves_only_a_fixed_vocabulary(token_recipe: TrainingRecipe, c
 
 
 @pytest.mark.parametrize("sketch", ["by head", "shared"])
-def test_what_was_trained_at_low_rank_opens_with_every_hook_point(
+def test_trained_low_ranks_open_with_every_hook_point(
     tiny: TrainingRecipe, sketch: str, corpus: Corpus, tmp_path: Path
 ) -> None:
     recipe = with_rank(tiny, rank=2, sketch=sketch)
@@ -252,9 +252,7 @@ def found(few: list[RecipeRun], corpus: Corpus, folder: Path) -> dict[str, xr.Da
     return records(few, folder, corpus)
 
 
-def test_records_are_counts_and_svds(
-    found: dict[str, xr.Dataset], few: list[RecipeRun], folder: Path, corpus: Corpus
-) -> None:
+def test_records_are_of_svds(found: dict[str, xr.Dataset], few: list[RecipeRun], folder: Path, corpus: Corpus) -> None:
     attention, vocabulary, spectra = (found[name] for name in ("attention", "vocabulary", "spectra"))
     assert attention["arm"].values.tolist() == [DENSE, "constant"]
     held = [sizes(initial_model(arm.recipe)) for arm in few[:2]]

@@ -211,9 +211,7 @@ RANKS = {"one": (6,), "few": (3, 2, 1), "many": (2, 0, 1, 1, 2, 1)}
 @pytest.mark.parametrize("tokens", [7, 130, 256])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("ranks", "window"), [("one", None), ("one", 5), ("one", 100), ("few", None), ("many", None)])
-def test_tiles_and_their_gradients_are_those_of_the_whole(
-    tokens: int, causal: bool, ranks: str, window: int | None
-) -> None:
+def test_tiles_are_the_whole_with_their_gradients(tokens: int, causal: bool, ranks: str, window: int | None) -> None:
     torch.manual_seed(0)
     rows = RANKS[ranks]
     reach = Reach(rows, token_blocks(max(tokens, 32), len(rows)), causal, window, 0.7, by_depth=ranks != "one")
