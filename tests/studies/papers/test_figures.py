@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from tiny_lenses import lens_of
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, RenderError, UnknownNameError
 from tsfm_lens.figures import named as room
 from tsfm_lens.figures.named import figures, file_word, find_figure, make_figure, write_figure
 from tsfm_lens.hooks.component import Component, components, select_components
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens
 from tsfm_lens.probes import ablated_share
 from tsfm_lens.registry import measurements
 from tsfm_lens.report.pipeline import checked_chapters
@@ -29,12 +29,6 @@ from tsfm_lens.sweep.plan.released import at_depth, released_lists
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
 NO_FIGURES = {"for_print", "save", "side_by_side"}
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    known = architectures()
-    return load(known[name].tiny(), check=False) if name in known else load(name)
 
 
 def short() -> SeriesBatch:
