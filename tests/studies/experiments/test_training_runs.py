@@ -326,7 +326,7 @@ def test_errors_over_a_setting_are_one_curve_for_arms_that_agree_but_for_it() ->
     sentence = "exchange, H = 96: the lowest mean test error is that of rho 0.5 (2), before rho 0 (6.5)."
     assert sentence in plates[1].sentences
     plain = data.isel(arm=slice(0, 2)).drop_vars(("rho", "horizon")).assign_coords(arm=["a", "b"])
-    reading = panels_of({"lab_runs": plain})["lab_runs"][1].reading
+    reading = panels_of({"lab_runs": plain})["lab_runs"][1].sentences
     assert reading == ["The lowest mean test error is that of a (2), before b (6.5)."]
 
 

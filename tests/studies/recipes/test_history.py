@@ -103,8 +103,8 @@ def test_the_reading_says_when_copying_came_and_which_heads_surely_look() -> Non
         "1 of 4 heads gives more attention to what followed the last match than an even spread would, beyond the "
         "noise.",
     ]
-    never = find("training_history").draw_panels(planted_history(last=-0.1))
-    assert not any("Half" in sentence for sentence in next(never).reading)
+    (never,) = find("training_history").draw_panels(planted_history(last=-0.1))
+    assert not any("Half" in sentence for sentence in never.sentences)
 
 
 def test_what_is_no_run_is_refused(trained: TrainingHistory, tmp_path: Path) -> None:
