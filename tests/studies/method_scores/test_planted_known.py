@@ -1,15 +1,33 @@
-"""The main probes on models whose mechanism was planted: right there, and noise on their untrained twins."""
+"""Probes on planted models and their untrained twins, noise that cards bear, and the planted covariate's rule."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from planted.model import ALIVE, stand_in
 from tsfm_lens import probes
-from tsfm_lens.studies.method_scores.scores import score
-from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
-from tsfm_lens.zoo.planted import Planted, plant
+from tsfm_lens.errors import InputError
+from tsfm_lens.studies.method_scores.scores import (
+    Condition,
+    as_noisy_as_it_bears,
+    campaign,
+    forecast_error,
+    keeps_its_roles,
+    score,
+)
+from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case, untrained
+from tsfm_lens.zoo.planted import CovariateTimes, Planted, PlantedPart, open_planted, plant
+from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME, draw_cases, forecast_with
+from tsfm_lens.zoo.planted.patches import DECILES, PATCH
+from zoo import planted_oracles as oracles
 
 CAUSAL = [
     "zero ablation, of the range",
@@ -80,3 +98,207 @@ def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not(arch
     one = found.sel(component=primary)
     # the backup of the one makes up for all, that of the other for two thirds
     assert float(one["total_share"].mean()) < 0.4 * float(one["direct_share"].mean())
+
+
+LEVELS = (1.0, 0.01, 0.0001)
+TOLD = np.ones(4, dtype=bool)
+
+
+def _at(mechanism: str, seed: int, level: float) -> Planted:
+    return plant(mechanism, "chronos-bolt", seed=seed, weight_noise=level)
+
+
+def test_a_copy_bears_noise_and_a_gate_hardly_any() -> None:
+    borne = as_noisy_as_it_bears(partial(_at, "seasonal-copy", 0), LEVELS, series=4, seed=0)
+    assert borne is not None
+    assert borne.card.weight_noise == 0.01
+    assert forecast_error(evaluation_case(borne.lens(), borne.card, series=4)) < 0.1
+    assert as_noisy_as_it_bears(partial(_at, "gate", 0), LEVELS, series=4, seed=0) is None
+
+
+def test_a_backup_that_acts_alone_is_none() -> None:
+    """Its forecast is right at this level, and what its card says of the backup is not."""
+    clean, noisy = (_at("backup", 1, level) for level in (0.0, 0.01))
+    series = [evaluation_case(one.lens(), one.card, series=4, seed=1) for one in (clean, noisy)]
+    assert forecast_error(series[1]) < 0.1
+    assert [keeps_its_roles(on, TOLD) for on in series] == [True, False]
+    borne = as_noisy_as_it_bears(partial(_at, "backup", 1), LEVELS, series=4, seed=1)
+    assert borne is not None
+    assert borne.card.weight_noise == 0.0001
+
+
+def test_a_decoy_that_moves_the_forecast_is_none() -> None:
+    planted = stand_in()
+    on = evaluation_case(planted.lens(), planted.card, series=4)
+    assert keeps_its_roles(on, TOLD)
+    for name, kept in ((ALIVE[0], False), ("decoder.0.mlp", True)):
+        decoy = PlantedPart(component=name, role="decoy", does="writes loudly")
+        card = on.card.model_copy(update={"parts": (decoy,)})
+        assert keeps_its_roles(EvaluationCase(on.lens, card, on.clean, on.corrupted), TOLD) == kept
+
+
+def test_a_campaign_gives_each_model_what_it_bears() -> None:
+    def planter(mechanism: str, architecture: str, *, seed: int, rotate: bool, weight_noise: float) -> Planted:
+        # the second seed bears less, and the third nothing
+        too_much = weight_noise > (0.2, 0.05, 0.0)[seed]
+        made = plant(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=1.0 if too_much else 0.0)
+        return Planted(made.model, made.card.model_copy(update={"weight_noise": weight_noise}))
+
+    how: dict[str, Any] = {"series": 4, "methods": ["zero ablation"], "planter": planter}
+    condition = Condition("noisy-weights", weight_noises=(0.1, 0.01))
+    pairs = [("seasonal-copy", "chronos-bolt")]
+    rows = campaign(pairs, [condition], seeds=3, **how).methods
+    assert rows[["seed", "weight_noise"]].to_numpy().tolist() == [[0, 0.1], [1, 0.01]]
+    with pytest.raises(InputError, match="no model to score"):
+        campaign(pairs, [replace(condition, weight_noises=(0.5,))], seeds=1, **how)
+
+
+def test_a_model_that_is_never_right_bears_nothing() -> None:
+    assert as_noisy_as_it_bears(lambda level: stand_in(), LEVELS, series=4, seed=0) is None
+
+
+Array = oracles.Array
+MEDIAN = len(DECILES) // 2
+
+
+@pytest.fixture(scope="module")
+def planted() -> Planted:
+    """Turned."""
+    return plant("covariate", NAME, seed=3)
+
+
+def cases_of(planted: Planted) -> list[Array]:
+    """Other than those that the builder tries."""
+    return draw_cases(planted.card.context, 6, seed=7)
+
+
+def median_of(planted: Planted, cases: list[Array]) -> Array:
+    """Median forecasts by the library's pipeline: (case, step)."""
+    return forecast_with(oracles.lens_of(planted).native, cases)[:, MEDIAN]
+
+
+def rule_of(planted: Planted) -> CovariateTimes:
+    """The rule."""
+    rule = planted.card.rule
+    assert isinstance(rule, CovariateTimes)
+    return rule
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_forecasts_by_its_rule(seed: int) -> None:
+    planted = plant("covariate", NAME, seed=seed)
+    cases = cases_of(planted)
+    for case, forecast in zip(cases, median_of(planted, cases), strict=True):
+        expected = rule_of(planted).forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:])
+        assert np.abs(forecast - expected).max() <= reach(planted, case)
+    assert 0 < planted.card.error <= oracles.SMALL
+
+
+def reach(planted: Planted, case: Array) -> float:
+    """Rounding of what the covariate moves."""
+    return max(1.0, abs(rule_of(planted).coefficient)) * oracles.tolerance(case[0, :-HORIZON])
+
+
+def test_a_future_value_of_the_covariate_moves_its_own_step_by_the_stated_weight(planted: Planted) -> None:
+    case = cases_of(planted)[0]
+    step = float(np.std(case[1, :-HORIZON]))
+    moved = [case, *(case + step * np.eye(2 * case.shape[1])[at].reshape(case.shape) for at in future_of(case))]
+    median = median_of(planted, moved)
+    effects = (median[1:] - median[0]).T
+    expected = step * rule_of(planted).inputs(*case[:, :-HORIZON], HORIZON)
+    assert np.abs(effects - expected).max() <= 2 * reach(planted, case)
+
+
+def future_of(case: Array) -> range:
+    """Places of the covariate's future in a case laid out in one row."""
+    return range(case.size - HORIZON, case.size)
+
+
+def test_only_the_mean_and_scale_of_the_past_matter(planted: Planted) -> None:
+    case = cases_of(planted)[1]
+    shuffled = case.copy()
+    past = case.shape[1] - HORIZON
+    for row in shuffled:
+        row[:past] = row[:past][np.random.default_rng(0).permutation(past)]
+    median = median_of(planted, [case, shuffled])
+    assert np.abs(median[1] - median[0]).max() <= 2 * reach(planted, case)
+
+
+def test_a_target_without_a_covariate_keeps_its_mean(planted: Planted) -> None:
+    target = cases_of(planted)[0][0, :-HORIZON]
+    median = oracles.lens_of(planted).forecast([target], HORIZON).median[0]
+    assert np.abs(median - target.mean()).max() <= oracles.tolerance(target)
+
+
+def test_parts_matter_as_stated(planted: Planted) -> None:
+    lens, cases = oracles.lens_of(planted), cases_of(planted)[:2]
+    plain = median_of(planted, cases)
+    (head,) = planted.card.components("mechanism")
+    for part in oracles.parts_of(lens):
+        with lens.ablate(part):
+            off = np.abs(median_of(planted, cases) - plain).max(1)
+        bounds = np.array([reach(planted, case) for case in cases])
+        assert (off > oracles.EFFECT * bounds).all() if part == head else (off <= bounds).all(), part
+
+
+def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) -> None:
+    (looks,) = planted.card.attends
+    assert (looks.component,) == planted.card.components("mechanism")
+    assert (looks.query, looks.back, looks.series) == ("forecast token", (0,), "known covariate")
+    layer, _, head = looks.component.split(".")
+    generator = torch.Generator().manual_seed(0)
+    context = torch.randn(4, 40, generator=generator)
+    # two items: a target and its covariate each, of which the second knows one value of the last patch alone
+    future = torch.full((4, HORIZON), torch.nan)
+    future[1] = torch.randn(HORIZON, generator=generator)
+    future[3, : PATCH + 1] = torch.randn(PATCH + 1, generator=generator)
+    patterns = planted.model(
+        context=context,
+        group_ids=torch.tensor([0, 0, 1, 1]),
+        future_covariates=future,
+        num_output_patches=HORIZON // PATCH,
+        output_attentions=True,
+    ).enc_group_self_attn_weights[int(layer)]
+    # (token, head, query, key)
+    ahead = patterns[-HORIZON // PATCH :, int(head)].detach()
+    sharp = looks.weight * torch.tensor([[0.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]).expand_as(ahead)
+    oracles.assert_close(ahead, sharp, depth=64, magnitude=1.0)
+
+
+def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
+    plain = plant("covariate", NAME, seed=3, rotate=False)
+    cases = cases_of(planted)
+    off = np.abs(median_of(plain, cases) - median_of(planted, cases)).max(1)
+    assert (off <= [reach(planted, case) for case in cases]).all()
+    unturned = {"rotated": False, "error": plain.card.error}
+    assert planted.card.model_copy(update=unturned) == plain.card
+    assert oracles.share_of_zeros(plain.model) > oracles.share_of_zeros(planted.model)
+
+
+def test_saved_and_opened_is_the_same(planted: Planted, tmp_path: Path) -> None:
+    planted.save(tmp_path)
+    lens, card = open_planted(tmp_path)
+    assert card == planted.card
+    cases = cases_of(planted)
+    np.testing.assert_array_equal(forecast_with(lens.native, cases)[:, MEDIAN], median_of(planted, cases))
+
+
+def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
+    on = evaluation_case(planted.lens(), planted.card, series=4, noise=0.05)
+    clean, corrupted = on.clean.batch, on.corrupted.batch
+    assert [clean.roles[row] for row in on.targets] == 4 * ["target"]
+    assert len(clean) == 12
+    # the twins differ in what is known of the future alone
+    for one, other in zip(clean.values, corrupted.values, strict=True):
+        np.testing.assert_array_equal(one, other)
+    known, turned = (batch.known_future(HORIZON) for batch in (clean, corrupted))
+    np.testing.assert_array_equal(known, turned[:, ::-1])
+    assert np.isfinite(known).all(axis=1).sum() == 4
+    assert forecast_error(on) <= 0.01
+    right = ["zero ablation, of the range", "activation patching, denoise", "circuit, effects, patched"]
+    methods = [*right, "edge attribution"]
+    rows = score(planted.lens(), planted.card, series=4, methods=[*methods, "activation patching of tokens"]).methods
+    # of its past the rule reads no single value
+    assert list(rows["method"]) == methods
+    assert list(rows["refused"]) == [False, False, False, True]
+    assert (rows.loc[~rows["refused"], ["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(axis=None)

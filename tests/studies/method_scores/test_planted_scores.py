@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import rankdata
 
 from planted.model import ALIVE, stand_in
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.studies.method_scores import scores as scoring
 from tsfm_lens.studies.method_scores.marks import auroc, claim_marks, marks, precision_at_size
 from tsfm_lens.studies.method_scores.methods import METHODS, Ranking, token_name, true_tokens
 from tsfm_lens.studies.method_scores.page import tables, write_page
-from tsfm_lens.studies.method_scores.scores import (
-    CONDITIONS,
-    campaign,
-    files_of,
-    main,
-    marks_of,
-    read_scores,
-    renewed,
-    score,
-    truth,
-)
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
 from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Planted, PlantedPart, SeasonalCopy
@@ -86,12 +74,7 @@ def test_claims_are_counted() -> None:
     assert nothing["claim_recall"] == 0.0
 
 
-RULES = (
-    SeasonalCopy(period=16),
-    LocalMean(width=16),
-    LinearTrend(width=8, lag=24),
-    Gate(period=16, tolerance=0.3),
-)
+RULES = (SeasonalCopy(period=16), LocalMean(width=16), LinearTrend(width=8, lag=24), Gate(period=16, tolerance=0.3))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
@@ -127,23 +110,23 @@ def test_backups_count_only_where_pairs_are_looked_for(on: EvaluationCase) -> No
     card = on.card.model_copy(update={"parts": parts})
     with_backup = EvaluationCase(on.lens, card, on.clean, on.corrupted)
     names = ("decoder.2.mlp", *ALIVE, "decoder.0.mlp")
-    labels, counts, every = truth(with_backup, METHODS["zero ablation"], names)
+    labels, counts, every = scoring.truth(with_backup, METHODS["zero ablation"], names)
     assert (labels.tolist(), counts.tolist(), every) == ([False, True, True, False], [False, True, True, True], 2)
-    labels, counts, every = truth(with_backup, METHODS["self-repair"], names)
+    labels, counts, every = scoring.truth(with_backup, METHODS["self-repair"], names)
     assert (labels.tolist(), counts.all(), every) == ([False, False, True, False], True, 1)
     pair = f"{ALIVE[1]} + decoder.2.mlp"
-    assert truth(with_backup, METHODS["ablation of pairs"], (pair, "a + b"))[0].tolist() == [True, False]
+    assert scoring.truth(with_backup, METHODS["ablation of pairs"], (pair, "a + b"))[0].tolist() == [True, False]
     edges = (f"{ALIVE[0]} > {ALIVE[1]}", f"{ALIVE[1]} > decoder.2.mlp", "decoder.2.mlp > output")
-    labels, counts, every = truth(with_backup, METHODS["path patching"], edges)
+    labels, counts, every = scoring.truth(with_backup, METHODS["path patching"], edges)
     assert (labels.tolist(), counts.tolist(), every) == ([True, False, False], [True, False, False], 3)
     # the backup's score is left out, however high it is
-    found = marks_of(with_backup, METHODS["zero ablation"], Ranking(names, np.array([9.0, 2.0, 1.0, 0.0])))
+    found = scoring.marks_of(with_backup, METHODS["zero ablation"], Ranking(names, np.array([9.0, 2.0, 1.0, 0.0])))
     assert (found["auroc"], found["worst_rank"], found["scope"]) == (1.0, 2.0, 1.0)
 
 
 def test_the_main_probes_are_right_where_the_truth_is_known() -> None:
     planted = stand_in()
-    found = score(planted.lens(), planted.card, series=6, methods=MAIN).methods
+    found = scoring.score(planted.lens(), planted.card, series=6, methods=MAIN).methods
     assert list(found["method"]) == list(MAIN)
     assert (found["scope"] == 1).all()
     assert (found[["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(axis=None)
@@ -153,13 +136,13 @@ def test_the_main_probes_are_right_where_the_truth_is_known() -> None:
 def test_unknown_methods_are_named() -> None:
     planted = stand_in()
     with pytest.raises(UnknownNameError, match="zero ablation"):
-        score(planted.lens(), planted.card, methods=["zero ablations"])
+        scoring.score(planted.lens(), planted.card, methods=["zero ablations"])
 
 
 def test_decoys_are_counted_by_method(on: EvaluationCase) -> None:
     decoy = PlantedPart(component="decoder.0.mlp", role="decoy", does="writes loudly")
     card = on.card.model_copy(update={"parts": (*on.card.parts, decoy)})
-    found = score(on.lens, card, series=6, methods=["zero ablation", "path patching"]).decoys
+    found = scoring.score(on.lens, card, series=6, methods=["zero ablation", "path patching"]).decoys
     assert found[["method", "decoy", "fooled", "claimed"]].to_numpy().tolist() == [
         ["zero ablation", "writes loudly", False, False]
     ]
@@ -172,9 +155,9 @@ def _plant(mechanism: str, architecture: str, *, seed: int, rotate: bool, weight
 
 def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> None:
     chosen = ["zero ablation", "sharp heads", "path patching", "attention, mean over heads"]
-    conditions = [each for each in CONDITIONS if each.name in ("planted", "untrained")]
+    conditions = [each for each in scoring.CONDITIONS if each.name in ("planted", "untrained")]
     how: dict[str, Any] = {"seeds": 1, "series": 6, "methods": chosen, "planter": _plant}
-    found = campaign([("stand-in", "chronos-bolt")], conditions, **how)
+    found = scoring.campaign([("stand-in", "chronos-bolt")], conditions, **how)
     assert list(found.methods["method"]) == 2 * chosen
     assert found.methods[["mechanism", "architecture", "condition", "seed"]].drop_duplicates().shape == (2, 4)
     page = tmp_path / "planted.md"
@@ -186,47 +169,27 @@ def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> N
     assert "old" not in text
     assert "| zero ablation | 100 % | 1.00 | 1.00 | 2.0 | 37.0 | 100 % | 100 % |" in text
     # what is kept beside the page is enough to make it again
-    for table, file in zip((found.methods, found.decoys), files_of(page), strict=True):
+    for table, file in zip((found.methods, found.decoys), scoring.files_of(page), strict=True):
         table.to_csv(file, index=False, float_format="%.3g")
-    assert tables(read_scores(page)) == tables(found)
+    assert tables(scoring.read_scores(page)) == tables(found)
     page.write_text(text.replace("| zero ablation |", "| zero |"))
-    main(page, read=True)
+    scoring.main(page, read=True)
     assert page.read_text() == text
     # what is measured again takes the place of what was, and the rest stays
-    again = campaign([("stand-in", "chronos-bolt")], conditions[:1], **{**how, "methods": chosen[:1]})
-    both = renewed(read_scores(page), again).methods
+    again = scoring.campaign([("stand-in", "chronos-bolt")], conditions[:1], **{**how, "methods": chosen[:1]})
+    both = scoring.renewed(scoring.read_scores(page), again).methods
     assert list(both["method"]) == [*chosen, chosen[0]]
     assert set(both.loc[both["condition"] == "planted", "method"]) == {chosen[0]}
 
 
 def test_the_page_of_the_docs_is_what_was_measured() -> None:
     page = Path(__file__).parents[3] / "docs" / "planted.md"
-    assert tables(read_scores(page)) in page.read_text()
+    assert tables(scoring.read_scores(page)) in page.read_text()
 
 
 def test_what_is_to_be_measured_must_exist(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"seasonal-cop.*seasonal-copy"):
-        main(tmp_path / "page.md", only=["seasonal-cop"])
+        scoring.main(tmp_path / "page.md", only=["seasonal-cop"])
     with pytest.raises(SystemExit, match="nothing was measured"):
-        main(tmp_path / "page.md", read=True)
+        scoring.main(tmp_path / "page.md", read=True)
     assert not list(tmp_path.iterdir())
-
-
-def test_ranks_of_scores_are_those_of_scipy() -> None:
-    scores = np.array([3.0, 1.0, 3.0, 2.0])
-    assert marks(scores, np.ones(4, dtype=bool))["mean_rank"] == rankdata(-scores, method="max").mean()
-
-
-def test_a_method_that_refuses_is_told_of_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A circuit of a model that forecasts nothing has no parts that could be told apart."""
-    planted = stand_in()
-    names = ("zero ablation", "circuit, effects, zeroed")
-
-    def refuses(_bench: EvaluationCase) -> Ranking:
-        raise InputError("nothing to tell apart")
-
-    monkeypatch.setitem(METHODS, names[1], replace(METHODS[names[1]], rank=refuses))
-    rows = score(planted.lens(), planted.card, series=6, methods=names).methods.set_index("method")
-    assert rows["refused"].tolist() == [False, True]
-    assert np.isfinite(rows.loc[names[0], "auroc"])
-    assert np.isnan(rows.loc[names[1], "auroc"])

@@ -1,46 +1,37 @@
-"""The benchmark of explanations: the truth scores 1, its opposite 0, and the routes that ship find what is planted."""
+"""The benchmark of explanations and its cases: the truth scores 1, its opposite 0, routes find it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.studies.method_scores.leaderboard import (
-    SHIPPED,
-    START,
-    STOP,
-    ExplanationCase,
-    benchmark,
-    cases,
-    leaderboard,
-    main,
-    measured,
-    tables,
-)
+from tsfm_lens.studies.method_scores import leaderboard as explained
+from tsfm_lens.zoo.planted import plant
 
 PAIRS = [("seasonal-copy", "chronos-bolt"), ("covariate", "chronos-2")]
 FEW = {"pairs": PAIRS, "seeds": 1, "series": 1}
 SHOWN = Path(__file__).parents[3] / "docs" / "planted.md"
 
 
-def the_truth(case: ExplanationCase) -> np.ndarray:
+def the_truth(case: explained.ExplanationCase) -> np.ndarray:
     return np.nan_to_num(case.true_parts)
 
 
 def test_the_truth_scores_one_and_its_opposite_nothing() -> None:
-    assert benchmark(the_truth, **FEW)["auroc"].item() == 1.0
-    assert benchmark(lambda case: -the_truth(case), **FEW)["auroc"].item() == 0.0
-    assert benchmark(lambda case: np.zeros(len(case.parts)), **FEW)["auroc"].item() == 0.5
-    assert benchmark(lambda case: case.true_components, "routes", **FEW)["auroc"].item() == 1.0
+    assert explained.benchmark(the_truth, **FEW)["auroc"].item() == 1.0
+    assert explained.benchmark(lambda case: -the_truth(case), **FEW)["auroc"].item() == 0.0
+    assert explained.benchmark(lambda case: np.zeros(len(case.parts)), **FEW)["auroc"].item() == 0.5
+    assert explained.benchmark(lambda case: case.true_components, "routes", **FEW)["auroc"].item() == 1.0
 
 
 def test_true_segments_are_those_whose_values_move_the_rule() -> None:
     """By changing them."""
-    (case,) = cases(PAIRS[:1], seeds=1, series=1)
+    (case,) = explained.cases(PAIRS[:1], seeds=1, series=1)
     from tsfm_lens.zoo.planted import plant
 
     rule = plant(*PAIRS[0], seed=0).card.rule
@@ -54,31 +45,31 @@ def test_true_segments_are_those_whose_values_move_the_rule() -> None:
 
 
 def test_routes_find_what_is_planted_and_attention_does_not() -> None:
-    row = benchmark("routes, exact", "routes", **FEW)
+    row = explained.benchmark("routes, exact", "routes", **FEW)
     assert row["auroc"].item() >= 0.95
     assert (
         row["auroc"].item()
-        > benchmark("attention, its peak", "routes", pairs=PAIRS[:1], seeds=1, series=1)["auroc"].item()
+        > explained.benchmark("attention, its peak", "routes", pairs=PAIRS[:1], seeds=1, series=1)["auroc"].item()
     )
 
 
 def test_the_shipped_table_says_what_was_measured() -> None:
     """And its routes reach what is asked of them."""
     rows = pd.read_csv(SHOWN.with_suffix(".explanations.csv"))
-    assert set(zip(rows["level"], rows["method"], strict=True)) <= set(SHIPPED)
+    assert set(zip(rows["level"], rows["method"], strict=True)) <= set(explained.SHIPPED)
     page = SHOWN.read_text()
-    assert tables(rows).strip() == page.split(START)[1].split(STOP)[0].strip()
-    board = leaderboard(rows).set_index(["level", "method"])
+    assert explained.tables(rows).strip() == page.split(explained.START)[1].split(explained.STOP)[0].strip()
+    board = explained.leaderboard(rows).set_index(["level", "method"])
     assert board.loc[("routes", "routes, exact"), "auroc"] >= 0.95
     assert board.loc[("inputs", "shapley"), "low"] > board.loc[("inputs", "attention flow"), "high"]
 
 
 def test_a_part_is_measured_again_and_the_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{START}{STOP}\nafter\n")
+    page.write_text(f"before\n{explained.START}{explained.STOP}\nafter\n")
     monkeypatch.setattr("tsfm_lens.studies.method_scores.leaderboard.mechanisms", lambda: tuple(PAIRS[:1]))
-    main(page, seeds=1, series=1, only=["newest first"])
-    main(page, seeds=1, series=1, only=["random"])
+    explained.main(page, seeds=1, series=1, only=["newest first"])
+    explained.main(page, seeds=1, series=1, only=["random"])
     rows = pd.read_csv(page.with_suffix(".explanations.csv"))
     assert set(rows["method"]) == {"newest first", "random"}
     assert set(rows["condition"]) == {"planted", "untrained"}
@@ -86,26 +77,84 @@ def test_a_part_is_measured_again_and_the_rest_stays(tmp_path: Path, monkeypatch
     assert text.startswith("before")
     assert text.endswith("after\n")
     assert "| newest first |" in text
-    main(page, read=True)
+    explained.main(page, read=True)
     assert page.read_text() == text
     with pytest.raises(SystemExit, match="error"):
-        main(page, only=["tea leaves"])
+        explained.main(page, only=["tea leaves"])
     (tmp_path / "bare.md").write_text("bare")
     (tmp_path / "bare.explanations.csv").write_text(page.with_suffix(".explanations.csv").read_text())
     with pytest.raises(SystemExit, match="no marks"):
-        main(tmp_path / "bare.md", read=True)
+        explained.main(tmp_path / "bare.md", read=True)
 
 
 def test_what_is_no_method_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="shapley"):
-        benchmark("shaply", **FEW)
+        explained.benchmark("shaply", **FEW)
     with pytest.raises(InputError, match="level"):
-        benchmark(the_truth, "outputs", **FEW)  # type: ignore[arg-type]
+        explained.benchmark(the_truth, "outputs", **FEW)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="expected"):
-        benchmark(lambda case: [1.0], **FEW)
+        explained.benchmark(lambda case: [1.0], **FEW)
 
-    def never(case: ExplanationCase) -> np.ndarray:
+    def never(case: explained.ExplanationCase) -> np.ndarray:
         raise InputError("not this one")
 
     with pytest.raises(InputError, match="explains none"):
-        measured(never, **FEW)
+        explained.measured(never, **FEW)
+
+
+def case_of(mechanism: str, architecture: str, *, twins: bool = False) -> tuple[list[explained.ExplanationCase], Any]:
+    found = list(explained.cases([(mechanism, architecture)], seeds=1, series=1, twins=twins))
+    return found, plant(mechanism, architecture, seed=0).card
+
+
+def unlike(values: np.ndarray, period: int) -> float:
+    """How unlike the last two periods are, which is what the gate goes by; its unit is of all values."""
+    return float(np.abs(values[-period:] - values[-2 * period : -period]).mean())
+
+
+def test_what_only_decides_about_a_gate_counts_neither_way() -> None:
+    """By changing it: the last two periods become more or less alike, and the values that are read do not."""
+    rule: Any = plant("gate", "chronos-bolt", seed=0).card.rule
+    for case in explained.cases([("gate", "chronos-bolt")], seeds=1, series=2):
+        values = np.asarray(case.run.batch.values[0])
+        read = np.abs(rule.inputs(values, case.run.horizon)) > 0
+        for part, labels in zip(case.parts, case.true_parts, strict=True):
+            steps = slice(part.start + len(values), part.stop + len(values))
+            other = values.copy()
+            other[steps] += np.arange(len(part))
+            decides = unlike(other, rule.period) != unlike(values, rule.period)
+            taken = read[:, steps].any(1)
+            np.testing.assert_array_equal(labels == 1, taken)
+            np.testing.assert_array_equal(np.isnan(labels), ~taken & decides)
+
+
+def test_of_a_covariate_what_is_known_ahead_is_true() -> None:
+    (case,), _ = case_of("covariate", "chronos-2")
+    by_name = dict(zip([part.name for part in case.parts], case.true_parts, strict=True))
+    assert {name for name, true in by_name.items() if true.all()} == {"known, future"}
+    assert not any(true.any() for name, true in by_name.items() if name != "known, future")
+
+
+@pytest.mark.parametrize(
+    "pair", [("seasonal-copy", "chronos-bolt"), ("backup", "chronos-bolt"), ("local-mean", "chronos")]
+)
+def test_true_components_are_those_that_pass_values_on(pair: tuple[str, str]) -> None:
+    (case,), card = case_of(*pair)
+    true = {name for name, each in zip(case.components, case.true_components, strict=True) if each}
+    mechanism = {part.component: part.does for part in card.parts if part.role == "mechanism"}
+    assert true
+    assert true <= set(mechanism)
+    left_out = set(mechanism) - true
+    assert all(mechanism[name].startswith(("marks ", "tells the step")) for name in left_out)
+    assert not any(mechanism[name].startswith(("marks ", "tells the step")) for name in true)
+    # what waits until another head is gone is no candidate
+    assert not set(card.components("backup")) & set(case.components)
+
+
+def test_twins_share_the_truth_and_not_the_weights() -> None:
+    (planted, twin), _ = case_of("seasonal-copy", "chronos-bolt", twins=True)
+    assert (planted.twin, twin.twin) == (False, True)
+    assert twin.model == f"{planted.model}, untrained"
+    np.testing.assert_array_equal(planted.true_components, twin.true_components)
+    np.testing.assert_array_equal(planted.run.batch.values[0], twin.run.batch.values[0])
+    assert not np.array_equal(planted.run.point, twin.run.point)

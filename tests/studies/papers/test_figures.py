@@ -1,41 +1,34 @@
-"""Figures by name: the released arithmetic, what each one computes, captions, files."""
+"""Figures by name: the released arithmetic, what each computes, captions, files; and what studies register."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
+from tiny_lenses import lens_of
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, RenderError, UnknownNameError
 from tsfm_lens.figures import named as room
-from tsfm_lens.figures.captions import _words
-from tsfm_lens.figures.entry import FigureFile
 from tsfm_lens.figures.named import figures, file_word, find_figure, make_figure, write_figure
 from tsfm_lens.hooks.component import Component, components, select_components
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens
 from tsfm_lens.probes import ablated_share
 from tsfm_lens.registry import measurements
+from tsfm_lens.report.pipeline import checked_chapters
 from tsfm_lens.studies.papers.figures import recipe_components, windows
+from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.heads import released_share
 from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
 from tsfm_lens.sweep.plan.released import at_depth, released_lists
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
 NO_FIGURES = {"for_print", "save", "side_by_side"}
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    known = architectures()
-    return load(known[name].tiny(), check=False) if name in known else load(name)
 
 
 def short() -> SeriesBatch:
@@ -94,9 +87,7 @@ def test_figure_and_sweep_take_the_same_heads_from_a_model_of_another_size(name:
     found = select_components(lens.wiring, *recipe_components(lens, name, seed=0)["by stable rank"])
     assert {c.layer for c in found if c.kind == "mlp"} == set(mlps)
     for kind in lens.wiring.output_stack.attention_kinds():
-        assert {(c.layer, c.head) for c in found if c.kind == kind} == {
-            (x, h) for x, each in heads.items() for h in each
-        }
+        assert {(c.layer, c.head) for c in found if c.kind == kind} == {(x, h) for x, own in heads.items() for h in own}
 
 
 def test_recipes_scale_with_the_depth_of_the_model() -> None:
@@ -170,18 +161,6 @@ def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> 
     assert find_figure(name).paper in flat
 
 
-def test_a_caption_leaves_the_names_of_series_as_they_are() -> None:
-    shown = go.Figure(layout={"meta": {"title": "what it shows", "subtitle": "load_kw; heads"}})
-    assert _words(FigureFile("", shown, ()), ("load_kw",)) == "What it shows. load_kw; heads."
-
-
-@pytest.mark.parametrize("name", ["stable_rank_map", "attention_map", "season_amplitudes", "similarity_map"])
-def test_plain_figures_draw_with_the_renderer_of_their_name(name: str) -> None:
-    made = make_figure(name, lens_of("chronos-bolt").run(short(), 6, holdout=True))
-    expected = getattr(viz, name)(made.files[0].results[0], **({"layer": -1} if name == "attention_map" else {}))
-    assert made.files[0].figure.to_json() == expected.to_json()
-
-
 def test_windows_tile_the_series_without_overlap() -> None:
     series = bundled("co2", "nile")
     contexts, truths = windows(lens_of("chronos-bolt"), series, 16)
@@ -221,9 +200,7 @@ def test_files_are_named_after_figure_part_and_model(tmp_path: Path) -> None:
     stems = [f"21-{part}-amazon-chronos-bolt-tiny.json" for part in "ABC"]
     assert [path.name for path in paths] == [*stems, "21-amazon-chronos-bolt-tiny.txt"]
     assert "(B)" in paths[-1].read_text()
-    assert file_word("./some/Folder name/") == "Folder-name"
-    assert file_word("/a/b") == "b"
-    assert file_word("..") == "model"
+    assert [file_word(name) for name in ("./some/Folder name/", "/a/b", "..")] == ["Folder-name", "b", "model"]
 
 
 def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,3 +223,15 @@ def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatc
     with pytest.raises(RenderError):
         write_figure(made, tmp_path / "new", formats=["html", "svg"])
     assert not (tmp_path / "new").exists()
+
+
+def test_every_reported_value_is_one_of_a_measurement() -> None:
+    named = {name for each in measurements().values() for name in each.paper}
+    # sizes of models follow from counts alone, as do statements on printed tables
+    formulas = {item.id for item in ITEMS if item.theory and item.id.startswith(("S1", "S2"))}
+    assert named == {item.id for item in ITEMS} - {"S3-SYS", *formulas}
+
+
+def test_a_result_of_no_model_is_no_chapter() -> None:
+    with pytest.raises(InputError, match="made of no model"):
+        checked_chapters(["theory_sketching"])

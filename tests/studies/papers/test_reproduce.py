@@ -1,8 +1,9 @@
-"""The paper's numbers beside ours: exact where the answer is known, honest where it cannot be."""
+"""The paper's numbers beside ours: exact where the answer is known, honest elsewhere; and the command."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,20 +14,23 @@ import numpy as np
 import pytest
 import xarray as xr
 from scipy.stats import spearmanr
+from typer.testing import CliRunner, Result
 
 import tsfm_lens
 from reproductions import nano, ours, row, settings, words
+from tsfm_lens.cli import app
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import head_entropy, induction_overlap, sharp_heads
-from tsfm_lens.studies.papers.context import MEASURES, MeasuredValues
+from tsfm_lens.studies.commands.reproduce import _render
+from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import HOLDS, ITEMS, TABLE_3
 from tsfm_lens.studies.papers.measures import heads as measures
-from tsfm_lens.studies.papers.measures.benchmark import DESIGNS
 from tsfm_lens.studies.papers.measures.induction import overlap_values
 from tsfm_lens.studies.papers.reproduce import chaotic_windows, compare, item_of, reproduce
 from tsfm_lens.sweep.plan.recipes import parse_recipe
 from tsfm_lens.sweep.plan.released import middle_third
+from tsfm_lens.sweep.run.sweeping import Outcome
 from tsfm_lens.testing import assert_close, last_digit
 
 DRAWS: dict[str, Any] = {"num_samples": 2, "seed": 1}
@@ -124,11 +128,6 @@ def test_every_number_can_be_measured(name: str) -> None:
         assert lens.model_id not in found.attrs["note"]
 
 
-def test_every_item_is_measured_by_a_run_or_a_sweep() -> None:
-    assert set(DESIGNS) == {item.id for item in ITEMS if item.sweep}
-    assert set(MEASURES) == {item.id for item in ITEMS if not item.sweep}
-
-
 def test_sizes_of_a_model_are_its_parameters() -> None:
     lens = nano("bolt-nano")
     found = reproduce("S3-SYS", lens, **FAST)
@@ -156,21 +155,12 @@ def test_settings_that_agree_are_not_listed() -> None:
         compare(item, MeasuredValues({"something else": 1.0}))
 
 
-def test_forecasts_without_heads_are_compared_over_the_papers_steps_and_tell_how_far_they_are() -> None:
+def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
     lens = nano("chronos-nano")
-    told: list[tuple[str, int, int]] = []
     data = tsfm_lens.bundled("co2", "elnino").tail(200)
     options = {"horizon": 72, "num_samples": 2, "seed": 1}
-
-    def tell(what: str, done: int, of: int, left: float | None) -> None:
-        told.append((what, done, of))
-
-    found = reproduce("S3-F20", lens, data, **options, seeds=1, progress=tell)
+    found = reproduce("S3-F20", lens, data, **options, seeds=1)
     assert settings(found)["steps compared"] == "64"
-    finished = [done for _, done, _ in told]
-    assert finished == sorted(set(finished))
-    assert (finished[0], finished[-1]) == (1, 2 + 4)
-    assert {of for *_, of in told} == {2 + 4}
     assert settings(found)["intervals over"] == "2 windows and one seed"
     # the same by hand: ablate, forecast all steps, compare the first 64
     context, _ = data.split(72)
@@ -253,36 +243,131 @@ def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleTyp
     assert sum(asked[0] == "S3-F2" for asked in found) == 5
 
 
+def test_the_table_of_all(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outs = []
+    for arguments in (["--windows", "1", "--only", "S3-F6,S3-RRT"], ["--only", "S3-T1"]):
+        monkeypatch.setattr(sys, "argv", ["paper", "--embedded", *arguments])
+        bench.main()
+        outs.append(capsys.readouterr().out)
+    assert "| S3-F6 |  | heads ablated with layers 7 to 13 at heads@1pp | 28 | 27.5 | -0.5 | % |" in outs[0]
+    assert outs[0].count("| S3-RRT | chronos-nano |") == 4
+    assert "mechanics only" in outs[0]
+    assert outs[1].count("| S3-T1 | bolt-nano | toto-29 scaled to bolt-nano: change of ") == 2
+    assert outs[1].count("not given by the paper") == 1
+
+
+RUNNER = CliRunner()
+
+
+def run(*args: str) -> Result:
+    return RUNNER.invoke(app, ["reproduce", *args])
+
+
+def test_the_list_has_every_id_and_number() -> None:
+    shown = run("--list")
+    assert shown.exit_code == 0, shown.output
+    listed = json.loads(run("--list", "--json").stdout)
+    assert [entry["id"] for entry in listed] == [item.id for item in ITEMS]
+    for entry, item in zip(listed, ITEMS, strict=True):
+        assert item.id in shown.stdout
+        assert len(entry["values"]) == len(item.values)
+    table_5 = next(entry for entry in listed if entry["id"] == "S3-T5")
+    assert table_5["values"]["P(sharp | induction)"]["paper"] == 0.1667
+
+
+def test_the_table_shows_the_paper_s_number_ours_and_the_settings() -> None:
+    result = run("S3-HENT", "--model", "chronos-nano", "--data", "bundled:co2", "--horizon", "6", "--samples", "2")
+    assert result.exit_code == 0, result.output
+    line = next(line for line in result.stdout.splitlines() if "sharp heads of all" in line)
+    assert "6.9" in line
+    assert "appendix G" in line
+    model = next(line for line in result.stdout.splitlines() if "model" in line)
+    assert "amazon/chronos-t5-base" in model
+    assert "chronos-nano" in model
+    assert "mechanics only" in result.stderr
+    assert "mechanics only" not in result.stdout
+
+
+def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
+    options = ("s3-f1e", "--model", "bolt-nano", "--windows", "1", "--horizon", "6")
+    shown = run(*options)
+    lines = shown.stdout.splitlines()
+    claim = next(number for number, line in enumerate(lines) if "a higher average entropic rank" in line)
+    assert "undecided" in lines[claim]
+    assert "- than in layer 0" in lines[claim + 1]
+    assert "- than in layer 2" in lines[claim + 2]
+    assert "one series or window, too few for a test: 2 parts need 7 or more" in shown.stdout
+    assert "A claim holds if all of its parts do" in " ".join(shown.stdout.split())
+    found = json.loads(run(*options, "--json").stdout)
+    assert found["attrs"]["kind"] == "reproduction"
+    assert found["data_vars"]["paper"]["data"][0] == 1
+    assert found["data_vars"]["verdict"]["data"][:4] == ["undecided"] * 3 + [""]
+    # what is undecided is neither 0 nor 1, and a number that the paper does not print is missing, not 0
+    assert found["data_vars"]["ours"]["data"][0] is None
+    assert found["data_vars"]["paper"]["data"][1] is None
+
+
 @pytest.mark.parametrize(
-    ("arguments", "lines"),
+    ("args", "code", "message"),
     [
-        (
-            ["--embedded", "--windows", "1", "--only", "S3-F6,S3-RRT"],
-            {
-                "| S3-F6 |  | heads ablated with layers 7 to 13 at heads@1pp | 28 | 27.5 | -0.5 | % |": 1,
-                "| S3-RRT | chronos-nano |": 4,
-                "mechanics only": 4,
-            },
-        ),
-        (
-            ["--embedded", "--only", "S3-T1"],
-            {"| S3-T1 | bolt-nano | toto-29 scaled to bolt-nano: change of ": 2, "not given by the paper": 1},
-        ),
-        ([], {"runs over the whole benchmark: --sweeps": 11}),
+        (("S3-T4", "--model", "bolt-nano"), 1, "where is GIFT-Eval"),
+        (("S3-T4", "--model", "bolt-nano", "--gift-eval", "no-such-folder"), 1, "no folder 'no-such-folder'"),
+        (("S3-T5", "--model", "chronos-nano", "--store", "x"), 1, "S3-T5 is no sweep"),
+        (("S3-T55",), 1, "Closest: S3-T5"),
+        ((), 2, "id of a table or figure"),
+        (("S3-F1D", "--model", "bolt-nano", "--windows", "1"), 1, "no logits"),
     ],
 )
-def test_the_table_of_all_has_what_the_paper_prints(
-    arguments: list[str],
-    lines: dict[str, int],
-    bench: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_failures(
+    args: tuple[str, ...], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not arguments:
-        only_sweeps = [each for each in bench.commands() if item_of(each[0]).sweep]
-        monkeypatch.setattr(bench, "commands", lambda: only_sweeps)
-    monkeypatch.setattr(sys, "argv", ["paper", *arguments])
-    bench.main()
-    out = capsys.readouterr().out
-    for line, count in lines.items():
-        assert out.count(line) >= 1 if "only" in line else out.count(line) == count, line
+    monkeypatch.delenv("GIFT_EVAL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    result = run(*args)
+    assert result.exit_code == code
+    assert message in " ".join(result.stderr.split())
+    assert result.stdout == ""
+    # a sweep that cannot start leaves no store behind
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_shows_intervals_and_keeps_its_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("s3-t1", "--model", "bolt-nano", "--data", "bundled:nile,elnino", "--horizon", "6")
+    shown = run(*options)
+    assert shown.exit_code == 0, shown.output
+    header = next(line for line in shown.stdout.splitlines() if "quantity" in line)
+    assert "interval" in header
+    line = next(line for line in shown.stdout.splitlines() if "toto-29 scaled to bolt-nano: change of MASE" in line)
+    assert re.search(r" -?[\d.e+]+ to -?[\d.e+]+ ", line)
+    assert "not given by the paper" in shown.stderr
+    assert "cells" not in shown.stdout
+    cells = {file: file.stat().st_mtime_ns for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")}
+    assert cells
+    found = json.loads(run(*options, "--json").stdout)
+    assert cells == {file: file.stat().st_mtime_ns for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")}
+    lower, upper = (found["data_vars"][name]["data"] for name in ("low", "high"))
+    assert any(low is not None and low <= high for low, high in zip(lower, upper, strict=True))
+    assert lower[found["coords"]["quantity"]["data"].index("toto-29 scaled to bolt-nano: MLPs ablated")] is None
+
+
+def test_a_cancelled_sweep_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tsfm_lens.studies.papers.sweeps.run_sweep", lambda *args, **options: Outcome(cancelled=True))
+    result = run("S3-T1", "--model", "bolt-nano", "--data", "bundled:nile", "--horizon", "6")
+    assert result.exit_code == 130
+    assert "the same command goes on" in result.stderr
+
+
+def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "[/b] [/tmp/x] [cuda] [bold]x \\[red] :smile: [link=x]y"
+    texts = {"title": words, "note": ""}
+    columns = {name: ("quantity", [1.0]) for name in ("paper", "ours", "difference")}
+    columns |= {name: ("quantity", [np.nan]) for name in ("low", "high", "estimate")}
+    columns |= {name: ("quantity", [""]) for name in ("verdict", "why", "margin", "part_of")}
+    columns |= {name: ("quantity", [words]) for name in ("unit", "where")}
+    columns |= {name: ("setting", [words]) for name in ("paper_setting", "our_setting")}
+    _render(xr.Dataset(columns, coords={"quantity": [words], "setting": [words]}, attrs=texts))
+    assert capsys.readouterr().out.count(words) == 7

@@ -76,7 +76,7 @@ def of_means(*layers: float) -> np.ndarray:
     ],
     ids=["normal", "heavy tails", "skewed", "skewed the other way", "two values"],
 )
-def test_without_an_effect_a_claim_is_decided_no_more_often_than_promised(
+def test_nothing_is_decided_more_often_than_promised(
     windows: int, noise: Callable[[np.random.Generator, int], np.ndarray]
 ) -> None:
     found = outcomes(lambda rng: noise(rng, windows))

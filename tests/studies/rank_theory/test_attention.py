@@ -1,4 +1,4 @@
-"""Attention on columns: against a loop, against the library's attention on rows, and sums of 1 at any score."""
+"""Attention on columns and over channels: against loops, other libraries, known answers and counterexamples."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy import special
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import AttentionWeights
-from tsfm_lens.testing import assert_close
+from tsfm_lens.testing import assert_close, rounding
 
 
 def by_loops(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
@@ -19,9 +19,7 @@ def by_loops(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     for j in range(tokens.shape[1]):
         parts = []
         for query, key, value in zip(weights.query, weights.key, weights.value, strict=True):
-            scores = [
-                (query @ tokens[:, t]) @ (key @ tokens[:, j]) / np.sqrt(len(query)) for t in range(tokens.shape[1])
-            ]
+            scores = [(query @ token) @ (key @ tokens[:, j]) / np.sqrt(len(query)) for token in tokens.T]
             mass = np.exp(np.array(scores) - max(scores))
             parts.append(sum(m * (value @ tokens[:, t]) for t, m in enumerate(mass / mass.sum())))
         columns.append(np.concatenate(parts))
@@ -42,17 +40,6 @@ def test_it_is_attention_on_rows_with_queries_and_keys_exchanged() -> None:
     # not exchanged it is something else
     other = torch.nn.functional.scaled_dot_product_attention(q, k, v).mT.reshape(8, 7).numpy()
     assert np.abs(rank_theory.attention(tokens, weights) - other).max() > 0.1
-
-
-def test_heads_stand_below_one_another_and_one_head_is_plain_attention() -> None:
-    tokens, weights = np.random.default_rng(0).normal(size=(6, 9)), AttentionWeights.random(6, 3)
-    for head in range(3):
-        alone = AttentionWeights(*(part[head : head + 1] for part in (weights.query, weights.key, weights.value)))
-        assert_close(
-            rank_theory.attention(tokens, weights)[2 * head : 2 * head + 2],
-            rank_theory.attention(tokens, alone),
-            depth=50,
-        )
 
 
 @pytest.mark.parametrize("rows", [4, 8])
@@ -98,20 +85,130 @@ def test_random_weights_grow_as_their_scaling_says() -> None:
             assert abs(np.log(ratio) / np.log(9) - power) < 0.15, (scaling, norm)
 
 
-def test_what_is_no_layer_is_refused() -> None:
-    with pytest.raises(InputError, match=r"\(4, 4\) cannot be shared out over 3 heads"):
-        AttentionWeights.stacked(*np.ones((3, 4, 4)), heads=3)
-    with pytest.raises(InputError, match="value has shape"):
-        AttentionWeights(np.ones((1, 2, 2)), np.ones((1, 2, 2)), np.full((1, 2, 2), np.nan))
-    with pytest.raises(InputError, match="one and the same"):
-        AttentionWeights(np.ones((1, 2, 2)), np.ones((1, 2, 2)), np.ones((1, 3, 2)))
-    with pytest.raises(InputError, match=r"\(3, 5\), expected a finite matrix \(4, tokens\)"):
-        rank_theory.attention(np.ones((3, 5)), AttentionWeights.random(4))
-    with pytest.raises(InputError, match="chunk is 0"):
-        rank_theory.attention(np.ones((4, 5)), AttentionWeights.random(4), chunk=0)
-    with pytest.raises(UnknownNameError, match=r"'theory'.*theorem"):
-        AttentionWeights.random(4, scaling="theory")
-    with pytest.raises(InputError, match="expected 4 as the tokens have"):
-        rank_theory.residual_layer(np.ones((4, 5)), AttentionWeights(*np.ones((3, 1, 2, 4))))
-    with pytest.raises(InputError, match="depth is 0"):
-        rank_theory.residual_layer(np.ones((4, 5)), AttentionWeights.random(4), 0)
+L, H, D, WIDTH = 24, 6, 5, 4
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def left_by_attention(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+    """P = X + A(X) X W_V W_O of a drawn attention."""
+    queries, keys, values = (rng.standard_normal((L, WIDTH)) / L**0.5 for _ in range(3))
+    return x + rank_theory.channel_attention(x, queries, keys) @ x @ values @ rng.standard_normal((WIDTH, L))
+
+
+def test_attention_is_row_stochastic_and_even_where_scores_of_a_row_are_equal(rng: np.random.Generator) -> None:
+    x, queries, keys = rng.standard_normal((D, L)), rng.standard_normal((L, WIDTH)), rng.standard_normal((L, WIDTH))
+    pattern = rank_theory.channel_attention(x, queries, keys)
+    assert_close(pattern.sum(axis=1), np.ones(D), depth=10)
+    by_hand = np.exp(x @ queries @ keys.T @ x.T / 2)
+    assert_close(pattern, by_hand / by_hand.sum(axis=1, keepdims=True), depth=2000)
+    assert_close(rank_theory.channel_attention(x, queries, 0 * keys), np.full((D, D), 1 / D), depth=10)
+    # identical rows of scores stay identical, so the pattern has rank one
+    same = rank_theory.channel_attention(np.repeat(x[:1], D, axis=0), queries, keys)
+    assert np.linalg.matrix_rank(same) == 1
+
+
+def test_a_readout_exists_for_full_row_rank_and_reaches_what_is_wanted(rng: np.random.Generator) -> None:
+    for _ in range(20):
+        x, toy = rng.standard_normal((D, L)), rng.standard_normal((L, H))
+        tokens, wanted = left_by_attention(rng, x), x @ toy
+        assert rank_theory.readout_exists(tokens, wanted)
+        assert_close(tokens @ rank_theory.optimal_readout(tokens, wanted), wanted, depth=2000)
+
+
+@pytest.mark.parametrize("horizon", [1, D - 1, D, 3 * D])
+def test_what_matters_is_the_length_and_not_the_horizon(horizon: int, rng: np.random.Generator) -> None:
+    """The paper asks for fewer channels than forecast steps; full row rank is enough."""
+    tokens = rng.standard_normal((D, L))
+    assert rank_theory.readout_exists(tokens, rng.standard_normal((D, horizon)))
+    # more channels than steps in the window: no full row rank, and in general no readout
+    assert not rank_theory.readout_exists(rng.standard_normal((L + 1, L)), rng.standard_normal((L + 1, horizon)))
+
+
+def test_without_full_rank_a_residual_remains_exactly_where_ranks_differ(rng: np.random.Generator) -> None:
+    tokens = rng.standard_normal((D, 2)) @ rng.standard_normal((2, L))
+    inside, outside = tokens @ rng.standard_normal((L, H)), rng.standard_normal((D, H))
+    assert rank_theory.readout_exists(tokens, inside)
+    assert_close(tokens @ rank_theory.optimal_readout(tokens, inside), inside, depth=2000)
+    assert not rank_theory.readout_exists(tokens, outside)
+    best = tokens @ rank_theory.optimal_readout(tokens, outside)
+    # what remains is what least squares of numpy leave
+    assert_close(best, tokens @ np.linalg.lstsq(tokens, outside, rcond=None)[0], depth=2000)
+    assert np.abs(best - outside).max() > 0.1
+
+
+def test_one_readout_for_all_windows_is_there_without_attention(rng: np.random.Generator) -> None:
+    """W_V W_O = 0 and W = W_toy; with a drawn attention the readouts of two windows differ."""
+    toy = rng.standard_normal((L, H))
+    first, second = rng.standard_normal((2, D, L))
+    both = np.vstack([first, second])
+    assert rank_theory.readout_exists(both, both @ toy)
+    many = rng.standard_normal((L, D, L))
+    tokens = np.vstack([left_by_attention(np.random.default_rng(1), x) for x in many])
+    assert not rank_theory.readout_exists(tokens, np.vstack([x @ toy for x in many]))
+
+
+def test_scores_of_a_positive_form_stay_below_the_bound(rng: np.random.Generator) -> None:
+    for _ in range(500):
+        x, queries = rng.standard_normal((D, L)), rng.standard_normal((L, WIDTH))
+        bound = rank_theory.nuclear_norm_bound(x, queries, queries)
+        scores = x @ queries @ queries.T @ x.T
+        assert rank_theory.nuclear_norm(scores) <= bound
+        # positive, so that the nuclear norm is the trace
+        assert_close(rank_theory.nuclear_norm(scores), np.trace(scores), depth=1000)
+
+
+def test_a_multiple_of_the_identity_reaches_the_bound_and_other_forms_have_none(rng: np.random.Generator) -> None:
+    x, other = rng.standard_normal((D, L)), rng.standard_normal((L, L))
+    bound = rank_theory.nuclear_norm_bound(x, 3 * np.eye(L), np.eye(L))
+    assert_close(rank_theory.nuclear_norm(3 * x @ x.T), bound, depth=1000)
+    for queries, keys in ((other, np.eye(L)), (-np.eye(L), np.eye(L)), (other[:, :WIDTH], other[:, WIDTH : 2 * WIDTH])):
+        with pytest.raises(InputError, match="not symmetric with eigenvalues"):
+            rank_theory.nuclear_norm_bound(x, queries, keys)
+
+
+def test_nuclear_norms_of_patterns_known_beforehand(rng: np.random.Generator) -> None:
+    row = rng.dirichlet(np.ones(7))
+    assert_close(rank_theory.nuclear_norm(np.tile(row, (7, 1))), 7**0.5 * np.linalg.norm(row), depth=100)
+    assert_close(rank_theory.nuclear_norm(np.full((7, 7), 1 / 7)), 1.0, depth=100)
+    for _ in range(50):
+        assert rank_theory.nuclear_norm(rng.dirichlet(np.ones(7), size=7)) >= 1.0
+
+
+def test_the_closed_form_is_the_pipeline(rng: np.random.Generator) -> None:
+    """Equation 10 term by term, equation 11 in matrices, and normalising, mapping, undoing."""
+    x = 5.0 + 3.0 * rng.standard_normal((D, L))
+    weight, gamma, beta, eps = rng.standard_normal((L, H)), rng.uniform(0.5, 2.0, D), rng.standard_normal(D), 1e-5
+    mean, scale = x.mean(axis=1, keepdims=True), np.sqrt(x.var(axis=1, keepdims=True) + eps)
+    inside = gamma[:, None] * (x - mean) / scale + beta[:, None]
+    pipeline = scale * (inside @ weight - beta[:, None]) / gamma[:, None] + mean
+    closed = rank_theory.revin_linear(x, weight, gamma, beta, eps)
+    assert_close(closed, pipeline, depth=50, magnitude=200.0)
+    terms = mean + (x - mean) @ weight - (beta / gamma)[:, None] * scale * (1 - weight.sum(axis=0))
+    assert_close(closed, terms, depth=50, magnitude=200.0)
+
+
+def test_nothing_is_added_where_columns_sum_to_one(rng: np.random.Generator) -> None:
+    x, weight = rng.standard_normal((D, L)), rng.standard_normal((L, H))
+    weight /= weight.sum(axis=0)
+    offset = rank_theory.revin_offset(x, weight, gamma=2.0, beta=rng.standard_normal(D))
+    assert_close(offset, np.zeros((D, H)), depth=50, magnitude=float(np.abs(weight).sum(axis=0).max()))
+    with pytest.raises(InputError, match="a gamma is 0"):
+        rank_theory.revin_linear(x, weight, gamma=np.array([1.0, 0.0, 1.0, 1.0, 1.0]))
+
+
+def test_traces_lie_between_their_bounds_though_not_all_entries_are_positive(rng: np.random.Generator) -> None:
+    negative = False
+    for _ in range(100):
+        wide, root = rng.standard_normal((6, 6)), rng.standard_normal((6, 3))
+        symmetric, positive = wide + wide.T, root @ root.T
+        low, high = rank_theory.trace_bounds(symmetric, positive)
+        assert low <= np.trace(symmetric @ positive) <= high
+        basis = np.linalg.eigh(symmetric)[1]
+        turned = basis.T @ positive @ basis
+        assert np.diag(turned).min() > -rounding(np.float64, float(np.trace(positive)), depth=100)
+        negative |= bool((turned < -0.01).any())
+    assert negative

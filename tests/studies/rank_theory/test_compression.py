@@ -1,4 +1,4 @@
-"""Compression to the rank of the vocabulary: exact algebra, a bound with no violation, and the input that needs √L."""
+"""Compression, sketches and growth of rank: exact algebra, bounds with no violation, constructions that reach them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfm_lens.errors import InputError
+from tsfm_lens import ranks
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import AttentionWeights
 from tsfm_lens.testing import assert_close, rounding
@@ -99,9 +99,8 @@ def test_errors_of_the_whole_vocabulary_are_those_of_the_compressed_layers(heads
         for r in ranks
     ]
     large = float(np.linalg.norm(whole))
-    assert_close(
-        rank_theory.compression_errors(vocabulary, weights, ranks), np.array(by_hand), depth=2000, magnitude=large
-    )
+    found = rank_theory.compression_errors(vocabulary, weights, ranks)
+    assert_close(found, np.array(by_hand), depth=2000, magnitude=large)
     # fewer tokens than coordinates: what is not there is not lost
     few = rank_theory.compression_errors(vocabulary[:, :3], weights, [3, 7])
     assert_close(few, np.zeros(2), depth=2000, magnitude=large)
@@ -146,17 +145,208 @@ def test_the_printed_logarithm_holds_up_to_four_d_plus_one_tokens() -> None:
     assert min(value for (_, as_printed), value in smallest.items() if not as_printed) > 0.75
 
 
-def test_what_cannot_be_compressed_so_is_refused() -> None:
-    for wrong in (0, 4):
-        with pytest.raises(InputError, match=f"rank is {wrong}, expected 1 to 3"):
-            rank_theory.projector(np.ones((3, 5)), wrong)
-    with pytest.raises(InputError, match=r"shape \(3,\)"):
-        rank_theory.compression_rate(np.ones(3), [1])
-    with pytest.raises(InputError, match="rise"):
-        rank_theory.incompressible(np.array([0.5, 1.0]), 4)
-    with pytest.raises(InputError, match="above 0"):
-        rank_theory.incompressible(np.array([0.5, 0.0]), 4)
-    with pytest.raises(InputError, match="2 tokens cannot have 3"):
-        rank_theory.incompressible(np.ones(3), 2)
-    with pytest.raises(InputError, match="2 heads, expected one"):
-        rank_theory.least_value_error(np.ones((4, 4)), AttentionWeights.random(4, 2), 1)
+SLACK = rounding("float64", 1.0, depth=1000)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 12), st.integers(1, 10), st.integers(0, 2**32 - 1))
+def test_no_sketch_misses_less_than_the_best_subspace(rows: int, width: int, n_tokens: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    matrix, sketch = rng.normal(size=(width, n_tokens)), rng.normal(size=(rows, width))
+    singular = np.append(np.linalg.svd(matrix, compute_uv=False), np.zeros(width + rows))
+    distance = rank_theory.sketching_distance(matrix, sketch)
+    assert singular[rows] - SLACK * singular[0] <= distance <= singular[0] * (1 + SLACK)
+    # by definition, with an orthonormal basis from another decomposition
+    q = np.linalg.qr((sketch @ matrix).T)[0]
+    large = float(singular[0])
+    if rows <= min(width, n_tokens):
+        direct = np.linalg.norm(q @ q.T @ matrix.T - matrix.T, 2)
+        condition = float(np.linalg.cond(sketch @ matrix))
+        assert_close(distance, direct, depth=int(200 * condition) + 200, magnitude=large)
+
+
+def test_the_best_sketch_reaches_the_next_singular_value_and_a_full_one_misses_nothing() -> None:
+    rng = np.random.default_rng(0)
+    left, right = rank_theory.orthonormal(6, 6, rng), rank_theory.orthonormal(9, 6, rng)
+    singular = np.exp(-np.arange(6.0))
+    matrix = left * singular @ right.T
+    for rows in range(1, 6):
+        assert_close(rank_theory.sketching_distance(matrix, left[:, :rows].T), singular[rows], depth=500, magnitude=1.0)
+    assert_close(rank_theory.sketching_distance(matrix, rng.normal(size=(6, 6))), 0.0, depth=500, magnitude=1.0)
+    assert rank_theory.effective_index(singular, float(singular[2])) == 3
+    assert rank_theory.effective_index(singular, 2.0) == 0
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8])
+def test_a_sparse_sketch_has_as_many_entries_for_any_number_of_heads(heads: int) -> None:
+    sketch = rank_theory.sparse_sketch(16, 3, heads, seed=1)
+    assert sketch.shape == (3 * heads, 16)
+    assert ((sketch != 0).sum(axis=1) == 16 // heads).all()
+    assert (sketch != 0).sum() == 3 * 16
+    np.testing.assert_array_equal(sketch, rank_theory.sparse_sketch(16, 3, heads, seed=1))
+    # places differ from row to row
+    assert heads == 1 or len({tuple(row) for row in sketch != 0}) > 1
+
+
+KNOWN = {(3, 6, 2): (0.516, 0.257, 0.136, 0.938), (4, 8, 3): (0.368, 0.184, 0.018, 0.147)}
+
+
+@pytest.mark.parametrize("sizes", KNOWN)
+def test_theorem_6_at_known_sizes(sizes: tuple[int, int, int]) -> None:
+    heads, size, rank = sizes
+    shared, floor, own, bound = KNOWN[sizes]
+    # errors depend a little on how many columns there are beyond d
+    for more in (0, 5):
+        made = rank_theory.head_sketch(np.exp(-np.arange(heads * size) / 3), heads, rank, heads * size + more)
+        assert abs(made.shared_error - shared) < 0.01
+        assert round(made.shared_floor, 3) == floor
+        assert abs(made.own_error - own) < 0.001
+        assert round(made.own_bound, 3) == bound
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 4), st.integers(2, 5), st.floats(0.2, 5.0), st.integers(0, 6), st.integers(0, 2**32 - 1))
+def test_a_sketch_for_each_head_keeps_its_promises(heads: int, size: int, decay: float, more: int, seed: int) -> None:
+    width = heads * size
+    singular = np.exp(-np.arange(width) / decay)
+    for rank in range(1, size):
+        made = rank_theory.head_sketch(singular, heads, rank, width + more, seed=seed % 1000)
+        assert_close(np.linalg.svd(made.tokens, compute_uv=False), singular, depth=50)
+        assert made.shared_error >= made.shared_floor
+        assert made.own_error <= made.own_bound * (1 + SLACK)
+        for name in ("query", "key", "value"):
+            less, whole = (np.linalg.norm(getattr(side, name)) for side in (made.reduced, made.weights))
+            assert less <= whole * (1 + SLACK), name
+            for head in getattr(made.reduced, name):
+                assert np.linalg.matrix_rank(head) <= rank + (name != "value")
+        query, key, value = made.right
+        for rows in (query, value, key[:, :-1]):
+            assert ((rows != 0).sum(axis=-1) <= size).all()
+
+
+def test_sorted_reciprocals_would_break_the_promise() -> None:
+    """The last rows of the factors need the diagonal of U, on which singular values stand interleaved."""
+    singular, heads, rank = np.exp(-np.arange(18) / 3), 3, 2
+    made = rank_theory.head_sketch(singular, heads, rank, 18, seed=1)
+    right = made.right[0].copy()
+    left = made.reduced.query @ np.linalg.pinv(right)
+    assert right[0, -1, rank] == 1 / singular[heads * rank]
+    # as printed, 1/σ_{d̃+1}
+    right[0, -1, rank] = 1 / singular[rank]
+    worse = rank_theory.AttentionWeights(left @ right, made.reduced.key, made.reduced.value)
+    whole, less = (rank_theory.attention(made.tokens, weights) for weights in (made.weights, worse))
+    error = np.linalg.norm(whole - less, 2)
+    assert made.own_error < made.own_bound < error
+
+
+E2 = float(np.exp(2))
+
+
+def drawn_layer(heads: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray, AttentionWeights]:
+    """An input, its singular values with the first at 1, and a layer as large as the theorem allows."""
+    rng = np.random.default_rng(seed)
+    width = heads * size
+    n_tokens = int(rng.integers(width, 3 * width + 1))
+    singular = np.exp(-np.sort(rng.uniform(0, 8, width)))
+    singular /= singular[0]
+    u = rank_theory.orthonormal(width, width, rng) * singular @ rank_theory.orthonormal(n_tokens, width, rng).T
+    weights = AttentionWeights.random(width, heads, scaling="unit", seed=seed).within(np.sqrt(size), 1.0)
+    return u, singular, weights
+
+
+def spectrum(matrix: np.ndarray) -> np.ndarray:
+    return np.linalg.svd(matrix, compute_uv=False)
+
+
+LAYERS = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**32 - 1))
+
+
+@settings(max_examples=50, deadline=None)
+@given(LAYERS)
+def test_no_layer_lets_rank_grow_past_the_bound(sizes: tuple[int, int, int]) -> None:
+    u, singular, weights = drawn_layer(*sizes)
+    heads, n_tokens = weights.heads, u.shape[1]
+    depth = int(np.ceil((2 * E2 * heads) ** 2))
+    found = spectrum(rank_theory.residual_layer(u, weights, depth))
+    assert (found / found[0] <= ranks.flow_bound(singular, heads, depth) + SLACK).all()
+    alone = spectrum(rank_theory.residual_layer(u, weights))
+    assert (alone <= rank_theory.one_layer_bound(singular, heads) + SLACK).all()
+    # on the way: what the proof says of the softmax and of each head
+    softmax = rank_theory.column_softmax(rank_theory.logits(u, weights))
+    assert softmax.min() >= (1 - SLACK) / E2 / n_tokens
+    assert softmax.max() <= (1 + SLACK) * E2 / n_tokens
+    assert np.linalg.norm(softmax, axis=(1, 2)).max() <= E2 * (1 + SLACK)
+    for head in rank_theory.attention(u, weights).reshape(heads, -1, n_tokens):
+        written = spectrum(head)
+        assert (written <= E2 * singular[: len(written)] + SLACK).all()
+
+
+def test_the_bound_is_the_least_over_its_sums() -> None:
+    singular, heads, depth = np.exp(-np.arange(9) / 2), 2, 4000
+    by_hand = [
+        2 * min(singular[k - j] + E2 * heads / np.sqrt(depth) * singular[(j - 1) // heads] for j in range(1, k + 1))
+        for k in range(1, 10)
+    ]
+    assert_close(ranks.flow_bound(singular, heads, depth), np.array(by_hand), depth=20)
+    # relative to the largest
+    assert_close(ranks.flow_bound(5 * singular, heads, depth), np.array(by_hand), depth=20)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("depth", [1, 30])
+@pytest.mark.parametrize("rate", [2.0, 8.0])
+def test_the_construction_grows_as_fast_as_the_theorem_says(heads: int, depth: int, rate: float) -> None:
+    singular = np.exp(-np.arange(24) / rate)
+    for n_tokens in (24, 60):
+        u, weights = rank_theory.growing(singular, heads, n_tokens, depth=depth)
+        assert_close(spectrum(u), singular, depth=20)
+        assert_close(weights.value_norms, np.ones(heads), depth=20)
+        found = spectrum(rank_theory.residual_layer(u, weights, depth))
+        floor = rank_theory.flow_floor(singular, heads, depth)
+        assert (found / found[0] >= floor).all()
+        # without the columns past d, the proof's lead block has exactly these singular values
+        if n_tokens == 24:
+            size = 24 // heads
+            lead = np.sort(
+                [
+                    singular[i * size + j] + singular[j] * (j < size - 1) / np.sqrt(depth)
+                    for i in range(heads)
+                    for j in range(size)
+                ]
+            )[::-1]
+            assert np.abs(found - lead).max() <= singular[-1] / 5 + SLACK
+
+
+def test_the_floor_of_the_construction_is_the_largest_that_is_printed() -> None:
+    singular, heads, depth = np.exp(-np.arange(12) / 3), 3, 4
+    floor = rank_theory.flow_floor(singular, heads, depth)
+    for k in range(1, 13):
+        known = [
+            (singular[(i - 1) * 4 + -(-k // i) - 1] + singular[-(-k // i) - 1] / 2) / 4
+            for i in (1, 2, 3)
+            if -(-k // i) < 4
+        ]
+        assert floor[k - 1] == max(known, default=0.0)
+    # the range is k ≤ d − h
+    assert np.flatnonzero(floor).max() + 1 == 12 - heads
+
+
+@given(st.integers(1, 50), st.integers(1, 12))
+def test_the_index_of_the_corollary_follows_from_the_theorem(k: int, heads: int) -> None:
+    """At j = ⌊(hk + 1)/(h + 1)⌋ both sums of the theorem have an index of at least the corollary's."""
+    j = (heads * k + 1) // (heads + 1)
+    index = int(rank_theory.corollary_index(np.array(k), heads))
+    assert 1 <= j <= k
+    assert index <= k - j + 1
+    assert index == (j - 1) // heads + 1
+
+
+def test_the_printed_index_is_wrong_for_the_first_singular_value() -> None:
+    singular = np.array([1.0, 1e-3])
+    u = np.diag(singular)
+    weights = AttentionWeights.random(2, scaling="unit").within(np.sqrt(2), 1.0)
+    found = spectrum(rank_theory.residual_layer(u, weights))[0]
+    index = [int(rank_theory.corollary_index(np.array(1), 1, as_printed=printed)) for printed in (False, True)]
+    assert index == [1, 2]
+    assert found <= (1 + E2) * singular[index[0] - 1]
+    assert found > (1 + E2) * singular[index[1] - 1]

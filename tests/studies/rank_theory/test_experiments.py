@@ -1,14 +1,27 @@
-"""The paper's experiments at small sizes: slopes, invariants, and no bound that anything exceeds."""
+"""Experiments on rank at small sizes, and vocabularies, patch sizes and models against planted ones."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
+from scipy.spatial.distance import pdist
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from tiny_lenses import fresh
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, load
+from tsfm_lens.probes import embedding_ranks, weight_ranks
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.rank_theory import AttentionWeights
+from tsfm_lens.studies.rank_theory import (
+    AttentionWeights,
+    ChebyshevEmbedding,
+    ResidualMlpEmbedding,
+    ranks_by_model,
+    spectra_by_patch,
+    vocabulary_plane,
+)
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum, slope_of, slope_of_rms
 from tsfm_lens.testing import assert_close, rounding
 
@@ -125,32 +138,6 @@ def test_curves_of_chebyshev_embeddings_are_the_embeddings() -> None:
     assert (found["value"].values[0], found["value"].values[-1]) == (-15, 15)
 
 
-def test_nothing_exceeds_its_bound() -> None:
-    of_embeddings = rank_theory.embedding_bounds(dimension=40, n_tokens=200, draws=3)
-    slack = SLACK * of_embeddings["singular_value"].isel(index=0)
-    assert (of_embeddings["singular_value"] <= of_embeddings["bound"] + slack).all()
-    assert (of_embeddings["count"] <= of_embeddings["most"]).all()
-    assert (of_embeddings["count"] > 0).any()
-    of_layers = rank_theory.compression_bounds(width=16, n_tokens=24, draws=5)
-    assert (of_layers["error"] <= of_layers["bound"]).all()
-    assert (of_layers["least_error"] >= of_layers["floor"]).all()
-    over = (of_layers["repeated_error"] / of_layers["repeated_rate"]).values
-    assert_close(over, np.sqrt(of_layers["length"].values), depth=2000)
-    sharp = of_layers["sharpness"]
-    assert (sharp.sel(logarithm="of 4 max(d, L)") > 0.25).all()
-    assert (sharp.sel(logarithm="of 4d, as printed", length_over=["d", "4d + 1"]) > 0.25).all()
-    growth = rank_theory.growth_bounds(width=24, draws=4)
-    assert (growth["relative"] <= growth["upper"] + SLACK).all()
-    assert (growth["grown"] >= growth["lower"]).all()
-    proof, printed = (growth["alone"] <= growth["corollary"].sel(form=form) for form in ("of the proof", "as printed"))
-    assert proof.all()
-    # a sign slips: with one head, the largest of the output would go with the second of the input
-    assert not printed.sel(heads=1, index=1).any()
-    sketches = rank_theory.sketch_bounds(draws=2)
-    assert (sketches["shared_error"] >= sketches["shared_floor"]).all()
-    assert (sketches["own_error"] <= sketches["own_bound"]).all()
-
-
 def test_every_experiment_repeats_with_its_seed_and_says_its_sizes() -> None:
     one, same, other = (
         rank_theory.spectra_by_heads(width=8, n_tokens=9, heads=(2,), draws=2, seed=s) for s in (1, 1, 2)
@@ -161,20 +148,117 @@ def test_every_experiment_repeats_with_its_seed_and_says_its_sizes() -> None:
     assert {"width", "n_tokens", "decay", "epsilon", "seed", "title"} <= set(one.attrs)
 
 
-def test_sizes_that_give_no_experiment_are_refused() -> None:
-    with pytest.raises(InputError, match="width 3 with 40 ranks"):
-        rank_theory.compression_by_rank(width=3, n_tokens=8)
-    with pytest.raises(InputError, match="4 tokens cannot have 8 singular values"):
-        rank_theory.compression_by_rank(width=8, n_tokens=4)
-    with pytest.raises(UnknownNameError, match="'plain'"):
-        rank_theory.compression_by_rank(width=8, n_tokens=8, scalings=("plain",))
-    with pytest.raises(InputError, match="each above the rank 8"):
-        rank_theory.compression_by_width(widths=(8, 16))
-    with pytest.raises(InputError, match=r"\[3\], expected divisors of the width 8"):
-        rank_theory.spectra_by_heads(width=8, heads=(3,))
-    with pytest.raises(InputError, match="more rows than the width 8"):
-        rank_theory.sketching_by_heads(width=8, rank=2, heads=(8,))
-    with pytest.raises(InputError, match="draws is 0"):
-        rank_theory.sketch_bounds(draws=0)
-    with pytest.raises(InputError, match="4 points cannot show rank 4"):
-        rank_theory.chebyshev_curves(dimension=8, ranks=(4,), n_points=4)
+def planted_vocabulary(lens: Lens, sizes: tuple[float, float]) -> np.ndarray:
+    """An ellipse through the tokens in a plane of the stream; (token, 2) where they lie."""
+    table = lens.model.shared.weight
+    turn = np.linspace(0, np.pi, len(table), endpoint=False)
+    circle = np.stack([np.cos(2 * turn), np.sin(2 * turn)], axis=1) * sizes
+    plane = np.linalg.qr(np.random.default_rng(0).normal(size=(table.shape[1], 2)))[0]
+    with torch.no_grad():
+        table.copy_(torch.tensor(circle @ plane.T))
+    return circle
+
+
+def test_a_planted_curve_is_found_in_the_plane() -> None:
+    lens = fresh("t5")
+    circle = planted_vocabulary(lens, (3.0, 1.0))
+    found = vocabulary_plane(lens)
+    # up to the sign of each direction
+    assert_close(np.abs(found["coordinate"].values), np.abs(circle), depth=300, dtype=np.float32)
+    assert_close(found["share"].values, np.array([0.9, 0.1]), depth=300, dtype=np.float32)
+    assert (np.abs(found["coordinate"]).max("token") > 0).all()
+    assert found["value"].isnull().all()
+    tokens = len(circle)
+    near = np.linalg.norm(np.diff(circle, axis=0), axis=1)
+    # others stand for any two of them
+    expected = np.median(near) / np.median(pdist(circle))
+    assert 0.5 * expected < float(found["neighbour_ratio"]) < 2 * expected < 0.5
+    # the same tokens in another order lie no nearer than any
+    table = lens.model.shared.weight
+    with torch.no_grad():
+        table.copy_(table[torch.randperm(tokens, generator=torch.Generator().manual_seed(0))].clone())
+    assert 0.5 < float(vocabulary_plane(lens)["neighbour_ratio"]) < 2
+
+
+def test_bins_have_their_values_and_special_tokens_are_left_out() -> None:
+    lens = load("chronos-nano")
+    found = vocabulary_plane(lens)
+    table = lens.native.model.model.shared.weight.detach().double().numpy()
+    first = lens.first_value_token
+    assert found["token"].values.tolist() == list(range(first, len(table)))
+    dense = np.linalg.svd(table[first:], compute_uv=False)
+    assert_close(found["share"].values, dense[:2] ** 2 / (dense**2).sum(), depth=1000)
+    centres = lens.native.tokenizer.centers.double().numpy()
+    assert_close(found["value"].values, centres, depth=10, dtype=np.float32)
+    assert (found["neighbour_ratio"] < 0.2).all()
+    with pytest.raises(InputError, match="bolt-nano embeds patches"):
+        vocabulary_plane(load("bolt-nano"))
+
+
+def test_random_embeddings_have_the_directions_of_their_patches() -> None:
+    lens = load("bolt-nano")
+    other = load("chronos-nano")
+    runs = [lens.run(bundled("co2"), 8), other.run(bundled("co2"), 8)]
+    found = spectra_by_patch(runs, patches=(1, 8), epsilon=[0.1, 0.01], seed=3)
+    assert found["embedding"].values.tolist() == ["bolt-nano", "chronos-nano", "random, patch 1", "random, patch 8"]
+    assert found["patch"].values.tolist() == [4, 1, 1, 8]
+    width = lens.cfg.d_model
+    # random ones are as wide as the first model
+    assert found["width"].values.tolist() == [width, other.cfg.d_model, width, width]
+    # a network of single steps that is linear on either side of zero
+    assert found["epsilon_rank"].sel(embedding="random, patch 1").values.tolist() == [2, 2]
+    tokens = ResidualMlpEmbedding.random(width, 8, seed=3).embed(np.random.default_rng(3).normal(size=(8, 2 * width)))
+    assert_close(
+        found["singular_value"].sel(embedding="random, patch 8").dropna("mode").values,
+        np.linalg.svd(tokens, compute_uv=False),
+        depth=300,
+    )
+    noise = embedding_ranks(runs[0], epsilon=[0.1, 0.01], seed=3).sel(family="white noise")
+    own = found.sel(embedding="bolt-nano")
+    np.testing.assert_array_equal(own["epsilon_rank"], noise["epsilon_rank"])
+    assert_close(own["singular_value"].values, noise["singular_value"].values, depth=1000, dtype=np.float32)
+    for patches, given in (((0,), runs), ((1,), [])):
+        with pytest.raises(InputError, match="expected one run or more"):
+            spectra_by_patch(given, patches=patches)
+    text = fresh("t5")
+    with pytest.raises(InputError, match="reads text"):
+        spectra_by_patch(text.run([np.full(20, 7.0)], 2))
+
+
+def test_ranks_of_several_models_are_the_means_of_each() -> None:
+    lenses = [load("bolt-nano"), load("chronos-nano")]
+    found = ranks_by_model(iter(lenses), epsilon=[0.1, 0.01])
+    assert found["model"].values.tolist() == ["bolt-nano", "chronos-nano"]
+    assert found["width"].values.tolist() == [lens.cfg.d_model for lens in lenses]
+    assert found["heads"].values.tolist() == [4, 4]
+    assert found["architecture"].values.tolist() == ["chronos-bolt", "chronos"]
+    for lens in lenses:
+        one = weight_ranks(lens, epsilon=[0.1, 0.01], parts=["W_Q"], per_head=True)
+        of_head = one["head"] != ""
+        for name, chosen in (("rank", ~of_head), ("head_rank", of_head)):
+            ranks = one["epsilon_rank"].where(chosen, drop=True)
+            own = found.sel(model=lens.model_id)
+            assert_close(own[name].values, ranks.mean("matrix").values, depth=100)
+            np.testing.assert_array_equal(own[f"{name}_low"], ranks.min("matrix"))
+            np.testing.assert_array_equal(own[f"{name}_high"], ranks.max("matrix"))
+    with pytest.raises(InputError, match="two models are called 'bolt-nano'"):
+        ranks_by_model([lenses[0], lenses[0]])
+    with pytest.raises(InputError, match="there is no model"):
+        ranks_by_model([])
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_a_planted_embedding_of_prescribed_rank_is_found(rank: int) -> None:
+    """A vocabulary made of Chebyshev polynomials has their number as its rank, and every series at most that."""
+    lens = fresh("t5")
+    table = lens.model.shared.weight
+    values = np.linspace(-15, 15, len(table))
+    planted = ChebyshevEmbedding.random(lens.d_model, rank).embed(values[None])
+    with torch.no_grad():
+        table.copy_(torch.tensor(planted.T))
+    found = embedding_ranks(lens.run(lens.adapter.example(1, 40), 6, num_samples=2), epsilon=1e-5)
+    ranks = found["epsilon_rank"].sel(epsilon=1e-5).to_series()
+    assert ranks["vocabulary"] == rank
+    assert ranks["own series"] == ranks["random ids"] == rank
+    dense = np.linalg.svd(table.detach().double().numpy(), compute_uv=False)
+    assert_close(found["singular_value"].sel(family="vocabulary").dropna("mode"), dense[: lens.d_model], depth=100)

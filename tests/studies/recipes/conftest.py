@@ -60,19 +60,4 @@ def tiny(request: pytest.FixtureRequest) -> TrainingRecipe:
     return request.param()
 
 
-@pytest.fixture
-def token_recipe() -> TrainingRecipe:
-    """The tiny token recipe."""
-    return tiny_token()
-
-
-@pytest.fixture
-def patch_recipe() -> TrainingRecipe:
-    """The tiny patch recipe."""
-    return tiny_patch()
-
-
-@pytest.fixture
-def group_recipe() -> TrainingRecipe:
-    """The tiny recipe with covariates."""
-    return tiny_group()
+token_recipe, patch_recipe, group_recipe = map(pytest.fixture, (tiny_token, tiny_patch, tiny_group))

@@ -1,4 +1,4 @@
-"""Skill measures against hand computation, and a forecaster whose answer is known."""
+"""Skill against hand computation and known forecasters, and checkpoints that do what their cards say."""
 
 from __future__ import annotations
 
@@ -6,58 +6,41 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 from safetensors.torch import load_file, save_file
 
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.errors import CheckpointError, InputError, LensError, UnknownNameError
+from tsfm_lens.hooks import Component
 from tsfm_lens.models import load
-from tsfm_lens.studies.recipes import evaluate
-from tsfm_lens.studies.recipes.evaluate import (
-    LEVELS,
-    PATHS,
-    TEST_SEED,
-    VALIDATION_SEED,
-    SkillCase,
-    covariate_cases,
-    geometric_mean,
-    interval,
-    longest_horizon,
-    main,
-    measure,
-    naive_quantiles,
-    quantile_loss,
-    summary,
-    synthetic_cases,
-    validation_cases,
-    windows,
-)
+from tsfm_lens.studies.recipes import evaluate, mechanisms
+from tsfm_lens.studies.recipes.evaluate import covariate_gain, geometric_mean, measure, real_cases
 from tsfm_lens.studies.recipes.export import open_pipeline
+from tsfm_lens.studies.recipes.mechanisms import motifs
+from tsfm_lens.studies.recipes.models import build_model
+from tsfm_lens.studies.recipes.recipe import RECIPES
 from tsfm_lens.testing import assert_close
-from tsfm_lens.zoo import checkpoint_path
+from tsfm_lens.zoo import checkpoint_names, checkpoint_path
 
 
 class LastSeason:
     """A pipeline that gives the seasonal naive quantiles for a season of four."""
 
-    def predict_quantiles(
-        self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float]
-    ) -> tuple[torch.Tensor, None]:
-        rows = [naive_quantiles(context.double().numpy(), 4, prediction_length) for context in inputs]
+    def predict_quantiles(self, inputs: list[Any], *, prediction_length: int, quantile_levels: list[float]) -> Any:
+        rows = [evaluate.naive_quantiles(context.double().numpy(), 4, prediction_length) for context in inputs]
         return torch.from_numpy(np.stack(rows)), None
 
 
 class Sampler:
     """A pipeline whose quantiles are the number of samples that it was asked for, 20 by itself."""
 
-    largest = 0
-
     def predict_quantiles(
         self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float], num_samples: int = 20
     ) -> tuple[torch.Tensor, None]:
-        self.largest = max(self.largest, len(inputs))
         shape = (len(inputs), prediction_length, len(quantile_levels))
         return torch.full(shape, float(num_samples)), None
 
@@ -65,26 +48,24 @@ class Sampler:
 class Cause:
     """A pipeline that gives the known covariate where it is shown one, else 0."""
 
-    def predict_quantiles(
-        self, inputs: list[object], *, prediction_length: int, quantile_levels: list[float]
-    ) -> tuple[list[torch.Tensor], None]:
+    def predict_quantiles(self, inputs: list[Any], *, prediction_length: int, quantile_levels: list[float]) -> Any:
         rows = [
             torch.as_tensor(one["future_covariates"]["0"]) if isinstance(one, dict) else torch.zeros(prediction_length)
             for one in inputs
         ]
-        return [row[None, :, None].expand(-1, -1, len(LEVELS)) for row in rows], None
+        return [row[None, :, None].expand(-1, -1, len(evaluate.LEVELS)) for row in rows], None
 
 
 def test_quantile_loss_by_hand() -> None:
     quantiles = np.tile(np.arange(9.0), (1, 1))
     # the truth 2 lies above the first two levels and below the last six
     expected = 2 * (0.1 * 2 + 0.2 * 1 + 0.6 * 1 + 0.5 * 2 + 0.4 * 3 + 0.3 * 4 + 0.2 * 5 + 0.1 * 6) / 9
-    assert quantile_loss(quantiles, np.array([2.0])) == pytest.approx(expected)
+    assert evaluate.quantile_loss(quantiles, np.array([2.0])) == pytest.approx(expected)
 
 
 def test_naive_quantiles_repeat_the_season_and_widen() -> None:
     context = np.array([1.0, 5.0, 2.0, 6.0, 2.0, np.nan])
-    quantiles = naive_quantiles(context, 2, 5)
+    quantiles = evaluate.naive_quantiles(context, 2, 5)
     # the gap takes the value before it
     np.testing.assert_allclose(quantiles[:, 4], [2, 2, 2, 2, 2])
     width = quantiles[:, 8] - quantiles[:, 0]
@@ -92,14 +73,14 @@ def test_naive_quantiles_repeat_the_season_and_widen() -> None:
 
 
 def test_geometric_mean_of_reciprocals_is_one() -> None:
-    assert geometric_mean([4.0, 0.25]) == pytest.approx(1.0)
-    low, high = interval([4.0, 0.25, 4.0, 0.25])
+    assert evaluate.geometric_mean([4.0, 0.25]) == pytest.approx(1.0)
+    low, high = evaluate.interval([4.0, 0.25, 4.0, 0.25])
     assert 0.25 <= low < 1 < high <= 4
 
 
 def test_windows_do_not_overlap_and_see_no_future() -> None:
-    case = SkillCase("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
-    tasks = list(windows(case, 10))
+    case = evaluate.SkillCase("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
+    tasks = list(evaluate.windows(case, 10))
     assert len(tasks) == 5
     np.testing.assert_array_equal(np.concatenate([task.truth for task in tasks[::-1]]), np.arange(50.0, 100.0))
     assert all(task.context[-1] == task.truth[0] - 1 for task in tasks)
@@ -108,58 +89,29 @@ def test_windows_do_not_overlap_and_see_no_future() -> None:
 
 def test_a_seasonal_naive_model_has_ratio_one() -> None:
     values = np.random.default_rng(0).normal(size=120)
-    cases = [SkillCase("noise", values, 4), SkillCase("walk", values.cumsum(), 4)]
-    results = measure(LastSeason(), cases, horizon=12)
+    cases = [evaluate.SkillCase("noise", values, 4), evaluate.SkillCase("walk", values.cumsum(), 4)]
+    results = evaluate.measure(LastSeason(), cases, horizon=12)
     assert [result.name for result in results] == ["noise", "walk"]
     assert_close([result.ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32)
     assert_close([result.crps_ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32)
-    assert_close(summary(results)["mase"], 1.0, depth=100, dtype=np.float32)
+    assert_close(evaluate.summary(results)["mase"], 1.0, depth=100, dtype=np.float32)
 
 
 def test_a_model_sees_the_covariates_of_its_windows_if_asked_to() -> None:
     cause = np.random.default_rng(0).normal(size=(1, 120))
-    case = SkillCase("caused", cause[0] + 0.0, 4, cause)
-    assert measure(Cause(), [case], horizon=12)[0].model < 1e-6
-    assert measure(Cause(), [case], horizon=12, covariates=False)[0].model > 0.3
+    case = evaluate.SkillCase("caused", cause[0] + 0.0, 4, cause)
+    assert evaluate.measure(Cause(), [case], horizon=12)[0].model < 1e-6
+    assert evaluate.measure(Cause(), [case], horizon=12, covariates=False)[0].model > 0.3
 
 
 def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
-    case = SkillCase("fifty", np.resize([49.0, 51.0], 80), 1)
-    errors = [measure(Sampler(), [case], horizon=8, samples=samples)[0].model for samples in (None, 50, 80)]
+    case = evaluate.SkillCase("fifty", np.resize([49.0, 51.0], 80), 1)
+    errors = [evaluate.measure(Sampler(), [case], horizon=8, samples=samples)[0].model for samples in (None, 50, 80)]
     # the series is 50 on average and moves by 2 at each step
     assert errors == pytest.approx([15.0, 0.5, 15.0])
 
 
-def test_many_paths_are_drawn_in_parts_that_fit_in_memory() -> None:
-    sampler = Sampler()
-    cases = [SkillCase(str(row), np.resize([49.0, 51.0], 200), 1) for row in range(3)]
-    for samples, most in ((20, 15), (PATHS // 4, 4), (2 * PATHS, 1)):
-        sampler.largest = 0
-        assert len(measure(sampler, cases, horizon=8, samples=samples)) == 3
-        assert sampler.largest == most
-
-
-def test_a_model_that_draws_no_samples_is_told_apart() -> None:
-    with pytest.raises(InputError, match="ChronosBoltPipeline gives quantiles"):
-        main(checkpoint_path("bolt-nano"), samples=60)
-
-
-def test_another_draw_of_the_synthetic_seasons_is_measured_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = checkpoint_path("bolt-nano")
-    main(folder, seed=7)
-    said = capsys.readouterr().out
-    assert "synthetic seasons of seed 7" in said
-    assert "bundled" not in said
-    first = measure(open_pipeline(folder), synthetic_cases(seed=7)[:1])[0]
-    assert f"{first.model:.3f}" in said
-    assert f"{measure(open_pipeline(folder), synthetic_cases()[:1])[0].model:.3f}" not in said
-    with pytest.raises(InputError, match="ask for different series"):
-        main(folder, seed=7, real=tmp_path / "real.npz")
-
-
-def test_who_tunes_does_not_see_the_test(
+def test_tuning_sees_no_test(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds = []
@@ -174,8 +126,8 @@ def test_who_tunes_does_not_see_the_test(
     real = tmp_path / "real.npz"
     np.savez(real, **{f"{split}/a": values for split in ("validation", "records")}, **{"season/a": np.array(4)})
     for given in (None, real):
-        main(checkpoint_path("chronos2-nano"), real=given)
-    assert seeds == [TEST_SEED, VALIDATION_SEED]
+        evaluate.main(checkpoint_path("chronos2-nano"), real=given)
+    assert seeds == [evaluate.TEST_SEED, evaluate.VALIDATION_SEED]
     first, second = capsys.readouterr().out.split("test: MASE with known covariates / without: 0.500 (0.444 to 0.600)")
     assert "validation" not in first
     assert "test" not in second
@@ -185,12 +137,12 @@ def test_who_tunes_does_not_see_the_test(
 def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:
     path = tmp_path / "real.npz"
     np.savez(path, **{"validation/a": np.arange(5.0), "season/a": np.array(3), "training/b": np.arange(9.0)})
-    (case,) = validation_cases(path)
+    (case,) = evaluate.validation_cases(path)
     assert (case.name, case.season, case.values.tolist()) == ("a", 3, [0, 1, 2, 3, 4])
     with pytest.raises(CheckpointError, match="has no array records"):
-        validation_cases(path, "records")
+        evaluate.validation_cases(path, "records")
     with pytest.raises(UnknownNameError, match="records"):
-        validation_cases(path, "record")
+        evaluate.validation_cases(path, "record")
 
 
 def test_series_and_seasons_that_are_none_are_named(tmp_path: Path) -> None:
@@ -203,15 +155,13 @@ def test_series_and_seasons_that_are_none_are_named(tmp_path: Path) -> None:
     ):
         np.savez(path, **{"validation/a": values}, **({} if season is None else {"season/a": season}))
         with pytest.raises(CheckpointError, match=said):
-            validation_cases(path)
+            evaluate.validation_cases(path)
 
 
 class Damaged(LastSeason):
     """A pipeline that gives NaN for one series."""
 
-    def predict_quantiles(
-        self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float]
-    ) -> tuple[torch.Tensor, None]:
+    def predict_quantiles(self, inputs: list[Any], *, prediction_length: int, quantile_levels: list[float]) -> Any:
         quantiles, _ = super().predict_quantiles(
             inputs, prediction_length=prediction_length, quantile_levels=quantile_levels
         )
@@ -221,12 +171,12 @@ class Damaged(LastSeason):
 
 def test_a_forecast_that_is_not_finite_is_an_error_and_no_series_that_is_left_out() -> None:
     rng = np.random.default_rng(0)
-    cases = [SkillCase("one", rng.normal(size=60), 4), SkillCase("two", rng.normal(size=60), 4)]
+    cases = [evaluate.SkillCase("one", rng.normal(size=60), 4), evaluate.SkillCase("two", rng.normal(size=60), 4)]
     with pytest.raises(InputError, match="forecast of 'two' has 1 of 108 quantiles that are not finite"):
-        measure(Damaged(), cases, horizon=12)
+        evaluate.measure(Damaged(), cases, horizon=12)
     # a context without a value has no forecast, and no error to measure it by
-    unseen = SkillCase("unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4)
-    assert measure(Damaged(), [unseen], horizon=12) == []
+    unseen = evaluate.SkillCase("unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4)
+    assert evaluate.measure(Damaged(), [unseen], horizon=12) == []
 
 
 def edited(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -247,12 +197,10 @@ def test_what_is_measured_is_a_whole_checkpoint(name: str, tmp_path: Path) -> No
         folder = shutil.copytree(checkpoint_path(name), tmp_path / kind)
         edit(folder)
         with pytest.raises(CheckpointError, match=said):
-            main(folder)
+            evaluate.main(folder)
 
 
-def test_a_folder_is_opened_though_an_embedded_checkpoint_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_comes_before_a_checkpoint_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(checkpoint_path("chronos2-nano"), tmp_path / "bolt-nano")
     monkeypatch.chdir(tmp_path)
     assert type(open_pipeline(Path("bolt-nano"))).__name__ == "Chronos2Pipeline"
@@ -270,26 +218,90 @@ def test_a_language_model_is_no_pipeline(tmp_path: Path) -> None:
 
 
 def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
-    longest = longest_horizon(SkillCase("a", np.zeros(100), 24))
-    assert [len(list(windows(SkillCase("a", np.zeros(100), 24), longest + more))) for more in (0, 1)] == [1, 0]
+    longest = evaluate.longest_horizon(evaluate.SkillCase("a", np.zeros(100), 24))
+    assert [
+        len(list(evaluate.windows(evaluate.SkillCase("a", np.zeros(100), 24), longest + more))) for more in (0, 1)
+    ] == [1, 0]
     with pytest.raises(InputError, match=r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$"):
-        main(checkpoint_path("bolt-nano"), horizon=100_000)
-
-
-def test_short_cases_are_left_out() -> None:
-    assert measure(LastSeason(), [SkillCase("short", np.arange(20.0), 4)], horizon=12) == []
+        evaluate.main(checkpoint_path("bolt-nano"), horizon=100_000)
 
 
 def test_held_out_series_have_their_season_and_differ_between_validation_and_test() -> None:
-    for case in synthetic_cases(count=12):
+    for case in evaluate.synthetic_cases(count=12):
         lagged = np.abs(case.values[case.season :] - case.values[: -case.season]).mean()
         other = np.abs(case.values[case.season // 2 :] - case.values[: -(case.season // 2)]).mean()
         assert lagged < other
-    one, two = (synthetic_cases(count=1, seed=seed)[0].values for seed in (VALIDATION_SEED, TEST_SEED))
+    one, two = (
+        evaluate.synthetic_cases(count=1, seed=seed)[0].values
+        for seed in (evaluate.VALIDATION_SEED, evaluate.TEST_SEED)
+    )
     assert not np.array_equal(one, two)
 
 
 def test_the_covariate_carries_half_of_the_variance() -> None:
-    shares = [np.corrcoef(case.values, case.covariates[0])[0, 1] ** 2 for case in covariate_cases()]
+    shares = [np.corrcoef(case.values, case.covariates[0])[0, 1] ** 2 for case in evaluate.covariate_cases()]
     # 48 series of 320 steps: the mean share is known to about 0.01
     assert abs(np.mean(shares) - 0.5) < 0.05
+
+
+KINDS = {"bolt-nano": ChronosBoltPipeline, "chronos-nano": ChronosPipeline, "chronos2-nano": Chronos2Pipeline}
+
+
+@pytest.mark.parametrize("name", checkpoint_names())
+def test_a_checkpoint_is_small_and_is_what_its_recipe_describes(name: str) -> None:
+    folder = checkpoint_path(name)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["chronos_config"] == RECIPES[name].config["chronos_config"]
+    pipeline = BaseChronosPipeline.from_pretrained(str(folder))
+    assert isinstance(pipeline, KINDS[name])
+    shapes = {key: value.shape for key, value in build_model(RECIPES[name], RECIPES[name].steps).state_dict().items()}
+    assert {
+        key: value.shape for key, value in getattr(pipeline, "inner_model", pipeline.model).state_dict().items()
+    } == shapes
+
+
+def test_chronos_nano_copies_a_motif_it_never_saw() -> None:
+    rng = np.random.default_rng(20_261_121)
+    series = np.stack([np.resize(rng.standard_normal(period), 152) for period in (8, 12, 16, 20, 24)])
+    pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("chronos-nano")))
+    quantiles, _ = pipeline.predict_quantiles(
+        torch.tensor(series[:, :128]), prediction_length=24, quantile_levels=[0.5]
+    )
+    # forecasting the mean would be off by 0.8
+    assert np.abs(quantiles[..., 0].numpy() - series[:, 128:]).mean() < 0.05
+
+
+def test_bolt_nano_beats_the_seasonal_naive_forecast_on_real_series() -> None:
+    pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("bolt-nano")))
+    skills = measure(pipeline, real_cases(), horizon=24)
+    assert geometric_mean([one.ratio for one in skills]) < 0.95
+
+
+def test_chronos2_nano_uses_the_known_future_of_a_covariate() -> None:
+    pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("chronos2-nano")))
+    gain = covariate_gain(pipeline.model, count=12)
+    assert gain["ratio"] < 0.7
+
+
+def test_motifs_go_on_as_they_began() -> None:
+    batch, future = motifs(3, length=7, repeats=3, horizon=10, seed=1)
+    for series, after in zip(batch.values, future, strict=True):
+        np.testing.assert_array_equal(series[:7], series[7:14])
+        np.testing.assert_array_equal(np.concatenate([series, after])[21:28], series[:7])
+        np.testing.assert_array_equal(after[7:], series[:3])
+
+
+def test_chronos_nano_copies_with_induction_heads() -> None:
+    found = mechanisms.measure(load("chronos-nano"), count=4)
+    both = [head for head in found.induction if head in found.sharp]
+    assert both
+    assert all(isinstance(head, Component) and head.kind == "cross_attn" for head in both)
+    assert float(found.test.copy_accuracy) > 0.5
+    assert found.copy_error["plain"] < 0.05
+    assert found.copy_error["both"] > 0.3
+
+
+def test_a_model_without_tokens_is_refused() -> None:
+    with pytest.raises(LensError, match="bolt-nano is no encoder-decoder model over value tokens"):
+        mechanisms.main("bolt-nano")

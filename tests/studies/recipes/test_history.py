@@ -1,4 +1,4 @@
-"""The training history: checkpoints are those of the run, scores those of each checkpoint alone."""
+"""The training history and figures of training at low rank, beside each checkpoint and record alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import typer
 import xarray as xr
 from typer.testing import CliRunner
 
-from tsfm_lens import probes, viz
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens import probes, registry, viz
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.registry import find
+from tsfm_lens.studies import recipes
+from tsfm_lens.studies.recipes import figures
 from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model, main
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
+from tsfm_lens.testing import assert_close
 from tsfm_lens.training import read_log
 from tsfm_lens.training.state import LOG
 
@@ -41,17 +44,6 @@ def test_checkpoints_are_those_of_the_run(trained: TrainingHistory, corpus: Corp
     assert all(np.array_equal(before[name], weight) for name, weight in trained[0].adapter.model.state_dict().items())
 
 
-def test_initial_weights_are_others_under_another_seed(token_recipe: TrainingRecipe) -> None:
-    first, second = (initial_model(token_recipe, seed=seed).adapter.model.state_dict() for seed in (0, 1))
-    assert not np.array_equal(first["shared.weight"], second["shared.weight"])
-
-
-def test_models_of_a_training_say_what_they_are(trained: TrainingHistory) -> None:
-    name = trained.recipe.name
-    assert trained[3].model_id == f"{name} (step 3)"
-    assert initial_model(trained.recipe, seed=4).model_id == f"{name} (initial weights, seed 4)"
-
-
 def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> None:
     picked = {step: trained[step] for step in (0, 8)}
     data = probes.training_history(picked, losses=trained.losses, name="tiny", n_sequences=4, **SMALL)
@@ -66,9 +58,7 @@ def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> 
     assert dict(zip(data["loss_step"].values.tolist(), data["loss"].values, strict=True)) == trained.losses
 
 
-def test_models_of_quantiles_are_scored_by_motifs_in_values(
-    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_models_of_quantiles_are_scored_by_motifs(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     Trainer(patch_recipe, tmp_path, corpus).run(quiet=True)
     history = TrainingHistory(tmp_path)
     data = probes.training_history(history, motif=2, repeats=2, n_series=3)
@@ -113,8 +103,8 @@ def test_the_reading_says_when_copying_came_and_which_heads_surely_look() -> Non
         "1 of 4 heads gives more attention to what followed the last match than an even spread would, beyond the "
         "noise.",
     ]
-    never = find("training_history").draw_panels(planted_history(last=-0.1))
-    assert not any("Half" in sentence for sentence in next(never).reading)
+    (never,) = find("training_history").draw_panels(planted_history(last=-0.1))
+    assert not any("Half" in sentence for sentence in never.sentences)
 
 
 def test_what_is_no_run_is_refused(trained: TrainingHistory, tmp_path: Path) -> None:
@@ -148,9 +138,7 @@ def test_the_command_writes_a_file_that_opens(patch_recipe: TrainingRecipe, corp
     assert [path.name for path in tmp_path.glob("history.nc*")] == ["history.nc"]
 
 
-def test_the_run_of_another_task_has_no_history_here(
-    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_run_of_another_task_is_refused(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     Trainer(patch_recipe, tmp_path, corpus).run(until=1, quiet=True)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     torch.save({**state, "identity": '{"seed": 0}'}, tmp_path / "state.pt")
@@ -166,3 +154,48 @@ def test_losses_of_another_measure_are_left_out(patch_recipe: TrainingRecipe, co
     history = TrainingHistory(tmp_path)
     assert list(history.losses) == [step for step in steps if step <= 4]
     assert max(steps) == 8
+
+
+NAMES = ("attention", "spectra", "vocabulary")
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, xr.Dataset]:
+    return {name: recipes.low_rank_record(name) for name in NAMES}
+
+
+def test_every_chapter_has_its_record(records: dict[str, xr.Dataset]) -> None:
+    kinds = {kind for kind, each in registry.measurements().items() if each.theme == "Training"}
+    assert kinds >= {record.attrs["kind"] for record in records.values()}
+    with pytest.raises(UnknownNameError, match="vocabulary"):
+        recipes.low_rank_record("vocabularies")
+
+
+@pytest.mark.parametrize("score", ["mase", "wql", "log_perplexity"])
+def test_arms_stand_at_their_size_and_their_rise(score: str, records: dict[str, xr.Dataset]) -> None:
+    ds = records["attention"]
+    times = 1 if score == "log_perplexity" else 100
+    dots = [trace for trace in figures.low_rank_skill(ds, score=score).data if trace.mode == "markers"]
+    arms = ds["arm"].values.tolist()
+    assert [trace.name for trace in dots] == [*arms, *arms]
+    for trace, arm in zip(dots[: len(arms)], arms, strict=True):
+        one = ds.sel(arm=arm)
+        stored, rise = 100 * one["stored_ratio"], times * one[f"{score}_rise_estimate"]
+        assert_close([trace.x[0], trace.y[0]], [stored, rise], depth=4)
+        if arm != "dense":
+            assert_close(trace.error_y.array[0] + trace.y[0], times * one[f"{score}_rise_high"], depth=8)
+            assert trace.marker.symbol[0].endswith("-open") != bool(one[f"{score}_rise_stands_out"])
+    with pytest.raises(UnknownNameError, match="mase"):
+        figures.low_rank_skill(ds, score="mas")
+
+
+def test_lines_are_the_ranks_and_the_spectra_at_the_end(records: dict[str, xr.Dataset]) -> None:
+    ds = records["vocabulary"]
+    first = ds["moved_rank"].isel(training_step=-1, layer=0).mean("seed")
+    lines = [trace for trace in figures.vocabulary_ranks(ds).data if (trace.name or "").startswith("ε")]
+    shown = [np.asarray(trace.y, dtype=float) for trace in lines[ds.sizes["epsilon"] : 2 * ds.sizes["epsilon"]]]
+    assert_close(np.stack(shown), first.transpose("epsilon", "vocabulary").values, depth=4)
+    spectra = records["spectra"]
+    lines = figures.training_spectra(spectra).data
+    expected = spectra["singular_value"].isel(layer=0, training_step=-1).mean("seed").values
+    assert_close(lines[spectra.sizes["training_step"] - 1].y, expected, depth=8, dtype=np.float32)

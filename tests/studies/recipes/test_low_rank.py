@@ -1,4 +1,4 @@
-"""Models that begin at low rank: what they compute, what is trained of them, and how they are kept."""
+"""Models that begin at low rank, and the experiment on them: what they compute, train, keep and measure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,42 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import xarray as xr
 from transformers import T5Config, T5ForConditionalGeneration
 
 from recipe_runs import resumed, run
 from tsfm_lens import load
-from tsfm_lens.compress import Compressed, LowRankLinear, matrices, product, truncate
+from tsfm_lens.compress import Compressed, LowRankLinear, matrices, product, sizes, truncate
 from tsfm_lens.compress.layers import replace_layer
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.models import Lens
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.studies.rank_theory import ChebyshevEmbedding
+from tsfm_lens.studies.recipes import levels
 from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import as_pipeline, export
-from tsfm_lens.studies.recipes.history import TrainingHistory
-from tsfm_lens.studies.recipes.models import attention_ranks, build_model, ordinal_embedding
+from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
+from tsfm_lens.studies.recipes.lowrank import (
+    ATTENTION,
+    DENSE,
+    SEEDS,
+    VOCABULARIES,
+    RecipeRun,
+    attention_record,
+    held_out,
+    records,
+    runs,
+    trained,
+)
+from tsfm_lens.studies.recipes.models import attention_ranks, build_model, ordinal_embedding, score_by_levels, spread
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
+from tsfm_lens.studies.structured import Reach, level_blocks, reaching_scores, token_blocks
 from tsfm_lens.testing import assert_close
+from tsfm_lens.training.state import STATE
 
 D, HEADS, D_HEAD = 16, 2, 4
 
@@ -139,9 +156,7 @@ def test_a_fixed_vocabulary_has_its_rank_and_its_polynomials(token_recipe: Train
     assert_close(logits(model), logits(dense), depth=100)
 
 
-def test_training_leaves_a_fixed_vocabulary_and_moves_all_else(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_training_leaves_only_a_fixed_vocabulary(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     recipe = with_rank(token_recipe, rank=1, growth=0.5).model_copy(update={"vocabulary_rank": 2, "weight_decay": 0.5})
     trainer = Trainer(recipe, tmp_path / "run", corpus, device="cpu")
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
@@ -153,7 +168,7 @@ def test_training_leaves_a_fixed_vocabulary_and_moves_all_else(
 
 
 @pytest.mark.parametrize("sketch", ["by head", "shared"])
-def test_what_was_trained_at_low_rank_opens_with_every_hook_point(
+def test_trained_low_ranks_open_with_every_hook_point(
     tiny: TrainingRecipe, sketch: str, corpus: Corpus, tmp_path: Path
 ) -> None:
     recipe = with_rank(tiny, rank=2, sketch=sketch)
@@ -169,9 +184,7 @@ def test_what_was_trained_at_low_rank_opens_with_every_hook_point(
     assert sum(isinstance(module, LowRankLinear) for module in lens.adapter.model.modules()) == len(matrices(lens))
 
 
-def test_a_new_option_leaves_the_identity_of_old_recipes_alone(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_new_option_leaves_old_identities_alone(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     identity = Trainer(token_recipe, tmp_path, corpus, device="cpu").task.identity
     assert not {"attention_rank", "vocabulary_rank"} & set(json.loads(identity))
     assert TrainingRecipe.model_validate_json(identity) == token_recipe
@@ -207,3 +220,127 @@ def test_what_a_model_cannot_have_is_refused_before_anything_is_written(
 def test_a_model_without_tokens_has_no_vocabulary_to_fix(patch_recipe: TrainingRecipe) -> None:
     with pytest.raises(InputError, match="reads no tokens"):
         build_model(patch_recipe.model_copy(update={"vocabulary_rank": 2}))
+
+
+def test_arms_of_one_seed_come_first_and_differ_in_rank_alone() -> None:
+    every = runs(vocabulary_seeds=2)
+    assert len({arm.folder for arm in every}) == len(every) == SEEDS * len(ATTENTION) + 2 * len(VOCABULARIES)
+    assert {arm.seed for arm in every[: len(ATTENTION) + len(VOCABULARIES)]} == {0}
+    for arm in every:
+        plain = {"name": DENSE, "attention_rank": None, "vocabulary_rank": None}
+        assert arm.recipe.model_copy(update=plain) == every[0].recipe.model_copy(update={"seed": arm.seed})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def few(token_recipe: TrainingRecipe) -> list[RecipeRun]:
+    """A dense arm, one by head and one vocabulary."""
+    base = token_recipe.model_copy(update={"corpus": {"motif_smooth": 6}, "steps": 4})
+    low = base.model_copy(update={"name": "constant", "attention_rank": AttentionRank(rank=2)})
+    fixed = base.model_copy(update={"name": "vocabulary 2", "vocabulary_rank": 2})
+    return [RecipeRun(recipe.name, 0, recipe) for recipe in (base.model_copy(update={"name": DENSE}), low, fixed)]
+
+
+@pytest.fixture
+def found(few: list[RecipeRun], corpus: Corpus, folder: Path) -> dict[str, xr.Dataset]:
+    for arm in few:
+        assert trained(arm, folder, corpus, quiet=True)
+    return records(few, folder, corpus)
+
+
+def test_records_are_of_svds(found: dict[str, xr.Dataset], few: list[RecipeRun], folder: Path, corpus: Corpus) -> None:
+    attention, vocabulary, spectra = (found[name] for name in ("attention", "vocabulary", "spectra"))
+    assert attention["arm"].values.tolist() == [DENSE, "constant"]
+    held = [sizes(initial_model(arm.recipe)) for arm in few[:2]]
+    assert attention["parameters"].values.tolist() == [each["all"] for each in held]
+    # one head has 16 x 4 numbers a matrix, its factors of rank 2 have 2 x (16 + 4)
+    assert float(attention["stored_ratio"][1]) == 2 * 20 / 64
+    assert float(attention["rank_ratio"][1]) == 2 / 4
+    logs = np.log(attention["mase"].values.astype(float))
+    rise = np.expm1((logs[1] - logs[0])[np.isfinite(logs[1] - logs[0])].mean())
+    assert_close(float(attention["mase_rise"][1, 0]), rise, depth=100, dtype=np.float32)
+    assert not attention["mase_rise"][0].any()
+    assert attention.sizes["series"] == len(held_out(few[0]))
+    begun = initial_model(few[0].recipe).adapter.model.encoder.block[0].layer[0].SelfAttention.q.weight
+    expected = torch.linalg.svdvals(begun.detach().double())
+    assert_close(spectra["singular_value"].values[0, 0, 0], expected, depth=16, dtype=np.float32)
+    # nothing has been added before the first step, and the first layer sees two directions
+    assert not vocabulary["moved_rank"].isel(training_step=0).any()
+    assert vocabulary["rank"].isel(training_step=0).max() > 2
+    assert vocabulary["vocabulary"].values.tolist() == [2]
+
+
+def test_an_ended_arm_stays_and_a_stopped_one_goes_on(few: list[RecipeRun], corpus: Corpus, tmp_path: Path) -> None:
+    stopped = Trainer(few[1].recipe, tmp_path / few[1].folder, corpus, device="cpu")
+    stopped.run(until=2, quiet=True)
+    assert trained(few[1], tmp_path, corpus, quiet=True)
+    assert trained(few[1], tmp_path / "whole", corpus, quiet=True)
+    ends = [torch.load(room / few[1].folder / STATE, weights_only=True) for room in (tmp_path, tmp_path / "whole")]
+    assert all(torch.equal(weight, ends[1]["model"][name]) for name, weight in ends[0]["model"].items())
+    before = (tmp_path / few[1].folder / STATE).read_bytes()
+    assert trained(few[1], tmp_path, corpus, quiet=True)
+    assert (tmp_path / few[1].folder / STATE).read_bytes() == before
+
+
+def test_arms_without_a_dense_one_are_not_compared(few: list[RecipeRun], corpus: Corpus, folder: Path) -> None:
+    with pytest.raises(InputError, match="'dense'"):
+        attention_record({few[1].name: {0: (few[1], folder)}}, corpus)
+
+
+@pytest.mark.parametrize(("tokens", "ranks"), [(16, (3, 2, 2)), (13, (2, 0, 1)), (9, (4,))])
+def test_products_of_spread_features_are_the_scores_by_levels(tokens: int, ranks: tuple[int, ...]) -> None:
+    query, key = torch.randn(2, 2, tokens, sum(ranks), dtype=torch.float64)
+    reach = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
+    wide = [spread(part, ranks) for part in (query, key)]
+    assert_close(wide[0] @ wide[1].mT, reaching_scores(query, key, reach), depth=20)
+    counts = level_blocks(len(ranks))
+    assert wide[0].shape[-1] == sum(rank * count for rank, count in zip(ranks, counts, strict=True))
+
+
+def logits_of_levels(model: Any, tokens: int = 16) -> torch.Tensor:
+    ids = torch.arange(3, 3 + 2 * tokens).reshape(2, tokens)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :4]).logits
+    return found
+
+
+def test_one_level_is_the_native_model_and_several_are_not(token_recipe: TrainingRecipe) -> None:
+    size = token_recipe.config["d_kv"]
+    native = logits_of_levels(build_model(token_recipe))
+    one = logits_of_levels(build_model(token_recipe.model_copy(update={"attention_levels": (size,)})))
+    assert_close(one, native, depth=300)
+    several = logits_of_levels(build_model(token_recipe.model_copy(update={"attention_levels": (size - 2, 1, 1)})))
+    assert (several - native).abs().max() > 1e3 * (one - native).abs().max()
+
+
+def test_ranks_that_are_no_division_of_a_head_are_refused(token_recipe: TrainingRecipe) -> None:
+    model = build_model(token_recipe)
+    for ranks in ((3, 2), (5, -1)):
+        with pytest.raises(InputError, match=r"from 1 that sum to 4"):
+            score_by_levels(model, ranks)
+    assert token_recipe.model_dump_json(exclude_defaults=True).count("levels") == 0
+
+
+def test_arms_are_trained_alike_and_measured(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = {"steps": 2, "decay": 1, "config": {**token_recipe.config, "d_kv": 4}}
+    monkeypatch.setattr("tsfm_lens.studies.recipes.lowrank.BASE", token_recipe.model_copy(update=update))
+    monkeypatch.setattr(levels, "LEVELS", {"standard": (), "MLR 2+2": (2, 2)})
+    arms = levels.level_runs(seeds=2)
+    assert [(arm.name, arm.seed) for arm in arms[:3]] == [("standard", 0), ("MLR 2+2", 0), ("standard", 1)]
+    for arm in arms:
+        assert trained(arm, tmp_path, corpus, quiet=True)
+    found = levels.level_record(arms, tmp_path, corpus, per_family=2)
+    assert found["loss"].shape == (2, 2)
+    assert np.isfinite(found["loss"]).all()
+    # half the features see all keys, half those of their half
+    assert found["score_share"].values.tolist() == [1.0, 0.75]
+    again = levels.level_record(arms[:1], tmp_path, corpus, per_family=2)
+    assert float(again["loss"][0, 0]) == float(found["loss"][0, 0])

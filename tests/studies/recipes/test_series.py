@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,42 +10,23 @@ import torch
 from scipy.linalg import expm
 
 from tsfm_lens.errors import CheckpointError, UnknownNameError
+from tsfm_lens.studies.recipes import corpus as corpora
 from tsfm_lens.studies.recipes import families
-from tsfm_lens.studies.recipes.corpus import (
-    LENGTH,
-    REAL,
-    Corpus,
-    build_corpus,
-    covariate_batch,
-    load_corpus,
-    real_rows,
-    standardised,
-)
-from tsfm_lens.studies.recipes.families import (
-    PERIODS,
-    compose,
-    kernel_bank,
-    kernelsynth,
-    logistic_series,
-    lorenz,
-    rk4,
-    roessler,
-)
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training.series_source import FAR_SHARE, SeriesSource, draw_weights, tsmixup
+from tsfm_lens.training.series_source import SeriesSource, draw_weights, tsmixup
 
 # the error of a method of fourth order falls by 2^4 when the step is halved, and by a term of the next order more
 NEXT_ORDER = 0.15
 
 
 def test_bank_has_the_33_kernels_of_the_paper() -> None:
-    assert len(kernel_bank(64)) == 33
-    assert len(PERIODS) == 21
+    assert len(families.kernel_bank(64)) == 33
+    assert len(families.PERIODS) == 21
 
 
 def test_periodic_kernels_return_to_one_after_their_period() -> None:
-    whole, halved = kernel_bank(800), kernel_bank(40, period_scale=0.5)
-    for index, period in enumerate(PERIODS):
+    whole, halved = families.kernel_bank(800), families.kernel_bank(40, period_scale=0.5)
+    for index, period in enumerate(families.PERIODS):
         row = whole[index][0]
         assert row[period].item() == pytest.approx(1.0), period
         # half a period away the sine is one
@@ -59,7 +38,7 @@ def test_periodic_kernels_return_to_one_after_their_period() -> None:
 
 def test_other_kernels_have_their_closed_form() -> None:
     # of the eleven points on [0, 1] the fourth and the ninth are 0.3 and 0.8
-    bank = kernel_bank(11)[21:]
+    bank = families.kernel_bank(11)[21:]
     expected = [0.24, 1.24, 100.24]
     expected += [np.exp(-0.5 * (0.5 / scale) ** 2) for scale in (0.1, 1.0, 10.0)]
     expected += [(1 + 0.25 / (2 * alpha)) ** -alpha for alpha in (0.1, 1.0, 10.0)]
@@ -69,21 +48,20 @@ def test_other_kernels_have_their_closed_form() -> None:
 
 
 def test_kernels_are_joined_left_to_right() -> None:
-    bank = kernel_bank(6)
-    joined = compose(bank, np.array([3, 22, 29]), np.array([False, True, False]))
+    bank = families.kernel_bank(6)
+    joined = families.compose(bank, np.array([3, 22, 29]), np.array([False, True, False]))
     assert_close(joined, (bank[3] + bank[22]) * bank[29], depth=100)
 
 
 def test_draws_have_the_covariance_of_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
-    covariance = compose(kernel_bank(6), rng.integers(33, size=3), rng.random(3) < 0.5)
+    covariance = families.compose(families.kernel_bank(6), rng.integers(33, size=3), rng.random(3) < 0.5)
     monkeypatch.setattr("tsfm_lens.studies.recipes.families.compose", lambda *_: covariance.clone())
-    draws = kernelsynth(np.random.default_rng(0), 5_000, 6)
+    draws = families.kernelsynth(np.random.default_rng(0), 5_000, 6)
     scale = covariance.abs().max().item()
     # the standard error of a covariance is at most sqrt(2 / n) of the variances; five of them
-    np.testing.assert_allclose(
-        draws.T @ draws / len(draws) / scale, covariance / scale, atol=5 * (2 / len(draws)) ** 0.5
-    )
+    atol = 5 * (2 / len(draws)) ** 0.5
+    np.testing.assert_allclose(draws.T @ draws / len(draws) / scale, covariance / scale, atol=atol)
 
 
 def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
@@ -91,20 +69,21 @@ def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
     start = np.array([[1.0, 0.5, 2.0]])
     exact = start @ expm(matrix).T
     errors = [
-        np.abs(rk4(lambda state: state @ matrix.T, start, 1.0 / steps, steps)[-1] - exact).max() for steps in (10, 20)
+        np.abs(families.rk4(lambda state: state @ matrix.T, start, 1.0 / steps, steps)[-1] - exact).max()
+        for steps in (10, 20)
     ]
     assert errors[0] / errors[1] == pytest.approx(16, rel=NEXT_ORDER)
 
 
 def test_flows_vanish_at_their_known_fixed_points() -> None:
     root = np.sqrt(8.0 / 3.0 * 27.0)
-    assert_close(lorenz(np.array([root, root, 27.0])), 0.0, depth=1000, magnitude=27.0 * 30)
+    assert_close(families.lorenz(np.array([root, root, 27.0])), 0.0, depth=1000, magnitude=27.0 * 30)
     x = (5.7 - np.sqrt(5.7**2 - 4 * 0.04)) / 2
-    assert_close(roessler(np.array([x, -x / 0.2, x / 0.2])), 0.0, depth=1000, magnitude=27.0 * 30)
+    assert_close(families.roessler(np.array([x, -x / 0.2, x / 0.2])), 0.0, depth=1000, magnitude=27.0 * 30)
 
 
 def test_logistic_rows_obey_one_rate_each() -> None:
-    series = logistic_series(np.random.default_rng(0), 5, 60)
+    series = families.logistic_series(np.random.default_rng(0), 5, 60)
     rates = series[:, 1:] / (series[:, :-1] * (1 - series[:, :-1]))
     assert_close(rates, np.broadcast_to(rates[:, :1], rates.shape), depth=10000)
     assert ((rates > 3.5) & (rates < 4.0)).all()
@@ -134,91 +113,6 @@ def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) ->
     assert abs(np.mean(correlations)) < 0.02
 
 
-class FirstChoice(np.random.Generator):
-    """Draws that take the first of every choice, start at 0 and take the middle of every range."""
-
-    def choice(self, a: Sequence[float], size: object) -> np.ndarray:  # type: ignore[override]
-        return np.full(size, a[0])
-
-    def integers(self, low: Any, high: int | None = None, size: Any = None) -> np.ndarray:  # type: ignore[override]
-        return np.zeros_like(low) if size is None else np.full(size, (high or low) // 2)
-
-
-def test_a_week_has_five_days_of_one_shape_and_two_of_another() -> None:
-    series = families.day_types(FirstChoice(np.random.PCG64(0)), 40, 40 * 168)
-    weeks = series.reshape(40, 40, 7, 24)
-    noise = weeks.std(axis=1).mean(axis=(1, 2))
-    days = weeks.mean(axis=1)
-    work, rest = days[:, :5], days[:, 5:]
-    for alike in (work, rest):
-        apart = np.abs(alike - alike.mean(axis=1, keepdims=True)).mean(axis=(1, 2))
-        assert (apart < noise).all()
-    assert (np.abs(work.mean(axis=1) - rest.mean(axis=1)).mean(axis=1) > 3 * noise).mean() > 0.9
-
-
-def test_holidays_are_spells_of_one_more_shape_of_day() -> None:
-    series = families.holidays(FirstChoice(np.random.PCG64(0)), 60, 20 * 168)
-    feasts = 0
-    for row in series:
-        # of the rows that stand for exponentials the logarithm is a sum again
-        days = next(part for part in (row, np.log(np.abs(row))) if _kinds(part.reshape(140, 24)) is not None)
-        kinds = _kinds(days.reshape(140, 24))
-        assert kinds is not None
-        weekly = kinds.reshape(20, 7)
-        usual = [np.bincount(column).argmax() for column in weekly.T]
-        odd = (weekly != usual).ravel()
-        if odd.any():
-            feasts += 1
-            assert len(set(kinds[odd])) == 1
-            # four spells of five days at most, of which some lie on each other
-            assert odd.sum() <= 20
-    assert feasts > 30
-
-
-def _kinds(days: np.ndarray) -> np.ndarray | None:
-    """Which of at most three shapes each day (day, hour) has; None if there are more."""
-    kinds = np.full(len(days), -1)
-    for kind in range(3):
-        left = np.flatnonzero(kinds < 0)
-        if len(left):
-            near = np.abs(days[left] - days[left[0]]).mean(axis=1) < 0.04
-            kinds[left[near]] = kind
-    return None if (kinds < 0).any() else kinds
-
-
-def test_a_shock_comes_at_once_and_fades(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "random_walk", lambda rng, count, length: np.zeros((count, length)))
-    series = families.shocks(FirstChoice(np.random.PCG64(0)), 200, 4_000)
-    # the least noise is a hundredth, and five of its deviations hold all of it
-    assert np.abs(series[:, :2_000]).max() < 0.06
-    assert np.abs(series[:, -500:]).max() < 0.06
-    struck = np.abs(series[:, 2_000]) > 0.06
-    assert struck.mean() > 0.8
-    assert (np.abs(series[struck, 2_000:2_100]).mean(axis=1) > np.abs(series[struck, 2_400:2_500]).mean(axis=1)).all()
-
-
-def steps_of_walks(kind: int) -> np.ndarray:
-    """Steps (row, time) of walks of one kind that neither drift, revert nor have a season."""
-    choices = FirstChoice(np.random.PCG64(0))
-    choices.integers = lambda low, **_: np.full((400, 1), kind)  # type: ignore[method-assign]
-    return np.diff(families.walks(choices, 400, 4_000), axis=1)
-
-
-def test_walks_take_the_steps_that_their_kind_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_any_season", lambda rng, count, length: np.zeros((count, length)))
-    gaussian, heavy, rare, slow = (steps_of_walks(kind) for kind in range(4))
-    for steps in (gaussian, heavy, slow):
-        # in seven rows of ten no step is rounded to nothing
-        assert ((np.abs(steps) < 1e-9).mean(axis=1) < 0.01).mean() > 0.6
-    assert ((np.abs(rare) < 1e-9).mean(axis=1) > 0.4).all()
-    memory = [np.median([np.corrcoef(row[1:], row[:-1])[0, 1] for row in steps]) for steps in (gaussian, slow)]
-    # the memory of the slow ones is drawn from 0.2 to 0.9
-    assert abs(memory[0]) < 0.02
-    assert 0.45 < memory[1] < 0.65
-    tails = [np.median((steps**4).mean(1) / (steps**2).mean(1) ** 2) for steps in (gaussian, heavy)]
-    assert tails[0] < 4 < tails[1]
-
-
 @pytest.mark.parametrize("name", list(families.FAMILIES))
 def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
     family = families.FAMILIES[name]
@@ -246,9 +140,8 @@ def test_weights_are_dirichlet_over_one_to_three_series() -> None:
     np.testing.assert_allclose(weights.sum(1), 1.0)
     used = (weights > 0).sum(1)
     # five standard errors of a share of so many draws
-    np.testing.assert_allclose(
-        [(used == k).mean() for k in (1, 2, 3)], 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5
-    )
+    shares = [(used == count).mean() for count in (1, 2, 3)]
+    np.testing.assert_allclose(shares, 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5)
     # variance of a Dirichlet(1.5, 1.5, 1.5) component: (1/3)(2/3) / 5.5
     variance, draws = 2 / 9 / 5.5, (used == 3).sum()
     # five standard errors of the variance of so many draws
@@ -256,11 +149,11 @@ def test_weights_are_dirichlet_over_one_to_three_series() -> None:
 
 
 @pytest.fixture
-def source(corpus: Corpus) -> SeriesSource:
+def source(corpus: corpora.Corpus) -> SeriesSource:
     return SeriesSource(corpus, seed=0)
 
 
-def test_a_batch_depends_on_seed_and_step_only(source: SeriesSource, corpus: Corpus) -> None:
+def test_a_batch_depends_on_seed_and_step_only(source: SeriesSource, corpus: corpora.Corpus) -> None:
     again = SeriesSource(corpus, seed=0)
     kwargs = {"mix": {"motif_rough": 1.0, "kernelsynth": 2.0, "tsmixup": 1.0}, "rows": 8, "context": 24, "horizon": 8}
     for one, two in zip(source.batch(7, **kwargs), again.batch(7, **kwargs), strict=True):
@@ -277,35 +170,12 @@ def test_only_the_left_of_a_context_is_cut(source: SeriesSource) -> None:
     assert np.isfinite(future.numpy()).all()
 
 
-def test_short_contexts_have_every_length_from_16_steps_on(source: SeriesSource) -> None:
-    past = source.batch(0, mix={"harmonics": 1.0}, rows=2_000, context=256, horizon=8, short=1.0)[0]
-    lengths = (~past.isnan()).sum(1).double()
-    assert lengths.min() >= 16
-    doublings = (lengths / 16).log2()
-    # a quarter of the rows for each doubling, within five standard errors and the rounding of lengths
-    shares = [((doublings >= low) & (doublings < low + 1)).double().mean().item() for low in range(4)]
-    np.testing.assert_allclose(shares, 0.25, atol=5 * (0.25 * 0.75 / 2_000) ** 0.5 + 1 / 32)
-
-
-def test_a_stated_share_of_the_rows_with_a_level_stands_far_from_zero(source: SeriesSource) -> None:
-    sizes = {"mix": {"harmonics": 1.0}, "rows": 1000, "context": 8, "horizon": 56}
-    beyond = []
-    for far in (0.0, 0.5, 1.0):
-        future = source.batch(0, far=far, **sizes)[1].double().numpy()
-        beyond.append((np.abs(future.mean(1)) / future.std(1) > 20).mean())
-    # three rows in five have a level, and half of those from 2 to 200 are above 20; of the near ones none is
-    share, deviation = 0.6 * np.log(10) / np.log(100), (0.3 * 0.7 / 1000) ** 0.5
-    np.testing.assert_allclose(beyond, [0.0, 0.5 * share, share], atol=5 * deviation)
-    usual = source.batch(0, **sizes)[1]
-    assert torch.equal(usual, source.batch(0, far=FAR_SHARE, **sizes)[1])
-
-
 def test_an_unknown_family_is_named_with_its_neighbour(source: SeriesSource) -> None:
     with pytest.raises(UnknownNameError, match="harmonics"):
         source.batch(0, mix={"harmonic": 1.0}, rows=2, context=8, horizon=4)
 
 
-def test_a_row_is_a_crop_of_its_family_up_to_level_and_noise(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_a_crop_of_its_family(corpus: corpora.Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsfm_lens.training.series_source.NOISE", (0.0,))
     source = SeriesSource(corpus, seed=0)
     crops = source.choose({"harmonics": 1.0}, np.random.default_rng([0, 3]), 20, 32)
@@ -324,37 +194,37 @@ def test_a_row_is_a_crop_of_its_family_up_to_level_and_noise(corpus: Corpus, mon
 def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
     short, long = np.arange(100.0, dtype=np.float32), np.arange(2_000.0, dtype=np.float32)
     np.savez(tmp_path / "real.npz", **{"training/a": short, "training/b": long, "validation/c": long})
-    rows = real_rows(tmp_path / "real.npz")
-    assert rows.shape[1] == LENGTH
+    rows = corpora.real_rows(tmp_path / "real.npz")
+    assert rows.shape[1] == corpora.LENGTH
     firsts = np.isnan(rows).sum(1)
-    assert set(firsts) == {LENGTH - 100, 0}
-    assert rows[firsts == 0][:, 0].max() == 2_000 - LENGTH
+    assert set(firsts) == {corpora.LENGTH - 100, 0}
+    assert rows[firsts == 0][:, 0].max() == 2_000 - corpora.LENGTH
     np.savez(tmp_path / "longest.npz", **{"training/d": np.arange(100_000.0, dtype=np.float32)})
-    starts = real_rows(tmp_path / "longest.npz")[:, 0]
+    starts = corpora.real_rows(tmp_path / "longest.npz")[:, 0]
     # 625 pieces would fit: four times the root of that, evenly spread from the first value to the last
     assert len(starts) == 100
-    assert (starts[0], starts[-1]) == (0, 100_000 - LENGTH)
+    assert (starts[0], starts[-1]) == (0, 100_000 - corpora.LENGTH)
     assert np.ptp(np.diff(starts)) <= 1
-    corpus = build_corpus({"harmonics": 2}, seed=0, real=tmp_path / "real.npz")
-    crops = SeriesSource(corpus, seed=0).choose({REAL: 1.0}, np.random.default_rng(0), 200, 96)
+    corpus = corpora.build_corpus({"harmonics": 2}, seed=0, real=tmp_path / "real.npz")
+    crops = SeriesSource(corpus, seed=0).choose({corpora.REAL: 1.0}, np.random.default_rng(0), 200, 96)
     first = np.isnan(corpus.values[crops.rows]).sum(-1)
     # a crop never asks for what lies before the series, but where the series is too short for it
-    assert (crops.starts >= np.minimum(first, LENGTH - 96)).all()
-    assert (crops.starts + 95 * crops.strides < LENGTH).all()
+    assert (crops.starts >= np.minimum(first, corpora.LENGTH - 96)).all()
+    assert (crops.starts + 95 * crops.strides < corpora.LENGTH).all()
 
 
 def test_no_training_series_are_told_where_to_come_from(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="build_training_series"):
-        real_rows(tmp_path / "none.npz")
+        corpora.real_rows(tmp_path / "none.npz")
     np.savez(tmp_path / "empty.npz", other=np.zeros(3))
     with pytest.raises(CheckpointError, match="no array training"):
-        real_rows(tmp_path / "empty.npz")
+        corpora.real_rows(tmp_path / "empty.npz")
 
 
 def test_a_corpus_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
+    first = corpora.load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
     monkeypatch.setattr("tsfm_lens.studies.recipes.corpus.build_corpus", None)
-    again = load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
+    again = corpora.load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
     np.testing.assert_array_equal(first.values, again.values)
     assert first.rows == again.rows == {"harmonics": (0, 4)}
 
@@ -362,8 +232,8 @@ def test_a_corpus_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SHARES", (1.0,)), ("LAGS", (0,))):
         monkeypatch.setattr(f"tsfm_lens.studies.recipes.corpus.{name}", value)
-    batch = covariate_batch(source, 0, mix={"harmonics": 1.0}, groups=30, context=40, horizon=8)
-    rows = standardised(torch.cat([batch.context, batch.future], 1)).view(30, 3, -1)
+    batch = corpora.covariate_batch(source, 0, mix={"harmonics": 1.0}, groups=30, context=40, horizon=8)
+    rows = corpora.standardised(torch.cat([batch.context, batch.future], 1)).view(30, 3, -1)
     ids = batch.group_ids.view(30, 3)
     straight = 0
     for target, one, two, row_ids in zip(rows[:, 0], rows[:, 1], rows[:, 2], ids, strict=True):

@@ -1,7 +1,11 @@
-"""The models behind a lens: every oracle, and forecasts in data units."""
+"""The models behind a lens: every oracle, forecasts in data units, and no wrong table that passes."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,14 +16,14 @@ from tsfm_lens import probes
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.interventions import Zero
-from tsfm_lens.hooks.wiring import Projection
+from tsfm_lens.hooks.wiring import Projection, Wiring
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.wirings._random import spread_weights
 from tsfm_lens.studies.samformer import ChannelAdapter, ChannelTransformer, LinearForecaster
-from tsfm_lens.testing import ORACLES, assert_close, check_wiring
-from tsfm_lens.testing.oracles import example_case
+from tsfm_lens.testing import ORACLES, Case, assert_close, check_wiring, example_case
 from tsfm_lens.testing.oracles_ends import ends
 from tsfm_lens.testing.suite import check_lens
+from wrong_tables import behaviour, mutants, verdict
 
 L, H, D = 24, 7, 3
 KINDS: dict[str, dict[str, Any]] = {
@@ -137,12 +141,9 @@ def test_an_ablated_attention_leaves_the_linear_model() -> None:
     ids=["channels", "one channel", "short", "gaps"],
 )
 def test_series_that_the_model_cannot_take_are_refused(series: np.ndarray, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        load(drawn(normalise=True)).forecast(as_series([series]), H)
-
-
-def test_a_longer_horizon_and_a_model_without_an_adapter_are_refused() -> None:
     lens = load(drawn(normalise=True))
+    with pytest.raises(InputError, match=says):
+        lens.forecast(as_series([series]), H)
     with pytest.raises(InputError, match="longer than the 7 steps"):
         lens.forecast(lens.adapter.example(0, L), H + 1)
     with pytest.raises(WiringError, match=r"lens_adapter\(\)"):
@@ -153,3 +154,62 @@ def test_a_model_with_any_number_of_variates_is_checked_series_by_series() -> No
     """The oracles look at items only where a model takes nothing else."""
     case = example_case(load(drawn(channels=None)))
     assert ends(case).passed
+
+
+TABLES: dict[str, dict[str, Any]] = {"channels": {"channels": 3}, "time": {"channels": 5, "attention": "time"}}
+EACH = pytest.mark.parametrize("options", TABLES.values(), ids=TABLES)
+
+
+def drawn_table(**options: Any) -> ChannelTransformer:
+    model = spread_weights(ChannelTransformer(24, 7, width=4, normalise=True, bias=True, **options), {})
+    with torch.no_grad():
+        for weight in model.embed.parameters():
+            weight += 0.3
+    return model
+
+
+def verdicts(options: dict[str, Any], every: int) -> dict[str, str]:
+    """What became of every so-manieth mutant: "refused", "rejected by …", "equivalent", or "survives: …"."""
+    model = drawn_table(**options)
+    right = tuple(behaviour(example_case(Lens(model.lens_adapter(), "right"))))
+
+    def case_of(wiring: Wiring) -> Case:
+        adapter = model.lens_adapter()
+        adapter.wiring = wiring
+        return example_case(Lens(adapter, "wrong"))
+
+    wrong = list(mutants(model, model.lens_adapter().wiring))
+    assert len(wrong) >= 30, len(wrong)
+    return {what: verdict(partial(case_of, wiring), right, (*ORACLES, None)) for what, wiring in wrong[::every]}
+
+
+@EACH
+def test_some_mutants_are_rejected_or_equivalent(options: dict[str, Any]) -> None:
+    found = verdicts(options, every=24)
+    assert not {what: said for what, said in found.items() if said.startswith("survives")}
+
+
+@pytest.mark.campaign
+@EACH
+def test_every_mutant_is_rejected_or_equivalent(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    limit = os.environ.get("TSFM_LENS_CASES")
+    found = verdicts(options, every=max(1, 60 // int(limit)) if limit else 1)
+    counts = Counter(said.split(":")[0] for said in found.values())
+    with capsys.disabled():
+        print(f"\n{len(found)} mutants, {dict(counts)}")  # noqa: T201
+    assert not {what: said for what, said in found.items() if said.startswith("survives")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"n_heads": 0}, "n_heads=0, expected at least 1"),
+        ({"d_mlp": 8}, "d_mlp=8, but no branch is an MLP"),
+        ({"writers": ()}, "blocks.0 has no branch that writes"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_by_name(changes: dict[str, Any], says: str) -> None:
+    adapter = drawn_table(channels=3).lens_adapter()
+    adapter.wiring = replace(adapter.wiring, stacks=(replace(adapter.wiring.stacks[0], **changes),))
+    with pytest.raises(WiringError, match=says):
+        Lens(adapter, "wrong")

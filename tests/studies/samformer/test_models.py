@@ -105,12 +105,6 @@ def test_channels_may_change_places(options: dict[str, Any]) -> None:
     assert_close(model(x[:, order]), before, depth=400, magnitude=30.0)
 
 
-def test_without_revin_any_number_of_channels_is_taken() -> None:
-    model = ChannelTransformer(L, H).double()
-    for channels in (1, 2, 9):
-        assert model(windows(channels=channels)).shape == (6, channels, H)
-
-
 def test_what_is_frozen_gets_no_gradient_and_a_number_of_weights_is_that_of_the_formula() -> None:
     wide = {"width": 16}
     for options, frozen in (({}, ()), ({"frozen": True}, "qkvo"), ({"attention": "identity"}, "qk")):
@@ -132,15 +126,6 @@ def test_revin_can_be_held_fixed() -> None:
     assert held.settings == {**free.settings, "affine": False}
 
 
-def test_with_identical_rows_of_scores_attention_has_rank_one() -> None:
-    """A query that sees no difference between tokens: W_Q = 0 makes every row of A even."""
-    model, x = moved(ChannelTransformer(L, H, D)), windows()
-    with torch.no_grad():
-        model.blocks[0].attn.q.weight.zero_()
-    written = model.blocks[0].attn(x)
-    assert_close(written, written[:, :1].expand_as(written), depth=50)
-
-
 def test_a_seed_draws_the_same_weights_and_leaves_torchs_random_numbers_alone() -> None:
     before = torch.get_rng_state()
     first, second, other = (ChannelTransformer(L, H, D, seed=seed) for seed in (3, 3, 4))
@@ -149,18 +134,6 @@ def test_a_seed_draws_the_same_weights_and_leaves_torchs_random_numbers_alone() 
     assert not torch.equal(first.readout.weight, other.readout.weight)
     limit = (6 / (L + H)) ** 0.5
     assert 0.9 * limit < float(first.readout.weight.detach().abs().max()) <= limit
-
-
-def test_revin_takes_off_and_gives_back() -> None:
-    revin, x = moved(RevIN(D)), windows()
-    assert isinstance(revin, RevIN)
-    mean, scale = revin.statistics(x)
-    expected = np.sqrt(array(x).var(axis=-1, keepdims=True) + revin.eps)
-    assert_close(scale, expected, depth=50)
-    inside = revin(x, mean, scale)
-    back = (inside - revin.bias[:, None]) / revin.weight[:, None]
-    assert_close(back.mean(dim=-1), np.zeros((6, D)), depth=100, magnitude=10.0)
-    assert_close(revin.inverse(inside, mean, scale), x, depth=20, magnitude=20.0)
 
 
 @pytest.mark.parametrize("level", [0.0, 7.0, -1e6, 1e-12])
@@ -199,15 +172,6 @@ def test_the_gradient_through_the_spectral_norm_is_that_of_small_steps() -> None
     fixed = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.autograd.gradcheck(lambda w: (fixed * w / spectral_norm(w)).sum(), original)
     assert torch.autograd.gradgradcheck(lambda w: (fixed * w / spectral_norm(w)).sum(), original)
-
-
-def test_a_zero_or_twice_reparametrised_matrix_is_refused() -> None:
-    layer = nn.Linear(3, 3)
-    nn.init.zeros_(layer.weight)
-    with pytest.raises(InputError, match="all zeros"):
-        sigma_reparametrised(layer)
-    with pytest.raises(InputError, match="reparametrised already"):
-        sigma_reparametrised(sigma_reparametrised(nn.Linear(3, 3)))
 
 
 def test_least_squares_are_those_of_numpy_and_of_the_linear_model() -> None:
@@ -282,6 +246,12 @@ def test_every_model_by_its_name_takes_windows_and_a_gradient(name: str) -> None
     assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
 
 
+def zero_layer() -> nn.Linear:
+    layer = nn.Linear(3, 3)
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
@@ -295,6 +265,8 @@ def test_every_model_by_its_name_takes_windows_and_a_gradient(name: str) -> None
         (lambda: oracle_loss(4, 5), InputError, "6 rows on"),
         (lambda: TSMixer(4, 3, 2, dropout=1.0), InputError, "dropout=1.0"),
         (lambda: TSMixer(4, 3, 2, norm="bach"), UnknownNameError, "Closest: batch"),  # type: ignore[arg-type]
+        (lambda: sigma_reparametrised(sigma_reparametrised(nn.Linear(3, 3))), InputError, "reparametrised already"),
+        (lambda: sigma_reparametrised(zero_layer()), InputError, "all zeros"),
         (lambda: RevIN(0), InputError, "channels=0"),
         (lambda: make_model("samforer", 4, 3, 2), UnknownNameError, "Closest: samformer"),
     ],

@@ -24,7 +24,6 @@ from tsfm_lens.studies.samformer import (
     make_model,
 )
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training import SAM, Plan, Task, Training
 
 SMALL = LinearToy(length=16, horizon=5, channels=3, training=70, validation=20)
 
@@ -166,26 +165,6 @@ def test_evaluation_leaves_the_mode_as_it_was_and_uses_no_dropout() -> None:
     model = make_model("tsmixer", 16, 5, 3, dropout=0.5).train()
     assert errors_of(model, data.test) == errors_of(model, data.test)
     assert model.training
-
-
-@pytest.mark.parametrize("rho", [0.0, 0.5])
-def test_a_resumed_run_of_the_loop_is_the_undisturbed_one(rho: float, tmp_path: Path) -> None:
-    def run(folder: Path, until: int | None = None, *, resume: bool = False) -> dict[str, torch.Tensor]:
-        data = benchmark(waves(), length=16, horizon=5)
-        task = BenchmarkTask(make_model("samformer", 16, 5, 3), data, batch=64, settings={"rho": rho})
-        assert isinstance(task, Task)
-        optimizer = SAM(torch.optim.Adam(task.model.parameters()), rho)
-        rate = cosine_by_epoch(1e-3, task.batches_per_epoch, epochs=3)
-        training = Training(task, optimizer, Plan(steps=9, save_every=4, evaluate_every=4), folder, rate=rate)
-        if resume:
-            training.resume()
-        training.run(until=until, quiet=True)
-        return task.model.state_dict()
-
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "parted", until=5)
-    parted = run(tmp_path / "parted", resume=True)
-    assert all(torch.equal(parted[name], value) for name, value in whole.items())
 
 
 def test_the_identity_tells_every_setting() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from tsfm_lens.data import bundled
+import tsfm_lens
+from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import EditPattern
+from tsfm_lens.studies import experiments, structured
 from tsfm_lens.studies.structured import (
     BilinearLevels,
     BilinearTrain,
@@ -20,10 +25,15 @@ from tsfm_lens.studies.structured import (
     PatchForecaster,
     ScoringForm,
     Standard,
+    StepAdapter,
+    StepForecaster,
     TokenLevels,
     as_lens,
+    make_forecaster,
+    redraw,
 )
 from tsfm_lens.testing import assert_close, check_wiring
+from tsfm_lens.testing.suite import check_lens
 
 WIDTH, HEADS, LAYERS = 12, 2, 2
 
@@ -133,3 +143,104 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         model(torch.zeros(1, 40))
     with pytest.raises(UnknownNameError, match="learned"):
         PatchForecaster(encoder, 12, patch=4, context_length=32, prediction_length=2, positions="learnt")  # type: ignore[arg-type]
+
+
+T, CHANNELS = 12, 3
+STEP_FORMS = {
+    "attention": {},
+    "mlr-attention": {"ranks": [2, 2]},
+    "bilinear-btt": {},
+    "bilinear-mlr": {"ranks": [2, 1, 1]},
+}
+
+
+def step_model(name: str, **form: object) -> StepForecaster:
+    model = make_forecaster(name, T, T, CHANNELS, width=8, heads=2, **form)
+    with torch.no_grad():
+        for path, weight in model.named_parameters():
+            # larger than as drawn, so that every head and RevIN's own weights move the forecast
+            weight.mul_(3.0) if weight.ndim > 1 else weight.add_(0.2 * torch.randn(weight.shape))
+            assert torch.isfinite(weight).all(), path
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", STEP_FORMS)
+def test_every_oracle_holds_for_forecasters_of_steps(name: str) -> None:
+    failed = [
+        result
+        for result in check_wiring(StepAdapter, step_model(name, **STEP_FORMS[name]), quiet=True)
+        if not result.passed
+    ]
+    assert not failed, failed
+
+
+def test_a_forecaster_opens_like_any_other_model() -> None:
+    """``load`` finds its wiring, and what it opens is what the other way to a lens gives."""
+    torch.manual_seed(0)
+    encoder = structured.Encoder(8, 2, 2, structured.TokenLevels((2, 2)), causal=False)
+    model = PatchForecaster(encoder, 8, patch=4, context_length=32, prediction_length=5).eval()
+    lens = tsfm_lens.load(model)
+    assert all(result.passed for result in check_lens(lens))
+    series = np.sin(np.arange(40.0))
+    assert np.array_equal(lens.forecast(series, 5).quantiles, as_lens(model).forecast(series, 5).quantiles)
+    steps = tsfm_lens.load(step_model("attention"))
+    x = np.random.default_rng(0).standard_normal((CHANNELS, 20))
+    given = steps.forecast(as_series([x]), T)
+    with torch.no_grad():
+        native = steps.adapter.native(torch.from_numpy(x[None, :, -T:]).float())[0]
+    assert_close(torch.as_tensor(np.asarray(given.quantiles)).squeeze().float(), native, depth=400)
+
+
+def test_the_probe_of_scoring_functions_finds_full_rank_where_the_form_has_it() -> None:
+    """The rank of what a head scores with: that of the width for a tensor train, of a head for standard attention."""
+    ranks = {
+        name: structured.scoring_structure(tsfm_lens.load(step_model(name)), draws=3, sweeps=1)["epsilon_rank"].values
+        for name in ("attention", "bilinear-btt")
+    }
+    assert ranks["attention"].max() == 4 < ranks["bilinear-btt"].min()
+
+
+def test_forecasts_move_with_the_units_of_each_channel() -> None:
+    model = step_model("bilinear-btt")
+    x = torch.randn(2, CHANNELS, T)
+    scale, shift = torch.tensor([2.0, 5.0, 0.5])[:, None], torch.tensor([0.0, -3.0, 7.0])[:, None]
+    with torch.no_grad():
+        # but for the epsilon beside the variance
+        assert_close(model(x * scale + shift), model(x) * scale + shift, depth=2**13)
+
+
+def test_a_run_on_a_file_is_of_the_named_scoring_function(tmp_path: Path) -> None:
+    rows = np.sin(np.arange(120)[:, None] / np.array([3.0, 7.0]))
+    (tmp_path / "waves.csv").write_text("a,b\n" + "\n".join(",".join(map(str, row)) for row in rows))
+    content = {
+        "model": {"name": "mlr-attention", "options": {"width": 8, "heads": 2, "ranks": [3, 1]}},
+        "data": {"kind": "file", "file": str(tmp_path / "waves.csv"), "length": 8, "horizon": 8},
+        "plan": {"epochs": 1, "patience": None},
+    }
+    found = experiments.train(experiments.TrainConfig.model_validate(content), tmp_path / "run", quiet=True)
+    assert np.isfinite(found["test"]["mae"])
+    _, task, _ = experiments.prepare(experiments.TrainConfig.model_validate(content))
+    assert "TokenLevels" in task.identity
+    content["data"]["horizon"] = 4  # type: ignore[index]
+    with pytest.raises(InputError, match="a horizon of 4 steps after windows of 8"):
+        experiments.prepare(experiments.TrainConfig.model_validate(content))
+    with pytest.raises(ValidationError, match="'mlr-attention' is not for series"):
+        experiments.TrainConfig.model_validate({**content, "data": {"kind": "toy"}})
+    with pytest.raises(UnknownNameError, match="Closest: bilinear-mlr"):
+        make_forecaster("mlr", 8, 8, 2)
+
+
+def test_rates_by_width_reach_the_optimiser() -> None:
+    arms = experiments.transfer_arms(widths=(16, 64), rates=(4e-3,))
+    model = experiments.prepare(arms["μP, D = 64, 0.004"])[0]
+    found = {group["share"] for group in model.optimizer.param_groups}
+    assert found == {1.0, 16 / 64, 16 / 128}
+    again = structured.make_regressor(
+        "attention", structured.Prompts(6), width=64, layers=2, heads=16, d_mlp=128, tokens="pairs", scale="mup"
+    )
+    redraw(again, 0)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.model.parameters(), strict=True))
+    with pytest.raises(ValidationError, match="base_width is for models of structured scores"):
+        experiments.TrainConfig.model_validate(
+            {"model": {"name": "linear"}, "data": {"kind": "toy"}, "optimizer": {"base_width": 8}}
+        )

@@ -1,4 +1,4 @@
-"""Structured matrices: products against dense matrices from the definition, counts against counts of the real ones."""
+"""Structured matrices against dense ones and counts; first weights and rates that carry over between widths."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.structured import (
-    BlockTensorTrain,
-    LowRank,
-    LowRankBlockDiagonal,
-    MultiLevelLowRank,
-    StructuredMatrix,
-    as_contraction,
-    as_levels,
-    balanced_factors,
-    kronecker,
-    left_permutation,
-    nearest_tensor_train,
-    right_permutation,
-)
+from tsfm_lens.studies import structured
 from tsfm_lens.testing import assert_close
 
 
-def of_levels(matrix: MultiLevelLowRank) -> np.ndarray:
+def of_levels(matrix: structured.MultiLevelLowRank) -> np.ndarray:
     """Σ_l ⊕_k L R', entry by entry."""
     out = np.zeros((matrix.out_features, matrix.in_features))
     for left, right in zip(matrix.left, matrix.right, strict=True):
@@ -40,7 +28,7 @@ def of_levels(matrix: MultiLevelLowRank) -> np.ndarray:
     return out
 
 
-def of_train(matrix: BlockTensorTrain) -> np.ndarray:
+def of_train(matrix: structured.BlockTensorTrain) -> np.ndarray:
     """Σ_t L_β[α, γs + t] R_γ[δ, βs + t] at (αb + β, γd + δ)."""
     left, right, s = matrix.left.detach().numpy(), matrix.right.detach().numpy(), matrix.rank
     out = np.zeros((matrix.out_features, matrix.in_features))
@@ -50,19 +38,19 @@ def of_train(matrix: BlockTensorTrain) -> np.ndarray:
     return out
 
 
-CASES: dict[str, tuple[Callable[[], StructuredMatrix], Callable[..., np.ndarray]]] = {
-    "low rank": (lambda: LowRank(10, 6, 3), of_levels),
-    "low-rank blocks": (lambda: LowRankBlockDiagonal(12, 8, 2, 4), of_levels),
-    "diagonal": (lambda: LowRankBlockDiagonal(7, 7, 1, 7), of_levels),
-    "levels": (lambda: MultiLevelLowRank(16, 8, (3, 2, 1)), of_levels),
-    "levels, one empty": (lambda: MultiLevelLowRank(16, 8, (3, 0, 1)), of_levels),
-    "levels of three": (lambda: MultiLevelLowRank(18, 9, (2, 1), (1, 3)), of_levels),
-    "train": (lambda: BlockTensorTrain(16, 16), of_train),
-    "train, all sizes apart": (lambda: BlockTensorTrain(15, 24, 2, (3, 5), (4, 6)), of_train),
+CASES: dict[str, tuple[Callable[[], structured.StructuredMatrix], Callable[..., np.ndarray]]] = {
+    "low rank": (lambda: structured.LowRank(10, 6, 3), of_levels),
+    "low-rank blocks": (lambda: structured.LowRankBlockDiagonal(12, 8, 2, 4), of_levels),
+    "diagonal": (lambda: structured.LowRankBlockDiagonal(7, 7, 1, 7), of_levels),
+    "levels": (lambda: structured.MultiLevelLowRank(16, 8, (3, 2, 1)), of_levels),
+    "levels, one empty": (lambda: structured.MultiLevelLowRank(16, 8, (3, 0, 1)), of_levels),
+    "levels of three": (lambda: structured.MultiLevelLowRank(18, 9, (2, 1), (1, 3)), of_levels),
+    "train": (lambda: structured.BlockTensorTrain(16, 16), of_train),
+    "train, all sizes apart": (lambda: structured.BlockTensorTrain(15, 24, 2, (3, 5), (4, 6)), of_train),
 }
 
 
-def drawn(name: str) -> StructuredMatrix:
+def drawn(name: str) -> structured.StructuredMatrix:
     torch.manual_seed(0)
     return CASES[name][0]().double()
 
@@ -100,23 +88,23 @@ def test_almost_all_have_the_generic_rank(name: str) -> None:
 )
 def test_the_rank_of_levels_saturates_from_the_finest_up(ranks: tuple[int, ...]) -> None:
     torch.manual_seed(1)
-    matrix = MultiLevelLowRank(32, 32, ranks).double()
+    matrix = structured.MultiLevelLowRank(32, 32, ranks).double()
     assert np.linalg.matrix_rank(matrix.dense().detach().numpy()) == matrix.generic_rank <= matrix.rank_bound
 
 
 def test_sizes_of_the_table() -> None:
     """Square matrices of width D: 2 D Σ r, 2 s D^(3/2) and rank D."""
-    assert MultiLevelLowRank(64, 64, (4, 2, 1)).n_parameters == 2 * 64 * 7
-    train = BlockTensorTrain(64, 64)
+    assert structured.MultiLevelLowRank(64, 64, (4, 2, 1)).n_parameters == 2 * 64 * 7
+    train = structured.BlockTensorTrain(64, 64)
     assert (train.n_parameters, train.generic_rank) == (2 * 64 * 8, 64)
-    assert (LowRank(64, 64, 5).n_parameters, LowRank(64, 64, 5).generic_rank) == (2 * 64 * 5, 5)
+    assert (structured.LowRank(64, 64, 5).n_parameters, structured.LowRank(64, 64, 5).generic_rank) == (2 * 64 * 5, 5)
 
 
 @pytest.mark.parametrize(("a", "b", "c", "s"), [(2, 3, 4, 1), (3, 2, 5, 2), (4, 4, 4, 3)])
 def test_permutations_are_those_of_the_definition(a: int, b: int, c: int, s: int) -> None:
     vector = np.arange(a * b)
-    assert (vector[left_permutation(a, b).numpy()] == vector.reshape(b, a).T.ravel()).all()
-    inner, order = np.arange(c * b * s), right_permutation(b, c, s).numpy()
+    assert (vector[structured.left_permutation(a, b).numpy()] == vector.reshape(b, a).T.ravel()).all()
+    inner, order = np.arange(c * b * s), structured.right_permutation(b, c, s).numpy()
     assert (inner[order] == np.swapaxes(inner.reshape(c, b, s), 0, 1).ravel()).all()
     assert (np.sort(order) == inner).all()
 
@@ -124,7 +112,7 @@ def test_permutations_are_those_of_the_definition(a: int, b: int, c: int, s: int
 @pytest.mark.parametrize("name", CASES)
 def test_the_contraction_holds_every_family(name: str) -> None:
     matrix = drawn(name)
-    whole = as_contraction(matrix)
+    whole = structured.as_contraction(matrix)
     expected = CASES[name][1](matrix)
     assert_close(whole.dense(), expected, depth=60)
     assert_close(whole(torch.eye(matrix.in_features, dtype=torch.float64)).T, expected, depth=60)
@@ -133,8 +121,8 @@ def test_the_contraction_holds_every_family(name: str) -> None:
 
 def test_a_contraction_weighs_its_levels() -> None:
     matrix = drawn("levels")
-    assert isinstance(matrix, MultiLevelLowRank)
-    whole = as_contraction(matrix)
+    assert isinstance(matrix, structured.MultiLevelLowRank)
+    whole = structured.as_contraction(matrix)
     whole.alphas.copy_(torch.tensor([2.0, -1.0, 0.0]))
     parts = [torch.block_diag(*(x @ y.mT)) for x, y in zip(matrix.left, matrix.right, strict=True)]
     assert_close(whole.dense(), 2 * parts[0] - parts[1], depth=60)
@@ -142,8 +130,8 @@ def test_a_contraction_weighs_its_levels() -> None:
 
 @pytest.mark.parametrize("blocks", [1, 2, 8])
 def test_levels_hold_low_rank_blocks(blocks: int) -> None:
-    matrix = LowRankBlockDiagonal(16, 8, 1, blocks).double()
-    levels = as_levels(matrix)
+    matrix = structured.LowRankBlockDiagonal(16, 8, 1, blocks).double()
+    levels = structured.as_levels(matrix)
     assert_close(levels.dense(), matrix.dense(), depth=20)
     assert levels.blocks[-1] == blocks
     assert levels.n_parameters == matrix.n_parameters
@@ -153,7 +141,7 @@ def test_a_train_of_the_highest_rank_is_any_matrix_and_a_lower_one_the_nearest()
     torch.manual_seed(2)
     matrix = torch.randn(12, 20, dtype=torch.float64)
     for s in (1, 2, 3):
-        train = nearest_tensor_train(matrix, s, (3, 4), (5, 4))
+        train = structured.nearest_tensor_train(matrix, s, (3, 4), (5, 4))
         kept = sum(float(torch.linalg.svdvals(piece)[s:].square().sum()) for piece in slices_of(matrix, 3, 4, 5, 4))
         assert_close((train.dense() - matrix).square().sum(), kept, depth=400, magnitude=float(matrix.square().sum()))
     assert_close(train.dense(), matrix, depth=100)
@@ -165,36 +153,32 @@ def slices_of(matrix: torch.Tensor, a: int, b: int, c: int, d: int) -> list[torc
 
 def test_a_train_holds_low_rank_and_kronecker_products() -> None:
     torch.manual_seed(3)
-    low = LowRank(16, 16, 2).double().dense()
-    assert_close(nearest_tensor_train(low, 2).dense(), low, depth=100)
+    low = structured.LowRank(16, 16, 2).double().dense()
+    assert_close(structured.nearest_tensor_train(low, 2).dense(), low, depth=100)
     first, second = torch.randn(3, 2, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
-    assert_close(kronecker(first, second).dense(), np.kron(first, second), depth=4)
-    assert kronecker(first, second).rank == 1
-
-
-def test_gradients_reach_every_parameter() -> None:
-    for name in CASES:
-        matrix = drawn(name)
-        matrix(torch.randn(4, matrix.in_features, dtype=torch.float64)).square().sum().backward()
-        assert all(part.grad is not None and part.grad.abs().sum() > 0 for part in matrix.parameters() if part.numel())
+    assert_close(structured.kronecker(first, second).dense(), np.kron(first, second), depth=4)
+    assert structured.kronecker(first, second).rank == 1
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MultiLevelLowRank(12, 12, (1, 1, 1, 1)), "12 is not divided by 8 blocks.* 6 blocks, or 16"),
-        (lambda: LowRank(8, 6, 7), "7, more than the width of 6; the nearest valid rank is 6"),
-        (lambda: LowRank(8, 6, 0), "leave nothing"),
-        (lambda: LowRank(8, 6, -1), "-1, expected a whole number from 0 on"),
-        (lambda: LowRank(0, 6, 1), "out_features is 0"),
-        (lambda: MultiLevelLowRank(8, 8, (1, 1), (1,)), "2 ranks for 1 levels"),
-        (lambda: MultiLevelLowRank(12, 12, (1, 1), (2, 3)).generic_rank, "not nested: 2 does not divide 3"),
-        (lambda: BlockTensorTrain(12, 12, 1, (5, 2)), r"5 · 2 is 10, expected 12; .*\(3, 4\)"),
-        (lambda: BlockTensorTrain(16, 16, 5), "5, more than the width of 4"),
-        (lambda: BlockTensorTrain(13, 16), "13 is a prime.*14"),
-        (lambda: as_levels(LowRankBlockDiagonal(12, 12, 1, 3)), "3 blocks are no level .*nearest is 2"),
-        (lambda: nearest_tensor_train(torch.ones(4), 1), r"shape \(4,\)"),
-        (lambda: MultiLevelLowRank(8, 8, ()), "leave nothing|0 levels"),
+        (lambda: structured.MultiLevelLowRank(12, 12, (1, 1, 1, 1)), "12 is not divided by 8 blocks.* 6 blocks, or 16"),
+        (lambda: structured.LowRank(8, 6, 7), "7, more than the width of 6; the nearest valid rank is 6"),
+        (lambda: structured.LowRank(8, 6, 0), "leave nothing"),
+        (lambda: structured.LowRank(8, 6, -1), "-1, expected a whole number from 0 on"),
+        (lambda: structured.LowRank(0, 6, 1), "out_features is 0"),
+        (lambda: structured.MultiLevelLowRank(8, 8, (1, 1), (1,)), "2 ranks for 1 levels"),
+        (lambda: structured.MultiLevelLowRank(12, 12, (1, 1), (2, 3)).generic_rank, "not nested: 2 does not divide 3"),
+        (lambda: structured.BlockTensorTrain(12, 12, 1, (5, 2)), r"5 · 2 is 10, expected 12; .*\(3, 4\)"),
+        (lambda: structured.BlockTensorTrain(16, 16, 5), "5, more than the width of 4"),
+        (lambda: structured.BlockTensorTrain(13, 16), "13 is a prime.*14"),
+        (
+            lambda: structured.as_levels(structured.LowRankBlockDiagonal(12, 12, 1, 3)),
+            "3 blocks are no .*nearest is 2",
+        ),
+        (lambda: structured.nearest_tensor_train(torch.ones(4), 1), r"shape \(4,\)"),
+        (lambda: structured.MultiLevelLowRank(8, 8, ()), "leave nothing|0 levels"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(make: Callable[[], object], message: str) -> None:
@@ -203,6 +187,104 @@ def test_sizes_that_do_not_fit_are_refused_by_name(make: Callable[[], object], m
 
 
 def test_factors_are_as_near_to_a_square_as_can_be() -> None:
-    assert [balanced_factors(width) for width in (1, 2, 3, 4, 256, 512, 48)] == [
+    assert [structured.balanced_factors(width) for width in (1, 2, 3, 4, 256, 512, 48)] == [
         (1, 1), (1, 2), (1, 3), (2, 2), (16, 16), (16, 32), (6, 8),
     ]  # fmt: skip
+
+
+FORMS: dict[str, structured.ScoringForm] = {
+    "standard": structured.Standard(scale="mup"),
+    "token levels": structured.TokenLevels((4, 4), scale="mup"),
+    "bilinear levels": structured.BilinearLevels((4, 2, 2), scale="mup"),
+    "bilinear train": structured.BilinearTrain(scale="mup"),
+    "bilinear train, keys": structured.BilinearTrain(rank=2, order="keys"),
+}
+
+
+def model_of(form: structured.ScoringForm, width: int) -> structured.InContextRegressor:
+    made = structured.InContextRegressor(4, 6, structured.Encoder(width, 2, 4, form), width)
+    structured.redraw(made, seed=1)
+    return made
+
+
+def rates(model: nn.Module, rate: float, base: int) -> dict[str, float]:
+    return {name: group["lr"] for group in structured.parameter_groups(model, rate, base) for name in group["names"]}
+
+
+@pytest.mark.parametrize("width", [16, 64])
+def test_rates_are_those_of_the_table(width: int) -> None:
+    """η D_1 / (D_2 / p_l); η D_1 / (c s) and η D_1 / d; standard elsewhere."""
+    found = rates(model_of(structured.BilinearLevels((4, 2, 2), order="both"), width), 1e-3, 32)
+    for level in range(3):
+        assert_close(found[f"encoder.blocks.0.attn.q.factors.{level}"], 1e-3 * 32 / (width / 2**level), depth=4)
+    form = structured.BilinearTrain(rank=2, out_factors=(2, width // 2), in_factors=(width // 4, 4), order="both")
+    found = rates(model_of(form, width), 1e-3, 32)
+    assert_close(found["encoder.blocks.1.attn.q.factor"], 1e-3 * 32 / (width // 4 * 2), depth=4)
+    assert_close(found["encoder.blocks.1.attn.k.factor"], 1e-3 * 32 / 4, depth=4)
+    assert_close(found["encoder.blocks.1.attn.v.weight"], 1e-3 * 32 / width, depth=4)
+    assert_close(found["encoder.blocks.1.down.weight"], 1e-3 * 32 / (4 * width), depth=4)
+    assert found["embed.read_in.weight"] == found["embed.positions"] == found["encoder.norm.weight"] == 1e-3
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_parameter_has_one_rate(name: str) -> None:
+    model = model_of(FORMS[name], 16)
+    groups = structured.parameter_groups(model, 1e-3, 16)
+    listed = [id(part) for group in groups for part in group["params"]]
+    assert sorted(listed) == sorted(id(part) for part in model.parameters())
+
+
+@pytest.mark.parametrize(("d_out", "d_in"), [(64, 64), (256, 64), (64, 256), (16, 512)])
+def test_first_weights_have_the_spectral_norm_of_the_theory(d_out: int, d_in: int) -> None:
+    """‖W‖₂ stays between one and three times √(d_out / d_in), whatever the sizes."""
+    draw = torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(0))
+    draw *= structured.first_deviation(d_out, d_in)
+    assert 1 <= float(torch.linalg.matrix_norm(draw, 2)) / (d_out / d_in) ** 0.5 <= 3
+
+
+LAYERS = {
+    "levels": lambda width: structured.LevelFactor(width, 2, (4, 2, 2)),
+    "train, keys": lambda width: structured.TrainFactor(width, 2, side="keys"),
+    "train": lambda width: structured.TrainMap(width, 2),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_step_moves_features_as_much_at_every_width(name: str) -> None:
+    """One step of Adam, which is the sign of the gradient, with the rates of the table and without.
+
+    An update that is aligned with its input moves a feature by rate · fan-in · |x|.
+    """
+    moved: dict[bool, list[float]] = {True: [], False: []}
+    for width in (64, 256, 1024):
+        for scaled, out in moved.items():
+            torch.manual_seed(0)
+            layer = LAYERS[name](width)
+            x = torch.randn(1, width)
+            before = layer(x)
+            before.sum().backward()
+            groups = (
+                structured.parameter_groups(layer, 1e-3, 64) if scaled else [{"params": layer.parameters(), "lr": 1e-3}]
+            )
+            with torch.no_grad():
+                for group in groups:
+                    for part in group["params"]:
+                        part += group["lr"] * part.grad.sign()
+                out.append(float((layer(x) - before).square().mean().sqrt()))
+    steady, growing = moved[True], moved[False]
+    assert max(steady) / min(steady) < 2 < growing[-1] / growing[0]
+
+
+def test_factors_are_capped_at_their_first_size() -> None:
+    weight = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    capped = structured.rms_capped(100 * weight, 8, 32)
+    assert_close(capped.square().mean().sqrt(), 8**0.5 / 32, depth=300)
+    assert torch.equal(structured.rms_capped(1e-3 * weight, 8, 32), 1e-3 * weight)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="rate of 0"):
+        structured.parameter_groups(nn.Linear(2, 2), 0.0, 4)
+    with pytest.raises(InputError, match="base_width is 0"):
+        structured.parameter_groups(nn.Linear(2, 2), 1.0, 0)
+    assert structured.fan_in_of(nn.LayerNorm(4), "weight") is None

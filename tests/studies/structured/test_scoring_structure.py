@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 from scipy.stats import binom, t
 
+from tiny_lenses import fresh, lens_of
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, architectures
 from tsfm_lens.probes import head_spectra
 from tsfm_lens.stats import CONFIDENCE
 from tsfm_lens.studies import rank_theory
@@ -19,13 +18,12 @@ from tsfm_lens.studies.structured import scoring_structure
 from tsfm_lens.studies.structured.figures import read_block_shares, read_scoring_errors, scoring_errors
 from tsfm_lens.testing import assert_close, rounding
 
-NAMES = sorted(architectures())
 CHEAP = {"draws": 3, "sweeps": 1}
 
 
 def planted(queries: torch.Tensor, keys: torch.Tensor) -> Lens:
     """A tiny model, the first head of whose first encoder layer has these W_Q and W_K, (d_model, d_head)."""
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = fresh("chronos-bolt")
     attention = lens.model.encoder.block[0].layer[0].SelfAttention
     with torch.no_grad():
         attention.q.weight[: queries.shape[1]] = queries.T
@@ -34,14 +32,12 @@ def planted(queries: torch.Tensor, keys: torch.Tensor) -> Lens:
 
 
 def widths() -> tuple[int, int]:
-    heads = load(architectures()["chronos-bolt"].tiny(), check=False).weights.heads(0, "self_attn", "encoder")
+    heads = fresh("chronos-bolt").weights.heads(0, "self_attn", "encoder")
     return heads.W_Q.shape[1], heads.W_Q.shape[2]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_architecture_has_its_forms_as_dense_matrices_have_them(
-    name: str, lens_of: Callable[[str], Lens]
-) -> None:
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_every_architecture_has_the_forms_of_its_dense_matrices(name: str) -> None:
     lens = lens_of(name)
     found = scoring_structure(lens, budget=(0.5, 1.0), **CHEAP)
     assert found.sizes["component"] == sum(
@@ -99,7 +95,7 @@ def test_a_form_with_a_basis_but_no_order_is_told_from_one_with_an_order() -> No
 
 
 def test_rotations_leave_low_rank_alone_and_nulls_have_the_errors_of_their_own_forms() -> None:
-    found = scoring_structure(load(architectures()["chronos-bolt"].tiny(), check=False), **CHEAP)
+    found = scoring_structure(fresh("chronos-bolt"), **CHEAP)
     low = found.sel(structure="low rank")
     for null in ("rotated", "shuffled"):
         missing = np.abs(low["null_error"].sel(null=null) - low["error"]).max()
@@ -109,7 +105,7 @@ def test_rotations_leave_low_rank_alone_and_nulls_have_the_errors_of_their_own_f
 
 def test_random_weights_have_no_more_findings_than_the_level_allows() -> None:
     """Normal weights are their own rotations and orders: over models, few have a head that stands out anywhere."""
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = fresh("chronos-bolt")
     models, found = 8, 0
     for seed in range(models):
         generator = torch.Generator().manual_seed(seed)
@@ -124,7 +120,7 @@ def test_random_weights_have_no_more_findings_than_the_level_allows() -> None:
 
 
 def test_the_interval_is_that_of_a_further_draw() -> None:
-    found = scoring_structure(load(architectures()["chronos-bolt"].tiny(), check=False), stack="encoder", draws=5)
+    found = scoring_structure(fresh("chronos-bolt"), stack="encoder", draws=5)
     gains = (found["null_error"] - found["error"]).sel(structure="block tensor train")
     reach = t.ppf(0.975, 4) * gains.std("draw", ddof=1) * np.sqrt(1 + 1 / 5)
     ours = found.sel(structure="block tensor train")
@@ -145,7 +141,7 @@ def test_a_head_of_zeros_has_no_error_and_is_no_finding() -> None:
 
 
 def test_readings_say_what_the_numbers_say() -> None:
-    found = scoring_structure(load(architectures()["chronos-bolt"].tiny(), check=False), **CHEAP)
+    found = scoring_structure(fresh("chronos-bolt"), **CHEAP)
     none = found.assign(gain_stands_out=found["gain_stands_out"] & False)
     words = read_scoring_errors(none)
     assert [line.startswith("None of the") for line in words] == [False, True, True, True]
@@ -164,7 +160,7 @@ def test_readings_say_what_the_numbers_say() -> None:
 )
 def test_what_cannot_be_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(InputError):
-        scoring_structure(load(architectures()["chronos-bolt"].tiny(), check=False), **options)
+        scoring_structure(fresh("chronos-bolt"), **options)
 
 
 def test_unknown_stacks_and_weights_that_are_not_finite_are_refused() -> None:
