@@ -17,7 +17,7 @@ from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import ablation_recipes, diffuse_heads, heads_at_1pp, heads_by_stable_rank, random_heads
 from tsfm_lens.probes import sharp_heads as sharpest
-from tsfm_lens.probes.head_choice import attention_over_time
+from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.plan.orders import rankings
 from tsfm_lens.sweep.plan.variants import heads_in, kinds_of

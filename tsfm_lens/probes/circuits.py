@@ -18,12 +18,11 @@ from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.contrast import contrast
 from tsfm_lens.probes.edge_attribution import edge_attribution
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.path_patching import component_at
-from tsfm_lens.probes.places import Place, listed, places_of
+from tsfm_lens.probes.places import Place, component_coords, listed, places_of
 from tsfm_lens.probes.zero_ablation import reference_of
 from tsfm_lens.registry import probe
 
@@ -324,7 +323,7 @@ def _dataset(bench: _Bench, nodes: list[Component], order: list[Component], curv
     outside, inside = set(order), set(nodes) - set(order)
     circuit, complement = bench.forecasts([outside, inside])
     data = bench.run.dataset()
-    data = data.assign_coords(component_coords(list(nodes))).assign_coords(
+    data = data.assign_coords(component_coords(nodes)).assign_coords(
         size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
     )
     data["in_circuit"] = ("component", [node in inside for node in nodes])

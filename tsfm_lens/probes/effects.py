@@ -16,9 +16,8 @@ from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, ranges, share_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords, head_or_kind
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
-from tsfm_lens.probes.places import later_branches, listed
+from tsfm_lens.probes.places import component_coords, head_or_kind, later_branches, listed
 from tsfm_lens.probes.zero_ablation import points_without, reference_of
 from tsfm_lens.registry import probe
 
@@ -80,7 +79,7 @@ def causal_effects(
     refuse_no_share(smallest, "smallest")
     lens = run.lens
     targets = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(list(targets)))
+    data = run.dataset().assign_coords(component_coords(targets))
     later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in targets}
     branches = sorted({_point(lens, branch) for behind in later.values() for branch in behind})
     acts = run.record(branches or ["unembed.hook_out"])

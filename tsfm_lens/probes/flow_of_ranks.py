@@ -9,13 +9,14 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention_growth import AttentionGrowth, as_variables
 from tsfm_lens.probes.entropic_rank import item_groups
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.spectra import core_singular_values, stable_rank
 from tsfm_lens.probes.streaming import StreamedSpectrum
 from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, weight_matrices
@@ -83,10 +84,7 @@ def flow_of_ranks(
     if batch_size < 1 or apart < 0:
         raise InputError(f"batch_size {batch_size} and apart {apart}, expected 1 or more and 0 or more")
     lens = run.lens
-    stacks = {each.name: each for each in lens.wiring.stacks}
-    if stack is not None and stack not in stacks:
-        raise unknown_name("stack", stack, list(stacks))
-    column = lens.wiring.stacks[0] if stack is None else stacks[stack]
+    column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
     for layer in range(column.n_layers):
         if not any(column.attentions(layer)):
             raise InputError(

@@ -9,11 +9,10 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.rollouts import forecast_variants
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import attention_patterns, shown_attention
+from tsfm_lens.probes.attention import attention_patterns, refuse_several, shown_attention
 from tsfm_lens.probes.attribution import attribute
 from tsfm_lens.probes.spectra import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
@@ -66,8 +65,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         >>> dict(probes.head_states(run.shortened(2))["attention"].sizes)
         {'layer': 3, 'head': 4, 'time': 128}
     """
-    if len(run.batch) != 1:
-        raise InputError(f"heads are explored on one series at a time, got {len(run.batch)}; use run.select(…)")
+    refuse_several(run, "heads are explored")
     maps = attention_patterns(run, kind=kind)
     attention = str(maps.attrs["attention"])
     data = run.dataset().assign_coords(layer=maps["layer"], head=maps["head"])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention import refuse_several
 from tsfm_lens.probes.spectra import core_svd
 from tsfm_lens.registry import probe
 
@@ -204,10 +205,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
         ('layer', 'head', 'mode')
     """
     lens = run.lens
-    if len(run.batch) != 1:
-        raise InputError(
-            f"kernel regression is computed for one series at a time, got {len(run.batch)}; use run.select(…)"
-        )
+    refuse_several(run, "kernel regression is computed")
     stack = lens.wiring.output_stack
     if "cross_attn" not in stack.attention_kinds():
         raise InputError(

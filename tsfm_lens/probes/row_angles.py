@@ -10,6 +10,7 @@ import xarray as xr
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.weight_ranks import Matrix, weight_matrices
 from tsfm_lens.ranks import angles
 from tsfm_lens.registry import probe
@@ -71,10 +72,7 @@ def row_angles(
         raise unknown_name("part", part, PARTS)
     if rows < 2 or permutations < 19:
         raise InputError(f"rows {rows} and permutations {permutations}, expected at least 2 and 19")
-    stacks = {each.name: each for each in lens.wiring.stacks}
-    if stack is not None and stack not in stacks:
-        raise unknown_name("stack", stack, list(stacks))
-    column = lens.wiring.stacks[0] if stack is None else stacks[stack]
+    column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
     attention, layers = column.layers_with(kind or next(iter(column.attention_kinds()), None))
     matrices = [one for one in weight_matrices(lens, stack=column.name, parts=[part]) if one.kind == attention]
     n_heads = column.attention(attention, layers[0]).heads_of({"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads)

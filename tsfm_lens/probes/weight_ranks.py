@@ -15,6 +15,7 @@ from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.ranks import decade_histogram, effective_rank, epsilon_rank, participation_ratio
 from tsfm_lens.registry import probe
@@ -149,10 +150,8 @@ def weight_matrices(
     for part in names:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
-    stacks = {each.name: each for each in lens.wiring.stacks}
-    if stack is not None and stack not in stacks:
-        raise unknown_name("stack", stack, list(stacks))
-    for column in stacks.values() if stack is None else [stacks[stack]]:
+    columns = lens.wiring.stacks
+    for column in columns if stack is None else [stack_named(lens.wiring, stack, columns[0])]:
         for layer in range(column.n_layers):
             for row in column.rows(layer):
                 for part, weight in _weights_of(lens, column, layer, row):

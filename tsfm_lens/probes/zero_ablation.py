@@ -20,9 +20,8 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords, head_or_kind
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.probes.places import listed
+from tsfm_lens.probes.places import component_coords, head_or_kind, listed
 from tsfm_lens.registry import probe
 
 __all__ = ["ablation_effects"]
@@ -78,7 +77,7 @@ def ablation_effects(
     """
     lens = run.lens
     targets = _default(lens) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(list(targets)))
+    data = run.dataset().assign_coords(component_coords(targets))
     plain, forecasts = run.point, ablated_points(run, targets, how, reference, progress)
     steps = ("component", "series", "step")
     data = data.assign(forecast=(steps, forecasts), baseline_forecast=(steps[1:], plain))
