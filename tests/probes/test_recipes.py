@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
+from tiny_lenses import lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.component import Component
@@ -24,11 +24,6 @@ from tsfm_lens.sweep.plan.variants import heads_in, kinds_of
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def without(lens: Lens, components: list[Component]) -> Lens:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 
+from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.spans import TokenSpans
@@ -176,7 +176,7 @@ def head_entropy(
     *,
     kind: str | None = None,
     sharp_below: float = SHARP_BELOW,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> xr.Dataset:
     """Measure how widely each head of the output stack spreads its attention along a forecast.
 

@@ -14,7 +14,6 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
-from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
@@ -23,7 +22,7 @@ from tsfm_lens.probes.edge_attribution import edge_attribution
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.path_patching import component_at
 from tsfm_lens.probes.places import Place, component_coords, listed, places_of
-from tsfm_lens.probes.zero_ablation import reference_of
+from tsfm_lens.probes.zero_ablation import ablations_of
 from tsfm_lens.registry import probe
 
 __all__ = ["minimal_circuit"]
@@ -115,9 +114,7 @@ def minimal_circuit(
         sources.append(pair.source)
         ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
     else:
-        source = reference_of(clean, how, reference)
-        interventions = ablated_variants(clean.lens, components, how, source, horizon=clean.horizon, seed=clean.seed)
-        ablations = dict(zip(components, interventions, strict=True))
+        ablations = ablations_of(clean, components, how, reference)
     bench = _Bench.of(clean, ablations, behaviour).with_verdicts(sources, smallest)
     if ranking == "greedy":
         order, curve = _greedy(bench, tolerance, per_round, progress)
@@ -125,24 +122,14 @@ def minimal_circuit(
         order, curve = _shortest_faithful(bench, _scores(bench, corrupted, ranking), tolerance)
     data = _dataset(bench, components, order, curve)
     label = getattr(behaviour, "__name__", type(behaviour).__name__) if behaviour is not None else "forecast"
-    data.attrs = clean.describe(
-        "circuit",
-        "Minimal circuit",
-        _SOURCE,
-        ranking=ranking,
-        tolerance=tolerance,
-        smallest=smallest,
-        behaviour=label,
-        how="corrupted" if corrupted is not None else how,
-        rollout=int(clean.rollout),
-        statistic=clean.statistic,
-    )
+    facts: dict[str, object] = {"ranking": ranking, "tolerance": tolerance, "smallest": smallest, "behaviour": label}
+    facts |= {"how": "corrupted" if corrupted is not None else how, "rollout": int(clean.rollout)}
+    data.attrs = clean.describe("circuit", "Minimal circuit", _SOURCE, **facts, statistic=clean.statistic)
     if bench.no_verdict.any():
         without = ", ".join(name for name, none in zip(clean.batch.ids, bench.no_verdict, strict=True) if none)
         data.attrs["refused"] = f"no verdict on {without}: all nodes together change too little there"
     for name in ("faithfulness", "completeness"):
-        floor = np.where(bench.no_verdict, np.nan, bench.noise / np.where(bench.no_verdict, 1.0, bench.gap))
-        data = judge(data, name, floor=floor, signed=True)
+        data = judge(data, name, floor=bench.noise / bench.usable_gap, signed=True)
     return data
 
 
@@ -224,6 +211,11 @@ class _Bench:
         return self._distance(self.nothing)
 
     @property
+    def usable_gap(self) -> np.ndarray:
+        """Gap of the series that have a verdict, NaN for others, (series,)."""
+        return np.where(self.no_verdict, np.nan, self.gap)
+
+    @property
     def gap_share(self) -> np.ndarray:
         """Distance of the forecasts themselves, over the range of context and forecast, (series,)."""
         wide = ranges(self.run, self.whole)
@@ -240,9 +232,7 @@ class _Bench:
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
         """Compute the faithfulness of forecasts (…, series, step), (…, series); NaN without a verdict."""
-        return np.where(
-            self.no_verdict, np.nan, 1.0 - self._distance(forecasts) / np.where(self.no_verdict, 1.0, self.gap)
-        )
+        return 1.0 - self._distance(forecasts) / self.usable_gap
 
     def mean_faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
         """Average the faithfulness of forecasts (…, series, step) over series that have a verdict, (…)."""

@@ -13,7 +13,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution_patching import slopes
-from tsfm_lens.probes.contrast import Contrast, Direction
+from tsfm_lens.probes.contrast import Direction, RunPair
 from tsfm_lens.probes.path_patching import OUTPUT, branch_at, component_at, heard_in_groups, sender_contrast
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 from tsfm_lens.registry import probe
@@ -78,7 +78,7 @@ def _reachability(lens: Lens, places: Sequence[Place]) -> np.ndarray:
     return np.array([[*(branch_at(place) in later for place in places), True] for later in after])
 
 
-def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:
+def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
     """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
     at = slopes(pair, sorted({place.point for place in places}))
     row_of = {place.target: row for row, place in enumerate(places)}

@@ -12,13 +12,12 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
-from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, ranges, share_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.places import component_coords, head_or_kind, later_branches, listed
-from tsfm_lens.probes.zero_ablation import points_without, reference_of
+from tsfm_lens.probes.zero_ablation import ablations_of, points_without
 from tsfm_lens.registry import probe
 
 __all__ = ["causal_effects"]
@@ -83,9 +82,7 @@ def causal_effects(
     later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in targets}
     branches = sorted({_point(lens, branch) for behind in later.values() for branch in behind})
     acts = run.record(branches or ["unembed.hook_out"])
-    source = reference_of(run, how, reference)
-    interventions = ablated_variants(lens, targets, how, source, horizon=run.horizon, seed=run.seed)
-    free = dict(zip(targets, interventions, strict=True))
+    free = ablations_of(run, targets, how, reference)
     variants = [
         Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in later[component])))
         for component, ablations in free.items()

@@ -61,13 +61,9 @@ def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> 
         },
         coords={"layer": list(map(str, means.layers)), "series": means.rows},
     )
-    data.attrs = run.describe(
-        "entropic_rank",
-        f"Entropic rank of {means.kind}",
-        "tsfm-lens paper, appendix E (S3-ERANK)",
-        attention=means.kind,
-        heads=run.lens.wiring.output_stack.n_heads,
-    )
+    title, source = f"Entropic rank of {means.kind}", "tsfm-lens paper, appendix E (S3-ERANK)"
+    facts = {"attention": means.kind, "heads": run.lens.wiring.output_stack.n_heads}
+    data.attrs = run.describe("entropic_rank", title, source, **facts)
     return data
 
 

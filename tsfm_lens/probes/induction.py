@@ -120,10 +120,8 @@ def repeated_tokens(
     decoder_motifs = motifs.roll(-extra, dims=1)
     start = torch.full((n_sequences, 1), tokens.model.config.decoder_start_token_id)
     if decoding == "forced":
-        decoder, targets = (
-            torch.cat([start, decoder_motifs[:, :-1]], dim=1),
-            _forced_targets(decoder_motifs, repeats, extra),
-        )
+        decoder = torch.cat([start, decoder_motifs[:, :-1]], dim=1)
+        targets = _forced_targets(decoder_motifs, repeats, extra)
     else:
         decoder = _roll_out(lens, ids, torch.cat([start, decoder_motifs[:, :1]], dim=1), motif)
         targets = _match_targets(ids[:, : motif * repeats + extra], decoder[:, 1:])

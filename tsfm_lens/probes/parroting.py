@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import norm
 
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
@@ -55,14 +56,10 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     batch, steps, forecast = run.batch, run.horizon, run.forecast.median
     longest = max(len(values) for values in batch.values)
     errors = np.full((len(batch), longest - 1), np.nan)
-    parrots = np.full_like(forecast, np.nan)
-    matches = np.full(len(batch), np.nan)
+    parrots, matches = naive_parrots(batch, steps, motif)
     scales = np.array([spread_of(values) for values in batch.values])
     for row, values in enumerate(batch.values):
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
-        parrot = naive_parrot(values, steps, motif)
-        if parrot is not None:
-            parrots[row], matches[row] = parrot
     best = np.array([best_lag(values, row) for values, row in zip(batch.values, forecast, strict=True)])
     copy_errors = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
     data = run.dataset().assign_coords(lag=np.arange(1, longest))
@@ -184,6 +181,15 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
     best = len(distance) - 1 - int(np.nanargmin(distance[::-1]))
     follows = context[best + motif :]
     return follows[np.arange(horizon) % len(follows)], len(follows)
+
+
+def naive_parrots(batch: SeriesBatch, horizon: int, motif: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return forecasts (series, step) of :func:`naive_parrot`, and where copies begin (series,); NaN for None."""
+    parrots, matches = np.full((len(batch), horizon), np.nan), np.full(len(batch), np.nan)
+    for row, values in enumerate(batch.values):
+        if parrot := naive_parrot(values, horizon, motif):
+            parrots[row], matches[row] = parrot
+    return parrots, matches
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:

@@ -19,7 +19,7 @@ from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.contrast import Contrast, Direction, contrast
+from tsfm_lens.probes.contrast import Direction, RunPair, contrast
 from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
 from tsfm_lens.registry import probe
 
@@ -96,12 +96,12 @@ def activation_patching(
     return pair.judged(data)
 
 
-def patches(pair: Contrast, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
+def patches(pair: RunPair, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
     """Return one variant a place and group of positions (None: all), places first."""
     return [Variant(str(place.target), (_patch(pair, place, group),)) for place in places for group in groups]
 
 
-def _patch(pair: Contrast, place: Place, group: list[int] | None) -> Intervention:
+def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention:
     if group is None or not pair.base.rollout:
         return PatchFrom(place.target, pair.source_acts, positions=group)
     spans = pair.base.spans[place.stack]
@@ -113,7 +113,7 @@ def _patch(pair: Contrast, place: Place, group: list[int] | None) -> Interventio
 
 
 def grid_of(
-    pair: Contrast, places: Sequence[Place], positions: str | int | None
+    pair: RunPair, places: Sequence[Place], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
     """Return token groups of the places' stack, [None] for all tokens at once, and their coordinates.
 

@@ -114,14 +114,9 @@ def ablation_recipes(
     data = _with_counts(data, lens.wiring, components_of)
     middle = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
     data = _with_distances(data, run.batch, forecasts[:, :, middle])
-    data.attrs = run.describe(
-        "recipes",
-        "Forecasts under heavy ablation",
-        "tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)",
-        how=how,
-        num_samples=0 if samples is None else samples.shape[2],
-        statistic="median",
-    )
+    source = "tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)"
+    facts = {"how": how, "num_samples": 0 if samples is None else samples.shape[2], "statistic": "median"}
+    data.attrs = run.describe("recipes", "Forecasts under heavy ablation", source, **facts)
     return _add_statistics(data, run.rolled_out())
 
 

@@ -172,7 +172,8 @@ def _columns(passes: list[tuple[int, Encoded]], stack: str) -> tuple[TokenSpans,
     for first, encoded in passes:
         spans = encoded.spans[stack].shifted(first)
         indices = [i for i in range(len(spans)) if not first or (spans.start[i] >= first and not spans.special[i])]
-        axis += TokenSpans(*(tuple(part[i] for i in indices) for part in (spans.start, spans.stop, spans.special)))
+        start, stop = (tuple(part[i] for i in indices) for part in (spans.start, spans.stop))
+        axis += TokenSpans(start, stop, tuple(spans.special[i] for i in indices))
         tokens.append(np.array(indices))
     return axis, tokens
 

@@ -81,15 +81,9 @@ def head_spectra(
         },
         coords={"product": names, "layer": list(map(str, layers)), "head": range(column.n_heads)},
     )
-    data.attrs = describe(
-        lens,
-        "spectra",
-        f"Spectra of {attention}",
-        "tsfm-lens paper, definition 5.1 (S3-SRANK)",
-        stack=column.name,
-        attention=attention,
-        fold_norm=int(fold_norm),
-    )
+    title, source = f"Spectra of {attention}", "tsfm-lens paper, definition 5.1 (S3-SRANK)"
+    facts = {"stack": column.name, "attention": attention, "fold_norm": int(fold_norm)}
+    data.attrs = describe(lens, "spectra", title, source, **facts)
     return data
 
 

@@ -100,9 +100,7 @@ def ablated_points(
     run: Run, components: Sequence[Component], how: str, reference: Any, progress: Progress | None = None
 ) -> np.ndarray:
     """Compute the forecasts of :func:`ablation_effects` alone, (component, series, step)."""
-    source = reference_of(run, how, reference)
-    interventions = ablated_variants(run.lens, components, how, source, horizon=run.horizon, seed=run.seed)
-    return points_without(run, dict(zip(components, interventions, strict=True)), how, progress)
+    return points_without(run, ablations_of(run, components, how, reference), how, progress)
 
 
 def points_without(
@@ -133,20 +131,24 @@ def points_without(
     return np.array([*(cache[component] for component in ablations), *forecasts[len(missing) :]])
 
 
-def reference_of(run: Run, how: str, reference: Any) -> Any:
-    """Return what a run's ablations record their reference on, in such passes as the run has.
+def ablations_of(
+    run: Run, components: Sequence[Component], how: str, reference: Any
+) -> dict[Component, tuple[Intervention, ...]]:
+    """Return the interventions that ablate each component, with the run's seed.
 
     A resampled activation replaces one of the same tokens. So a token model's single forward needs reference series in
-    single forwards of their own, each along its median path. Any other reference is returned as it is.
+    single forwards of their own, each along its median path.
 
     Args:
         run: whose components are ablated.
+        components: each is ablated alone.
         how, reference: see :meth:`Lens.ablate`.
     """
     ready = reference is None or isinstance(reference, Activations | Encoded)
-    if ready or how != "resample" or run.rollout or not run.tokens_read:
-        return reference
-    return run.lens.run(reference, run.horizon, rollout=False).encoded
+    if not ready and how == "resample" and run.tokens_read and not run.rollout:
+        reference = run.lens.run(reference, run.horizon, rollout=False).encoded
+    interventions = ablated_variants(run.lens, components, how, reference, horizon=run.horizon, seed=run.seed)
+    return dict(zip(components, interventions, strict=True))
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
