@@ -22,6 +22,7 @@ from tsfm_lens.probes.effects import self_repair
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
+TWO = ("co2", "elnino")
 KEPT = ("decoder.0.cross_attn.1", "decoder.1.cross_attn.3", "decoder.1.mlp")
 
 
@@ -45,7 +46,7 @@ def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
     """With everything later held, zeroing a head takes its write off the last stream and does nothing else."""
     lens = lens_of(name)
     chosen = writers(lens.wiring)[::3]
-    run = lens.run(series_for(lens, "co2", "elnino"), 4)
+    run = lens.run(series_for(lens, *TWO), 4)
     found = causal_effects(run, components=chosen)
     names, writes = component_writes(run)
     last = writes.sum(0)
@@ -63,9 +64,7 @@ def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
 def test_nothing_repairs_the_last_branch(name: str) -> None:
     lens = lens_of(name)
     last = writers(lens.wiring)[-1]
-    found = causal_effects(lens.run(series_for(lens, "co2", "elnino"), 4), components=[last], smallest=0.0).isel(
-        component=0
-    )
+    found = causal_effects(lens.run(series_for(lens, *TWO), 4), components=[last], smallest=0.0).isel(component=0)
     np.testing.assert_allclose(found["total"], found["direct"])
     # a share of one, in the float64 that effects are compared in
     assert_close(found["self_repair"], 0, depth=100, magnitude=1.0)
@@ -75,8 +74,8 @@ def test_nothing_repairs_the_last_branch(name: str) -> None:
 def test_the_total_effect_is_the_ablation(name: str) -> None:
     lens = lens_of(name)
     chosen = writers(lens.wiring)[:3]
-    found = causal_effects(lens.run(series_for(lens, "co2", "elnino"), 4), components=chosen)
-    ablated = ablation_effects(lens.run(series_for(lens, "co2", "elnino"), 4), components=chosen)
+    found = causal_effects(lens.run(series_for(lens, *TWO), 4), components=chosen)
+    ablated = ablation_effects(lens.run(series_for(lens, *TWO), 4), components=chosen)
     # a difference of two forecasts carries the rounding of their level
     level = float(np.abs(ablated["baseline_forecast"]).max())
     expected = ablated["forecast"] - ablated["baseline_forecast"]
@@ -112,8 +111,7 @@ def test_within_one_pass_a_rollout_is_a_forward(name: str) -> None:
     lens = lens_of(name)
     early = writers(lens.wiring)[:: len(writers(lens.wiring)) // 3][:2]
     forward, rollout = (
-        causal_effects(lens.run(series_for(lens, "co2", "elnino"), 4, rollout=r), components=early)
-        for r in (False, True)
+        causal_effects(lens.run(series_for(lens, *TWO), 4, rollout=r), components=early) for r in (False, True)
     )
     assert np.abs(forward["indirect"]).max() > 1e-3 * np.abs(forward["total"]).max()
     # a difference of two forecasts carries the rounding of the level of its series
@@ -151,7 +149,7 @@ def test_self_repair_of_known_effects() -> None:
 @pytest.mark.parametrize("name", ["chronos-bolt", "chronos"])
 def test_the_direct_effect_of_an_encoder_is_what_the_decoder_makes_of_its_stream_without_the_write(name: str) -> None:
     lens = lens_of(name)
-    run = lens.run(series_for(lens, "co2", "elnino"), 4)
+    run = lens.run(series_for(lens, *TWO), 4)
     chosen = lens.components("encoder.0.self_attn.1", "encoder.0.mlp", "encoder.1.mlp")
     found = causal_effects(run, components=chosen)
     stream = f"encoder_blocks.{lens.wiring.stack('encoder').n_layers - 1}.hook_resid_post"
