@@ -60,8 +60,7 @@ def minimal_circuit(
 
     Args:
         clean: the run in which the behaviour shows.
-        corrupted: a run, made alike, of series of equal lengths without what the circuit is for. Components outside the
-            circuit take their activations from it. If None, ``how`` says what they take.
+        corrupted: run, made alike, without what the circuit is for; gives what nodes outside take, if not None.
         ranking: "greedy" removes, round by round, the component that lowers faithfulness least after earlier removals,
             until none more can go. "effects" ranks components by the effect of ablating each alone, "edges" by the
             size of their outgoing edges (edge attribution, in single forwards); both take the shortest list that is

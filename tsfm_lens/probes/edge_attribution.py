@@ -38,8 +38,7 @@ def edge_attribution(
     has no gradient, so the edge into it is missed.
 
     Args:
-        clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are
-            read in single forwards, which have the gradients.
+        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`; in single forwards.
         nodes: heads and branches; the heads and MLPs of the stack that is read out if None.
 
     Returns:

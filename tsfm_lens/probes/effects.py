@@ -47,8 +47,7 @@ def causal_effects(
     neither.
 
     Args:
-        run: the forecast to explain. In rollouts, a held branch writes what it wrote in the same pass of the plain
-            rollout.
+        run: the forecast to explain; in rollouts, a held branch writes what it wrote in the same plain pass.
         components: heads, branches or layers, by name or glob; heads and MLPs of the stack that is read out if None.
         how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
         smallest: self-repair is undefined for direct effects whose mean size is up to this share of the series' range.

@@ -44,8 +44,7 @@ def embedding_ranks(
 
     Args:
         run: its model, and its series as the family "own series".
-        signals: families of series by name, each as :func:`tsfm_lens.data.as_series` takes it; those of
-            :func:`signal_families` if None.
+        signals: series by name of the family, as of :func:`tsfm_lens.data.as_series`; :func:`signal_families` if None.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
         tokens: number of each family's tokens that have angles, evenly over its first 4096.
         batch_size: series in a group.

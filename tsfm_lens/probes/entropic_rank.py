@@ -102,8 +102,7 @@ def mean_over_tokens(
 
     Args:
         run, kind, batch_size: see :func:`entropic_rank`.
-        reduce: head writes (batch, pos, head, d_model) to (batch, pos, …), token by token; applied while the model
-            runs.
+        reduce: head writes (batch, pos, head, d_model) to (batch, pos, …), token by token, while the model runs.
         normed: read writes after a norm behind the output projection, if there is one; else before it.
 
     Raises:

@@ -73,20 +73,15 @@ def repeated_tokens(
         motif: tokens in a motif.
         repeats: times it is shown.
         n_sequences: random sequences.
-        offset: key that the prefix-matching score reads: 1 is the token after the most recent instance (induction in
-            the sense of Olsson et al., to which the thresholds behind the paper's Table 5 were applied); 0 is that
-            instance itself (the paper's words).
-        positions: positions of both scores, of those that have a right token: "last", the last decoder position of
-            every sequence, as in the paper; "first", the one after the prompt, as in its released code with a single
-            step; "all", the mean over all. Entropies are means over all positions in any case.
+        offset: key that the prefix-matching score reads: 1 is the token after the most recent instance (as in Olsson et
+            al. and behind the paper's Table 5), 0 that instance itself (the paper's words).
+        positions: positions of both scores, of those that have a right token: "last" as in the paper, "first" as in its
+            released code, or the mean over "all"; entropies are means over all in any case.
         within: half-width of the range of values, in units of the scale.
         decoding: "rollout" continues the decoder by its own most probable token, as in the paper, and leaves out
-            positions whose token is not in the context. "forced" feeds it the motif, so that every position has a
-            right continuation whatever the model does. Both are the same as long as the model copies and no token
-            occurs twice in a motif.
-        sub_extension: as the paper's released code does, show the motif's first token once more before the end token,
-            and begin the decoder with the motif's second token; with ``positions="first"`` and ``offset=1`` that is its
-            single step.
+            positions whose token is not in the context; "forced" feeds it the motif, so that all have a right token.
+        sub_extension: as the released code does, show the motif's first token once more before the end token, and begin
+            the decoder with its second; with ``positions="first"`` and ``offset=1`` that is its single step.
         prefix_from, copy_from: scores from which a head is an induction head.
         seed: of the motifs.
 

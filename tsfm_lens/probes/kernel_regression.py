@@ -102,8 +102,7 @@ def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
     Args:
         queries: (query, d_model).
         keys: (key, d_model).
-        product: M, (d_model, d_model), with any scale of the scores in it; or its factors W_Q, W_K, each
-            (d_model, d_head), with M = W_Q W_Kᵀ.
+        product: M (d_model, d_model), any scale of the scores in it; or W_Q, W_K (d_model, d_head), M = W_Q W_Kᵀ.
 
     Source:
         tsfm-lens paper, equation 1 (S3-NW2).
@@ -179,8 +178,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
 
     Args:
-        run: the forecast to explain, of exactly one series, from a model whose cross-attention scores are plain
-            products of two projections: the T5 family.
+        run: the forecast to explain, of exactly one series; of a model of the T5 family, whose scores are products.
         rank: of the concentration bound; see :func:`concentration_bound`.
 
     Returns:

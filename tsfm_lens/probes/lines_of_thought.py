@@ -150,12 +150,11 @@ def trace_lines(
     Args:
         maps: of kind "logit_lens" of a token model.
         smooth: standard deviation of the Gaussian over bins, in largest steps of the context; 0 smoothes nothing.
-        height, prominence: of the lowest mode, as shares of the highest one's height; distance: fewest bins between two
-            modes.
-        jump: see above.
+        height, prominence: of the lowest mode, as shares of the highest one's height.
+        distance: fewest bins between two modes.
+        jump, overlap: see above.
         gap: steps without a mode that a line may pass over; its reach grows with them.
         min_steps: modes of the shortest line.
-        overlap: see above.
 
     Returns:
         Dataset of kind "lines_of_thought". Over (layer, series): ``count`` of lines, ``spurious_count``, and

@@ -53,8 +53,7 @@ def activation_patching(
         corrupted: a run of the same series with something removed, of equal lengths (see
             :mod:`tsfm_lens.data.corruption`), made as the clean one is. In single forwards of a token model both
             decoders follow the path of the run that is patched.
-        at: "stream" (residual stream before each layer, and after the last), "branches", "heads", or names and globs
-            of components and residual hook points.
+        at: "stream" (residual stream around each layer), "branches", "heads", or names and globs of places.
         stack: the stack whose tokens are patched; the first if None.
         positions: "all" tokens at once, "each" token, or that many tokens at a time; None makes at most 32 groups.
         direction: "denoise" puts clean activations into the corrupted run (what suffices), "noise" corrupted ones

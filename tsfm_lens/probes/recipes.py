@@ -55,8 +55,7 @@ def ablation_recipes(
     Sampling models draw with the same seed under every recipe, so differences come from the ablation.
 
     Args:
-        run: the forecast to explain, also beyond one pass; the library's own forecasts are compared. With a truth for
-            the errors.
+        run: the forecast to explain, also beyond one pass, by the library's own forecasts; with a truth for the errors.
         recipes: name -> components or globs. The plain forecast is "original" and always there.
         how, reference: what takes the components' place; see :meth:`Lens.ablate`.
         quantiles: levels of the forecasts; those of the run's own forecast if None.

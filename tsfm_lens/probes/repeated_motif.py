@@ -71,8 +71,7 @@ def repeated_motif(
 
     Args:
         lens: the model.
-        motif: length in tokens, or the shortest and the longest; half of the longest that fits (at most 8) to that
-            one if None.
+        motif: length in tokens, or shortest and longest; half of what fits (at most 8) to that one if None.
         repeats: times that the longest motif occurs; shorter ones fill the same context more often.
         n_series: random motifs.
         noise: standard deviation of the noise added to every context value, in those of the motif.

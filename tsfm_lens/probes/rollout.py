@@ -209,8 +209,7 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
 
     Args:
         run: the forecast to explain, of exactly one series.
-        stack: a stack whose tokens attend to their own stack; the last such stack of more than
-            one token if None.
+        stack: a stack whose tokens attend to their own stack; the last such one of several tokens if None.
 
     Returns:
         Dataset of kind "attention_flow": ``flow`` (layer, query, key), after each layer; rows sum to 1.
