@@ -9,7 +9,6 @@ import torch
 import xarray as xr
 
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution_patching import slopes
@@ -67,14 +66,11 @@ def edge_attribution(
     scores = edge_scores(pair, places)
     data.attrs = pair.base.describe("edges", "Edge attribution", _SOURCE, **pair.parameters())
     axes = ("sender", "receiver", "series")
-    result = pair.judged(data.assign(score=(axes, np.where(_reachability(lens, places)[..., None], scores, np.nan))))
-    return result.assign(score=(axes, scores))
-
-
-def _reachability(lens: Lens, places: Sequence[Place]) -> np.ndarray:
-    """Mark receivers that come after the sender, (sender, receiver and output)."""
+    # receivers that come after the sender, and the output
     after = [later_branches(lens.wiring, component_at(place)) for place in places]
-    return np.array([[*(branch_at(place) in later for place in places), True] for later in after])
+    possible = np.array([[*(branch_at(place) in later for place in places), True] for later in after])
+    result = pair.judged(data.assign(score=(axes, np.where(possible[..., None], scores, np.nan))))
+    return result.assign(score=(axes, scores))
 
 
 def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:

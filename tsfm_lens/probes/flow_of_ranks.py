@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -123,7 +122,9 @@ def flow_of_ranks(
             series.append(name)
     data = _of_streams(spectra, levels, ranks[..., : len(series)], series)
     data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
-    data = data.assign(_of_growths(growths, data.sizes["mode"]))
+    around_attention = np.stack([each.spectra() for each in growths])[..., : data.sizes["mode"]]
+    for place, name in enumerate(("attention_value", "attention_bound")):
+        data[name] = (("layer", "mode"), around_attention[:, place])
     data = judge(data, "rank_rise", floor=0.0, signed=True, groups="epsilon")
     least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
     facts = {"stack": column.name, "tokens": spectra[0].rows, "heads": column.n_heads, "least_depth": least}
@@ -189,27 +190,16 @@ def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
     return flow_bound(values, column.n_heads, column.n_layers)
 
 
-@dataclass
 class _AttentionGrowth:
     """Spectra around the first attention of a layer, and the rank that it can add: the inequality behind theorem 4."""
 
-    lens: Lens
-    column: Stack
-    layer: int
-    before: StreamedSpectrum = field(init=False)
-    after: StreamedSpectrum = field(init=False)
-    values: list[StreamedSpectrum] = field(init=False)
-    norms: np.ndarray = field(init=False)
-    agrees: bool = True
-    compared: bool = False
-
-    def __post_init__(self) -> None:
-        self.kind = next(self.column.attentions(self.layer)).kind
-        self.weights = self.lens.weights.heads(self.layer, self.kind, self.column.name)
-        width, heads, d_head = self.column.d_model, self.column.n_heads, self.weights.W_V.shape[-1]
-        self.before, self.after = StreamedSpectrum(width), StreamedSpectrum(width)
-        self.values = [StreamedSpectrum(d_head) for _ in range(heads)]
-        self.norms = np.zeros(heads)
+    def __init__(self, lens: Lens, column: Stack, layer: int) -> None:
+        self.column, self.layer, self.kind = column, layer, next(column.attentions(layer)).kind
+        self.weights = lens.weights.heads(layer, self.kind, column.name)
+        self.before, self.after = StreamedSpectrum(column.d_model), StreamedSpectrum(column.d_model)
+        self.values = [StreamedSpectrum(self.weights.W_V.shape[-1]) for _ in range(column.n_heads)]
+        self.norms = np.zeros(column.n_heads)
+        self.agrees, self.compared = True, False
 
     @property
     def points(self) -> list[str]:
@@ -264,10 +254,3 @@ class _AttentionGrowth:
         bound = measured_bound(np.pad(start, (0, width - len(start))), padded)
         largest = max(values[0], np.finfo(float).tiny)
         return np.pad(values, (0, width - len(values))) / largest, bound / largest
-
-
-def _of_growths(growths: list[_AttentionGrowth], modes: int) -> dict[str, xr.Variable]:
-    """Return ``attention_value`` and ``attention_bound``, (layer, mode), of the first so many modes."""
-    spectra = np.stack([each.spectra() for each in growths])[..., :modes]
-    names = ("attention_value", "attention_bound")
-    return {name: xr.Variable(("layer", "mode"), spectra[:, place]) for place, name in enumerate(names)}

@@ -199,7 +199,14 @@ def trace_lines(
         lines += [line for layer_lines in layers for line in layer_lines]
     data = maps[[name for name in _VARIABLES if name in maps]]
     data["largest_step"] = (("series",), largest, {"units": "data units"})
-    data = _add_counts(data, lines, (n_layers, n_series), steps)
+    count, spurious, mass = (np.zeros((n_layers, n_series), dtype=kind) for kind in (int, int, float))
+    for line in lines:
+        at = (line.layer, line.series)
+        count[at] += 1
+        spurious[at] += line.spurious
+        mass[at] += line.spurious * line.mass.sum() / steps
+    where = ("layer", "series")
+    data = data.assign(count=(where, count), spurious_count=(where, spurious), spurious_mass=(where, mass))
     data = _add_table(data, lines, steps)
     keep = {key: value for key, value in maps.attrs.items() if key != "readout"}
     title, source = "Lines of thought", "tsfm-lens paper, section 2.3 and figure 1C"
@@ -306,18 +313,6 @@ def _mark_threads(layers: Sequence[Sequence[_Trajectory]], largest: float, overl
             if line.thread < 0:
                 line.thread, first = first, first + 1
         before = layer_lines
-
-
-def _add_counts(data: xr.Dataset, lines: Sequence[_Trajectory], shape: tuple[int, int], steps: int) -> xr.Dataset:
-    count, spurious, mass = np.zeros(shape, dtype=int), np.zeros(shape, dtype=int), np.zeros(shape)
-    for line in lines:
-        at = (line.layer, line.series)
-        count[at] += 1
-        if line.spurious:
-            spurious[at] += 1
-            mass[at] += line.mass.sum() / steps
-    where = ("layer", "series")
-    return data.assign(count=(where, count), spurious_count=(where, spurious), spurious_mass=(where, mass))
 
 
 def _add_table(data: xr.Dataset, lines: Sequence[_Trajectory], steps: int) -> xr.Dataset:

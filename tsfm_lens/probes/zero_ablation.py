@@ -181,11 +181,16 @@ def _default(lens: Lens) -> list[Component]:
     )
 
 
+def seasonal_scales(batch: SeriesBatch) -> np.ndarray:
+    """Return the scale of MASE of each series, (series,)."""
+    seasons = zip(batch.values, batch.seasonalities, strict=True)
+    return np.array([seasonal_scale(values, season) for values, season in seasons])
+
+
 def _errors(
     data: xr.Dataset, batch: SeriesBatch, truth: np.ndarray, forecasts: np.ndarray, plain: np.ndarray
 ) -> xr.Dataset:
-    seasons = zip(batch.values, batch.seasonalities, strict=True)
-    scale = np.array([seasonal_scale(values, season) for values, season in seasons])
+    scale = seasonal_scales(batch)
     error, baseline = mae(forecasts, truth), mae(plain, truth)
     change, where = relative_change(error, baseline), ("component", "series")
     return data.assign(
