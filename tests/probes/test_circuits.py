@@ -311,32 +311,34 @@ def test_direct_effects_too_small_for_a_ratio_have_none() -> None:
         causal_effects(lens.run(batch, 4), smallest=2)
 
 
-def test_what_gives_no_circuit_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("ranking='best'", {"ranking": "best"}),
+        ("corrupted=…", {"ranking": "edges"}),
+        ("expected a tolerance", {"tolerance": "a"}),
+        ("expected a tolerance", {"tolerance": float("nan")}),
+        ("expected a tolerance", {"per_round": 1.5}),
+        ("expected a tolerance", {"per_round": 0}),
+        ("tolerance 1", {"tolerance": 1}),
+        ("expected a function", {"behaviour": "forecast"}),
+        ("no numbers", {"behaviour": lambda forecasts: forecasts * np.nan}),
+        ("does not change the behaviour", {"behaviour": lambda forecasts: forecasts.mean(-1) * 0}),
+        ("the behaviour gives shape", {"behaviour": lambda forecasts: forecasts.T}),
+        ("is part of", {"nodes": ["decoder.0.cross_attn", "decoder.0.cross_attn.1"]}),
+        ("residual streams cannot be nodes", {"nodes": ["decoder_blocks.0.hook_resid_pre"]}),
+        ("nodes is empty", {"nodes": []}),
+    ],
+)
+def test_what_gives_no_circuit_is_refused(words: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=words):
+        minimal_circuit(lens_of("chronos-bolt").run(bundled("co2").tail(40), 4), **options)
+
+
+def test_two_ways_to_ablate_and_none_are_refused() -> None:
     lens, context = lens_of("chronos-bolt"), bundled("co2").tail(40)
-    with pytest.raises(InputError, match="ranking='best'"):
-        minimal_circuit(lens.run(context, 4), ranking="best")
-    with pytest.raises(InputError, match="corrupted=…"):
-        minimal_circuit(lens.run(context, 4), ranking="edges")
-    for wrong in ({"tolerance": "a"}, {"tolerance": float("nan")}, {"per_round": 1.5}, {"per_round": 0}):
-        with pytest.raises(InputError, match="expected a tolerance"):
-            minimal_circuit(lens.run(context, 4), **wrong)
-    with pytest.raises(InputError, match="expected a function"):
-        minimal_circuit(lens.run(context, 4), behaviour="forecast")
-    with pytest.raises(InputError, match="no numbers"):
-        minimal_circuit(lens.run(context, 4), behaviour=lambda forecasts: forecasts * np.nan)
     with pytest.raises(InputError, match="not both"):
         minimal_circuit(lens.run(context, 4), lens.run(shift_phase(context, 6, period=12), 4), how="mean")
-    with pytest.raises(InputError, match="is part of"):
-        minimal_circuit(lens.run(context, 4), nodes=["decoder.0.cross_attn", "decoder.0.cross_attn.1"])
-    with pytest.raises(InputError, match="components is empty"):
-        ablation_effects(lens.run(context, 4), components=[])
-    with pytest.raises(InputError, match="components is empty"):
-        causal_effects(lens.run(context, 4), components=[])
-    with pytest.raises(InputError, match="tolerance 1"):
-        minimal_circuit(lens.run(context, 4), tolerance=1)
-    with pytest.raises(InputError, match="does not change the behaviour"):
-        minimal_circuit(lens.run(context, 4), behaviour=lambda forecasts: forecasts.mean(-1) * 0)
-    with pytest.raises(InputError, match="the behaviour gives shape"):
-        minimal_circuit(lens.run(context, 4), behaviour=lambda forecasts: forecasts.T)
-    with pytest.raises(InputError, match="residual streams cannot be nodes"):
-        minimal_circuit(lens.run(context, 4), nodes=["decoder_blocks.0.hook_resid_pre"])
+    for probe in (ablation_effects, causal_effects):
+        with pytest.raises(InputError, match="components is empty"):
+            probe(lens.run(context, 4), components=[])
