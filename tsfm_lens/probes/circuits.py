@@ -160,12 +160,7 @@ def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
 
 @dataclass(frozen=True)
 class _Bench:
-    """Run with sets of nodes ablated, and the faithfulness of these sets.
-
-    Attributes:
-        noise: (series,) the distance of two behaviours of the unchanged model.
-        no_verdict: (series,) whether the gap between the whole model and nothing of it is too small to divide by.
-    """
+    """Run with sets of nodes ablated, their faithfulness, its noise (series,), and the series without a verdict."""
 
     run: Run
     ablations: Ablations

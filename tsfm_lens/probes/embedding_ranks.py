@@ -129,13 +129,7 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
 
 
 class _Tokens:
-    """Embedded tokens of a family.
-
-    Attributes:
-        spectrum: of all tokens.
-        signals: singular values of each signal.
-        first: the first tokens, (token, d).
-    """
+    """Embedded tokens of a family: their spectrum, singular values of each signal, and the first (token, d)."""
 
     def __init__(self, width: int) -> None:
         self.spectrum = StreamedSpectrum(width)

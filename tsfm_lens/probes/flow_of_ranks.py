@@ -150,11 +150,7 @@ def _of_streams(
 
 
 def _of_weights(lens: Lens, column: Stack, levels: list[float], streams: np.ndarray) -> dict[str, object]:
-    """Compute the variables over layers: spectra of W_Q, the norms that theorem 4 asks for, and its bound.
-
-    Args:
-        streams: singular values (stream, mode).
-    """
+    """Compute spectra of W_Q, the norms of theorem 4, and its bound from singular values (stream, mode)."""
     first = {layer: next(column.attentions(layer)).kind for layer in range(column.n_layers)}
     queries = [
         _values(one.weight.cpu())

@@ -33,13 +33,7 @@ _SOURCE = "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)"
 
 
 class _Targets(NamedTuple):
-    """Targets of each decoder position but the start, to look at and to copy, (sequence, motif - 1) each.
-
-    Attributes:
-        keys: encoder position of the most recent instance of the current token.
-        right: the token after it.
-        valid: whether there is such an instance.
-    """
+    """Key of the last instance of each decoder token, the token after it, and whether there is one."""
 
     keys: Tensor
     right: Tensor
@@ -274,11 +268,7 @@ def _by_sequence(scores: Tensor, valid: Tensor) -> np.ndarray:
 def _copy_scores(
     lens: Lens, results: Tensor, targets: _Targets, unembedding: tuple[Tensor, Tensor], pool: Tensor
 ) -> Tensor:
-    """Compute z-scores of the right token, and a pool's mean one, under each head's logits, (batch, pos, head, 2).
-
-    Args:
-        results: head writes (batch, pos, head, d_model); the first position has no target, and those without one are 0.
-    """
+    """Compute z-scores of the right token and a pool's mean one, (batch, pos, head, 2), from each head's writes."""
     centred, root = unembedding
     right, valid = (lens.registry.state.own(part) for part in (targets.right, targets.valid))
     # a z-score does not change with the scale of the logits, so factors on the way to them are left out
@@ -290,14 +280,10 @@ def _copy_scores(
 
 
 def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
-    """Return the unembedding less its mean row, (vocabulary, d_model), and its triangular root, (d_model, d_model).
-
-    The deviation of the logits over the vocabulary is the length of (W - mean) x over the root of the vocabulary's
-    size less 1. R of a QR factorisation of W - mean gives the same length from d_model numbers, so no head needs its
-    logits.
-    """
+    """Return the unembedding less its mean row, (vocabulary, d_model), and its triangular root."""
     weight = lens.model.get_submodule(lens.wiring.unembed.module).weight.detach()
     centred = weight - weight.mean(0)
+    # the deviation of the logits over the vocabulary is the length of this root times the state
     root = torch.linalg.qr(centred.double(), mode="r").R / (len(weight) - 1) ** 0.5
     return centred, root.to(weight.dtype)
 

@@ -26,10 +26,7 @@ _VARIABLES = ("context", "truth", "native_median", "probability", "value")
 
 @dataclass
 class _Trajectory:
-    """Line of one layer: where its modes are, how wide they are to a side and what they weigh.
-
-    All (step,); NaN, 0 and 0 where it has none.
-    """
+    """Line of one layer: places, half widths and weights of its modes, (step,); NaN, 0 and 0 for none."""
 
     layer: int
     series: int

@@ -247,11 +247,7 @@ def _without_line(context: np.ndarray, forecast: np.ndarray) -> tuple[np.ndarray
 
 
 def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) -> np.ndarray:
-    """Compute distances of later half and forecast from the mean of all earlier copies at each lag.
-
-    Returns:
-        (lag, time): first the half of the context, then the forecast.
-    """
+    """Compute distances of later half and forecast from the mean of all earlier copies, (lag, time)."""
     length, half = len(context), len(context) // 2
     whole = np.concatenate([context, forecast])
     out = np.full((len(lags), len(whole) - half), np.nan)

@@ -136,12 +136,7 @@ def grid_of(
 
 @dataclass(frozen=True, eq=False)
 class _PatchSteps:
-    """Replacement of the tokens that cover some steps, in every pass of a rollout, by those of another run.
-
-    Attributes:
-        start, stop: steps from the forecast start; a token belongs to them with its middle.
-        special: words of special tokens that belong to them, too.
-    """
+    """Replacement of the tokens whose middle is from start to stop, and special ones, by those of another run."""
 
     target: Component | str
     source: Activations

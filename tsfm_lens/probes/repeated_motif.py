@@ -178,11 +178,7 @@ def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.
 
 
 def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw repeated motifs, or, under the same lengths, values that repeat nothing.
-
-    Returns:
-        Contexts (series, time), their continuations (series, step), and the motifs' lengths (series,) in steps.
-    """
+    """Draw contexts (series, time), continuations (series, step) and lengths (series,) of repeated motifs or noise."""
     rng = np.random.default_rng(seed)
     # every length equally often, in random order
     lengths = rng.permutation(plan.low + np.arange(plan.count) % (plan.high - plan.low + 1)) * plan.patch
@@ -252,13 +248,7 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
 
 
 def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Measure the attention of the queries that have targets.
-
-    Returns:
-        Attention to the targets (target, layer, head, series), a series' mean over queries, weighted so that the mean
-        over series is that over all queries; the entropy of attention (layer, head), as a share of that of an even
-        spread; and a mask of the keys that any head gives weight to (query, key).
-    """
+    """Return attention to targets (target, layer, head, series), entropy shares, and a mask (query, key) of weights."""
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
     target_mask, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])

@@ -137,10 +137,7 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
 
 
 def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
-    """Join the keys of all passes to one axis, and return the places of each pass's keys on it.
-
-    Tokens that cover the same steps are one. A special token is the same in every pass, and stands at the end.
-    """
+    """Join the keys of all passes to one axis by the steps that they cover, and return each pass's places on it."""
     if len(passes) == 1:
         return passes[0], [np.arange(len(passes[0]))]
     labels = [_labels(spans) for spans in passes]
@@ -181,14 +178,7 @@ def _columns(passes: list[tuple[int, Encoded]], stack: str) -> tuple[TokenSpans,
 def _filler(
     target: np.ndarray, entropy: np.ndarray, keys: np.ndarray, queries: np.ndarray
 ) -> Callable[[Tensor], Tensor]:
-    """Return a function that writes a layer's pattern into the map while the model runs, and keeps nothing.
-
-    Args:
-        target: (head, key, query) of this layer and pass, written to.
-        entropy: (head,), the entropies of the rows are added to it.
-        keys: place of each of the pass's keys on the map.
-        queries: the tokens that are columns of the map.
-    """
+    """Return a function that writes a layer's pattern into (head, key, query) and adds to the entropies (head,)."""
 
     def take(pattern: Tensor) -> Tensor:
         # head by head, as the entropy needs double precision

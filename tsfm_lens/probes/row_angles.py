@@ -114,13 +114,7 @@ def row_angles(
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows of one layer's matrix.
-
-    Attributes:
-        angle: (row, row) in degrees, NaN with rows of zeros.
-        heads: (row,).
-        nonzero: rows that are not zero.
-    """
+    """Rows of one layer's matrix: angles (row, row) in degrees, their heads (row,), and those that are not zero."""
 
     angle: np.ndarray
     heads: np.ndarray

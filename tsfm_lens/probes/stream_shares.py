@@ -109,7 +109,5 @@ def _in_order(lens: Lens, places: list[tuple[int, str]]) -> list[tuple[int, str]
 
 
 def _keys_from(lens: Lens, layer: int, kind: str) -> str:
-    if layer < 0:
-        return ""
-    row = lens.wiring.output_stack.writer(kind, layer)
+    row = lens.wiring.output_stack.writer(kind, layer) if layer >= 0 else None
     return row.keys_from if isinstance(row, Attention) else ""

@@ -164,11 +164,7 @@ def _whole_and_heads(place: tuple[str, int, str], part: str, weight: Tensor, per
 
 
 def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
-    """Compute singular values, and how far the rounding of the entries moves them, over the largest.
-
-    Raises:
-        InputError: an entry is not finite.
-    """
+    """Compute singular values, and how far the rounding of the entries moves them, over the largest."""
     weight = matrix.weight.cpu().double()
     if not torch.isfinite(weight).all():
         raise InputError(f"{matrix} holds values that are not finite, so it has no singular values; mend the weights")
