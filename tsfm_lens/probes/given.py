@@ -63,7 +63,7 @@ def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(probe)
     def checked(*args: Any, **options: Any) -> Any:
-        values = call.bind(*args, **options).arguments
+        values = call.bind_partial(*args, **options).arguments
         for argument, words in checks.items():
             fits, requirement = _CHECKS[words]
             if argument in values and not fits(value := values[argument]):
