@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from contrasted import series_for
+from tiny_lenses import lens_of
 from tsfm_lens.data import SeriesBatch, bundled, shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import writers
@@ -20,17 +22,8 @@ from tsfm_lens.probes.effects import self_repair
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
+TWO = ("co2", "elnino")
 KEPT = ("decoder.0.cross_attn.1", "decoder.1.cross_attn.3", "decoder.1.mlp")
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
-
-
-def series_for(name: str):
-    own = getattr(lens_of(name).adapter, "example", None)
-    return own(0, 40) if own else bundled("co2", "elnino").tail(40)
 
 
 @cache
@@ -53,7 +46,7 @@ def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
     """With everything later held, zeroing a head takes its write off the last stream and does nothing else."""
     lens = lens_of(name)
     chosen = writers(lens.wiring)[::3]
-    run = lens.run(series_for(name), 4)
+    run = lens.run(series_for(lens, *TWO), 4)
     found = causal_effects(run, components=chosen)
     names, writes = component_writes(run)
     last = writes.sum(0)
@@ -71,7 +64,7 @@ def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
 def test_nothing_repairs_the_last_branch(name: str) -> None:
     lens = lens_of(name)
     last = writers(lens.wiring)[-1]
-    found = causal_effects(lens.run(series_for(name), 4), components=[last], smallest=0.0).isel(component=0)
+    found = causal_effects(lens.run(series_for(lens, *TWO), 4), components=[last], smallest=0.0).isel(component=0)
     np.testing.assert_allclose(found["total"], found["direct"])
     # a share of one, in the float64 that effects are compared in
     assert_close(found["self_repair"], 0, depth=100, magnitude=1.0)
@@ -81,8 +74,8 @@ def test_nothing_repairs_the_last_branch(name: str) -> None:
 def test_the_total_effect_is_the_ablation(name: str) -> None:
     lens = lens_of(name)
     chosen = writers(lens.wiring)[:3]
-    found = causal_effects(lens.run(series_for(name), 4), components=chosen)
-    ablated = ablation_effects(lens.run(series_for(name), 4), components=chosen)
+    found = causal_effects(lens.run(series_for(lens, *TWO), 4), components=chosen)
+    ablated = ablation_effects(lens.run(series_for(lens, *TWO), 4), components=chosen)
     # a difference of two forecasts carries the rounding of their level
     level = float(np.abs(ablated["baseline_forecast"]).max())
     expected = ablated["forecast"] - ablated["baseline_forecast"]
@@ -118,7 +111,7 @@ def test_within_one_pass_a_rollout_is_a_forward(name: str) -> None:
     lens = lens_of(name)
     early = writers(lens.wiring)[:: len(writers(lens.wiring)) // 3][:2]
     forward, rollout = (
-        causal_effects(lens.run(series_for(name), 4, rollout=r), components=early) for r in (False, True)
+        causal_effects(lens.run(series_for(lens, *TWO), 4, rollout=r), components=early) for r in (False, True)
     )
     assert np.abs(forward["indirect"]).max() > 1e-3 * np.abs(forward["total"]).max()
     # a difference of two forecasts carries the rounding of the level of its series
@@ -156,7 +149,7 @@ def test_self_repair_of_known_effects() -> None:
 @pytest.mark.parametrize("name", ["chronos-bolt", "chronos"])
 def test_the_direct_effect_of_an_encoder_is_what_the_decoder_makes_of_its_stream_without_the_write(name: str) -> None:
     lens = lens_of(name)
-    run = lens.run(series_for(name), 4)
+    run = lens.run(series_for(lens, *TWO), 4)
     chosen = lens.components("encoder.0.self_attn.1", "encoder.0.mlp", "encoder.1.mlp")
     found = causal_effects(run, components=chosen)
     stream = f"encoder_blocks.{lens.wiring.stack('encoder').n_layers - 1}.hook_resid_post"
@@ -318,32 +311,34 @@ def test_direct_effects_too_small_for_a_ratio_have_none() -> None:
         causal_effects(lens.run(batch, 4), smallest=2)
 
 
-def test_what_gives_no_circuit_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("ranking='best'", {"ranking": "best"}),
+        ("corrupted=…", {"ranking": "edges"}),
+        ("expected a tolerance", {"tolerance": "a"}),
+        ("expected a tolerance", {"tolerance": float("nan")}),
+        ("expected a tolerance", {"per_round": 1.5}),
+        ("expected a tolerance", {"per_round": 0}),
+        ("tolerance 1", {"tolerance": 1}),
+        ("expected a function", {"behaviour": "forecast"}),
+        ("no numbers", {"behaviour": lambda forecasts: forecasts * np.nan}),
+        ("does not change the behaviour", {"behaviour": lambda forecasts: forecasts.mean(-1) * 0}),
+        ("the behaviour gives shape", {"behaviour": lambda forecasts: forecasts.T}),
+        ("is part of", {"nodes": ["decoder.0.cross_attn", "decoder.0.cross_attn.1"]}),
+        ("residual streams cannot be nodes", {"nodes": ["decoder_blocks.0.hook_resid_pre"]}),
+        ("nodes is empty", {"nodes": []}),
+    ],
+)
+def test_what_gives_no_circuit_is_refused(words: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=words):
+        minimal_circuit(lens_of("chronos-bolt").run(bundled("co2").tail(40), 4), **options)
+
+
+def test_two_ways_to_ablate_and_none_are_refused() -> None:
     lens, context = lens_of("chronos-bolt"), bundled("co2").tail(40)
-    with pytest.raises(InputError, match="ranking='best'"):
-        minimal_circuit(lens.run(context, 4), ranking="best")
-    with pytest.raises(InputError, match="corrupted=…"):
-        minimal_circuit(lens.run(context, 4), ranking="edges")
-    for wrong in ({"tolerance": "a"}, {"tolerance": float("nan")}, {"per_round": 1.5}, {"per_round": 0}):
-        with pytest.raises(InputError, match="expected a tolerance"):
-            minimal_circuit(lens.run(context, 4), **wrong)
-    with pytest.raises(InputError, match="expected a function"):
-        minimal_circuit(lens.run(context, 4), behaviour="forecast")
-    with pytest.raises(InputError, match="no numbers"):
-        minimal_circuit(lens.run(context, 4), behaviour=lambda forecasts: forecasts * np.nan)
     with pytest.raises(InputError, match="not both"):
         minimal_circuit(lens.run(context, 4), lens.run(shift_phase(context, 6, period=12), 4), how="mean")
-    with pytest.raises(InputError, match="is part of"):
-        minimal_circuit(lens.run(context, 4), nodes=["decoder.0.cross_attn", "decoder.0.cross_attn.1"])
-    with pytest.raises(InputError, match="components is empty"):
-        ablation_effects(lens.run(context, 4), components=[])
-    with pytest.raises(InputError, match="components is empty"):
-        causal_effects(lens.run(context, 4), components=[])
-    with pytest.raises(InputError, match="tolerance 1"):
-        minimal_circuit(lens.run(context, 4), tolerance=1)
-    with pytest.raises(InputError, match="does not change the behaviour"):
-        minimal_circuit(lens.run(context, 4), behaviour=lambda forecasts: forecasts.mean(-1) * 0)
-    with pytest.raises(InputError, match="the behaviour gives shape"):
-        minimal_circuit(lens.run(context, 4), behaviour=lambda forecasts: forecasts.T)
-    with pytest.raises(InputError, match="residual streams cannot be nodes"):
-        minimal_circuit(lens.run(context, 4), nodes=["decoder_blocks.0.hook_resid_pre"])
+    for probe in (ablation_effects, causal_effects):
+        with pytest.raises(InputError, match="components is empty"):
+            probe(lens.run(context, 4), components=[])

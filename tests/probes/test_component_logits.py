@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import component_writes
 from tsfm_lens.probes.lens_logits import component_logits
 from tsfm_lens.testing import assert_close
 
 
 def test_frozen_maps_sum_to_the_logits_and_own_ones_are_the_norm_by_hand() -> None:
-    lens = load(architectures()["chronos"].tiny(), check=False)
+    lens = fresh("chronos")
     series, steps = bundled("co2").tail(40), 5
     run = lens.run(series, steps, num_samples=2, seed=1)
     with torch.no_grad():
@@ -36,10 +36,10 @@ def test_frozen_maps_sum_to_the_logits_and_own_ones_are_the_norm_by_hand() -> No
 
 
 def test_what_has_no_maps_is_refused() -> None:
-    lens, series = load(architectures()["chronos"].tiny(), check=False), bundled("co2").tail(40)
+    lens, series = fresh("chronos"), bundled("co2").tail(40)
     with pytest.raises(InputError, match="norm='none' is not known"):
         component_logits(lens.run(series, 4), norm="none")
     with pytest.raises(UnknownNameError, match=r"decoder\.9"):
         component_logits(lens.run(series, 4, num_samples=2), components=["decoder.9.mlp"])
     with pytest.raises(InputError, match="no logits"):
-        component_logits(load(architectures()["chronos-bolt"].tiny(), check=False).run(series, 4))
+        component_logits(fresh("chronos-bolt").run(series, 4))

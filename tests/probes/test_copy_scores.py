@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.models import architectures, load
+from tiny_lenses import fresh
+from tsfm_lens.models import load
 from tsfm_lens.probes import repeated_tokens
 from tsfm_lens.testing import assert_close
 
@@ -22,7 +23,7 @@ from tsfm_lens.testing import assert_close
 def test_copy_scores_are_the_z_scores_of_the_logits(
     model: str, positions: str, read: slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lens = load(model) if model.endswith("nano") else load(architectures()[model].tiny(), check=False)
+    lens = load(model) if model.endswith("nano") else fresh(model)
     options = {"motif": 6, "repeats": 3, "n_sequences": 5, "decoding": "forced", "within": 3.0, "positions": positions}
     # the sequences are taken from the run itself
     ids: dict[str, torch.Tensor] = {}

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.data import bundled
+from contrasted import series_for
+from tiny_lenses import fresh, lens_of
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, architectures
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import embedding_ranks, row_angles, signal_families
 from tsfm_lens.probes.row_angles import random_angle
@@ -23,13 +24,13 @@ NAMES = sorted(architectures())
 
 
 def run_of(lens: Lens) -> Run:
-    own = getattr(lens.adapter, "example", None)
-    series = own(1, 40) if own else bundled("co2", "elnino").tail(40)
-    return lens.run(series, 6, num_samples=2 if lens.adapter.readout != "quantile" else None)
+    return lens.run(
+        series_for(lens, "co2", "elnino", example=1), 6, num_samples=2 if lens.adapter.readout != "quantile" else None
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_families_of_every_architecture(name: str, lens_of: Callable[[str], Lens]) -> None:
+def test_families_of_every_architecture(name: str) -> None:
     run = run_of(lens_of(name))
     found = embedding_ranks(run, epsilon=[0.01, 0.001], batch_size=64)
     families = found["family"].values.tolist()
@@ -53,7 +54,7 @@ def test_families_of_every_architecture(name: str, lens_of: Callable[[str], Lens
 
 
 def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = fresh("chronos-bolt")
     run = run_of(lens)
     own = {"steps": [np.repeat([0.0, 5.0, 1.0, 2.0], 10), np.arange(33.0)]}
     found = embedding_ranks(run, signals=own, tokens=4)
@@ -75,7 +76,7 @@ def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
     assert (np.diag(angle) < 1e-3).all()
 
 
-def test_families_are_alike_for_one_seed_and_others_for_another(lens_of: Callable[[str], Lens]) -> None:
+def test_families_are_alike_for_one_seed_and_others_for_another() -> None:
     run = run_of(lens_of("chronos"))
     first, again, other = (signal_families(run, seed=seed) for seed in (0, 0, 1))
     for name in first:
@@ -84,7 +85,7 @@ def test_families_are_alike_for_one_seed_and_others_for_another(lens_of: Callabl
         assert set(first[name].lengths) == {40}
 
 
-def test_what_cannot_be_embedded_is_refused(lens_of: Callable[[str], Lens]) -> None:
+def test_what_cannot_be_embedded_is_refused() -> None:
     run = run_of(lens_of("chronos"))
     for options, words in (
         ({"tokens": 1}, "tokens 1"),
@@ -101,16 +102,14 @@ def test_what_cannot_be_embedded_is_refused(lens_of: Callable[[str], Lens]) -> N
 
 @torch.no_grad()
 def with_queries(change: Callable[[torch.Tensor], object]) -> Lens:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = fresh("chronos-bolt")
     change(lens.model.encoder.block[0].layer[0].SelfAttention.q.weight)
     return lens
 
 
 @pytest.mark.parametrize("part", ["W_Q", "W_K", "W_V", "W_O"])
 @pytest.mark.parametrize("name", NAMES)
-def test_block_angles_of_every_architecture_are_means_over_pairs(
-    name: str, part: str, lens_of: Callable[[str], Lens]
-) -> None:
+def test_block_angles_of_every_architecture_are_means_over_pairs(name: str, part: str) -> None:
     lens = lens_of(name)
     found = row_angles(lens, part=part, rows=12, permutations=19)
     stack = lens.wiring.stacks[0]
@@ -151,7 +150,7 @@ def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
         f"Rows of W_Q of one head are closer to each other than shuffled ones are by chance in 1 of "
         f"{found.sizes['layer']} layers; most in layer 0, "
     )
-    plain = row_angles(load(architectures()["chronos-bolt"].tiny(), check=False))
+    plain = row_angles(fresh("chronos-bolt"))
     assert read_row_angles(plain) == [
         "In no layer are the rows of W_Q of one head closer to each other than shuffled ones are by chance."
     ]
@@ -183,7 +182,7 @@ def test_random_lines_lie_as_far_apart_as_drawn_ones() -> None:
         assert abs(drawn.mean() - random_angle(dimensions)) < error
 
 
-def test_what_has_no_rows_is_refused(lens_of: Callable[[str], Lens]) -> None:
+def test_what_has_no_rows_is_refused() -> None:
     lens = lens_of("chronos")
     with pytest.raises(UnknownNameError, match="W_Q"):
         row_angles(lens, part="W_in")

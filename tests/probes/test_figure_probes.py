@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import load
 from tsfm_lens.probes import (
     attribute,
     head_spectra,
@@ -21,10 +22,6 @@ from tsfm_lens.probes import (
 from tsfm_lens.testing import assert_close
 
 NANO = ("chronos-nano", "bolt-nano")
-
-
-def tiny(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabilities() -> None:
@@ -83,7 +80,7 @@ def test_a_writer_that_writes_nothing_has_no_share() -> None:
 
 @pytest.mark.parametrize(("model", "horizon"), [("chronos-bolt", 40), ("chronos", 6), ("timesfm-2.5", 6)])
 def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_head(model: str, horizon: int) -> None:
-    lens = tiny(model)
+    lens = fresh(model)
     context, truth = bundled("co2").tail(64 + horizon).split(horizon)
     draws = {"num_samples": 2} if lens.adapter.readout == "token" else {}
     found = patch_attention(lens.run(context, horizon, truth=truth, **draws))

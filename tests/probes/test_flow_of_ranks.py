@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
-from tsfm_lens.data import as_series, bundled
+from contrasted import series_for
+from tiny_lenses import fresh, lens_of
+from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, architectures
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import measured
 from tsfm_lens.probes import flow_of_ranks
@@ -26,9 +27,9 @@ NAMES = sorted(architectures())
 
 
 def run_of(lens: Lens, names: tuple[str, ...] = ("co2", "elnino")) -> Run:
-    own = getattr(lens.adapter, "example", None)
-    series = own(len(names), 40) if own else bundled(*names).tail(40)
-    return lens.run(series, 6, num_samples=2 if lens.adapter.readout != "quantile" else None)
+    return lens.run(
+        series_for(lens, *names, example=len(names)), 6, num_samples=2 if lens.adapter.readout != "quantile" else None
+    )
 
 
 def rows_at(run: Run, point: str) -> torch.Tensor:
@@ -40,9 +41,7 @@ def rows_at(run: Run, point: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
-    name: str, lens_of: Callable[[str], Lens]
-) -> None:
+def test_the_spectra_of_every_architecture_are_those_of_dense_streams(name: str) -> None:
     run = run_of(lens_of(name))
     found = flow_of_ranks(run, epsilon=[0.1, 0.01])
     stack = run.lens.wiring.stacks[0]
@@ -67,7 +66,7 @@ def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
 
 
 @pytest.mark.parametrize("name", ["chronos-bolt", "moirai-2"])
-def test_groups_of_series_give_what_all_together_give(name: str, lens_of: Callable[[str], Lens]) -> None:
+def test_groups_of_series_give_what_all_together_give(name: str) -> None:
     run = run_of(lens_of(name), ("co2", "elnino", "nile", "electricity", "pedestrians"))
     once, grouped = flow_of_ranks(run), flow_of_ranks(run, batch_size=2)
     assert_close(grouped["singular_value"], once["singular_value"], depth=300, dtype=np.float32)
@@ -75,7 +74,7 @@ def test_groups_of_series_give_what_all_together_give(name: str, lens_of: Callab
     assert grouped.attrs["tokens"] == once.attrs["tokens"]
 
 
-def test_ranks_of_single_series_are_those_of_runs_of_them_alone(lens_of: Callable[[str], Lens]) -> None:
+def test_ranks_of_single_series_are_those_of_runs_of_them_alone() -> None:
     run = run_of(lens_of("timesfm-2.5"), ("co2", "elnino", "nile"))
     found = flow_of_ranks(run, batch_size=2)
     for index, name in enumerate(run.batch.ids):
@@ -104,7 +103,7 @@ def turned(lens: Lens, turn: torch.Tensor) -> None:
             write.weight.copy_(turn.T @ write.weight)
 
 
-def test_many_series_take_no_more_memory_than_few(lens_of: Callable[[str], Lens]) -> None:
+def test_many_series_take_no_more_memory_than_few() -> None:
     """Bytes of tensors, counted operation by operation."""
     lens = lens_of("chronos-bolt")
     walks = np.random.default_rng(0).standard_normal((96, 64)).cumsum(axis=1)
@@ -118,7 +117,7 @@ def test_many_series_take_no_more_memory_than_few(lens_of: Callable[[str], Lens]
 
 
 def test_turning_the_basis_of_the_stream_changes_no_rank() -> None:
-    lens = load(architectures()["t5"].tiny(), check=False)
+    lens = fresh("t5")
     for name, gain in lens.model.encoder.named_parameters():
         if "layer_norm" in name:
             torch.nn.init.ones_(gain)
@@ -137,7 +136,7 @@ def test_turning_the_basis_of_the_stream_changes_no_rank() -> None:
 
 def test_a_constant_series_has_one_direction_and_a_planted_layer_adds_one() -> None:
     """Without attention and with one unit in the first layer's MLP, two kinds of tokens stay in few directions."""
-    lens = load(architectures()["t5"].tiny(), check=False)
+    lens = fresh("t5")
     with torch.no_grad():
         for block in lens.model.encoder.block:
             block.layer[0].SelfAttention.o.weight.zero_()
@@ -155,7 +154,7 @@ def test_a_constant_series_has_one_direction_and_a_planted_layer_adds_one() -> N
 
 
 def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere() -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = fresh("chronos-bolt")
     stack = lens.wiring.stacks[0]
     values = np.geomspace(3, 0.1, 8)
     deep = type(stack)(**{**vars(stack), "n_layers": 900, "n_heads": 2})
@@ -170,7 +169,7 @@ def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere
 
 
 @pytest.mark.parametrize("name", ["chronos-bolt", "timesfm-2.5", "toto-2", "moirai-2"])
-def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str, lens_of: Callable[[str], Lens]) -> None:
+def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> None:
     """Against dense matrices of all tokens: the spectrum after the attention, and the norms in the bound."""
     lens = lens_of(name)
     run = run_of(lens, ("co2", "elnino", "nile"))
@@ -191,9 +190,7 @@ def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str, lens_
     assert bound[0, 0] * values[0] >= (before + heads) * (1 - 1e-6)
 
 
-def test_what_an_attention_does_is_compared_once_however_many_groups(
-    lens_of: Callable[[str], Lens], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_attention_does_is_compared_once_however_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = lens_of("chronos-bolt")
     mixed, whole = [], torch.einsum
 
@@ -214,7 +211,7 @@ def test_what_an_attention_does_is_compared_once_however_many_groups(
 
 
 def test_an_attention_without_values_allows_the_stream_alone() -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = fresh("chronos-bolt")
     with torch.no_grad():
         lens.model.encoder.block[0].layer[0].SelfAttention.v.weight.zero_()
     found = flow_of_ranks(run_of(lens))
@@ -237,7 +234,7 @@ def test_the_measured_inequality_holds_for_any_matrices(seed: int) -> None:
             measured_bound(np.array(wrong), spectra)
 
 
-def test_readings_and_figures(lens_of: Callable[[str], Lens]) -> None:
+def test_readings_and_figures() -> None:
     found = flow_of_ranks(run_of(lens_of("chronos-bolt"), ("co2", "elnino", "nile", "electricity")))
     first, last = found["epsilon_rank"].sel(epsilon=0.1).values[[0, -1]]
     words = read_flow_map(found, 0.1)
@@ -270,7 +267,7 @@ def test_readings_and_figures(lens_of: Callable[[str], Lens]) -> None:
     assert f"the last of these is layer {found['stream'].values[-1]}" in read_rank_rise(kept)[0]
 
 
-def test_what_cannot_be_is_refused(lens_of: Callable[[str], Lens]) -> None:
+def test_what_cannot_be_is_refused() -> None:
     run = lens_of("chronos-bolt").run(as_series([np.arange(40.0)]), 6)
     with pytest.raises(InputError, match="batch_size 0"):
         flow_of_ranks(run, batch_size=0)

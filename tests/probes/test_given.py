@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import xarray as xr
 
+from contrasted import centred
+from tiny_lenses import lens_of
 from tsfm_lens import explain, probes
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import Lens, Run
+from tsfm_lens.models import Run
 
 ROOMS = {"probes": probes, "explain": explain}
 OF_RUNS = [
@@ -27,7 +27,7 @@ OF_RUNS = [
 
 
 @pytest.fixture(scope="module")
-def run(lens_of: Callable[[str], Lens], centred: Callable[..., SeriesBatch]) -> Run:
+def run() -> Run:
     return lens_of("chronos-bolt").run(centred("co2"), 4)
 
 

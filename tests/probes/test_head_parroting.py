@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
 
+from contrasted import series_for
+from tiny_lenses import fresh, lens_of
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import EditPattern
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import architectures
 from tsfm_lens.probes import context_parroting, head_parroting, lag_attention
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
 H = 4
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
-
-
-def series_for(lens: Lens) -> object:
-    own = getattr(lens.adapter, "example", None)
-    return own(0, 40) if own else bundled("co2").tail(40)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +58,7 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
 
 
 def test_a_head_that_writes_nothing_changes_nothing() -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = fresh("chronos-bolt")
     width = lens.wiring.output_stack.d_head
     with torch.no_grad():
         lens.adapter.model.get_submodule("decoder.block.1.layer.1.EncDecAttention.o").weight[:, width : 2 * width] = 0

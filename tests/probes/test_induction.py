@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 import xarray as xr
 
+from tiny_lenses import fresh, lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures, load
@@ -26,11 +26,6 @@ from tsfm_lens.testing import assert_close, last_digit
 
 AT = "decoder_blocks.1.cross_attn"
 MOTIF, REPEATS, COUNT = 8, 4, 8
-
-
-@cache
-def tiny() -> Lens:
-    return load(architectures()["chronos"].tiny(), check=False)
 
 
 def uniform(pattern: torch.Tensor, hook: object) -> torch.Tensor:
@@ -63,7 +58,7 @@ def test_the_drawn_ids_are_the_papers() -> None:
 @pytest.mark.parametrize("offset", [0, 1])
 def test_a_hand_built_induction_head_is_found(offset: int) -> None:
     """Plant attention on the right key and a write that unembeds as the token there."""
-    lens = tiny()
+    lens = lens_of("chronos")
     assert not repeated_tokens(lens, **options()).induction.any()
     motifs = drawn(lens)
 
@@ -111,14 +106,14 @@ def test_one_hot_logits_have_the_known_copy_score() -> None:
 
 
 def test_a_head_that_writes_nothing_copies_nothing() -> None:
-    lens = tiny()
+    lens = lens_of("chronos")
     with lens.ablate("decoder.1.cross_attn.2"):
         found = repeated_tokens(lens, **options())
     assert float(found.copy_score.sel(layer="1", head=2)) == 0
 
 
 def test_the_rollout_is_greedy_decoding_without_a_cache() -> None:
-    lens = tiny()
+    lens = lens_of("chronos")
     ids, motifs = _sequences(lens, MOTIF, REPEATS, COUNT, 8.0, 0)
     decoder = torch.cat([torch.zeros(COUNT, 1, dtype=torch.long), motifs[:, :1]], dim=1)
     found = _roll_out(lens, ids, decoder, MOTIF)
@@ -154,7 +149,7 @@ def test_the_last_instance_with_a_continuation_counts() -> None:
 
 def test_scores_are_read_at_the_last_decoder_position_unless_asked_otherwise() -> None:
     """A head that looks past the instance of its token from one position alone, at each position in turn."""
-    lens = tiny()
+    lens = lens_of("chronos")
     found = {}
     for name, query in (("first", 1), ("last", MOTIF - 1)):
 
@@ -176,7 +171,7 @@ def test_scores_are_read_at_the_last_decoder_position_unless_asked_otherwise() -
 
 def test_the_single_step_of_the_released_code() -> None:
     """Its prompt by hand: four motifs and one token more, the start token and the motif's second token, one step."""
-    lens, motifs = tiny(), drawn(tiny())
+    lens, motifs = lens_of("chronos"), drawn(lens_of("chronos"))
     end, start = torch.full((COUNT, 1), 1), torch.zeros(COUNT, 1, dtype=torch.long)
     ids = torch.cat([motifs.repeat(1, REPEATS), motifs[:, :1], end], dim=1)
     encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, 1:2]], dim=1))  # type: ignore[attr-defined]
@@ -211,15 +206,15 @@ def test_the_last_position_is_the_last_that_has_a_right_token() -> None:
 
 def test_the_test_needs_room_and_a_token_model() -> None:
     with pytest.raises(InputError, match="at most 64 tokens"):
-        repeated_tokens(tiny(), motif=32, repeats=4)
+        repeated_tokens(lens_of("chronos"), motif=32, repeats=4)
     with pytest.raises(InputError, match="offset is 2"):
-        repeated_tokens(tiny(), motif=8, offset=2)
+        repeated_tokens(lens_of("chronos"), motif=8, offset=2)
     with pytest.raises(InputError, match="positions='mean' is not known, choose 'last'"):
-        repeated_tokens(tiny(), motif=8, positions="mean")
+        repeated_tokens(lens_of("chronos"), motif=8, positions="mean")
     with pytest.raises(InputError, match="decoding='free'"):
-        repeated_tokens(tiny(), motif=8, decoding="free")
+        repeated_tokens(lens_of("chronos"), motif=8, decoding="free")
     with pytest.raises(InputError, match="no encoder-decoder model over value tokens"):
-        repeated_tokens(load(architectures()["chronos-bolt"].tiny(), check=False))
+        repeated_tokens(fresh("chronos-bolt"))
 
 
 # --- the overlap ---------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import kernel_regression
 from tsfm_lens.probes.kernel_regression import concentration_bound, equal_norm_weights, spectral_kernel
 from tsfm_lens.testing import assert_close
@@ -149,7 +149,7 @@ def test_one_aligned_key_of_a_rank_one_head() -> None:
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5"])
 def test_heads_of_the_t5_family(name: str) -> None:
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = fresh(name)
     own = getattr(lens.adapter, "example", None)
     found = kernel_regression(lens.run(own(0, 40) if own else bundled("co2").tail(40), 4))
     assert float(found["identity_error"].max()) < 1e-4
@@ -164,7 +164,7 @@ def test_heads_of_the_t5_family(name: str) -> None:
 
 def test_other_models_and_inputs_are_refused() -> None:
     with pytest.raises(InputError, match="cross-attention"):
-        kernel_regression(load(architectures()["timesfm-2.5"].tiny(), check=False).run(bundled("co2").tail(40)))
+        kernel_regression(fresh("timesfm-2.5").run(bundled("co2").tail(40)))
     queries, keys, product = draw(0, 2, 3, 4, 4, 1.0)
     with pytest.raises(InputError, match="rank"):
         concentration_bound(queries, keys, product, 0)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import architectures, load
+from tsfm_lens.models import load
 from tsfm_lens.probes import lines_of_thought, logit_lens, trace_lines
 
 BINS, STEPS = 101, 12
@@ -167,7 +168,7 @@ def test_lines_of_a_model() -> None:
 
 
 def test_only_modes_over_values_are_followed() -> None:
-    bolt, t5 = (load(architectures()[name].tiny(), check=False) for name in ("chronos-bolt", "t5"))
+    bolt, t5 = (fresh(name) for name in ("chronos-bolt", "t5"))
     with pytest.raises(InputError, match="reads out quantiles, which have no modes"):
         lines_of_thought(bolt.run(bundled("co2").tail(40)))
     with pytest.raises(InputError, match="token ids, whose neighbours mean nothing"):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
+from tiny_lenses import fresh, lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import architectures
 from tsfm_lens.probes import context_parroting, lag_attention
 from tsfm_lens.probes.parroting import best_lag, lag_errors, naive_parrot
 from tsfm_lens.testing import assert_close
@@ -20,11 +20,6 @@ from tsfm_lens.viz import lag_attention_map
 from tsfm_lens.viz.parroting import read_lag
 
 SEASON = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0])
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def test_a_periodic_continuation_is_a_copy_at_its_period() -> None:
@@ -104,7 +99,7 @@ def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
 
 @pytest.mark.parametrize("name", sorted(architectures()))
 def test_a_model_that_repeats_its_context_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = fresh(name)
     values = np.tile(np.arange(2.0, 9.0), 6) if getattr(lens.adapter, "integers", False) else np.tile(SEASON, 6)
     true = lens.forecast
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 import pytest
 import torch
 
+from contrasted import centred, pair_for
+from tiny_lenses import lens_of
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import Component, PatchFrom, Steer
-from tsfm_lens.models import Lens, architectures
+from tsfm_lens.models import architectures
 from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
 from tsfm_lens.probes.attribution_patching import slopes
 from tsfm_lens.probes.contrast import contrast
 from tsfm_lens.probes.places import places_of, position_groups
 from tsfm_lens.testing import assert_close
 
-Pairs: TypeAlias = Callable[[str], tuple[SeriesBatch, SeriesBatch]]
 # a finite step feels the curvature, of the order of its size; and its two forecasts carry the rounding of their level
 CURVATURE, ROUNDED_SLOPE = 0.05, 2e-3
 
@@ -31,7 +30,7 @@ PATCHES = [name for name in TRUE_GRADIENTS if architectures()[name].readout != "
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cell_equals_the_patched_run_alone(name: str, lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
     lens = lens_of(name)
     clean, corrupted = pair_for(name)
     branch = lens.components()[1]
@@ -58,9 +57,7 @@ def test_a_cell_equals_the_patched_run_alone(name: str, lens_of: Callable[[str],
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
-def test_the_whole_stream_carries_everything(
-    name: str, direction: str, lens_of: Callable[[str], Lens], pair_for: Pairs
-) -> None:
+def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
     lens = lens_of(name)
     clean, corrupted = pair_for(name)
     found = activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), positions="all", direction=direction)
@@ -70,7 +67,7 @@ def test_the_whole_stream_carries_everything(
 
 
 @pytest.mark.parametrize(("name", "horizon"), [("chronos", 8), ("chronos-bolt", 20)])
-def test_in_rollouts_too(name: str, horizon: int, lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_in_rollouts_too(name: str, horizon: int) -> None:
     """Bolt encodes its forecast anew beyond one pass; patched there too, it makes the clean rollout."""
     lens = lens_of(name)
     clean, corrupted = (each.select(0) for each in pair_for(name))
@@ -87,9 +84,7 @@ def test_in_rollouts_too(name: str, horizon: int, lens_of: Callable[[str], Lens]
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_a_small_corruption_is_estimated_exactly(
-    name: str, lens_of: Callable[[str], Lens], centred: Callable[..., SeriesBatch]
-) -> None:
+def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     """First order is exact in the limit; token models have no small corruption of a token."""
     lens = lens_of(name)
     clean = centred("co2")
@@ -103,7 +98,7 @@ def test_a_small_corruption_is_estimated_exactly(
         assert float(np.abs(found["error"]).max()) < 0.03 * size
 
 
-def test_the_error_is_that_against_patching(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_the_error_is_that_against_patching() -> None:
     lens = lens_of("chronos-bolt")
     clean, corrupted = pair_for("chronos-bolt")
     found = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), at="heads", positions=3)
@@ -115,14 +110,14 @@ def test_the_error_is_that_against_patching(lens_of: Callable[[str], Lens], pair
     assert -1 <= found.attrs["rank_correlation"] <= 1
 
 
-def test_gradients_that_are_no_derivatives_are_refused(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_gradients_that_are_no_derivatives_are_refused() -> None:
     clean, corrupted = pair_for("toto-2")
     for probe in (attribution_patching, edge_attribution):
         with pytest.raises(InputError, match="rescales its backward"):
             probe(lens_of("toto-2").run(clean, 4), lens_of("toto-2").run(corrupted, 4))
 
 
-def test_in_every_pass_of_a_rollout_the_same_steps_are_patched(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
     """Bolt's second pass has more tokens: the register token moves, and so does the place of a step."""
     lens = lens_of("chronos-bolt")
     clean, corrupted = (each.select(0) for each in pair_for("chronos-bolt"))
@@ -157,7 +152,7 @@ def test_in_every_pass_of_a_rollout_the_same_steps_are_patched(lens_of: Callable
 
 
 @pytest.mark.parametrize("name", TRUE_GRADIENTS)
-def test_slopes_are_finite_differences(name: str, lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_slopes_are_finite_differences(name: str) -> None:
     """For token models, too, whose tokens cannot change by little but whose streams can."""
     lens = lens_of(name)
     clean, corrupted = pair_for(name)
@@ -178,9 +173,7 @@ def test_slopes_are_finite_differences(name: str, lens_of: Callable[[str], Lens]
     assert slope == pytest.approx(expected, rel=CURVATURE, abs=ROUNDED_SLOPE)
 
 
-def test_gradients_that_are_no_numbers_are_refused(
-    lens_of: Callable[[str], Lens], centred: Callable[..., SeriesBatch]
-) -> None:
+def test_gradients_that_are_no_numbers_are_refused() -> None:
     """TimesFM 3 divides the padding of a shorter series by its zero norm."""
     lens = lens_of("timesfm-3")
     values = centred("pedestrians").values[0]
@@ -190,7 +183,7 @@ def test_gradients_that_are_no_numbers_are_refused(
         attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4))
 
 
-def test_a_pair_must_be_a_pair(lens_of: Callable[[str], Lens], centred: Callable[..., SeriesBatch]) -> None:
+def test_a_pair_must_be_a_pair() -> None:
     lens = lens_of("chronos-2")
     clean = centred("pedestrians", "electricity")
     swapped = clean.select([1, 0])
@@ -201,9 +194,7 @@ def test_a_pair_must_be_a_pair(lens_of: Callable[[str], Lens], centred: Callable
         activation_patching(lens.run(clean, 4), lens.run(together, 4))
 
 
-def test_several_stacks_of_which_one_is_shorter(
-    lens_of: Callable[[str], Lens], centred: Callable[..., SeriesBatch]
-) -> None:
+def test_several_stacks_of_which_one_is_shorter() -> None:
     lens = lens_of("chronos")
     short = centred("pedestrians").tail(5)
     corrupted = replace(short, values=(short.values[0][::-1].copy(),))
@@ -213,7 +204,7 @@ def test_several_stacks_of_which_one_is_shorter(
         assert (int(found["position_start"][0]), int(found["position_stop"][0])) == (-5, 8)
 
 
-def test_what_cannot_be_patched_is_refused(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_what_cannot_be_patched_is_refused() -> None:
     lens = lens_of("chronos-bolt")
     clean, corrupted = pair_for("chronos-bolt")
     with pytest.raises(InputError, match="nothing to recover"):
@@ -264,7 +255,7 @@ def test_what_cannot_be_patched_is_refused(lens_of: Callable[[str], Lens], pair_
         path_patching(lens.run(clean, 4), lens.run(corrupted, 4), senders=["encoder_blocks.0.hook_resid_pre"])
 
 
-def test_gradients_are_there_under_no_grad(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_gradients_are_there_under_no_grad() -> None:
     lens = lens_of("chronos-bolt")
     clean, corrupted = pair_for("chronos-bolt")
     with torch.no_grad():
@@ -273,7 +264,7 @@ def test_gradients_are_there_under_no_grad(lens_of: Callable[[str], Lens], pair_
     np.testing.assert_array_equal(within["first_order"], outside["first_order"])
 
 
-def test_a_frozen_model_has_slopes_and_no_model_keeps_any(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
     lens = copy.deepcopy(lens_of("chronos-bolt"))
     clean, corrupted = pair_for("chronos-bolt")
     for weight in lens.parameters():
@@ -287,7 +278,7 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any(lens_of: Callable[[str
     assert float(np.abs(free["first_order"]).max()) > 0
 
 
-def test_places_of_several_stacks_at_all_positions(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_places_of_several_stacks_at_all_positions() -> None:
     """Bolt's decoder has one token, its encoder several: each place is patched at all of its own."""
     lens = lens_of("chronos-bolt")
     clean, corrupted = pair_for("chronos-bolt")
@@ -299,7 +290,7 @@ def test_places_of_several_stacks_at_all_positions(lens_of: Callable[[str], Lens
     assert_close(both["first_order"][0, 0], alone["first_order"].sum("position")[0], depth=100, dtype=np.float32)
 
 
-def test_floors_are_those_of_the_noisier_run(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_floors_are_those_of_the_noisier_run() -> None:
     """In rollouts of a sampling model another seed of either run, in single passes rounding."""
     lens = lens_of("chronos")
     clean, corrupted = (each.select(0) for each in pair_for("chronos"))
@@ -317,7 +308,7 @@ def test_floors_are_those_of_the_noisier_run(lens_of: Callable[[str], Lens], pai
     assert bool(single["recovered_stands_out"].any())
 
 
-def test_every_effect_of_a_contrast_is_judged(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_every_effect_of_a_contrast_is_judged() -> None:
     lens = lens_of("chronos-bolt")
     runs = [lens.run(each, 4) for each in pair_for("chronos-bolt")]
     judged = {

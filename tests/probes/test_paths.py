@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.data import SeriesBatch
+from contrasted import centred, pair_for
+from tiny_lenses import lens_of
 from tsfm_lens.hooks import Component, PatchFrom
-from tsfm_lens.models import Lens, architectures
+from tsfm_lens.models import architectures
 from tsfm_lens.probes import activation_patching, edge_attribution, path_patching
 from tsfm_lens.probes.path_patching import _HeadInput, heard_by, sender_contrast
 from tsfm_lens.probes.places import later_branches, places_of
 from tsfm_lens.testing import assert_close, rounding
 
-Pairs: TypeAlias = Callable[[str], tuple[SeriesBatch, SeriesBatch]]
 # a finite step feels the curvature, of the order of its size
 CURVATURE = 0.05
 
@@ -26,7 +24,7 @@ NAMES = sorted(architectures())
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "toto-1"])
-def test_a_receiver_hears_the_sender_alone(name: str, lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     """The held run puts the sender's change on the stream before the receiver; accounting gives that stream too."""
     lens = lens_of(name)
     clean, corrupted = pair_for(name)
@@ -54,7 +52,7 @@ def test_a_receiver_hears_the_sender_alone(name: str, lens_of: Callable[[str], L
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_last_branch_acts_directly(name: str, lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_the_last_branch_acts_directly(name: str) -> None:
     """Nothing comes after it, so its path to the output is all that patching it does."""
     lens = lens_of(name)
     clean, corrupted = pair_for(name)
@@ -74,7 +72,7 @@ def test_the_last_branch_acts_directly(name: str, lens_of: Callable[[str], Lens]
     assert np.isnan(paths["recovered"].isel(receiver=slice(None, -1))).all()
 
 
-def test_queries_keys_and_values_together_are_the_whole_path(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_queries_keys_and_values_together_are_the_whole_path() -> None:
     lens = lens_of("chronos-bolt")
     clean, corrupted = pair_for("chronos-bolt")
     sender, receiver = "encoder.0.mlp", "decoder.1.cross_attn.2"
@@ -95,9 +93,7 @@ def test_queries_keys_and_values_together_are_the_whole_path(lens_of: Callable[[
     assert_close(together, whole, depth=100, dtype=np.float32)
 
 
-def test_edges_of_a_small_corruption_are_paths(
-    lens_of: Callable[[str], Lens], centred: Callable[..., SeriesBatch]
-) -> None:
+def test_edges_of_a_small_corruption_are_paths() -> None:
     lens = lens_of("chronos-bolt")
     clean = centred("co2")
     wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
@@ -112,7 +108,7 @@ def test_edges_of_a_small_corruption_are_paths(
 
 
 @pytest.mark.parametrize("name", ["chronos-bolt", "chronos-2", "timesfm-3"])
-def test_within_one_pass_a_rollout_is_a_forward(name: str, lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_within_one_pass_a_rollout_is_a_forward(name: str) -> None:
     lens = lens_of(name)
     clean, corrupted = (each.select(0) for each in pair_for(name))
     stack = lens.wiring.output_stack
@@ -139,7 +135,7 @@ def test_within_one_pass_a_rollout_is_a_forward(name: str, lens_of: Callable[[st
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
-def test_paths_in_rollouts(name: str, lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+def test_paths_in_rollouts(name: str) -> None:
     """Beyond one pass, too, the last branch acts directly, and a path to it ends in what it hears."""
     lens = lens_of(name)
     clean, corrupted = (each.select(0) for each in pair_for(name))

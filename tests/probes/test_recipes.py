@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
+from tiny_lenses import lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.component import Component
@@ -17,18 +17,13 @@ from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import ablation_recipes, diffuse_heads, heads_at_1pp, heads_by_stable_rank, random_heads
 from tsfm_lens.probes import sharp_heads as sharpest
-from tsfm_lens.probes.head_choice import attention_over_time
+from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.plan.orders import rankings
 from tsfm_lens.sweep.plan.variants import heads_in, kinds_of
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def without(lens: Lens, components: list[Component]) -> Lens:

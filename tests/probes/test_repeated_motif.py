@@ -9,6 +9,7 @@ import pytest
 import torch
 import xarray as xr
 
+from tiny_lenses import fresh
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
@@ -61,19 +62,19 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     keys_from = row.attention(kind, layers[0]).keys_from or row.name
     patch = repeated_motif(lens, **few(lens)).attrs["patch"]
     plan = _Plan(2, 4, patch, 3, 4, 0.0, min(lens.adapter.prediction_length, 4 * patch))
-    drawn = _draw(lens, plan, seed=1)
-    encoded = lens.run(drawn.context, plan.steps, along=drawn.future, rollout=False).encoded
+    context, future, lengths = _draw(lens, plan, seed=1)
+    encoded = lens.run(context, plan.steps, along=future, rollout=False).encoded
     asking, shown = encoded.spans[row.name], encoded.spans[keys_from]
     forecasting = any(0 <= start < plan.steps for start in asking.start)
     if (queries == "forecast" and not forecasting) or (queries == "context" and keys_from != row.name):
         with pytest.raises(InputError, match=f"is a {queries} query"):
-            _targets(encoded, row, keys_from, drawn.lengths, plan, queries)
+            _targets(encoded, row, keys_from, lengths, plan, queries)
         return
-    places = _targets(encoded, row, keys_from, drawn.lengths, plan, queries)
+    places = _targets(encoded, row, keys_from, lengths, plan, queries)
     assert places[0].any(axis=(1, 2)).all()
-    for series, length in enumerate(drawn.lengths):
-        whole = np.concatenate([drawn.context[series], np.tile(drawn.future[series], 4)])
-        zero = drawn.context.shape[1]
+    for series, length in enumerate(lengths):
+        whole = np.concatenate([context[series], np.tile(future[series], 4)])
+        zero = context.shape[1]
         held = {
             key: whole[zero + shown.start[key] : zero + shown.stop[key]]
             for key in range(len(shown))
@@ -82,7 +83,7 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
         for query in np.flatnonzero(places[0, series].any(axis=-1)):
             begin = asking.start[query] if queries == "forecast" else asking.stop[query]
             end = begin + patch if queries == "context" else min(asking.stop[query], begin + length)
-            wanted = [drawn_after(drawn, series, start, patch) for start in range(begin, end, patch)]
+            wanted = [drawn_after(context[series], int(length), start, patch) for start in range(begin, end, patch)]
             alike = [[key for key, values in held.items() if np.array_equal(values, want)] for want in wanted]
             earlier = [[key for key in keys if shown.start[key] < begin] for keys in alike]
             assert np.flatnonzero(places[2, series, query]).tolist() == sorted(
@@ -91,14 +92,14 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
             assert np.flatnonzero(places[0, series, query]).tolist() == sorted({keys[-1] for keys in earlier})
             match = np.flatnonzero(places[1, series, query])
             assert match.tolist() == [earlier[0][-1] - 1]
-            np.testing.assert_array_equal(held[match[0]], drawn_after(drawn, series, begin - patch, patch))
+            np.testing.assert_array_equal(
+                held[match[0]], drawn_after(context[series], int(length), begin - patch, patch)
+            )
 
 
-def drawn_after(drawn: object, series: int, start: int, patch: int) -> np.ndarray:
+def drawn_after(context: np.ndarray, length: int, start: int, patch: int) -> np.ndarray:
     """Values from a step on, by the motif alone: its first value stands at the forecast start."""
-    length = int(drawn.lengths[series])  # type: ignore[attr-defined]
-    motif = drawn.context[series, -length:]  # type: ignore[attr-defined]
-    return motif[np.arange(start, start + patch) % length]
+    return context[-length:][np.arange(start, start + patch) % length]
 
 
 def matching(lens: Lens, at: str) -> list[tuple[str, object]]:
@@ -170,10 +171,9 @@ def _share(found: xr.Dataset, lag: int) -> float:
 
 
 def test_a_forecast_that_goes_on_with_the_motif_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
-    drawn = _draw(lens, _Plan(2, 4, 4, 4, 6, 0.3, 16), seed=3)
+    lens = fresh("chronos-bolt")
+    context, wanted, _ = _draw(lens, _Plan(2, 4, 4, 4, 6, 0.3, 16), seed=3)
     true = lens.forecast
-    wanted = drawn.future
 
     def perfect(series: object, horizon: int, **options: object) -> object:
         found = true(series, horizon, **options)  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ def test_a_forecast_that_goes_on_with_the_motif_has_no_error(monkeypatch: pytest
     np.testing.assert_array_equal(found["relative_copy_error"], 0)
     # shown with noise, but goes on without
     np.testing.assert_array_equal(found["truth"], wanted)
-    wanted = np.broadcast_to(drawn.context.mean(axis=1, keepdims=True), wanted.shape)
+    wanted = np.broadcast_to(context.mean(axis=1, keepdims=True), wanted.shape)
     np.testing.assert_allclose(repeated_motif(lens, n_series=6, noise=0.3, seed=3)["relative_copy_error"], 1)
 
 

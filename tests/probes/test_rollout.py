@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -10,25 +9,17 @@ import pytest
 import torch
 import xarray as xr
 
+from contrasted import series_for
+from tiny_lenses import lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import EditPattern
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import attention_flow, norm_weighted_attention, rollout_maps
 from tsfm_lens.probes.rollout import rolled
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
-
-
-def series_for(lens: Lens) -> object:
-    own = getattr(lens.adapter, "example", None)
-    return own(0, 40) if own else bundled("co2").tail(40)
 
 
 @pytest.mark.parametrize("name", NAMES)

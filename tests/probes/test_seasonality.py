@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures, load
@@ -51,7 +52,7 @@ def test_the_season_of_co2_is_a_year() -> None:
 
 @pytest.mark.parametrize("name", sorted(architectures()))
 def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = fresh(name)
     steps = np.arange(48)
     season = np.round(5 + 3 * np.sin(2 * np.pi * steps / 6))
     true = lens.forecast

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
 import tsfm_lens
+from tiny_lenses import lens_of
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens
@@ -57,7 +56,7 @@ def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
     np.testing.assert_allclose(ratio_units(totals, np.full(12, 2)), totals / 2)
 
 
-def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens(lens_of: Callable[[str], Lens]) -> None:
+def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> None:
     """A head that always finds the key leads; one that attends evenly, or writes nothing, does not stand out."""
     lens = lens_of("chronos")
     motif, repeats = 6, 3
@@ -86,7 +85,7 @@ def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens(lens_
         xr.testing.assert_identical(overlap[f"copy_score_{part}"], found[f"copy_score_{part}"])
 
 
-def test_what_copies_no_more_than_it_likes_all_drawn_tokens_does_not_copy(lens_of: Callable[[str], Lens]) -> None:
+def test_what_copies_no_more_than_it_likes_all_drawn_tokens_does_not_copy() -> None:
     """Where every token that a motif can hold is the right one, the copy score is its own floor."""
     lens = lens_of("chronos")
     narrow = {"within": 1e-3, "motif": 3, "repeats": 2, "n_sequences": 4, "decoding": "forced", "positions": "last"}

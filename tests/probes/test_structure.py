@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contrasted import series_for
+from tiny_lenses import lens_of
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import architectures
 from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, layer_similarity
 from tsfm_lens.probes.entropic_rank import head_entropy_of_writes
 from tsfm_lens.probes.similarity import linear_cka
@@ -20,16 +20,6 @@ from tsfm_lens.probes.spectra import core_singular_values, stable_rank
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
-
-
-def series_for(lens: Lens) -> object:
-    own = getattr(lens.adapter, "example", None)
-    return own(2, 40) if own else bundled("co2", "elnino").tail(40)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +100,7 @@ def test_entropic_rank_ignores_scale_and_rotation() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_entropic_rank_of_a_model(name: str) -> None:
     lens = lens_of(name)
-    series = series_for(lens)
+    series = series_for(lens, "co2", "elnino", example=2)
     together = entropic_rank(lens.run(series, 6, num_samples=2 if lens.adapter.readout != "quantile" else None))
     assert ((together["rank"] >= 1) & (together["rank"] <= lens.wiring.output_stack.n_heads)).all()
     weighted = (together["entropy"] * together["tokens"]).sum("series") / together["tokens"].sum()
@@ -166,13 +156,13 @@ def test_cka_of_known_representations() -> None:
 def test_similarities_of_a_model(name: str) -> None:
     lens = lens_of(name)
     draws = {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
-    layers = layer_similarity(lens.run(series_for(lens), 6, **draws))
+    layers = layer_similarity(lens.run(series_for(lens, "co2", "elnino", example=2), 6, **draws))
     own = np.diag(layers["cka"])
     # Chronos-Bolt's decoder begins with the same token for every series, which has nothing to align
     assert name == "chronos-bolt" or np.isfinite(own).all()
     np.testing.assert_allclose(own[np.isfinite(own)], 1)
     np.testing.assert_allclose(np.diag(layers["update_cosine"]), 1)
-    heads = head_similarity(lens.run(series_for(lens), 6, **draws))["cosine"].values
+    heads = head_similarity(lens.run(series_for(lens, "co2", "elnino", example=2), 6, **draws))["cosine"].values
     np.testing.assert_allclose(np.diagonal(heads, axis1=1, axis2=2), 1)
     assert (np.abs(heads) <= 1 + 1e-9).all()
 

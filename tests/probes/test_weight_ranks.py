@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_lenses import fresh, lens_of
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, architectures
 from tsfm_lens.probes import row_angles, weight_ranks
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import rank_histograms, weight_rank_map, weight_spectra
@@ -22,7 +23,7 @@ QUERIES = "encoder.0.self_attn.W_Q"
 
 def edited(change: Callable[[torch.Tensor], torch.Tensor], name: str = "chronos-bolt") -> Lens:
     """A tiny model whose first encoder layer has other queries: ``change`` of their native matrix (out, in)."""
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = fresh(name)
     weight = lens.model.encoder.block[0].layer[0].SelfAttention.q.weight
     with torch.no_grad():
         weight.copy_(change(weight.double()))
@@ -51,9 +52,7 @@ def dense(lens: Lens, stack: str, layer: int, kind: str, part: str) -> np.ndarra
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(
-    name: str, lens_of: Callable[[str], Lens]
-) -> None:
+def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(name: str) -> None:
     lens = lens_of(name)
     found = weight_ranks(lens, epsilon=[0.3, 0.01], per_head=True)
     whole = found.isel(matrix=np.flatnonzero(found["head"].values == ""))
@@ -180,12 +179,12 @@ def test_readings_and_figures_tell_the_planted_matrix() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0, 1, -0.1, 2.0, float("nan"), True, "0.1", [], [0.1, None]])
-def test_an_epsilon_that_means_nothing_is_refused(epsilon: object, lens_of: Callable[[str], Lens]) -> None:
+def test_an_epsilon_that_means_nothing_is_refused(epsilon: object) -> None:
     with pytest.raises(InputError, match="epsilon is"):
         weight_ranks(lens_of("chronos"), epsilon=epsilon)  # type: ignore[arg-type]
 
 
-def test_what_a_model_does_not_have_is_named(lens_of: Callable[[str], Lens]) -> None:
+def test_what_a_model_does_not_have_is_named() -> None:
     lens = lens_of("chronos")
     with pytest.raises(UnknownNameError, match="encoder"):
         weight_ranks(lens, stack="encodr")

@@ -13,8 +13,7 @@ from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import entropic_rank, heads_by_stable_rank
-from tsfm_lens.probes.attention import pick_attention
-from tsfm_lens.probes.head_choice import attention_over_time
+from tsfm_lens.probes.attention import attention_over_time, pick_attention
 from tsfm_lens.sweep.plan.orders import ORDERS, Order, head_scores, parse_orders, ranking, rankings
 from tsfm_lens.testing import assert_close, rounding
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 
+from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.places import stack_named
 from tsfm_lens.registry import probe
 
 __all__ = ["attention_patterns", "head_entropy", "row_entropy"]
 
 SHARP_BELOW = 0.38
+_SOURCE = "tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)"
 
 
 def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
@@ -29,8 +31,7 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
     # one decoder token attends to itself alone, which shows nothing
     single = stack.name == "decoder" and lens.emits == "quantile"
     # attention between variates has no time axis, and one series has nobody to attend to
-    in_time = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
-    selection = [kind for kind in kinds if kind in in_time and not (single and kind == "self_attn")]
+    selection = [kind for kind in kinds if layers_in_time(stack, kind) and not (single and kind == "self_attn")]
     return {f"attention_{kind}": {"kind": kind, "stack": stack.name} for kind in selection}
 
 
@@ -63,10 +64,7 @@ def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None =
         {'layer': 3, 'head': 4, 'query': 12, 'key': 129}
     """
     refuse_variates(run.batch)
-    if len(run.batch) != 1:
-        raise InputError(
-            f"attention patterns are drawn for one series at a time, got {len(run.batch)}; use run.select(…)"
-        )
+    refuse_several(run, "attention patterns are drawn")
     data = _patterns(run, *pick_attention(run.lens, stack, kind))
     data["native_median"] = (("series", "step"), run.forecast.median)
     return data
@@ -82,10 +80,7 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
     data = data.assign_coords(span_coords(query=run.encoded.spans[row.name], key=run.encoded.spans[keys]))
     data["pattern"] = (("layer", "head", "query", "key"), pattern.numpy().astype(np.float32))
     data["entropy"] = (("layer", "head"), row_entropy(pattern.numpy()).mean(axis=-1), {"units": "nats"})
-    title, source = (
-        f"{kind} of the {row.name or 'model'}",
-        "tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)",
-    )
+    title, source = f"{kind} of the {row.name or 'model'}", _SOURCE
     data.attrs = describe_attention(run, "attention", title, source, row, kind)
     return data
 
@@ -119,27 +114,36 @@ def pick_attention(lens: Lens, stack: str | None, kind: str | None) -> tuple[Sta
         InputError: attention of this kind is between variates.
         UnknownNameError: the model has no such stack or kind of attention.
     """
-    names = [s.name for s in lens.wiring.stacks]
-    name = lens.wiring.output_stack.name if stack is None else stack
-    if name not in names:
-        raise unknown_name("stack", name, names)
-    row = lens.wiring.stack(name)
+    row = stack_named(lens.wiring, stack, lens.wiring.output_stack)
     kinds = row.attention_kinds()
-    in_time = {each.kind for layer in range(row.n_layers) for each in row.attentions(layer) if each.over == "time"}
-    attention = next(each for each in reversed(kinds) if each in in_time) if kind is None and in_time else str(kind)
+    attention = attention_over_time(row) if kind is None and kinds else str(kind)
     if attention not in kinds:
-        raise unknown_name(f"attention in the {name or 'model'}", attention, kinds)
-    layers = [
-        layer
-        for layer in range(row.n_layers)
-        if any(each.kind == attention and each.over == "time" for each in row.attentions(layer))
-    ]
+        raise unknown_name(f"attention in the {row.name or 'model'}", attention, kinds)
+    layers = layers_in_time(row, attention)
     if not layers:
         raise InputError(
             f"{attention} attends over variates, not over time; read its pattern with "
             f"lens.run_with_cache(series, names_filter='**.{attention}.hook_pattern')"
         )
     return row, attention, layers
+
+
+def layers_in_time(stack: Stack, kind: str) -> list[int]:
+    """Return the layers in which a kind of attention is between tokens in time."""
+    layers = range(stack.n_layers)
+    return [x for x in layers if any(row.kind == kind and row.over == "time" for row in stack.attentions(x))]
+
+
+def attention_over_time(stack: Stack) -> str:
+    """Return a stack's last kind of attention between tokens in time; its last kind if there is none."""
+    kinds = stack.attention_kinds()
+    return next((kind for kind in reversed(kinds) if layers_in_time(stack, kind)), kinds[-1])
+
+
+def refuse_several(run: Run, what: str) -> None:
+    """Refuse a run of more than one series."""
+    if len(run.batch) != 1:
+        raise InputError(f"{what} for one series at a time, got {len(run.batch)}; use run.select(…)")
 
 
 def refuse_variates(batch: SeriesBatch) -> None:
@@ -172,7 +176,7 @@ def head_entropy(
     *,
     kind: str | None = None,
     sharp_below: float = SHARP_BELOW,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> xr.Dataset:
     """Measure how widely each head of the output stack spreads its attention along a forecast.
 
@@ -213,12 +217,6 @@ def head_entropy(
     spread = float(entropy.max() - entropy.min())
     normalised = (entropy - entropy.min()) / (spread or 1.0)
     data = xr.Dataset({"entropy": entropy, "normalised": normalised, "sharp": normalised < sharp_below})
-    data.attrs = run.describe(
-        "head_entropy",
-        "Head entropy",
-        "tsfm-lens paper, section 4 (S3-HENT)",
-        stack=row.name,
-        attention=attention,
-        sharp_below=sharp_below,
-    )
+    facts = {"stack": row.name, "attention": attention, "sharp_below": sharp_below}
+    data.attrs = run.describe("head_entropy", "Head entropy", "tsfm-lens paper, section 4 (S3-HENT)", **facts)
     return data

@@ -11,12 +11,12 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.memory import width_of_output
 from tsfm_lens.models.noise import own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.places import component_coords, head_or_kind
 from tsfm_lens.probes.writes import own_readout, writes_and_stream
 from tsfm_lens.registry import probe
 
@@ -161,24 +161,6 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
 def of_median(parts: xr.DataArray) -> xr.DataArray:
     """Return the parts of the quantile nearest to the median, where there are several."""
     return parts.sel(quantile=0.5, method="nearest") if "quantile" in parts.dims else parts
-
-
-def head_or_kind(data: xr.Dataset) -> list[str]:
-    """Return the group that each component is compared in: "head" for heads, the kind for all else."""
-    kinds, heads = data["kind"].values.astype(str), data["head"].values
-    return ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
-
-
-def component_coords(names: list[Component | str]) -> dict[str, Any]:
-    """Return coordinates that place components in the model: stack, kind, layer_index and head (-1 for none)."""
-    real = [name if isinstance(name, Component) else None for name in names]
-    return {
-        "component": [str(name) for name in names],
-        "stack": ("component", [c.stack if c else "" for c in real]),
-        "kind": ("component", [(c.kind or "layer") if c else str(n) for c, n in zip(real, names, strict=True)]),
-        "layer_index": ("component", [c.layer if c else -1 for c in real]),
-        "head": ("component", [c.head if c and c.head is not None else -1 for c in real]),
-    }
 
 
 def completeness(attribution: np.ndarray, total: np.ndarray) -> np.ndarray:

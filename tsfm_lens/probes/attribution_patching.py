@@ -18,7 +18,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.recording import refuse_gradients, refuse_run
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.contrast import Contrast, Direction, contrast
+from tsfm_lens.probes.contrast import Direction, RunPair, contrast
 from tsfm_lens.probes.patching import grid_of, patches
 from tsfm_lens.probes.places import Place, place_coords, places_of
 from tsfm_lens.registry import probe
@@ -91,7 +91,7 @@ def attribution_patching(
     return pair.judged(data)
 
 
-def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
+def slopes(pair: RunPair, names: Sequence[str]) -> Activations:
     """Record the base run with the gradients of the share recovered, under ``name + "_grad"``.
 
     Raises:

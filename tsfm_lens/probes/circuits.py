@@ -14,17 +14,15 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
-from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.contrast import contrast
 from tsfm_lens.probes.edge_attribution import edge_attribution
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.path_patching import component_at
-from tsfm_lens.probes.places import Place, listed, places_of
-from tsfm_lens.probes.zero_ablation import reference_of
+from tsfm_lens.probes.places import Place, component_coords, listed, places_of
+from tsfm_lens.probes.zero_ablation import ablations_of
 from tsfm_lens.registry import probe
 
 __all__ = ["minimal_circuit"]
@@ -62,8 +60,7 @@ def minimal_circuit(
 
     Args:
         clean: the run in which the behaviour shows.
-        corrupted: a run, made alike, of series of equal lengths without what the circuit is for. Components outside the
-            circuit take their activations from it. If None, ``how`` says what they take.
+        corrupted: run, made alike, without what the circuit is for; gives what nodes outside take, if not None.
         ranking: "greedy" removes, round by round, the component that lowers faithfulness least after earlier removals,
             until none more can go. "effects" ranks components by the effect of ablating each alone, "edges" by the
             size of their outgoing edges (edge attribution, in single forwards); both take the shortest list that is
@@ -116,9 +113,7 @@ def minimal_circuit(
         sources.append(pair.source)
         ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
     else:
-        source = reference_of(clean, how, reference)
-        interventions = ablated_variants(clean.lens, components, how, source, horizon=clean.horizon, seed=clean.seed)
-        ablations = dict(zip(components, interventions, strict=True))
+        ablations = ablations_of(clean, components, how, reference)
     bench = _Bench.of(clean, ablations, behaviour).with_verdicts(sources, smallest)
     if ranking == "greedy":
         order, curve = _greedy(bench, tolerance, per_round, progress)
@@ -126,24 +121,14 @@ def minimal_circuit(
         order, curve = _shortest_faithful(bench, _scores(bench, corrupted, ranking), tolerance)
     data = _dataset(bench, components, order, curve)
     label = getattr(behaviour, "__name__", type(behaviour).__name__) if behaviour is not None else "forecast"
-    data.attrs = clean.describe(
-        "circuit",
-        "Minimal circuit",
-        _SOURCE,
-        ranking=ranking,
-        tolerance=tolerance,
-        smallest=smallest,
-        behaviour=label,
-        how="corrupted" if corrupted is not None else how,
-        rollout=int(clean.rollout),
-        statistic=clean.statistic,
-    )
+    facts: dict[str, object] = {"ranking": ranking, "tolerance": tolerance, "smallest": smallest, "behaviour": label}
+    facts |= {"how": "corrupted" if corrupted is not None else how, "rollout": int(clean.rollout)}
+    data.attrs = clean.describe("circuit", "Minimal circuit", _SOURCE, **facts, statistic=clean.statistic)
     if bench.no_verdict.any():
         without = ", ".join(name for name, none in zip(clean.batch.ids, bench.no_verdict, strict=True) if none)
         data.attrs["refused"] = f"no verdict on {without}: all nodes together change too little there"
     for name in ("faithfulness", "completeness"):
-        floor = np.where(bench.no_verdict, np.nan, bench.noise / np.where(bench.no_verdict, 1.0, bench.gap))
-        data = judge(data, name, floor=floor, signed=True)
+        data = judge(data, name, floor=bench.noise / bench.usable_gap, signed=True)
     return data
 
 
@@ -175,12 +160,7 @@ def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
 
 @dataclass(frozen=True)
 class _Bench:
-    """Run with sets of nodes ablated, and the faithfulness of these sets.
-
-    Attributes:
-        noise: (series,) the distance of two behaviours of the unchanged model.
-        no_verdict: (series,) whether the gap between the whole model and nothing of it is too small to divide by.
-    """
+    """Run with sets of nodes ablated, their faithfulness, its noise (series,), and the series without a verdict."""
 
     run: Run
     ablations: Ablations
@@ -225,6 +205,11 @@ class _Bench:
         return self._distance(self.nothing)
 
     @property
+    def usable_gap(self) -> np.ndarray:
+        """Gap of the series that have a verdict, NaN for others, (series,)."""
+        return np.where(self.no_verdict, np.nan, self.gap)
+
+    @property
     def gap_share(self) -> np.ndarray:
         """Distance of the forecasts themselves, over the range of context and forecast, (series,)."""
         wide = ranges(self.run, self.whole)
@@ -241,9 +226,7 @@ class _Bench:
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
         """Compute the faithfulness of forecasts (…, series, step), (…, series); NaN without a verdict."""
-        return np.where(
-            self.no_verdict, np.nan, 1.0 - self._distance(forecasts) / np.where(self.no_verdict, 1.0, self.gap)
-        )
+        return 1.0 - self._distance(forecasts) / self.usable_gap
 
     def mean_faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
         """Average the faithfulness of forecasts (…, series, step) over series that have a verdict, (…)."""
@@ -324,7 +307,7 @@ def _dataset(bench: _Bench, nodes: list[Component], order: list[Component], curv
     outside, inside = set(order), set(nodes) - set(order)
     circuit, complement = bench.forecasts([outside, inside])
     data = bench.run.dataset()
-    data = data.assign_coords(component_coords(list(nodes))).assign_coords(
+    data = data.assign_coords(component_coords(nodes)).assign_coords(
         size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
     )
     data["in_circuit"] = ("component", [node in inside for node in nodes])

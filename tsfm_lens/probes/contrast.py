@@ -19,7 +19,7 @@ Direction = Literal["denoise", "noise"]
 
 
 @dataclass(frozen=True)
-class Contrast:
+class RunPair:
     """Two runs, of batches of equal shape.
 
     Attributes:
@@ -91,7 +91,7 @@ def contrast(
     names: Sequence[str],
     base_names: Sequence[str] = (),
     direction: Direction = "denoise",
-) -> Contrast:
+) -> RunPair:
     """Record both runs.
 
     Args:
@@ -99,7 +99,7 @@ def contrast(
             source follows the base's path, so that both decoders read the same values; a source with an ``along`` of
             its own keeps it.
         names, base_names: hook points to record of the source and of the base.
-        direction: see :class:`Contrast`.
+        direction: see :class:`RunPair`.
 
     Raises:
         InputError: the runs are not made alike, the batches differ in shape, the corruption does not change a forecast,
@@ -119,7 +119,7 @@ def contrast(
             f"clean and corrupted forecasts of series {name!r} are the same, so there is nothing to recover: corrupt "
             "more, or what the model reads"
         )
-    return Contrast(base, source, base.point, source.point, direction, base_acts, source_acts)
+    return RunPair(base, source, base.point, source.point, direction, base_acts, source_acts)
 
 
 def _record(run: Run, names: Sequence[str]) -> Activations:

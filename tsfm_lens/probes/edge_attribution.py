@@ -9,11 +9,10 @@ import torch
 import xarray as xr
 
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution_patching import slopes
-from tsfm_lens.probes.contrast import Contrast, Direction
+from tsfm_lens.probes.contrast import Direction, RunPair
 from tsfm_lens.probes.path_patching import OUTPUT, branch_at, component_at, heard_in_groups, sender_contrast
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 from tsfm_lens.registry import probe
@@ -38,8 +37,7 @@ def edge_attribution(
     has no gradient, so the edge into it is missed.
 
     Args:
-        clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are
-            read in single forwards, which have the gradients.
+        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`; in single forwards.
         nodes: heads and branches; the heads and MLPs of the stack that is read out if None.
 
     Returns:
@@ -68,17 +66,14 @@ def edge_attribution(
     scores = edge_scores(pair, places)
     data.attrs = pair.base.describe("edges", "Edge attribution", _SOURCE, **pair.parameters())
     axes = ("sender", "receiver", "series")
-    result = pair.judged(data.assign(score=(axes, np.where(_reachability(lens, places)[..., None], scores, np.nan))))
+    # receivers that come after the sender, and the output
+    after = [later_branches(lens.wiring, component_at(place)) for place in places]
+    possible = np.array([[*(branch_at(place) in later for place in places), True] for later in after])
+    result = pair.judged(data.assign(score=(axes, np.where(possible[..., None], scores, np.nan))))
     return result.assign(score=(axes, scores))
 
 
-def _reachability(lens: Lens, places: Sequence[Place]) -> np.ndarray:
-    """Mark receivers that come after the sender, (sender, receiver and output)."""
-    after = [later_branches(lens.wiring, component_at(place)) for place in places]
-    return np.array([[*(branch_at(place) in later for place in places), True] for later in after])
-
-
-def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:
+def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
     """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
     at = slopes(pair, sorted({place.point for place in places}))
     row_of = {place.target: row for row, place in enumerate(places)}

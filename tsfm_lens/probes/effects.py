@@ -12,14 +12,12 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
-from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, ranges, share_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords, head_or_kind
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
-from tsfm_lens.probes.places import later_branches, listed
-from tsfm_lens.probes.zero_ablation import points_without, reference_of
+from tsfm_lens.probes.places import component_coords, head_or_kind, later_branches, listed
+from tsfm_lens.probes.zero_ablation import ablations_of, points_without
 from tsfm_lens.registry import probe
 
 __all__ = ["causal_effects"]
@@ -49,8 +47,7 @@ def causal_effects(
     neither.
 
     Args:
-        run: the forecast to explain. In rollouts, a held branch writes what it wrote in the same pass of the plain
-            rollout.
+        run: the forecast to explain; in rollouts, a held branch writes what it wrote in the same plain pass.
         components: heads, branches or layers, by name or glob; heads and MLPs of the stack that is read out if None.
         how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
         smallest: self-repair is undefined for direct effects whose mean size is up to this share of the series' range.
@@ -80,13 +77,11 @@ def causal_effects(
     refuse_no_share(smallest, "smallest")
     lens = run.lens
     targets = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(list(targets)))
+    data = run.dataset().assign_coords(component_coords(targets))
     later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in targets}
     branches = sorted({_point(lens, branch) for behind in later.values() for branch in behind})
     acts = run.record(branches or ["unembed.hook_out"])
-    source = reference_of(run, how, reference)
-    interventions = ablated_variants(lens, targets, how, source, horizon=run.horizon, seed=run.seed)
-    free = dict(zip(targets, interventions, strict=True))
+    free = ablations_of(run, targets, how, reference)
     variants = [
         Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in later[component])))
         for component, ablations in free.items()

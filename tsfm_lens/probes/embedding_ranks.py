@@ -15,10 +15,9 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.row_angles import random_angle
-from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.probes.streaming import StreamedSpectrum
-from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels
-from tsfm_lens.ranks import angles, effective_rank, epsilon_rank, participation_ratio
+from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, ranks_of
+from tsfm_lens.ranks import angles, epsilon_rank
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import mean_interval
 
@@ -45,8 +44,7 @@ def embedding_ranks(
 
     Args:
         run: its model, and its series as the family "own series".
-        signals: families of series by name, each as :func:`tsfm_lens.data.as_series` takes it; those of
-            :func:`signal_families` if None.
+        signals: series by name of the family, as of :func:`tsfm_lens.data.as_series`; :func:`signal_families` if None.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
         tokens: number of each family's tokens that have angles, evenly over its first 4096.
         batch_size: series in a group.
@@ -78,11 +76,8 @@ def embedding_ranks(
     if tokens < 2 or batch_size < 1:
         raise InputError(f"tokens {tokens} and batch_size {batch_size}, expected at least 2 and 1")
     lens = run.lens
-    families = (
-        signal_families(run, seed=seed)
-        if signals is None
-        else {name: as_series(each) for name, each in signals.items()}
-    )
+    families = {name: as_series(each) for name, each in (signals or {}).items()}
+    families = signal_families(run, seed=seed) if signals is None else families
     if clash := {OWN, VOCABULARY} & set(families):
         raise InputError(f"a family is called {min(clash)!r}, which has a meaning here; give it another name")
     embeddings = {
@@ -134,13 +129,7 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
 
 
 class _Tokens:
-    """Embedded tokens of a family.
-
-    Attributes:
-        spectrum: of all tokens.
-        signals: singular values of each signal.
-        first: the first tokens, (token, d).
-    """
+    """Embedded tokens of a family: their spectrum, singular values of each signal, and the first (token, d)."""
 
     def __init__(self, width: int) -> None:
         self.spectrum = StreamedSpectrum(width)
@@ -186,10 +175,8 @@ def _context_mask(lens: Lens, encoded: Any) -> Tensor:
     """Mark tokens of the first stack that show the context of their row, (row, pos)."""
     name = lens.wiring.stacks[0].name
     spans = encoded.spans[name]
-    of_context = torch.tensor(
-        [not special and start < 0 for special, start in zip(spans.special, spans.start, strict=True)]
-    )
-    return encoded.shown(name) & of_context
+    pairs = zip(spans.special, spans.start, strict=True)
+    return encoded.shown(name) & torch.tensor([not special and start < 0 for special, start in pairs])
 
 
 def vocabulary_of(lens: Lens) -> Tensor | None:
@@ -199,30 +186,10 @@ def vocabulary_of(lens: Lens) -> Tensor | None:
 
 
 def _ranks(embeddings: Mapping[str, _Tokens], levels: list[float]) -> xr.Dataset:
-    spectra = [each.spectrum.singular_values() for each in embeddings.values()]
-    width = max(len(values) for values in spectra)
-    floors = np.array(
-        [each.spectrum.rounding_floor(v, 0) for each, v in zip(embeddings.values(), spectra, strict=True)]
-    )
-    measures = {
-        "stable_rank": stable_rank,
-        "effective_rank": effective_rank,
-        "participation_ratio": participation_ratio,
-    }
-    return xr.Dataset(
-        {
-            "singular_value": (
-                ("family", "mode"),
-                np.stack([np.pad(v, (0, width - len(v)), constant_values=np.nan) for v in spectra]),
-            ),
-            "epsilon_rank": (("epsilon", "family"), np.stack([epsilon_rank(v, levels) for v in spectra], axis=1)),
-            "told": (("epsilon", "family"), ~(np.array(levels)[:, None] < floors)),
-            "rounding_floor": ("family", floors),
-            "full": ("family", [len(v) for v in spectra]),
-            **{name: ("family", [float(measure(v)) for v in spectra]) for name, measure in measures.items()},
-        },
-        coords={"family": list(embeddings), "epsilon": levels},
-    )
+    values = [each.spectrum.singular_values() for each in embeddings.values()]
+    floors = [each.spectrum.rounding_floor(own, 0) for each, own in zip(embeddings.values(), values, strict=True)]
+    data = ranks_of(values, floors, levels, "family").drop_vars("rank_share")
+    return data.assign(full=("family", [len(own) for own in values])).assign_coords(family=list(embeddings))
 
 
 def _of_signals(embeddings: Mapping[str, _Tokens], levels: list[float]) -> dict[str, Any]:

@@ -61,13 +61,9 @@ def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> 
         },
         coords={"layer": list(map(str, means.layers)), "series": means.rows},
     )
-    data.attrs = run.describe(
-        "entropic_rank",
-        f"Entropic rank of {means.kind}",
-        "tsfm-lens paper, appendix E (S3-ERANK)",
-        attention=means.kind,
-        heads=run.lens.wiring.output_stack.n_heads,
-    )
+    title, source = f"Entropic rank of {means.kind}", "tsfm-lens paper, appendix E (S3-ERANK)"
+    facts = {"attention": means.kind, "heads": run.lens.wiring.output_stack.n_heads}
+    data.attrs = run.describe("entropic_rank", title, source, **facts)
     return data
 
 
@@ -106,8 +102,7 @@ def mean_over_tokens(
 
     Args:
         run, kind, batch_size: see :func:`entropic_rank`.
-        reduce: head writes (batch, pos, head, d_model) to (batch, pos, …), token by token; applied while the model
-            runs.
+        reduce: head writes (batch, pos, head, d_model) to (batch, pos, …), token by token, while the model runs.
         normed: read writes after a norm behind the output projection, if there is one; else before it.
 
     Raises:

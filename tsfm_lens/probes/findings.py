@@ -42,11 +42,9 @@ def judge(
     Args:
         data: result with ``name`` over (…, series).
         name: of the effect.
-        floor: (series,), one value, or labelled by some of the effect's dimensions: the same measure on an unchanged
-            model.
+        floor: (series,), one value, or labelled by dimensions of the effect: the same measure on an unchanged model.
         signed: whether effects below zero count by their size.
-        groups: a coordinate or array over some of the members' dimensions, or one label per member; each group has its
-            own leader. None puts all into one.
+        groups: a coordinate or array over members' dimensions, or a label per member; None puts all into one group.
         values: (…, series) the effect by series, where the result has it in some other form.
         over: the dimension that is a sample, if it is not "series".
         control: see :data:`tsfm_lens.stats.Control`; "by" for lists in which a few wrong members among many do no harm.

@@ -9,22 +9,25 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention_growth import AttentionGrowth, as_variables
 from tsfm_lens.probes.entropic_rank import item_groups
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.probes.spectra import core_singular_values, stable_rank
+from tsfm_lens.probes.places import stack_named
+from tsfm_lens.probes.spectra import core_singular_values
 from tsfm_lens.probes.streaming import StreamedSpectrum
-from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, weight_matrices
-from tsfm_lens.ranks import effective_rank, epsilon_rank, flow_bound, participation_ratio
+from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, ranks_of, weight_matrices
+from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.registry import probe
 
 __all__ = ["flow_of_ranks"]
 
 _E2 = float(np.exp(2.0))
+_AGREES = 1e-3
+"""Largest deviation of a head's output from pattern times values, a share of its own size, by rounding alone."""
 
 
 @probe("flow_of_ranks")
@@ -83,10 +86,7 @@ def flow_of_ranks(
     if batch_size < 1 or apart < 0:
         raise InputError(f"batch_size {batch_size} and apart {apart}, expected 1 or more and 0 or more")
     lens = run.lens
-    stacks = {each.name: each for each in lens.wiring.stacks}
-    if stack is not None and stack not in stacks:
-        raise unknown_name("stack", stack, list(stacks))
-    column = lens.wiring.stacks[0] if stack is None else stacks[stack]
+    column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
     for layer in range(column.n_layers):
         if not any(column.attentions(layer)):
             raise InputError(
@@ -98,7 +98,7 @@ def flow_of_ranks(
     # rows are series, or items whose variates share a sequence
     single = {name for place in places for name in (run.batch.ids[place], run.batch.groups[place])}
     spectra = [StreamedSpectrum(column.d_model) for _ in points]
-    growths = [AttentionGrowth(lens, column, layer) for layer in range(column.n_layers)]
+    growths = [_AttentionGrowth(lens, column, layer) for layer in range(column.n_layers)]
     around = [point for growth in growths for point in growth.points]
     series: list[str] = []
     # one array for all: small arrays between the groups' large ones would keep the heap from reusing these
@@ -122,7 +122,9 @@ def flow_of_ranks(
             series.append(name)
     data = _of_streams(spectra, levels, ranks[..., : len(series)], series)
     data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
-    data = data.assign(as_variables(growths, data.sizes["mode"]))
+    around_attention = np.stack([each.spectra() for each in growths])[..., : data.sizes["mode"]]
+    for place, name in enumerate(("attention_value", "attention_bound")):
+        data[name] = (("layer", "mode"), around_attention[:, place])
     data = judge(data, "rank_rise", floor=0.0, signed=True, groups="epsilon")
     least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
     facts = {"stack": column.name, "tokens": spectra[0].rows, "heads": column.n_heads, "least_depth": least}
@@ -138,38 +140,17 @@ def _values(rows: Tensor) -> np.ndarray:
 def _of_streams(
     spectra: list[StreamedSpectrum], levels: list[float], ranks: np.ndarray, series: list[str]
 ) -> xr.Dataset:
-    values = np.stack([each.singular_values() for each in spectra])
-    epsilon_ranks = epsilon_rank(values, levels)
-    floors = np.array(
-        [each.rounding_floor(own, place) for place, (each, own) in enumerate(zip(spectra, values, strict=True))]
+    values = [each.singular_values() for each in spectra]
+    floors = [each.rounding_floor(own, place) for place, (each, own) in enumerate(zip(spectra, values, strict=True))]
+    axes = ("epsilon", "stream", "series")
+    data = ranks_of(values, floors, levels, "stream").assign(
+        series_rank=(axes, ranks), rank_rise=(axes, ranks - ranks[:, :1])
     )
-    return xr.Dataset(
-        {
-            "singular_value": (("stream", "mode"), values),
-            "epsilon_rank": (("epsilon", "stream"), epsilon_ranks),
-            "rank_share": (("epsilon", "stream"), epsilon_ranks / values.shape[1]),
-            "told": (("epsilon", "stream"), ~(np.array(levels)[:, None] < floors)),
-            "stable_rank": ("stream", stable_rank(values)),
-            "effective_rank": ("stream", effective_rank(values)),
-            "participation_ratio": ("stream", participation_ratio(values)),
-            "rounding_floor": ("stream", floors),
-            "series_rank": (("epsilon", "stream", "series"), ranks),
-            "rank_rise": (("epsilon", "stream", "series"), ranks - ranks[:, :1]),
-        },
-        coords={
-            "stream": ["embed", *map(str, range(len(spectra) - 1))],
-            "epsilon": levels,
-            "series": series,
-        },
-    )
+    return data.assign_coords(stream=["embed", *map(str, range(len(spectra) - 1))], series=series)
 
 
 def _of_weights(lens: Lens, column: Stack, levels: list[float], streams: np.ndarray) -> dict[str, object]:
-    """Compute the variables over layers: spectra of W_Q, the norms that theorem 4 asks for, and its bound.
-
-    Args:
-        streams: singular values (stream, mode).
-    """
+    """Compute spectra of W_Q, the norms of theorem 4, and its bound from singular values (stream, mode)."""
     first = {layer: next(column.attentions(layer)).kind for layer in range(column.n_layers)}
     queries = [
         _values(one.weight.cpu())
@@ -203,3 +184,69 @@ def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
     if not deep or norms.max() > 1 or not values.min() > 0:
         return np.full(len(values), np.nan)
     return flow_bound(values, column.n_heads, column.n_layers)
+
+
+class _AttentionGrowth:
+    """Spectra around the first attention of a layer, and the rank that it can add: the inequality behind theorem 4."""
+
+    def __init__(self, lens: Lens, column: Stack, layer: int) -> None:
+        self.column, self.layer, self.kind = column, layer, next(column.attentions(layer)).kind
+        self.weights = lens.weights.heads(layer, self.kind, column.name)
+        self.before, self.after = StreamedSpectrum(column.d_model), StreamedSpectrum(column.d_model)
+        self.values = [StreamedSpectrum(self.weights.W_V.shape[-1]) for _ in range(column.n_heads)]
+        self.norms = np.zeros(column.n_heads)
+        self.agrees, self.compared = True, False
+
+    @property
+    def points(self) -> list[str]:
+        """Hook points that :meth:`add` reads."""
+        dot = f"{self.column.prefix}.{self.layer}."
+        return [f"{dot}hook_resid_mid", *(f"{dot}{self.kind}.hook_{part}" for part in ("v", "z", "pattern"))]
+
+    def add(self, acts: Activations, visible: Tensor) -> None:
+        """Add a group: its activations, and a mask of the tokens that belong to a series, (row, pos)."""
+        after, values, z, pattern = (acts[point].detach().cpu().double() for point in self.points)
+        heads = pattern.shape[1]
+        values = values.repeat_interleave(heads // values.shape[2], dim=2)
+        if values.shape[0] != pattern.shape[0] or pattern.shape[-2:] != (visible.shape[1], values.shape[1]):
+            # an attention that regroups rows, such as one over variates
+            self.agrees = False
+            return
+        visible = visible.cpu()
+        outputs = z[visible]
+        if len(outputs) and not self.compared:
+            # what an attention does is the same in every group
+            self.compared = True
+            mixture = torch.einsum("bhqk,bkhd->bqhd", pattern, values)[visible]
+            self.agrees = bool((outputs - mixture).abs().max() <= _AGREES * outputs.abs().max())
+        if not self.agrees:
+            return
+        writes = torch.einsum("nhd,hdm->nm", outputs, self.weights.W_O.detach().cpu().double()) * self.weights.scale
+        self.after.add(after[visible])
+        self.before.add(after[visible] - writes)
+        masked = pattern * visible[:, None, :, None]
+        attended = masked.sum((1, 2)) > 0
+        # the product of the largest column and row sum is above the squared spectral norm, and so is Frobenius'
+        sums = masked.sum(2).amax(-1) * masked.sum(3).amax(-1)
+        norms = torch.minimum(sums, masked.square().sum((-2, -1))).sqrt()
+        self.norms = np.maximum(self.norms, norms.amax(0).numpy())
+        for head, spectrum in enumerate(self.values):
+            spectrum.add(values[:, :, head][attended])
+
+    def spectra(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return relative singular values after the attention and their bound, (mode,) each; NaN if unknown."""
+        width = self.column.d_model
+        if not (self.agrees and self.after.rows):
+            return np.full(width, np.nan), np.full(width, np.nan)
+        out, scale = self.weights.W_O.cpu().double(), abs(self.weights.scale)
+        writes = [
+            norm * scale * spectrum.singular_values_through(out[head])
+            for head, (norm, spectrum) in enumerate(zip(self.norms, self.values, strict=True))
+        ]
+        most = max(map(len, writes))
+        padded = np.stack([np.pad(each, (0, most - len(each))) for each in writes])
+        values, start = self.after.singular_values(), self.before.singular_values()
+        # rows fewer than the width have no more singular values
+        bound = measured_bound(np.pad(start, (0, width - len(start))), padded)
+        largest = max(values[0], np.finfo(float).tiny)
+        return np.pad(values, (0, width - len(values))) / largest, bound / largest

@@ -18,43 +18,61 @@ from tsfm_lens.models.run import Run
 _RUN, _LENS = "a Run, as lens.run(...) gives", "a Lens, as tsfm_lens.load(...) gives"
 
 
-def _all(kind: type, value: object) -> bool:
-    """Check the entries of a list or tuple; entries that are made one by one are not looked at."""
-    return not isinstance(value, list | tuple) or all(isinstance(each, kind) for each in value)
+def _several(kind: type, value: object) -> bool:
+    """Check a list or tuple by its entries; those of other iterables are made one by one, and not looked at."""
+    if isinstance(value, list | tuple):
+        return all(isinstance(each, kind) for each in value)
+    return kind is Lens and isinstance(value, Iterable) and not isinstance(value, str | np.ndarray)
 
 
 # annotation -> a check of the argument, and the argument's name in messages
 _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "Run": (lambda value: isinstance(value, Run), _RUN),
-    "Run | None": (lambda value: value is None or isinstance(value, Run), f"{_RUN}, or None"),
+    "Run | None": (lambda value: isinstance(value, Run | None), f"{_RUN}, or None"),
     "Run | Sequence[Run]": (
-        lambda value: isinstance(value, Run) or (isinstance(value, list | tuple) and _all(Run, value)),
+        lambda value: isinstance(value, Run) or _several(Run, value),
         f"{_RUN}, or a list of such",
     ),
     "Lens": (lambda value: isinstance(value, Lens), _LENS),
-    "Iterable[Lens]": (
-        lambda value: isinstance(value, Iterable) and not isinstance(value, str | np.ndarray) and _all(Lens, value),
-        "several lenses, as tsfm_lens.load(...) gives each",
-    ),
+    "Iterable[Lens]": (lambda value: _several(Lens, value), "several lenses, as tsfm_lens.load(...) gives each"),
     "Mapping[int, Lens]": (lambda value: isinstance(value, Mapping), "a mapping of steps to lenses"),
 }
 
 
 def refuse_others(package: str) -> None:
-    """Let every function of a package refuse what is no run or lens, where its annotation asks for one.
+    """Let the functions of a package refuse what is no run or lens, where an annotation asks for one.
 
-    Each checked function replaces the original in the package and in its own module, with the same signature and
-    docstring.
+    A checked function replaces the original in the package and in its own module, with its signature and docstring.
 
     Args:
         package: dotted name of the package, which has set ``__all__`` before.
     """
     namespace = vars(sys.modules[package])
     for name in namespace["__all__"]:
-        probe = namespace[name]
-        if isfunction(probe) and (arguments := _run_arguments(probe)):
+        if isfunction(probe := namespace[name]):
             home = vars(sys.modules[probe.__module__])
-            namespace[name] = home[name] = _guard(f"{package.rpartition('.')[2]}.{name}", probe, arguments)
+            namespace[name] = home[name] = _guard(f"{package.rpartition('.')[2]}.{name}", probe)
+
+
+def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
+    call = signature(probe)
+    checks = {each.name: str(each.annotation) for each in call.parameters.values() if str(each.annotation) in _CHECKS}
+    first = next(iter(call.parameters), "")
+    if not checks:
+        return probe
+
+    @wraps(probe)
+    def checked(*args: Any, **options: Any) -> Any:
+        values = call.bind_partial(*args, **options).arguments
+        for argument, words in checks.items():
+            fits, requirement = _CHECKS[words]
+            if argument in values and not fits(value := values[argument]):
+                cure = "; its .lens is one" if words == "Lens" and isinstance(value, Run) else ""
+                of = "" if argument == first else f"as {argument} "
+                raise InputError(f"{name} takes {of}{requirement}; this is {called(value)}{cure}")
+        return probe(*args, **options)
+
+    return checked
 
 
 def of_kind(result: Any, kind: str, probe: str, source: str = "") -> xr.Dataset:
@@ -69,41 +87,14 @@ def of_kind(result: Any, kind: str, probe: str, source: str = "") -> xr.Dataset:
     Raises:
         InputError: the result is of another kind, or not a Dataset.
     """
-    actual = result.attrs.get("kind") if isinstance(result, xr.Dataset) else None
-    if actual != kind:
-        words = f"of kind {actual!r}" if isinstance(result, xr.Dataset) else called(result)
-        requirement = f"a Dataset of kind {kind!r}, as probes.{source or kind}(...) gives"
-        raise InputError(f"probes.{probe} takes {requirement}; this is {words}")
-    dataset: xr.Dataset = result
-    return dataset
-
-
-def _run_arguments(probe: Callable[..., Any]) -> list[tuple[int, str, str]]:
-    """Return place, name and annotation of the arguments that are runs or lenses."""
-    arguments = [(each.name, str(each.annotation)) for each in signature(probe).parameters.values()]
-    return [(place, name, words) for place, (name, words) in enumerate(arguments) if words in _CHECKS]
-
-
-def _guard(name: str, probe: Callable[..., Any], arguments: list[tuple[int, str, str]]) -> Callable[..., Any]:
-    @wraps(probe)
-    def call(*args: Any, **options: Any) -> Any:
-        for place, argument, words in arguments:
-            # a missing argument has a default, or the probe refuses the call
-            if place < len(args) or argument in options:
-                value = args[place] if place < len(args) else options[argument]
-                fits, requirement = _CHECKS[words]
-                if not fits(value):
-                    cure = "; its .lens is one" if words == "Lens" and isinstance(value, Run) else ""
-                    of = f"as {argument} " if place else ""
-                    raise InputError(f"{name} takes {of}{requirement}; this is {called(value)}{cure}")
-        return probe(*args, **options)
-
-    return call
+    if isinstance(result, xr.Dataset) and result.attrs.get("kind") == kind:
+        return result
+    words = f"of kind {result.attrs.get('kind')!r}" if isinstance(result, xr.Dataset) else called(result)
+    requirement = f"a Dataset of kind {kind!r}, as probes.{source or kind}(...) gives"
+    raise InputError(f"probes.{probe} takes {requirement}; this is {words}")
 
 
 def called(value: object) -> str:
     """Name an object in a message, by its type."""
-    if value is None:
-        return "None"
     name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

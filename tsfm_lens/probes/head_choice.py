@@ -14,23 +14,16 @@ from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.search import TOLERANCE, better, run_search, scan
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import told_apart
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.given import called
 from tsfm_lens.probes.spectra import head_spectra
 
 __all__ = ["diffuse_heads", "heads_at_1pp", "heads_by_stable_rank", "random_heads", "sharp_heads"]
 
 ORDERS = ("low", "high")
-
-
-def attention_over_time(stack: Stack) -> str:
-    """Return a stack's last kind of attention between tokens in time; its last kind if there is none."""
-    kinds = stack.attention_kinds()
-    timed = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
-    return next((kind for kind in reversed(kinds) if kind in timed), kinds[-1])
 
 
 def heads_by_stable_rank(
@@ -169,17 +162,10 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
         },
         coords={"layer": list(map(str, layers))},
     )
-    data.attrs = run.describe(
-        "heads_at_1pp",
-        "Heads at one percent",
-        "tsfm-lens paper, definition 5.2 (S3-H1PP)",
-        attention=attention,
-        heads=stack.n_heads,
-        paired=paired,
-        tolerance=tolerance,
-        rollout=int(run.rollout),
-        statistic=run.statistic,
-    )
+    facts = {"attention": attention, "heads": stack.n_heads, "paired": paired, "tolerance": tolerance}
+    facts |= {"rollout": int(run.rollout), "statistic": run.statistic}
+    source = "tsfm-lens paper, definition 5.2 (S3-H1PP)"
+    data.attrs = run.describe("heads_at_1pp", "Heads at one percent", source, **facts)
     return data
 
 

@@ -15,7 +15,7 @@ from tsfm_lens.models.noise import noise_floor, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.probes.parroting import best_lag, lag_attention, naive_parrot, spread_of
+from tsfm_lens.probes.parroting import best_lag, lag_attention, naive_parrots, spread_of
 from tsfm_lens.probes.zero_ablation import ablated_points
 from tsfm_lens.registry import probe
 
@@ -95,7 +95,7 @@ def head_parroting(
     data["chance"] = (("series",), chance)
     data["vacuous"] = (("series",), vacuous)
     data["lag"] = (("series",), np.where(lags > 0, lags, np.nan).astype(float), {"units": "steps"})
-    copy, parrot = _copies(batch, lags, steps), _parrots(batch, steps, motif)
+    copy, parrot = _copies(batch, lags, steps), naive_parrots(batch, steps, motif)[0]
     references = {"copy_error": copy, "parrot_error": parrot}
     if run.truth is not None:
         references["truth_error"] = data["truth"].values
@@ -142,14 +142,4 @@ def _copies(batch: SeriesBatch, lags: np.ndarray, steps: int) -> np.ndarray:
     for row, (values, lag) in enumerate(zip(batch.values, lags, strict=True)):
         if lag > 0:
             out[row] = values[len(values) - lag + np.arange(steps) % lag]
-    return out
-
-
-def _parrots(batch: SeriesBatch, steps: int, motif: int) -> np.ndarray:
-    """Forecast each series by the naive parrot, (series, step)."""
-    out = np.full((len(batch), steps), np.nan)
-    for row, values in enumerate(batch.values):
-        parrot = naive_parrot(values, steps, motif)
-        if parrot is not None:
-            out[row] = parrot[0]
     return out

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import attention_patterns, shown_attention
-from tsfm_lens.probes.attribution import attribute
+from tsfm_lens.probes.attention import attention_patterns, refuse_several, shown_attention
+from tsfm_lens.probes.attribution import attribute, of_median
 from tsfm_lens.probes.spectra import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
 from tsfm_lens.registry import probe
 
 __all__ = ["head_states"]
 
-Progress = Callable[[int, int], None]
-
 _SOURCE = "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)"
 # the decompositions of an attribution whose parts are in data units, the most exact first, and what they split
-_WRITES = {
-    "expected_value": "expected value",
-    "integrated": "median",
-    "lens_difference": "median",
-}
+_WRITES = {"expected_value": "expected value", "integrated": "median", "lens_difference": "median"}
 
 
 @probe("explore", "first", each=lambda lens: {"explore": {}} if shown_attention(lens) else {})
@@ -66,8 +58,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         >>> dict(probes.head_states(run.shortened(2))["attention"].sizes)
         {'layer': 3, 'head': 4, 'time': 128}
     """
-    if len(run.batch) != 1:
-        raise InputError(f"heads are explored on one series at a time, got {len(run.batch)}; use run.select(…)")
+    refuse_several(run, "heads are explored")
     maps = attention_patterns(run, kind=kind)
     attention = str(maps.attrs["attention"])
     data = run.dataset().assign_coords(layer=maps["layer"], head=maps["head"])
@@ -88,17 +79,10 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     data.update(_shifts(run, data["component"]))
     data.update(_ablations(run, data["component"], progress))
     samples = run.forecast.samples
-    data.attrs = run.describe(
-        "explore",
-        "One head at a time",
-        _SOURCE,
-        stack=maps.attrs["stack"],
-        attention=attention,
-        series=run.batch.ids[0],
-        units=run.batch.units[0],
-        decomposition=decomposition,
-        samples=0 if samples is None else samples.shape[1],
-    )
+    facts = {"stack": maps.attrs["stack"], "attention": attention, "series": run.batch.ids[0]}
+    facts |= {"units": run.batch.units[0], "decomposition": decomposition}
+    facts |= {"samples": 0 if samples is None else samples.shape[1]}
+    data.attrs = run.describe("explore", "One head at a time", _SOURCE, **facts)
     # whole forecasts have medians, whatever the head; the target of a write has an attribute of its own
     data.attrs["write_to"] = data.attrs.pop("statistic", _WRITES[decomposition])
     return data
@@ -151,9 +135,7 @@ def forecast_queries(maps: xr.Dataset) -> np.ndarray:
 def _writes(parts: xr.Dataset, decomposition: str, component: xr.DataArray) -> dict[str, xr.DataArray]:
     """Return each head's part of the attributed forecast in data units."""
     attribution = parts["attribution"].sel(decomposition=decomposition).isel(series=0)
-    if "quantile" in attribution.dims:
-        attribution = attribution.sel(quantile=0.5, method="nearest")
-    attribution = attribution.transpose("component", "step")
+    attribution = of_median(attribution).transpose("component", "step")
     places = {str(name): place for place, name in enumerate(attribution["component"].values)}
     index = [[places[str(name)] for name in row] for row in component.values]
     sizes = np.abs(attribution.values).mean(axis=-1)

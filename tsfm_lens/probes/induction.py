@@ -33,13 +33,7 @@ _SOURCE = "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)"
 
 
 class _Targets(NamedTuple):
-    """Targets of each decoder position but the start, to look at and to copy, (sequence, motif - 1) each.
-
-    Attributes:
-        keys: encoder position of the most recent instance of the current token.
-        right: the token after it.
-        valid: whether there is such an instance.
-    """
+    """Key of the last instance of each decoder token, the token after it, and whether there is one."""
 
     keys: Tensor
     right: Tensor
@@ -73,20 +67,15 @@ def repeated_tokens(
         motif: tokens in a motif.
         repeats: times it is shown.
         n_sequences: random sequences.
-        offset: key that the prefix-matching score reads: 1 is the token after the most recent instance (induction in
-            the sense of Olsson et al., to which the thresholds behind the paper's Table 5 were applied); 0 is that
-            instance itself (the paper's words).
-        positions: positions of both scores, of those that have a right token: "last", the last decoder position of
-            every sequence, as in the paper; "first", the one after the prompt, as in its released code with a single
-            step; "all", the mean over all. Entropies are means over all positions in any case.
+        offset: key that the prefix-matching score reads: 1 is the token after the most recent instance (as in Olsson et
+            al. and behind the paper's Table 5), 0 that instance itself (the paper's words).
+        positions: positions of both scores, of those that have a right token: "last" as in the paper, "first" as in its
+            released code, or the mean over "all"; entropies are means over all in any case.
         within: half-width of the range of values, in units of the scale.
         decoding: "rollout" continues the decoder by its own most probable token, as in the paper, and leaves out
-            positions whose token is not in the context. "forced" feeds it the motif, so that every position has a
-            right continuation whatever the model does. Both are the same as long as the model copies and no token
-            occurs twice in a motif.
-        sub_extension: as the paper's released code does, show the motif's first token once more before the end token,
-            and begin the decoder with the motif's second token; with ``positions="first"`` and ``offset=1`` that is its
-            single step.
+            positions whose token is not in the context; "forced" feeds it the motif, so that all have a right token.
+        sub_extension: as the released code does, show the motif's first token once more before the end token, and begin
+            the decoder with its second; with ``positions="first"`` and ``offset=1`` that is its single step.
         prefix_from, copy_from: scores from which a head is an induction head.
         seed: of the motifs.
 
@@ -120,10 +109,8 @@ def repeated_tokens(
     decoder_motifs = motifs.roll(-extra, dims=1)
     start = torch.full((n_sequences, 1), tokens.model.config.decoder_start_token_id)
     if decoding == "forced":
-        decoder, targets = (
-            torch.cat([start, decoder_motifs[:, :-1]], dim=1),
-            _forced_targets(decoder_motifs, repeats, extra),
-        )
+        decoder = torch.cat([start, decoder_motifs[:, :-1]], dim=1)
+        targets = _forced_targets(decoder_motifs, repeats, extra)
     else:
         decoder = _roll_out(lens, ids, torch.cat([start, decoder_motifs[:, :1]], dim=1), motif)
         targets = _match_targets(ids[:, : motif * repeats + extra], decoder[:, 1:])
@@ -281,11 +268,7 @@ def _by_sequence(scores: Tensor, valid: Tensor) -> np.ndarray:
 def _copy_scores(
     lens: Lens, results: Tensor, targets: _Targets, unembedding: tuple[Tensor, Tensor], pool: Tensor
 ) -> Tensor:
-    """Compute z-scores of the right token, and a pool's mean one, under each head's logits, (batch, pos, head, 2).
-
-    Args:
-        results: head writes (batch, pos, head, d_model); the first position has no target, and those without one are 0.
-    """
+    """Compute z-scores of the right token and a pool's mean one, (batch, pos, head, 2), from each head's writes."""
     centred, root = unembedding
     right, valid = (lens.registry.state.own(part) for part in (targets.right, targets.valid))
     # a z-score does not change with the scale of the logits, so factors on the way to them are left out
@@ -297,14 +280,10 @@ def _copy_scores(
 
 
 def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
-    """Return the unembedding less its mean row, (vocabulary, d_model), and its triangular root, (d_model, d_model).
-
-    The deviation of the logits over the vocabulary is the length of (W - mean) x over the root of the vocabulary's
-    size less 1. R of a QR factorisation of W - mean gives the same length from d_model numbers, so no head needs its
-    logits.
-    """
+    """Return the unembedding less its mean row, (vocabulary, d_model), and its triangular root."""
     weight = lens.model.get_submodule(lens.wiring.unembed.module).weight.detach()
     centred = weight - weight.mean(0)
+    # the deviation of the logits over the vocabulary is the length of this root times the state
     root = torch.linalg.qr(centred.double(), mode="r").R / (len(weight) - 1) ** 0.5
     return centred, root.to(weight.dtype)
 

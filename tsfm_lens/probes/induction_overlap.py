@@ -21,19 +21,8 @@ ENTROPY_GRID = tuple(np.round(np.arange(0.05, 1.01, 0.05), 2))
 PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))
 
 SCORES = ("prefix_matching", "copy_score", "normalised")
-_KEEP = (
-    "model",
-    "revision",
-    "architecture",
-    "versions",
-    "motif",
-    "repeats",
-    "n_sequences",
-    "offset",
-    "decoding",
-    "test",
-    "below_noise",
-)
+_KEEP: tuple[str, ...] = ("model", "revision", "architecture", "versions", "motif", "repeats", "n_sequences")
+_KEEP += ("offset", "decoding", "test", "below_noise")
 
 
 @probe("induction_overlap", ("induction", "head_entropy"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention import refuse_several
 from tsfm_lens.probes.spectra import core_svd
 from tsfm_lens.registry import probe
 
@@ -102,8 +102,7 @@ def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
     Args:
         queries: (query, d_model).
         keys: (key, d_model).
-        product: M, (d_model, d_model), with any scale of the scores in it; or its factors W_Q, W_K, each
-            (d_model, d_head), with M = W_Q W_Kᵀ.
+        product: M (d_model, d_model), any scale of the scores in it; or W_Q, W_K (d_model, d_head), M = W_Q W_Kᵀ.
 
     Source:
         tsfm-lens paper, equation 1 (S3-NW2).
@@ -179,8 +178,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
 
     Args:
-        run: the forecast to explain, of exactly one series, from a model whose cross-attention scores are plain
-            products of two projections: the T5 family.
+        run: the forecast to explain, of exactly one series; of a model of the T5 family, whose scores are products.
         rank: of the concentration bound; see :func:`concentration_bound`.
 
     Returns:
@@ -204,17 +202,14 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
         ('layer', 'head', 'mode')
     """
     lens = run.lens
-    if len(run.batch) != 1:
-        raise InputError(
-            f"kernel regression is computed for one series at a time, got {len(run.batch)}; use run.select(…)"
-        )
+    refuse_several(run, "kernel regression is computed")
     stack = lens.wiring.output_stack
     if "cross_attn" not in stack.attention_kinds():
         raise InputError(
             f"{lens.wiring.architecture} has no cross-attention; the proposition is about cross-attention heads"
         )
     hidden = _hidden_states(run)
-    rows: dict[str, list] = {name: [] for name in ("bandwidth", "tilt_share", "equal_norm_error", "error", *_BY_QUERY)}
+    rows: dict[str, list[Tensor]] = {}
     for layer in range(stack.n_layers):
         weights = lens.weights.heads(layer, "cross_attn", stack.name)
         queries, keys, pattern = hidden[layer]
@@ -230,15 +225,26 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
                 )
             both = kernel.log_kernel + kernel.log_tilt
             share = kernel.log_tilt.var() / both.var(dim=-1).mean().clamp(min=1e-300)
-            rows["bandwidth"].append(kernel.bandwidth[: stack.d_head])
-            rows["tilt_share"].append(share)
             # the scores of the T5 family are not scaled, so that their kernel has variance 1
             off = equal_norm_weights(queries @ product[0], keys @ product[1], 1.0)[1]
-            rows["equal_norm_error"].append(off.max())
-            for name in _BY_QUERY:
-                rows[name].append(getattr(bound, name))
-            rows["error"].append(torch.tensor(error))
-    data = _dataset(run, rows)
+            of_head = {
+                "bandwidth": kernel.bandwidth[: stack.d_head],
+                "tilt_share": share,
+                "equal_norm_error": off.max(),
+            }
+            of_head |= {"equal_norm_error": off.max()} | {name: getattr(bound, name) for name in _BY_QUERY}
+            of_head["identity_error"] = torch.tensor(error)
+            for name, value in of_head.items():
+                rows.setdefault(name, []).append(value)
+    axes = {"bandwidth": ("mode",)} | dict.fromkeys(_BY_QUERY, ("query",))
+    values = {
+        name: torch.stack(row).unflatten(0, (stack.n_layers, stack.n_heads)).cpu().numpy() for name, row in rows.items()
+    }
+    data = xr.Dataset(
+        {name: (("layer", "head", *axes.get(name, ())), value) for name, value in values.items()},
+        coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
+    )
+    data["vacuous_share"] = data["vacuous"].mean()
     source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
     parameters = {"series": run.batch.ids[0], "keys": len(hidden[0][1]), **({} if rank is None else {"rank": rank})}
     data.attrs = run.describe("kernel_regression", "Attention as kernel regression", source, beta=1.0, **parameters)
@@ -265,23 +271,3 @@ def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
             queries = norm.forward(acts[streams[layer]][0])
         out.append((queries, keys[visible], acts[patterns[layer]][0][..., visible]))
     return out
-
-
-def _dataset(run: Run, rows: dict[str, list]) -> xr.Dataset:
-    stack = run.lens.wiring.output_stack
-
-    def per_head(name: str) -> np.ndarray:
-        return torch.stack(rows[name]).unflatten(0, (stack.n_layers, stack.n_heads)).cpu().numpy()
-
-    data = xr.Dataset(
-        {
-            "bandwidth": (("layer", "head", "mode"), per_head("bandwidth")),
-            "tilt_share": (("layer", "head"), per_head("tilt_share")),
-            "equal_norm_error": (("layer", "head"), per_head("equal_norm_error")),
-            **{name: (("layer", "head", "query"), per_head(name)) for name in _BY_QUERY},
-            "identity_error": (("layer", "head"), per_head("error")),
-        },
-        coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
-    )
-    data["vacuous_share"] = data["vacuous"].mean()
-    return data

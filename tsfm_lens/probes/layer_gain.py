@@ -34,8 +34,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
     Args:
         lens_result: from :func:`tsfm_lens.probes.logit_lens`.
-        reference: "truth" measures against the values after the context, "model" against the model's own final
-            forecast.
+        reference: "truth" measures against the values after the context, "model" against the model's own forecast.
 
     Returns:
         Dataset of kind "layer_gain": ``error`` (metric, layer, series) and ``gain`` (metric, layer, series)

@@ -12,8 +12,8 @@ import xarray as xr
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.logit_lens import layer_streams
+from tsfm_lens.probes.places import component_coords
 from tsfm_lens.probes.writes import own_readout, writes_and_stream
 from tsfm_lens.registry import probe
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -24,11 +25,8 @@ _VARIABLES = ("context", "truth", "native_median", "probability", "value")
 
 
 @dataclass
-class _Line:
-    """Line of one layer: where its modes are, how wide they are to a side and what they weigh.
-
-    All (step,); NaN, 0 and 0 where it has none.
-    """
+class _Trajectory:
+    """Line of one layer: places, half widths and weights of its modes, (step,); NaN, 0 and 0 for none."""
 
     layer: int
     series: int
@@ -82,18 +80,7 @@ class _Rules:
 
 
 @probe("lines_of_thought", "first")
-def lines_of_thought(
-    run: Run,
-    *,
-    smooth: float = 0.25,
-    height: float = 0.05,
-    prominence: float = 0.05,
-    distance: int = 2,
-    jump: float = 1.0,
-    gap: int = 1,
-    min_steps: int = 2,
-    overlap: float = 0.5,
-) -> xr.Dataset:
+def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
     """Follow the modes of every layer's logit map along the forecast, and through depth.
 
     The paper calls trajectories in the maps of early layers spurious if they are often infeasible, for example not
@@ -101,7 +88,7 @@ def lines_of_thought(
 
     Args:
         run: the forecast to explain, of a token model.
-        smooth, height, prominence, distance, jump, gap, min_steps, overlap: see :func:`trace_lines`.
+        rules: smooth, height, prominence, distance, jump, gap, min_steps, overlap; see :func:`trace_lines`.
 
     Returns:
         Dataset of kind "lines_of_thought"; see :func:`trace_lines`.
@@ -117,7 +104,6 @@ def lines_of_thought(
         >>> probes.lines_of_thought(run).sizes["line"] > 1
         True
     """
-    rules = _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap)
     lens = run.lens
     if lens.emits != "token":
         raise InputError(
@@ -128,7 +114,7 @@ def lines_of_thought(
         raise InputError(
             f"{lens.model_id} forecasts token ids, whose neighbours mean nothing; lines of thought need bins of values"
         )
-    return _trace(logit_lens(run), rules)
+    return trace_lines(logit_lens(run), **rules)
 
 
 def trace_lines(
@@ -161,12 +147,11 @@ def trace_lines(
     Args:
         maps: of kind "logit_lens" of a token model.
         smooth: standard deviation of the Gaussian over bins, in largest steps of the context; 0 smoothes nothing.
-        height, prominence: of the lowest mode, as shares of the highest one's height; distance: fewest bins between two
-            modes.
-        jump: see above.
+        height, prominence: of the lowest mode, as shares of the highest one's height.
+        distance: fewest bins between two modes.
+        jump, overlap: see above.
         gap: steps without a mode that a line may pass over; its reach grows with them.
         min_steps: modes of the shortest line.
-        overlap: see above.
 
     Returns:
         Dataset of kind "lines_of_thought". Over (layer, series): ``count`` of lines, ``spurious_count``, and
@@ -187,10 +172,7 @@ def trace_lines(
         >>> probes.trace_lines(probes.logit_lens(run)).sizes["line"] > 1
         True
     """
-    return _trace(maps, _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap))
-
-
-def _trace(maps: xr.Dataset, rules: _Rules) -> xr.Dataset:
+    rules = _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap)
     if "probability" not in of_kind(maps, "logit_lens", "trace_lines"):
         raise InputError(
             "lines of thought are traced in the logit_lens of a token model; this is one without probabilities"
@@ -199,28 +181,33 @@ def _trace(maps: xr.Dataset, rules: _Rules) -> xr.Dataset:
     values, context = maps["value"].transpose("series", "bin").values, maps["context"].values
     n_layers, n_series, steps, _ = probability.shape
     largest = np.array([rules.jump * _largest_step(c, v) for c, v in zip(context, values, strict=True)])
-    lines: list[_Line] = []
+    lines: list[_Trajectory] = []
     for series in range(n_series):
         finite = context[series][np.isfinite(context[series])]
         layers = [_lines(one[series], values[series], largest[series], rules) for one in probability]
         for layer, layer_lines in enumerate(layers):
             for line in layer_lines:
                 line.layer, line.series = layer, series
-                line.survives = any(
-                    np.isfinite(_apart(line, end, largest[series], rules.overlap)) for end in layers[-1]
-                )
+                gaps = [_apart(line, end, largest[series], rules.overlap) for end in layers[-1]]
+                line.survives = bool(np.isfinite(gaps).any())
             _mark_continuous(layer_lines, finite[-1], largest[series])
         first = max((line.thread + 1 for line in lines), default=0)
         _mark_threads(layers, largest[series], rules.overlap, first)
         lines += [line for layer_lines in layers for line in layer_lines]
     data = maps[[name for name in _VARIABLES if name in maps]]
     data["largest_step"] = (("series",), largest, {"units": "data units"})
-    data = _add_counts(data, lines, (n_layers, n_series), steps)
+    count, spurious, mass = (np.zeros((n_layers, n_series), dtype=kind) for kind in (int, int, float))
+    for line in lines:
+        at = (line.layer, line.series)
+        count[at] += 1
+        spurious[at] += line.spurious
+        mass[at] += line.spurious * line.mass.sum() / steps
+    where = ("layer", "series")
+    data = data.assign(count=(where, count), spurious_count=(where, spurious), spurious_mass=(where, mass))
     data = _add_table(data, lines, steps)
-    keep = {key: value for key, value in maps.attrs.items() if key not in ("readout",)}
-    settings = {name: getattr(rules, name) for name in _Rules.__dataclass_fields__}
+    keep = {key: value for key, value in maps.attrs.items() if key != "readout"}
     title, source = "Lines of thought", "tsfm-lens paper, section 2.3 and figure 1C"
-    data.attrs = {**keep, "kind": "lines_of_thought", "title": title, "source": source, **settings}
+    data.attrs = {**keep, "kind": "lines_of_thought", "title": title, "source": source, **vars(rules)}
     return data
 
 
@@ -252,10 +239,10 @@ def _modes(
     return list(zip(values[peaks - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
 
 
-def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: _Rules) -> list[_Line]:
+def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: _Rules) -> list[_Trajectory]:
     """Join the modes of one layer's map (step, bin) to lines."""
     steps = len(probability)
-    lines: list[_Line] = []
+    lines: list[_Trajectory] = []
     for step in range(steps):
         modes = _modes(probability[step], values, largest, rules)
         open_lines = [line for line in lines if line.last >= step - 1 - rules.gap]
@@ -266,7 +253,7 @@ def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: _
                 cost[one, other] = distance
         matches = {other: open_lines[one] for one, other in _nearest(cost)}
         for number, mode in enumerate(modes):
-            line = matches.get(number) or _Line(-1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps))
+            line = matches.get(number) or _Trajectory(-1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps))
             if number not in matches:
                 lines.append(line)
             line.path[step], line.width[step], line.mass[step] = mode
@@ -284,7 +271,7 @@ def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in zip(rows, columns, strict=True) if finite[a, b]]
 
 
-def _mark_continuous(lines: Sequence[_Line], last_value: float, largest: float) -> None:
+def _mark_continuous(lines: Sequence[_Trajectory], last_value: float, largest: float) -> None:
     """Mark lines that begin at the context's end, or branch off one that does."""
     for line in sorted(lines, key=lambda each: each.start):
         begin, width = line.path[line.start], line.width[line.start]
@@ -299,7 +286,7 @@ def _mark_continuous(lines: Sequence[_Line], last_value: float, largest: float) 
         )
 
 
-def _apart(one: _Line, other: _Line, largest: float, overlap: float) -> float:
+def _apart(one: _Trajectory, other: _Trajectory, largest: float, overlap: float) -> float:
     """Return the mean distance of two lines over common steps; infinite if they are not at the same place."""
     both = np.isfinite(one.path) & np.isfinite(other.path)
     shorter = min(int(np.isfinite(line.path).sum()) for line in (one, other))
@@ -310,9 +297,9 @@ def _apart(one: _Line, other: _Line, largest: float, overlap: float) -> float:
     return distance if distance <= reach else float("inf")
 
 
-def _mark_threads(layers: Sequence[Sequence[_Line]], largest: float, overlap: float, first: int) -> None:
+def _mark_threads(layers: Sequence[Sequence[_Trajectory]], largest: float, overlap: float, first: int) -> None:
     """Give each thread a number, from ``first`` on."""
-    before: Sequence[_Line] = []
+    before: Sequence[_Trajectory] = []
     for layer_lines in layers:
         cost = np.full((len(before), len(layer_lines)), np.inf)
         for (one, line), (other, next_line) in product(enumerate(before), enumerate(layer_lines)):
@@ -325,19 +312,7 @@ def _mark_threads(layers: Sequence[Sequence[_Line]], largest: float, overlap: fl
         before = layer_lines
 
 
-def _add_counts(data: xr.Dataset, lines: Sequence[_Line], shape: tuple[int, int], steps: int) -> xr.Dataset:
-    count, spurious, mass = np.zeros(shape, dtype=int), np.zeros(shape, dtype=int), np.zeros(shape)
-    for line in lines:
-        at = (line.layer, line.series)
-        count[at] += 1
-        if line.spurious:
-            spurious[at] += 1
-            mass[at] += line.mass.sum() / steps
-    where = ("layer", "series")
-    return data.assign(count=(where, count), spurious_count=(where, spurious), spurious_mass=(where, mass))
-
-
-def _add_table(data: xr.Dataset, lines: Sequence[_Line], steps: int) -> xr.Dataset:
+def _add_table(data: xr.Dataset, lines: Sequence[_Trajectory], steps: int) -> xr.Dataset:
     """Add one entry a line."""
     layers, series = data["layer"].values, data["series"].values
     ends: dict[int, tuple[int, int]] = {}

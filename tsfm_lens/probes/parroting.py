@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import norm
 
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
@@ -55,14 +56,10 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     batch, steps, forecast = run.batch, run.horizon, run.forecast.median
     longest = max(len(values) for values in batch.values)
     errors = np.full((len(batch), longest - 1), np.nan)
-    parrots = np.full_like(forecast, np.nan)
-    matches = np.full(len(batch), np.nan)
+    parrots, matches = naive_parrots(batch, steps, motif)
     scales = np.array([spread_of(values) for values in batch.values])
     for row, values in enumerate(batch.values):
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
-        parrot = naive_parrot(values, steps, motif)
-        if parrot is not None:
-            parrots[row], matches[row] = parrot
     best = np.array([best_lag(values, row) for values, row in zip(batch.values, forecast, strict=True)])
     copy_errors = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
     data = run.dataset().assign_coords(lag=np.arange(1, longest))
@@ -186,6 +183,15 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
     return follows[np.arange(horizon) % len(follows)], len(follows)
 
 
+def naive_parrots(batch: SeriesBatch, horizon: int, motif: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return forecasts (series, step) of :func:`naive_parrot`, and where copies begin (series,); NaN for None."""
+    parrots, matches = np.full((len(batch), horizon), np.nan), np.full(len(batch), np.nan)
+    for row, values in enumerate(batch.values):
+        if parrot := naive_parrot(values, horizon, motif):
+            parrots[row], matches[row] = parrot
+    return parrots, matches
+
+
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     """Find the shortest lag at which a forecast copies its context as well as at any, within chance.
 
@@ -241,11 +247,7 @@ def _without_line(context: np.ndarray, forecast: np.ndarray) -> tuple[np.ndarray
 
 
 def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) -> np.ndarray:
-    """Compute distances of later half and forecast from the mean of all earlier copies at each lag.
-
-    Returns:
-        (lag, time): first the half of the context, then the forecast.
-    """
+    """Compute distances of later half and forecast from the mean of all earlier copies, (lag, time)."""
     length, half = len(context), len(context) // 2
     whole = np.concatenate([context, forecast])
     out = np.full((len(lags), len(whole) - half), np.nan)

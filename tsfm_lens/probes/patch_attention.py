@@ -60,11 +60,7 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     data["argmax_weight"] = (("layer", "head"), mean.max(axis=-1))
     data["argmax_key"] = (("layer", "head"), most)
     data["argmax_start"] = (("layer", "head"), maps["key_start"].values[most])
-    data.attrs = run.describe(
-        "patch_attention",
-        "Attention between forecast and context tokens",
-        "tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK)",
-        stack=stack,
-        attention=attention,
-    )
+    title = "Attention between forecast and context tokens"
+    source = "tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK)"
+    data.attrs = run.describe("patch_attention", title, source, stack=stack, attention=attention)
     return data

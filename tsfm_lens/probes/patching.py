@@ -19,7 +19,7 @@ from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.contrast import Contrast, Direction, contrast
+from tsfm_lens.probes.contrast import Direction, RunPair, contrast
 from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
 from tsfm_lens.registry import probe
 
@@ -53,8 +53,7 @@ def activation_patching(
         corrupted: a run of the same series with something removed, of equal lengths (see
             :mod:`tsfm_lens.data.corruption`), made as the clean one is. In single forwards of a token model both
             decoders follow the path of the run that is patched.
-        at: "stream" (residual stream before each layer, and after the last), "branches", "heads", or names and globs
-            of components and residual hook points.
+        at: "stream" (residual stream around each layer), "branches", "heads", or names and globs of places.
         stack: the stack whose tokens are patched; the first if None.
         positions: "all" tokens at once, "each" token, or that many tokens at a time; None makes at most 32 groups.
         direction: "denoise" puts clean activations into the corrupted run (what suffices), "noise" corrupted ones
@@ -96,12 +95,12 @@ def activation_patching(
     return pair.judged(data)
 
 
-def patches(pair: Contrast, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
+def patches(pair: RunPair, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
     """Return one variant a place and group of positions (None: all), places first."""
     return [Variant(str(place.target), (_patch(pair, place, group),)) for place in places for group in groups]
 
 
-def _patch(pair: Contrast, place: Place, group: list[int] | None) -> Intervention:
+def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention:
     if group is None or not pair.base.rollout:
         return PatchFrom(place.target, pair.source_acts, positions=group)
     spans = pair.base.spans[place.stack]
@@ -113,7 +112,7 @@ def _patch(pair: Contrast, place: Place, group: list[int] | None) -> Interventio
 
 
 def grid_of(
-    pair: Contrast, places: Sequence[Place], positions: str | int | None
+    pair: RunPair, places: Sequence[Place], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
     """Return token groups of the places' stack, [None] for all tokens at once, and their coordinates.
 
@@ -137,12 +136,7 @@ def grid_of(
 
 @dataclass(frozen=True, eq=False)
 class _PatchSteps:
-    """Replacement of the tokens that cover some steps, in every pass of a rollout, by those of another run.
-
-    Attributes:
-        start, stop: steps from the forecast start; a token belongs to them with its middle.
-        special: words of special tokens that belong to them, too.
-    """
+    """Replacement of the tokens whose middle is from start to stop, and special ones, by those of another run."""
 
     target: Component | str
     source: Activations

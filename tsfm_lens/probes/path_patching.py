@@ -19,7 +19,7 @@ from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows,
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.contrast import Contrast, Direction, contrast
+from tsfm_lens.probes.contrast import Direction, RunPair, contrast
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 from tsfm_lens.registry import probe
 
@@ -122,9 +122,7 @@ def path_patching(
     return pair.judged(data)
 
 
-def sender_contrast(
-    clean: Run, corrupted: Run, senders: Sequence[Place], *, direction: Direction = "noise"
-) -> Contrast:
+def sender_contrast(clean: Run, corrupted: Run, senders: Sequence[Place], *, direction: Direction = "noise") -> RunPair:
     """Record a contrast: the senders' activations in the source, every branch's write in the base."""
     wiring = clean.lens.wiring
     branch_points = {
@@ -137,7 +135,7 @@ def sender_contrast(
 
 
 def heard_by(
-    pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
+    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
 ) -> Iterator[tuple[Place, np.ndarray, Activations]]:
     """Yield each sender, its direct effect's forecast (series, step), and the activations of its receivers.
 
@@ -149,7 +147,7 @@ def heard_by(
 
 
 def heard_in_groups(
-    pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
+    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
 ) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
     """Yield the results of :func:`heard_by` in lists, of as many senders as are run together."""
     points = len({place.point for place in receivers})
@@ -161,7 +159,7 @@ def heard_in_groups(
 
 
 def _run_together(
-    pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str
+    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place], via: str
 ) -> list[tuple[Place, np.ndarray, Activations]]:
     run = pair.base
     stores: list[dict[str, list[Call]]] = [{} for _ in senders]

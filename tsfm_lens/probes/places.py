@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import xarray as xr
+
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component, components
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.hooks.wiring import Stack, Wiring
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
 
@@ -51,19 +53,27 @@ def places_of(lens: Lens, at: str | Sequence[str | Component], stack: str | None
         InputError: a hook point that is no residual stream.
     """
     wiring = lens.wiring
-    names = [row.name for row in wiring.stacks]
-    stack_name = names[0] if stack is None else stack
-    if stack_name not in names:
-        raise unknown_name("stack", stack_name, names)
+    row = stack_named(wiring, stack, wiring.stacks[0])
     if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
         # two patterns may name one place
         return list(dict.fromkeys(place for each in listed(at, "at") for place in _places_at(lens, each)))
-    row = wiring.stack(stack_name)
     if at == "stream":
         before = [f"{row.prefix}.{layer}.hook_resid_pre" for layer in range(row.n_layers)]
         return [_stream(lens, name) for name in [*before, f"{row.prefix}.{row.n_layers - 1}.hook_resid_post"]]
     level = {"branches": "branch", "heads": "head"}[at]
-    return [_component(wiring, c) for c in components(wiring) if c.stack == stack_name and c.level == level]
+    return [_component(wiring, c) for c in components(wiring) if c.stack == row.name and c.level == level]
+
+
+def stack_named(wiring: Wiring, name: str | None, default: Stack) -> Stack:
+    """Return a stack by its name, the default for None.
+
+    Raises:
+        UnknownNameError: no such stack.
+    """
+    stacks = {each.name: each for each in wiring.stacks}
+    if name is not None and name not in stacks:
+        raise unknown_name("stack", name, list(stacks))
+    return default if name is None else stacks[name]
 
 
 def listed(names: Any, what: str) -> list[str | Component]:
@@ -123,6 +133,24 @@ def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, A
         "layer_index": (dim, [place.layer for place in places]),
         "head": (dim, [-1 if place.head is None else place.head for place in places]),
     }
+
+
+def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
+    """Return :func:`place_coords` of components, and of other writers by name: kind is the name, layer_index -1."""
+    return place_coords(
+        [
+            Place(name, "", name.stack, name.layer, name.kind or "layer", name.head)
+            if isinstance(name, Component)
+            else Place(name, "", "", -1, name)
+            for name in names
+        ]
+    )
+
+
+def head_or_kind(data: xr.Dataset) -> list[str]:
+    """Return the group that each component is compared in: "head" for heads, the kind for all else."""
+    kinds, heads = data["kind"].values.astype(str), data["head"].values
+    return ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
 
 
 def later_branches(wiring: Wiring, component: Component) -> list[Component]:

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
+from tsfm_lens.ablation.metrics import mae, relative_change, spearman_distance
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.data import SeriesBatch
@@ -22,6 +22,7 @@ from tsfm_lens.models.noise import Measure, noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.head_choice import diffuse_heads, sharp_heads
+from tsfm_lens.probes.zero_ablation import seasonal_scales
 from tsfm_lens.registry import probe
 
 __all__ = ["ablated_share", "ablation_recipes"]
@@ -55,8 +56,7 @@ def ablation_recipes(
     Sampling models draw with the same seed under every recipe, so differences come from the ablation.
 
     Args:
-        run: the forecast to explain, also beyond one pass; the library's own forecasts are compared. With a truth for
-            the errors.
+        run: the forecast to explain, also beyond one pass, by the library's own forecasts; with a truth for the errors.
         recipes: name -> components or globs. The plain forecast is "original" and always there.
         how, reference: what takes the components' place; see :meth:`Lens.ablate`.
         quantiles: levels of the forecasts; those of the run's own forecast if None.
@@ -111,17 +111,18 @@ def ablation_recipes(
     data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
     if samples is not None:
         data["sample"] = (("recipe", "series", "draw", "step"), samples)
-    data = _with_counts(data, lens.wiring, components_of)
+    counts = [ablated_share(lens.wiring, components) for components in components_of.values()]
+    data = data.assign(
+        components=("recipe", [" ".join(map(str, parts)) for parts in components_of.values()]),
+        n_heads=("recipe", [heads for heads, _, _ in counts]),
+        heads_share=("recipe", [heads / total if total else 0.0 for heads, total, _ in counts]),
+        n_mlps=("recipe", [mlps for _, _, mlps in counts]),
+    )
     middle = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
     data = _with_distances(data, run.batch, forecasts[:, :, middle])
-    data.attrs = run.describe(
-        "recipes",
-        "Forecasts under heavy ablation",
-        "tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)",
-        how=how,
-        num_samples=0 if samples is None else samples.shape[2],
-        statistic="median",
-    )
+    source = "tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)"
+    facts = {"how": how, "num_samples": 0 if samples is None else samples.shape[2], "statistic": "median"}
+    data.attrs = run.describe("recipes", "Forecasts under heavy ablation", source, **facts)
     return _add_statistics(data, run.rolled_out())
 
 
@@ -187,16 +188,6 @@ def _resolve(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> di
     return components_of
 
 
-def _with_counts(data: xr.Dataset, wiring: Wiring, components_of: Mapping[str, list[Component]]) -> xr.Dataset:
-    counts = [ablated_share(wiring, components) for components in components_of.values()]
-    return data.assign(
-        components=("recipe", [" ".join(map(str, parts)) for parts in components_of.values()]),
-        n_heads=("recipe", [heads for heads, _, _ in counts]),
-        heads_share=("recipe", [heads / total if total else 0.0 for heads, total, _ in counts]),
-        n_mlps=("recipe", [mlps for _, _, mlps in counts]),
-    )
-
-
 def _with_distances(data: xr.Dataset, batch: SeriesBatch, medians: np.ndarray) -> xr.Dataset:
     """Add distances, spreads and errors of median forecasts (recipe, series, step)."""
     steps = medians.shape[-1]
@@ -209,7 +200,5 @@ def _with_distances(data: xr.Dataset, batch: SeriesBatch, medians: np.ndarray) -
     data["spread_ratio"] = (where, np.divide(spread, past, out=np.full_like(spread, np.nan), where=past > 0))
     if "truth" in data:
         error = mae(medians, data["truth"].values)
-        seasons = zip(batch.values, batch.seasonalities, strict=True)
-        scale = np.array([seasonal_scale(values, season) for values, season in seasons])
-        data["mae"], data["mase"] = (where, error), (where, error / scale)
+        data["mae"], data["mase"] = (where, error), (where, error / seasonal_scales(batch))
     return data

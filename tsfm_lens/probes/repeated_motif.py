@@ -11,7 +11,6 @@ import xarray as xr
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
@@ -43,20 +42,6 @@ class _Plan:
     steps: int
 
 
-@dataclass(frozen=True)
-class _Motifs:
-    """Series that repeat a motif, and their continuations.
-
-    Attributes:
-        context: (series, time); future: (series, step); both NaN-free.
-        lengths: of each motif, in steps.
-    """
-
-    context: np.ndarray
-    future: np.ndarray
-    lengths: np.ndarray
-
-
 @probe("repeated_motif", "lens", words="repeated_motif, on series of its own")
 def repeated_motif(
     lens: Lens,
@@ -86,8 +71,7 @@ def repeated_motif(
 
     Args:
         lens: the model.
-        motif: length in tokens, or the shortest and the longest; half of the longest that fits (at most 8) to that
-            one if None.
+        motif: length in tokens, or shortest and longest; half of what fits (at most 8) to that one if None.
         repeats: times that the longest motif occurs; shorter ones fill the same context more often.
         n_series: random motifs.
         noise: standard deviation of the noise added to every context value, in those of the motif.
@@ -129,11 +113,12 @@ def repeated_motif(
         raise InputError(f"n_series {n_series} and noise {noise}: expected 1 or more series and a noise of 0 or more")
     steps = min(lens.prediction_length, high * patch) if horizon is None else int(horizon)
     plan = _Plan(low, high, patch, repeats, n_series, float(noise), steps)
-    motifs, controls = _draw(lens, plan, seed), _draw(lens, plan, seed, repeating=False)
+    context, future, lengths = _draw(lens, plan, seed)
     options: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
-    run = lens.run(motifs.context, steps, truth=motifs.future, along=motifs.future, **options)
-    control = lens.run(controls.context, steps, along=controls.future, **options)
-    places = _targets(run.encoded, row, keys_from, motifs.lengths, plan, queries)
+    run = lens.run(context, steps, truth=future, along=future, **options)
+    context, future, _ = _draw(lens, plan, seed, repeating=False)
+    control = lens.run(context, steps, along=future, **options)
+    places = _targets(run.encoded, row, keys_from, lengths, plan, queries)
     points = [f"{row.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
     plain, entropies, visible = _masses(run, points, places)
     other, _, _ = _masses(control, points, places)
@@ -144,7 +129,7 @@ def repeated_motif(
     data["advantage"] = (where, (plain - other).mean(-1))
     data["chance"] = (("target",), _chance(places, visible))
     data["entropy_share"] = (("layer", "head"), entropies)
-    data["motif_length"] = (("series",), motifs.lengths, {"units": "steps"})
+    data["motif_length"] = (("series",), lengths, {"units": "steps"})
     data["forecast"] = (("series", "step"), run.forecast.median)
     if not lens.takes_ids:
         data = _add_copy_errors(data)
@@ -192,8 +177,8 @@ def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.
     return rng.standard_normal(shape)
 
 
-def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> _Motifs:
-    """Draw repeated motifs, or, under the same lengths, values that repeat nothing."""
+def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw contexts (series, time), continuations (series, step) and lengths (series,) of repeated motifs or noise."""
     rng = np.random.default_rng(seed)
     # every length equally often, in random order
     lengths = rng.permutation(plan.low + np.arange(plan.count) % (plan.high - plan.low + 1)) * plan.patch
@@ -210,7 +195,7 @@ def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> _Mot
         if lens.takes_ids:
             raise InputError(f"{lens.model_id} takes token ids, to which no noise can be added; leave noise out")
         values = values + plan.noise * rng.standard_normal(values.shape)
-    return _Motifs(values, whole[:, context:], lengths)
+    return values, whole[:, context:], lengths
 
 
 def _targets(
@@ -229,29 +214,20 @@ def _targets(
     if not possible:
         other = "context" if mode == "forecast" else "forecast"
         raise InputError(f"no token of the {row.name or 'model'} is a {mode} query; choose queries={other!r}")
-    place = {
-        start: index
-        for index, (start, stop, word) in enumerate(
-            zip(key_spans.start, key_spans.stop, key_spans.special, strict=True)
-        )
-        if not word and stop <= 0
-    }
+    keys = enumerate(zip(key_spans.start, key_spans.stop, key_spans.special, strict=True))
+    place = {start: index for index, (start, stop, word) in keys if not word and stop <= 0}
     out = np.zeros((len(TARGETS), len(lengths), len(query_spans), len(key_spans)), dtype=bool)
     for series, length in enumerate(lengths):
         for query in np.flatnonzero(is_forecast if mode == "forecast" else is_context):
-            first, last = _next_steps(query_spans, int(query), mode, plan.patch)
-            if mode == "context" and query_spans.start[query] < -length:
-                continue
+            # the steps that come next from a query's point of view
+            first, last = query_spans.start[query], query_spans.stop[query]
+            if mode == "context":
+                if first < -length:
+                    continue
+                first, last = last, last + plan.patch
             last = min(last, first + int(length))
             _mark(out[:, series, query], place, range(first, last, plan.patch), int(length), plan.patch)
     return out
-
-
-def _next_steps(spans: TokenSpans, query: int, mode: str, patch: int) -> tuple[int, int]:
-    """Return the steps that come next from a query's point of view."""
-    if mode == "forecast":
-        return spans.start[query], spans.stop[query]
-    return spans.stop[query], spans.stop[query] + patch
 
 
 def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, patch: int) -> None:
@@ -272,13 +248,7 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
 
 
 def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Measure the attention of the queries that have targets.
-
-    Returns:
-        Attention to the targets (target, layer, head, series), a series' mean over queries, weighted so that the mean
-        over series is that over all queries; the entropy of attention (layer, head), as a share of that of an even
-        spread; and a mask of the keys that any head gives weight to (query, key).
-    """
+    """Return attention to targets (target, layer, head, series), entropy shares, and a mask (query, key) of weights."""
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
     target_mask, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,7 +20,15 @@ from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import describe_attention, pick_attention, refuse_variates, row_entropy, span_coords
+from tsfm_lens.probes.attention import (
+    describe_attention,
+    layers_in_time,
+    pick_attention,
+    refuse_several,
+    refuse_variates,
+    row_entropy,
+    span_coords,
+)
 from tsfm_lens.registry import probe
 
 __all__ = ["attention_flow", "norm_weighted_attention", "rollout_maps"]
@@ -68,20 +76,19 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
         ('layer', 'head', 'key', 'query')
     """
     refuse_variates(run.batch)
-    if len(run.batch) != 1:
-        raise InputError(f"roll-out maps are drawn for one series at a time, got {len(run.batch)}; use run.select(…)")
+    refuse_several(run, "roll-out maps are drawn")
     if keys not in KEYS:
         raise InputError(f"keys={keys!r} is not known, choose 'time' or 'window'")
     row, attention_kind, layers = pick_attention(run.lens, stack, kind)
     passes = _passes(run)
     key_stack = row.attention(attention_kind, layers[0]).keys_from or row.name
-    key_axis, places = _join([one.encoded.spans[key_stack].shifted(one.start * (keys == "time")) for one in passes])
+    key_axis, places = _join([x.spans[key_stack].shifted(start * (keys == "time")) for start, x in passes])
     query_axis, columns = _columns(passes, row.name)
     attention = np.zeros((len(layers), row.n_heads, len(key_axis), len(query_axis)), dtype=np.float32)
     entropy = np.zeros(attention.shape[:2])
     points = [f"{row.prefix}.{layer}.{attention_kind}.hook_pattern" for layer in layers]
     offset = 0
-    for one, place, tokens in zip(passes, places, columns, strict=True):
+    for (_, encoded), place, tokens in zip(passes, places, columns, strict=True):
         width = slice(offset, offset + len(tokens))
         offset += len(tokens)
         fill = {
@@ -94,7 +101,7 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
                 take(acts[point])
             continue
         with torch.no_grad():
-            run.lens.run_with_cache(one.encoded, names_filter=points, reduce=fill)
+            run.lens.run_with_cache(encoded, names_filter=points, reduce=fill)
     entropy /= max(len(query_axis), 1)
     data = xr.Dataset(
         {
@@ -105,45 +112,32 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
         coords={"layer": list(map(str, layers)), "head": range(row.n_heads)},
     )
     data = data.assign_coords(span_coords(key=key_axis, query=query_axis))
-    pass_start = np.repeat([one.start for one in passes], [len(tokens) for tokens in columns])
+    pass_start = np.repeat([start for start, _ in passes], [len(tokens) for tokens in columns])
     data = data.assign_coords(pass_start=("query", pass_start))
     title, source = "Roll-out maps", "tsfm-lens paper, D.2 (S3-ROLL)"
     data.attrs = describe_attention(run, "rollout", title, source, row, attention_kind, keys=keys, passes=len(passes))
     return data
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """Forward of a rollout: the forecast steps known to it, and its input."""
-
-    start: int
-    encoded: Encoded
-
-
-def _passes(run: Run) -> list[_Pass]:
+def _passes(run: Run) -> list[tuple[int, Encoded]]:
+    """Return the forwards of a rollout: the number of forecast steps known to each, and its input."""
     lens, batch, steps = run.lens, run.batch, run.horizon
     width = lens.longest_pass
     if steps <= width or not lens.rereads:
         # the run refuses a horizon that one pass cannot forecast
-        return [_Pass(0, run.encoded)]
+        return [(0, run.encoded)]
     values = run.forecast.median if run.along is None else run.along
     passes = []
     for start in range(0, steps, width):
         stop = min(start + width, steps)
         longer = replace(batch, values=(np.concatenate([batch.values[0], values[0, :start]]),))
-        if lens.emits == "token":
-            encoded = lens.encode(longer, future=values[:, start:stop])
-        else:
-            encoded = lens.encode(longer, horizon=stop - start)
-        passes.append(_Pass(start, encoded))
+        reads = {"future": values[:, start:stop]} if lens.emits == "token" else {"horizon": stop - start}
+        passes.append((start, lens.encode(longer, **reads)))
     return passes
 
 
 def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
-    """Join the keys of all passes to one axis, and return the places of each pass's keys on it.
-
-    Tokens that cover the same steps are one. A special token is the same in every pass, and stands at the end.
-    """
+    """Join the keys of all passes to one axis by the steps that they cover, and return each pass's places on it."""
     if len(passes) == 1:
         return passes[0], [np.arange(len(passes[0]))]
     labels = [_labels(spans) for spans in passes]
@@ -168,14 +162,13 @@ def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
     return labels
 
 
-def _columns(passes: list[_Pass], stack: str) -> tuple[TokenSpans, list[np.ndarray]]:
+def _columns(passes: list[tuple[int, Encoded]], stack: str) -> tuple[TokenSpans, list[np.ndarray]]:
     """Return the axis of queries, and each pass's tokens on it: all of the first, then those that forecast."""
     axis = TokenSpans((), (), ())
     tokens = []
-    for one in passes:
-        spans = one.encoded.spans[stack].shifted(one.start)
-        later = [i for i in range(len(spans)) if spans.start[i] >= one.start and not spans.special[i]]
-        indices = later if one.start else list(range(len(spans)))
+    for first, encoded in passes:
+        spans = encoded.spans[stack].shifted(first)
+        indices = [i for i in range(len(spans)) if not first or (spans.start[i] >= first and not spans.special[i])]
         start, stop = (tuple(part[i] for i in indices) for part in (spans.start, spans.stop))
         axis += TokenSpans(start, stop, tuple(spans.special[i] for i in indices))
         tokens.append(np.array(indices))
@@ -185,14 +178,7 @@ def _columns(passes: list[_Pass], stack: str) -> tuple[TokenSpans, list[np.ndarr
 def _filler(
     target: np.ndarray, entropy: np.ndarray, keys: np.ndarray, queries: np.ndarray
 ) -> Callable[[Tensor], Tensor]:
-    """Return a function that writes a layer's pattern into the map while the model runs, and keeps nothing.
-
-    Args:
-        target: (head, key, query) of this layer and pass, written to.
-        entropy: (head,), the entropies of the rows are added to it.
-        keys: place of each of the pass's keys on the map.
-        queries: the tokens that are columns of the map.
-    """
+    """Return a function that writes a layer's pattern into (head, key, query) and adds to the entropies (head,)."""
 
     def take(pattern: Tensor) -> Tensor:
         # head by head, as the entropy needs double precision
@@ -213,8 +199,7 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
 
     Args:
         run: the forecast to explain, of exactly one series.
-        stack: a stack whose tokens attend to their own stack; the last such stack of more than
-            one token if None.
+        stack: a stack whose tokens attend to their own stack; the last such one of several tokens if None.
 
     Returns:
         Dataset of kind "attention_flow": ``flow`` (layer, query, key), after each layer; rows sum to 1.
@@ -232,10 +217,7 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
         ('layer', 'query', 'key')
     """
     lens = run.lens
-    if len(run.batch) != 1:
-        raise InputError(
-            f"attention flow is computed for one series at a time, got {len(run.batch)}; use run.select(…)"
-        )
+    refuse_several(run, "attention flow is computed")
     kinds = {row.name: _own_kind(row) for row in lens.wiring.stacks}
     usable = [name for name, kind in kinds.items() if kind]
     if not usable or stack not in (None, *usable):
@@ -243,7 +225,7 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
     # nothing flows where one token stands alone, as in the decoder of a model that forecasts in one
     several = [name for name in usable if len(run.encoded.spans[name]) > 1]
     column = lens.wiring.stack((several or usable)[-1] if stack is None else stack)
-    layers = [x for x in range(column.n_layers) if _over_time(column, x, kinds[column.name])]
+    layers = layers_in_time(column, kinds[column.name])
     points = [f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers]
     acts = run.in_one_pass().record(points)
     flows = rolled([acts[point][0].double() for point in points])
@@ -300,30 +282,23 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         Kobayashi et al. 2020, equation 4.
 
     Raises:
-        InputError: more than one series, or the horizon is longer than one pass.
-        UnknownNameError: no such kind of attention over time.
+        InputError: more than one series, the horizon is longer than one pass, or attention of this kind is between
+            variates.
+        UnknownNameError: no such kind of attention.
 
     Example:
         >>> probes.norm_weighted_attention(run)["norm"].dims
         ('layer', 'head', 'query', 'key')
     """
     lens = run.lens
-    if len(run.batch) != 1:
-        raise InputError(
-            f"norm-weighted attention is computed for one series at a time, got {len(run.batch)}; use run.select(…)"
-        )
-    stack = lens.wiring.output_stack
-    kinds = [name for name in stack.attention_kinds() if any(_over_time(stack, x, name) for x in range(stack.n_layers))]
-    attention = kinds[-1] if kind is None and kinds else kind
-    if attention not in kinds:
-        raise unknown_name("attention over time", str(attention), kinds)
-    layers = [layer for layer in range(stack.n_layers) if _over_time(stack, layer, str(attention))]
+    refuse_several(run, "norm-weighted attention is computed")
+    stack, attention, layers = pick_attention(lens, None, kind)
     at = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
     acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in ("hook_pattern", "hook_v")])
     norms = []
     with torch.no_grad():
         for layer, place in zip(layers, at, strict=True):
-            weights = lens.weights.heads(layer, str(attention), stack.name)
+            weights = lens.weights.heads(layer, attention, stack.name)
             values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
             writes = torch.einsum("phc,hcd->hpd", values, weights.W_O)
             norms.append(acts[f"{place}.hook_pattern"][0] * writes.norm(dim=-1)[:, None] * weights.scale)
@@ -331,24 +306,17 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         {"norm": (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())},
         coords={"layer": list(map(str, layers)), "head": range(stack.n_heads)},
     )
-    keys = stack.attention(str(attention), layers[0]).keys_from or stack.name
+    keys = stack.attention(attention, layers[0]).keys_from or stack.name
     data = data.assign_coords(span_coords(query=run.encoded.spans[stack.name], key=run.encoded.spans[keys]))
-    facts = {"stack": stack.name, "attention": str(attention), "series": run.batch.ids[0]}
+    facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
     data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **facts)
     return data
 
 
 def _own_kind(stack: Stack) -> str:
     """Return the attention of a stack over its own tokens in time, "" if it has none."""
-    for layer in range(stack.n_layers):
-        for row in stack.attentions(layer):
-            if not row.keys_from and row.over == "time":
-                return row.kind
-    return ""
-
-
-def _over_time(stack: Stack, layer: int, kind: str) -> bool:
-    return any(row.kind == kind and row.over == "time" for row in stack.attentions(layer))
+    rows = [row for layer in range(stack.n_layers) for row in stack.attentions(layer)]
+    return next((row.kind for row in rows if not row.keys_from and row.over == "time"), "")
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

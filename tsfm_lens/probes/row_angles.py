@@ -10,6 +10,7 @@ import xarray as xr
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.weight_ranks import Matrix, weight_matrices
 from tsfm_lens.ranks import angles
 from tsfm_lens.registry import probe
@@ -71,18 +72,16 @@ def row_angles(
         raise unknown_name("part", part, PARTS)
     if rows < 2 or permutations < 19:
         raise InputError(f"rows {rows} and permutations {permutations}, expected at least 2 and 19")
-    stacks = {each.name: each for each in lens.wiring.stacks}
-    if stack is not None and stack not in stacks:
-        raise unknown_name("stack", stack, list(stacks))
-    column = lens.wiring.stacks[0] if stack is None else stacks[stack]
+    column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
     attention, layers = column.layers_with(kind or next(iter(column.attention_kinds()), None))
     matrices = [one for one in weight_matrices(lens, stack=column.name, parts=[part]) if one.kind == attention]
     n_heads = column.attention(attention, layers[0]).heads_of({"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads)
     layers_rows = [_Rows.of(one, n_heads) for one in matrices]
     heads = layers_rows[0].heads
     sample = _evenly(len(heads) // n_heads, max(rows // n_heads, 1), n_heads)
-    floors, stands = _shuffle_floors(layers_rows, permutations, seed)
     means = np.array([one.within_and_between(one.heads[one.nonzero]) for one in layers_rows])
+    closer = means[:, 1] - means[:, 0]
+    floors, stands = _shuffle_floors(layers_rows, closer, permutations, seed)
     data = xr.Dataset(
         {
             "angle": (
@@ -92,7 +91,7 @@ def row_angles(
             "block_angle": (("layer", "head", "other_head"), np.stack([one.blocks(n_heads) for one in layers_rows])),
             "within": ("layer", means[:, 0]),
             "between": ("layer", means[:, 1]),
-            "closer": ("layer", means[:, 1] - means[:, 0]),
+            "closer": ("layer", closer),
             "closer_floor": ("layer", floors),
             "closer_stands_out": ("layer", stands),
         },
@@ -106,28 +105,16 @@ def row_angles(
     )
     for name in ("angle", "block_angle", "within", "between", "closer", "closer_floor"):
         data[name].attrs["units"] = "degrees"
-    facts = {
-        "stack": column.name,
-        "attention": attention,
-        "part": part,
-        "permutations": permutations,
-        "seed": seed,
-    }
     title, source = f"Angles of the rows of {part}", "Flow of ranks, equation 2 with arccos (S0-ANG)"
-    random = random_angle(column.d_model)
-    data.attrs = describe(lens, "row_angles", title, source, random_angle=random, **facts)
+    facts: dict[str, object] = {"random_angle": random_angle(column.d_model), "stack": column.name, "part": part}
+    facts |= {"attention": attention, "permutations": permutations, "seed": seed}
+    data.attrs = describe(lens, "row_angles", title, source, **facts)
     return data
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows of one layer's matrix.
-
-    Attributes:
-        angle: (row, row) in degrees, NaN with rows of zeros.
-        heads: (row,).
-        nonzero: rows that are not zero.
-    """
+    """Rows of one layer's matrix: angles (row, row) in degrees, their heads (row,), and those that are not zero."""
 
     angle: np.ndarray
     heads: np.ndarray
@@ -173,11 +160,11 @@ class _Rows:
         return np.array([between - within for within, between in pairs])
 
 
-def _shuffle_floors(layers: list[_Rows], permutations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _shuffle_floors(
+    layers: list[_Rows], closer: np.ndarray, permutations: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return what shuffling reaches in each layer, and which layers exceed it, (layer,); over all layers at once."""
     rng = np.random.default_rng(seed)
-    means = np.array([one.within_and_between(one.heads[one.nonzero]) for one in layers])
-    closer = means[:, 1] - means[:, 0]
     chance = np.stack([one.shuffle(permutations, rng) for one in layers])
     # in units of each layer's own spread, so that no layer sets the scale of all
     middle, spread = chance.mean(1), chance.std(1)

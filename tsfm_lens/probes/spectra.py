@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import HeadWeights
-from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.places import stack_named
 from tsfm_lens.registry import probe
 
 __all__ = ["head_spectra", "stable_rank"]
@@ -59,7 +59,7 @@ def head_spectra(
         >>> probes.head_spectra(lens)["stable_rank"].dims
         ('product', 'layer', 'head')
     """
-    column = lens.wiring.output_stack if stack is None else _stack(lens, stack)
+    column = stack_named(lens.wiring, stack, lens.wiring.output_stack)
     attention, layers = column.layers_with(kind)
     names = list(products)
     for product in names:
@@ -81,15 +81,9 @@ def head_spectra(
         },
         coords={"product": names, "layer": list(map(str, layers)), "head": range(column.n_heads)},
     )
-    data.attrs = describe(
-        lens,
-        "spectra",
-        f"Spectra of {attention}",
-        "tsfm-lens paper, definition 5.1 (S3-SRANK)",
-        stack=column.name,
-        attention=attention,
-        fold_norm=int(fold_norm),
-    )
+    title, source = f"Spectra of {attention}", "tsfm-lens paper, definition 5.1 (S3-SRANK)"
+    facts = {"stack": column.name, "attention": attention, "fold_norm": int(fold_norm)}
+    data.attrs = describe(lens, "spectra", title, source, **facts)
     return data
 
 
@@ -142,10 +136,3 @@ def _factors(weights: HeadWeights, product: str) -> tuple[Tensor, Tensor]:
     if product == "QK":
         return weights.W_Q, weights.W_K.transpose(-2, -1)
     return weights.W_V, weights.W_O
-
-
-def _stack(lens: Lens, name: str) -> Stack:
-    try:
-        return lens.wiring.stack(name)
-    except KeyError as error:
-        raise unknown_name("stack", name, [stack.name for stack in lens.wiring.stacks]) from error

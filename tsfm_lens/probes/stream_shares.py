@@ -86,15 +86,9 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         },
     )
     unit = str(result["unit"].sel(decomposition=method).item())
-    data.attrs = run.describe(
-        "stream_shares",
-        "Writers of the residual stream",
-        "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)",
-        decomposition=method,
-        unit=unit,
-        stack=stack.name,
-        d_model=stack.d_model,
-    )
+    title, source = "Writers of the residual stream", "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)"
+    facts = {"decomposition": method, "unit": unit, "stack": stack.name, "d_model": stack.d_model}
+    data.attrs = run.describe("stream_shares", title, source, **facts)
     totals = of_median(result["total"].sel(decomposition=method)).transpose("series", "step")
     whole = np.abs(totals.values).mean(-1)
     floor = relative_rounding(lens) * np.divide(whole, total, out=np.ones_like(total), where=total > 0)
@@ -115,7 +109,5 @@ def _in_order(lens: Lens, places: list[tuple[int, str]]) -> list[tuple[int, str]
 
 
 def _keys_from(lens: Lens, layer: int, kind: str) -> str:
-    if layer < 0:
-        return ""
-    row = lens.wiring.output_stack.writer(kind, layer)
+    row = lens.wiring.output_stack.writer(kind, layer) if layer >= 0 else None
     return row.keys_from if isinstance(row, Attention) else ""

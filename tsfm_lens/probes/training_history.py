@@ -66,7 +66,8 @@ def training_history(
     scores: list[xr.Dataset] = []
     for step in steps:
         lens = checkpoints[step]
-        score = _of_tokens(lens, seed, options) if _is_token_model(lens) else _of_values(lens, seed, options)
+        is_token_model = lens.tokens is not None and "cross_attn" in lens.wiring.output_stack.attention_kinds()
+        score = (_of_tokens if is_token_model else _of_values)(lens, seed, options)
         shape, first = (tuple(one["entropy_share"].shape) for one in (score, [*scores, score][0]))
         if shape != first:
             raise InputError(f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}")
@@ -84,10 +85,6 @@ def training_history(
     if any(bool(data[one].any()) for one in data if str(one).endswith("_stands_out")):
         data.attrs.pop("below_noise", None)
     return data
-
-
-def _is_token_model(lens: Lens) -> bool:
-    return lens.tokens is not None and "cross_attn" in lens.wiring.output_stack.attention_kinds()
 
 
 def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.ranks import decade_histogram, effective_rank, epsilon_rank, participation_ratio
 from tsfm_lens.registry import probe
@@ -79,35 +81,12 @@ def weight_ranks(
     if not matrices:
         raise InputError(f"{lens.model_id} has none of {', '.join(parts)}")
     precision = stored_precision(lens)
-    values = np.full((len(matrices), max(one.full for one in matrices)), np.nan)
-    floor = np.full(len(matrices), np.nan)
-    measurements = [_measure(one, precision) for one in matrices]
-    for row, (spectrum, rounding) in enumerate(measurements):
-        values[row, : len(spectrum)], floor[row] = spectrum, rounding
-    _refuse_rounding(levels, floor, precision)
-    spectra = [spectrum for spectrum, _ in measurements]
-    full = np.array([one.full for one in matrices])
-    ranks = np.stack([epsilon_rank(spectrum, levels) for spectrum in spectra], axis=1)
-    each = {
-        "stable_rank": [stable_rank(spectrum) for spectrum in spectra],
-        "effective_rank": [effective_rank(spectrum) for spectrum in spectra],
-        "participation_ratio": [participation_ratio(spectrum) for spectrum in spectra],
-        "rounding_floor": floor,
-    }
-    data = xr.Dataset(
-        {
-            "singular_value": (("matrix", "mode"), values),
-            "epsilon_rank": (("epsilon", "matrix"), ranks),
-            "rank_share": (("epsilon", "matrix"), ranks / full),
-            "told": (("epsilon", "matrix"), ~(np.array(levels)[:, None] < floor)),
-            **{name: ("matrix", np.array(column, dtype=float)) for name, column in each.items()},
-            "decade_count": (
-                ("matrix", "decade"),
-                np.stack([decade_histogram(spectrum, decades) for spectrum in spectra]),
-            ),
-        },
-        coords={"epsilon": levels, "decade": [10.0**-place for place in range(decades)], **_coordinates(matrices)},
+    spectra, floors = zip(*(_measure(one, precision) for one in matrices), strict=True)
+    _refuse_rounding(levels, np.array(floors), precision)
+    data = ranks_of(spectra, floors, levels, "matrix").assign(
+        decade_count=(("matrix", "decade"), np.stack([decade_histogram(spectrum, decades) for spectrum in spectra]))
     )
+    data = data.assign_coords(decade=[10.0**-place for place in range(decades)], **_coordinates(matrices))
     title, source = "Ranks of the weights", "Flow of ranks, equation 1 (S0-ERANK)"
     data.attrs = describe(lens, "weight_ranks", title, source, precision=_name(precision), per_head=int(per_head))
     return data
@@ -149,10 +128,8 @@ def weight_matrices(
     for part in names:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
-    stacks = {each.name: each for each in lens.wiring.stacks}
-    if stack is not None and stack not in stacks:
-        raise unknown_name("stack", stack, list(stacks))
-    for column in stacks.values() if stack is None else [stacks[stack]]:
+    columns = lens.wiring.stacks
+    for column in columns if stack is None else [stack_named(lens.wiring, stack, columns[0])]:
         for layer in range(column.n_layers):
             for row in column.rows(layer):
                 for part, weight in _weights_of(lens, column, layer, row):
@@ -187,11 +164,7 @@ def _whole_and_heads(place: tuple[str, int, str], part: str, weight: Tensor, per
 
 
 def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
-    """Compute singular values, and how far the rounding of the entries moves them, over the largest.
-
-    Raises:
-        InputError: an entry is not finite.
-    """
+    """Compute singular values, and how far the rounding of the entries moves them, over the largest."""
     weight = matrix.weight.cpu().double()
     if not torch.isfinite(weight).all():
         raise InputError(f"{matrix} holds values that are not finite, so it has no singular values; mend the weights")
@@ -200,6 +173,34 @@ def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]
     # an entry is off by at most half a unit in the last place, evenly spread
     error = torch.finfo(precision).eps / 2 / 3**0.5
     return values, rounding_floor(values, longest, error, max(weight.shape))
+
+
+def ranks_of(spectra: Sequence[np.ndarray], floors: Sequence[float], levels: Sequence[float], dim: str) -> xr.Dataset:
+    """Compute the ranks of matrices from their singular values, each descending.
+
+    Returns:
+        ``singular_value`` (dim, mode), NaN beyond the last; ``epsilon_rank``, ``rank_share`` and ``told`` (epsilon,
+        dim); ``stable_rank``, ``effective_rank``, ``participation_ratio`` and ``rounding_floor`` (dim).
+    """
+    full = np.array([len(values) for values in spectra])
+    padded = [np.pad(values, (0, full.max() - len(values)), constant_values=np.nan) for values in spectra]
+    ranks, axes = np.stack([epsilon_rank(values, levels) for values in spectra], axis=1), ("epsilon", dim)
+    measures = {
+        "stable_rank": stable_rank,
+        "effective_rank": effective_rank,
+        "participation_ratio": participation_ratio,
+    }
+    return xr.Dataset(
+        {
+            "singular_value": ((dim, "mode"), np.stack(padded)),
+            "epsilon_rank": (axes, ranks),
+            "rank_share": (axes, ranks / full),
+            "told": (axes, ~(np.array(levels)[:, None] < np.array(floors))),
+            **{name: (dim, [float(measure(values)) for values in spectra]) for name, measure in measures.items()},
+            "rounding_floor": (dim, np.array(floors)),
+        },
+        coords={"epsilon": levels},
+    )
 
 
 def rounding_floor(values: np.ndarray, longest: float, error: float, size: int) -> float:
@@ -259,15 +260,8 @@ def _refuse_rounding(levels: Sequence[float], floor: np.ndarray, precision: torc
         )
 
 
-def _coordinates(matrices: Sequence[Matrix]) -> dict[str, object]:
-    return {
-        "matrix": list(map(str, matrices)),
-        "stack": ("matrix", [one.stack for one in matrices]),
-        "layer": ("matrix", [str(one.layer) for one in matrices]),
-        "layer_kind": ("matrix", [one.kind for one in matrices]),
-        "part": ("matrix", [one.part for one in matrices]),
-        "head": ("matrix", [one.head for one in matrices]),
-        "rows": ("matrix", [one.weight.shape[0] for one in matrices]),
-        "columns": ("matrix", [one.weight.shape[1] for one in matrices]),
-        "full": ("matrix", [one.full for one in matrices]),
-    }
+def _coordinates(matrices: Sequence[Matrix]) -> dict[str, Any]:
+    names = ("stack", "layer", "layer_kind", "part", "head", "rows", "columns", "full")
+    rows = [(one.stack, str(one.layer), one.kind, one.part, one.head, *one.weight.shape, one.full) for one in matrices]
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    return {"matrix": list(map(str, matrices))} | {name: ("matrix", list(column)) for name, column in columns}

@@ -20,9 +20,8 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords, head_or_kind
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.probes.places import listed
+from tsfm_lens.probes.places import component_coords, head_or_kind, listed
 from tsfm_lens.registry import probe
 
 __all__ = ["ablation_effects"]
@@ -78,7 +77,7 @@ def ablation_effects(
     """
     lens = run.lens
     targets = _default(lens) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(list(targets)))
+    data = run.dataset().assign_coords(component_coords(targets))
     plain, forecasts = run.point, ablated_points(run, targets, how, reference, progress)
     steps = ("component", "series", "step")
     data = data.assign(forecast=(steps, forecasts), baseline_forecast=(steps[1:], plain))
@@ -101,9 +100,7 @@ def ablated_points(
     run: Run, components: Sequence[Component], how: str, reference: Any, progress: Progress | None = None
 ) -> np.ndarray:
     """Compute the forecasts of :func:`ablation_effects` alone, (component, series, step)."""
-    source = reference_of(run, how, reference)
-    interventions = ablated_variants(run.lens, components, how, source, horizon=run.horizon, seed=run.seed)
-    return points_without(run, dict(zip(components, interventions, strict=True)), how, progress)
+    return points_without(run, ablations_of(run, components, how, reference), how, progress)
 
 
 def points_without(
@@ -134,20 +131,24 @@ def points_without(
     return np.array([*(cache[component] for component in ablations), *forecasts[len(missing) :]])
 
 
-def reference_of(run: Run, how: str, reference: Any) -> Any:
-    """Return what a run's ablations record their reference on, in such passes as the run has.
+def ablations_of(
+    run: Run, components: Sequence[Component], how: str, reference: Any
+) -> dict[Component, tuple[Intervention, ...]]:
+    """Return the interventions that ablate each component, with the run's seed.
 
     A resampled activation replaces one of the same tokens. So a token model's single forward needs reference series in
-    single forwards of their own, each along its median path. Any other reference is returned as it is.
+    single forwards of their own, each along its median path.
 
     Args:
         run: whose components are ablated.
+        components: each is ablated alone.
         how, reference: see :meth:`Lens.ablate`.
     """
     ready = reference is None or isinstance(reference, Activations | Encoded)
-    if ready or how != "resample" or run.rollout or not run.tokens_read:
-        return reference
-    return run.lens.run(reference, run.horizon, rollout=False).encoded
+    if not ready and how == "resample" and run.tokens_read and not run.rollout:
+        reference = run.lens.run(reference, run.horizon, rollout=False).encoded
+    interventions = ablated_variants(run.lens, components, how, reference, horizon=run.horizon, seed=run.seed)
+    return dict(zip(components, interventions, strict=True))
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
@@ -180,11 +181,16 @@ def _default(lens: Lens) -> list[Component]:
     )
 
 
+def seasonal_scales(batch: SeriesBatch) -> np.ndarray:
+    """Return the scale of MASE of each series, (series,)."""
+    seasons = zip(batch.values, batch.seasonalities, strict=True)
+    return np.array([seasonal_scale(values, season) for values, season in seasons])
+
+
 def _errors(
     data: xr.Dataset, batch: SeriesBatch, truth: np.ndarray, forecasts: np.ndarray, plain: np.ndarray
 ) -> xr.Dataset:
-    seasons = zip(batch.values, batch.seasonalities, strict=True)
-    scale = np.array([seasonal_scale(values, season) for values, season in seasons])
+    scale = seasonal_scales(batch)
     error, baseline = mae(forecasts, truth), mae(plain, truth)
     change, where = relative_change(error, baseline), ("component", "series")
     return data.assign(

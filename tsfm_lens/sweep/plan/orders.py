@@ -19,10 +19,9 @@ from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import head_entropy
+from tsfm_lens.probes.attention import attention_over_time, head_entropy
 from tsfm_lens.probes.attribution import attribute
 from tsfm_lens.probes.entropic_rank import head_entropy_of_writes, item_groups, mean_over_tokens
-from tsfm_lens.probes.head_choice import attention_over_time
 from tsfm_lens.probes.spectra import head_spectra
 
 ENDS = ("low", "high")
