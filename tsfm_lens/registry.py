@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from inspect import cleandoc, signature
 from pkgutil import iter_modules
@@ -409,14 +409,11 @@ def method_of(*owners: str) -> Callable[[F], F]:
 
 @cache
 def load_extensions(group: str) -> None:
-    """Import every module that an entry point of this distribution names in a group; importing one registers it."""
-    try:
-        points = distribution(DISTRIBUTION).entry_points
-    except PackageNotFoundError:
-        return
-    for point in points.select(group=group):
+    """Import every module that an entry point of any distribution names in a group; importing one registers it."""
+    for point in entry_points(group=group):
+        parent = point.module.rpartition(".")[0]
         # an installation outlives a package that was taken out of it
-        if find_spec(point.module.rpartition(".")[0]) is not None:
+        if not parent or find_spec(parent) is not None:
             point.load()
 
 

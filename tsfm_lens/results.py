@@ -74,7 +74,7 @@ class Results:
             self.computed[kind] = self.compute(kind, **self.options.get(kind, {}))
         return self.computed[kind]
 
-    def compute(self, kind: str, **options: Any) -> xr.Dataset:
+    def compute(self, kind: str, /, **options: Any) -> xr.Dataset:
         """Compute the result of a measurement anew.
 
         Args:

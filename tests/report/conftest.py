@@ -89,7 +89,7 @@ def evil_whole(tmp_path_factory, evil_swept) -> Path:
         tmp_path_factory.mktemp("evil"),
         title=EVIL,
         provenance={EVIL: EVIL},
-        readings={"gain": EVIL},
+        remarks={"gain": EVIL},
     )
 
 

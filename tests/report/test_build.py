@@ -85,12 +85,12 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts):
     assert len(specs) == figures
     assert all(json.loads(text)["data"] for text in specs)
     assert len([a for a in found.all("a") if "download" in a]) == figures
-    assert len([d for d in found.all("div") if d.get("class") == "reading"]) == figures
+    assert len([d for d in found.all("div") if d.get("class") == "sentences"]) == figures
 
 
 def test_a_long_reading_has_a_paragraph_for_each_sentence(whole):
     page = whole.read_text()
-    blocks = [block.split("</div>")[0] for block in page.split('<div class="reading">')[1:]]
+    blocks = [block.split("</div>")[0] for block in page.split('<div class="sentences">')[1:]]
     several = [block for block in blocks if block.count("<p>") > 1]
     assert 0 < len(several) < len(blocks)
     for block in several:
@@ -240,7 +240,7 @@ def test_inputs_are_checked(results, tmp_path):
     with pytest.raises(InputError, match="no results to report"):
         build_report({}, tmp_path, title="T", provenance={})
     with pytest.raises(UnknownNameError, match=r"no result 'gian'. Closest: gain"):
-        build_report(results, tmp_path, title="T", provenance={}, readings={"gian": "x"})
+        build_report(results, tmp_path, title="T", provenance={}, remarks={"gian": "x"})
     with pytest.raises(InputError, match="of kind 'dict'"):
         build_report({"d": {}}, tmp_path, title="T", provenance={})  # type: ignore[dict-item]
     assert not list(tmp_path.iterdir())

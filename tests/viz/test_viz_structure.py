@@ -91,6 +91,8 @@ def test_every_kind_names_its_renderers_and_they_refuse_others() -> None:
 def test_every_renderer_says_what_it_takes_and_refuses() -> None:
     for entry in measurements().values():
         for renderer in (figure.function for figure in entry.figures if entry.theme != "Sweeps"):
+            if not renderer.__module__.startswith("tsfm_lens.viz"):
+                continue
             assert next(iter(signature(renderer).parameters)) == "ds"
             sections = [
                 line for line in (renderer.__doc__ or "").splitlines() if line in ("Args:", "Returns:", "Raises:")

@@ -15,6 +15,7 @@ import xarray as xr
 from tsfm_lens import registry, viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report.build import build_report, panels_of
+from tsfm_lens.results import Results
 from tsfm_lens.training import Watch, attention_norms, loss_landscape, together
 from tsfm_lens.viz.printing import COLUMNS
 
@@ -85,7 +86,7 @@ def test_the_kinds_of_trainings_are_those_that_trainings_give() -> None:
     kinds = {kind for kind, each in registry.measurements().items() if "`tsfm_lens.training`" in each.maker}
     assert kinds == {result(which).attrs["kind"] for which in WHICH}
     with pytest.raises(InputError, match="made while a model is trained"):
-        registry.find("training_watch").of(None)  # type: ignore[arg-type]
+        Results(None).compute("training_watch")  # type: ignore[arg-type]
 
 
 def test_measures_are_drawn_as_they_are() -> None:

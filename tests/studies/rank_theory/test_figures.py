@@ -18,6 +18,7 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.registry import find
 from tsfm_lens.report.build import panels_of
+from tsfm_lens.results import Results
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import figures, figures_bounds, figures_models, ranks_by_model
 from tsfm_lens.studies.rank_theory import figures_models as rank_models
@@ -207,7 +208,7 @@ def test_a_result_of_several_models_says_what_makes_it() -> None:
         == "made of several models: `studies.rank_theory.ranks_by_model` makes it, `tsfm-lens figure` draws it"
     )
     with pytest.raises(InputError, match="made of several models"):
-        measurement.of(None)  # type: ignore[arg-type]
+        Results(None).compute("ranks_by_model")  # type: ignore[arg-type]
 
 
 RUNNER = CliRunner()
