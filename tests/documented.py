@@ -79,6 +79,8 @@ def mentions(path: Path) -> Iterator[Mention]:
     elif path.suffix == ".md":
         yield from _of_markdown(text, name, 1)
     else:
+        # the paper goes by the name of the command
+        text = re.sub(r"tsfm-lens paper\b", "paper", text)
         yield from _lines(text, name, 1)
         yield from _spans(text, name, 1)
 

@@ -290,7 +290,7 @@ def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(kind: str, resu
     ds = results[kind]
     for plate in panels_of({ds.attrs["kind"]: ds})[ds.attrs["kind"]]:
         assert len(plate.table)
-        assert plate.sentences
+        assert plate.sentences or kind == "models"
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
         if kind in SMALL:
             assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
