@@ -230,7 +230,7 @@ def write_questions() -> None:
 
 def _row(question: Question, scores: pd.DataFrame, explained: pd.DataFrame) -> tuple[str, ...]:
     measurement = find(question.kind)
-    probe = measurement.probes[0] if measurement.probes else ""
+    probe = measurement.probe.name if measurement.probe is not None else ""
     figures = [slug for slug, (other, _) in slugs().items() if other.kind == question.kind]
     shown = ", ".join(f"[{slug.partition('-')[0]}](#figure-{slug})" for slug in figures)
     asked = f"{{py:func}}`~tsfm_lens.{package_of(probe)}`" if probe else "`tsfm-lens sweep`"
