@@ -87,3 +87,31 @@ def test_the_core_stands_without_studies(tmp_path: Path) -> None:
         [sys.executable, "-c", ALONE], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_reports_and_figures_need_no_extra(tmp_path: Path) -> None:
+    """As after ``pip install`` without extras: gluonts is for sweeps alone, and they say so."""
+    code = """
+import sys
+sys.modules["gluonts"] = None
+from typer.testing import CliRunner
+from tsfm_lens.cli import app
+
+series = "bolt-nano --data bundled:nile --horizon 6".split()
+report = ["report", *series, "--chapters", "forecast,ablation"]
+for command in (report, ["figure", "forecast_fan", *series, "--format", "html"]):
+    result = CliRunner().invoke(app, [*command, "--out", command[0]])
+    assert result.exit_code == 0, result.output
+from tsfm_lens.errors import MissingExtraError
+from tsfm_lens.sweep.statistics.scores import window_scores
+import numpy as np
+
+try:
+    window_scores(np.zeros((1, 2)), np.zeros((1, 3, 2)), (0.1, 0.5, 0.9), np.ones(1))
+except MissingExtraError as error:
+    assert "tsfm-lens-toolbox[sweep]" in str(error)
+else:
+    raise AssertionError("scored without gluonts")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -35,6 +35,13 @@ _CLASSES: dict[str, type] = {}
 _METHODS: dict[str, list[Callable[..., Any]]] = {}
 _MEASUREMENTS: dict[str, Measurement] = {}
 _PROBES: dict[str, Probe] = {}
+_INPUT_WORDS = {
+    "run": " on all series",
+    "first": " on the first series",
+    "lens": ", from the weights alone",
+    "pair": ", the first series against itself with its season half a period later",
+    "lenses": " of the models that are named",
+}
 _RAISES = """
 
 Raises:
@@ -169,7 +176,8 @@ class Measurement:
         maker: origin of the result if no probe of a run gives it, in words.
         subject: words for what a section is about; the result's model and series if None.
         figures: all ways to draw it.
-        panels_of: makes the panels of a report; one for each figure with a table or sentences if None.
+        panels_of: makes the panels of a report; one for each figure with a table if None.
+        home: module that declares it.
     """
 
     kind: str
@@ -184,6 +192,7 @@ class Measurement:
     subject: Callable[[Any], str] | None = None
     figures: list[Figure] = field(default_factory=list)
     panels_of: Callable[[Any], Iterator[ReportPanel]] | None = None
+    home: str = ""
 
     @property
     def probe(self) -> Probe | None:
@@ -259,17 +268,22 @@ class Measurement:
             self.needs.check(lens, f"{self.kind!r}")
 
 
-def measurement(kind: str, **facts: Any) -> Measurement:
+def measurement(kind: str, *, theme: str, **facts: Any) -> Measurement:
     """Declare a measurement; see :class:`Measurement` for the facts.
 
+    A module may declare its kind again, as a notebook does whose cell runs twice.
+
     Raises:
-        InputError: its kind is taken, or it has a theme that is not one of :data:`THEMES`.
+        InputError: another module has taken the kind, or the theme is not one of :data:`THEMES`.
     """
-    if kind in _MEASUREMENTS:
-        raise InputError(f"kind {kind!r} is taken by another measurement; choose another")
-    if facts["theme"] not in THEMES:
-        raise InputError(f"theme={facts['theme']!r} is not known, choose one of {', '.join(THEMES)}")
-    entry = _MEASUREMENTS[kind] = Measurement(kind, **facts)
+    home = str(sys._getframe(1).f_globals.get("__name__", ""))
+    if not home.startswith("tsfm_lens."):
+        load_extensions(FIGURES)
+    if kind in _MEASUREMENTS and _MEASUREMENTS[kind].home != home:
+        raise InputError(f"kind {kind!r} is taken by {_MEASUREMENTS[kind].home}; choose another")
+    if theme not in THEMES:
+        raise InputError(f"theme={theme!r} is not known, choose one of {', '.join(THEMES)}")
+    entry = _MEASUREMENTS[kind] = Measurement(kind, theme, home=home, **facts)
     return entry
 
 
@@ -281,9 +295,20 @@ def probe(
     options: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     each: Callable[[Any], Mapping[str, Mapping[str, Any]]] | None = None,
 ) -> Callable[[F], F]:
-    """Register the function that computes the results of a kind; see :class:`Probe`."""
+    """Register the function that computes the results of a kind; see :class:`Probe`.
+
+    Raises:
+        InputError: a function of another module computes this kind.
+        UnknownNameError: ``takes`` is no word that a probe knows.
+    """
+    if isinstance(takes, str) and takes not in _INPUT_WORDS:
+        raise unknown_name("takes", takes, _INPUT_WORDS)
 
     def register(function: F) -> F:
+        if not function.__module__.startswith("tsfm_lens."):
+            load_extensions(PROBES)
+        if kind in _PROBES and _PROBES[kind].function.__module__ != function.__module__:
+            raise InputError(f"kind {kind!r} is computed by {_PROBES[kind].name}; choose another")
         how = options if callable(options) else lambda results: options or {}
         _PROBES[kind] = Probe(function, takes, words or f"{_name_of(function)}{_words_for(takes)}", how, each)
         return function
@@ -374,15 +399,8 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _words_for(takes: Takes) -> str:
-    words = {
-        "run": " on all series",
-        "first": " on the first series",
-        "lens": ", from the weights alone",
-        "pair": ", the first series against itself with its season half a period later",
-        "lenses": " of the models that are named",
-    }
     if isinstance(takes, str):
-        return words[takes]
+        return _INPUT_WORDS[takes]
     return f" of {' and '.join(takes)}" if isinstance(takes, tuple) else ""
 
 

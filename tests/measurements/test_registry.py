@@ -186,8 +186,15 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(work: Results, tmp_
         from tsfm_lens.figures.named import make_figure
 
         assert make_figure("jump_bars", work.run).files[0].figure.data
-        with pytest.raises(InputError, match="is taken"):
-            exec(FIGURE, {"__name__": "own.part"})
+        # a cell of a notebook runs twice; another module does not take what is there
+        exec(FIGURE, {"__name__": "own.part"})
+        for text in (FIGURE, FIGURE.replace("first_jump", "attribution")):
+            with pytest.raises(InputError, match=r"is taken by (own\.part|tsfm_lens\.viz\.attribution)"):
+                exec(text, {"__name__": "other.part"})
+        with pytest.raises(InputError, match="'attribution' is computed by attribute"):
+            exec(PROBE.replace('"first_jump")\n', '"attribution")\n', 1), {"__name__": "other.part"})
+        with pytest.raises(UnknownNameError, match="Closest: first"):
+            registry.probe("other", "frst")
         with pytest.raises(InputError, match="choose one of"):
             measurement("other", theme="Magic", title="", summary="", description="")
     finally:

@@ -27,14 +27,14 @@ def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 def _names() -> dict[str, list[str]]:
     """Return the names, from a file in the user's cache: computing them takes seconds, too long at a tab key."""
     newest = max(file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py"))
-    file = Path(typer.get_app_dir("tsfm-lens")) / f"names-{VERSION}-{newest}.json"
-    try:
-        names: dict[str, list[str]] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        names = _computed_names()
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(names), encoding="utf-8")
+    file, key = Path(typer.get_app_dir("tsfm-lens")) / "names.json", f"{VERSION} {newest}"
+    with suppress(OSError, ValueError, KeyError):
+        saved: dict[str, dict[str, list[str]]] = json.loads(file.read_text(encoding="utf-8"))
+        return saved[key]
+    names = _computed_names()
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({key: names}), encoding="utf-8")
     return names
 
 

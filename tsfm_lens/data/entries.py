@@ -92,11 +92,11 @@ def _features(entry: Mapping[str, Any], group: str, steps: int) -> Covariates:
         rows = np.atleast_2d(to_floats(entry[field], f"{field} of {group!r}"))
         if rows.ndim != 2:
             raise InputError(f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)")
-        known = field == "feat_dynamic_real"
-        if rows.shape[1] < steps or (not known and rows.shape[1] > steps):
+        has_future = field == "feat_dynamic_real"
+        if rows.shape[1] < steps or (not has_future and rows.shape[1] > steps):
             raise InputError(f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}")
         for place, values in enumerate(rows):
-            covariates[f"{field}/{place}"] = (values[:steps], values[steps:] if known else None, None)
+            covariates[f"{field}/{place}"] = (values[:steps], values[steps:] if has_future else None, None)
     return covariates
 
 

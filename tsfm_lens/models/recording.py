@@ -194,10 +194,10 @@ def _forward(
 ) -> tuple[list[Tensor], Activations]:
     """Return the outputs and the activations of a forward in parts."""
     whole, lengths = capture.whole, lengths_of(encoded)
-    kept = capture.kept(lengths)
+    stored = capture.kept(lengths)
     graph = torch.is_grad_enabled() and any(weight.requires_grad for weight in capture.lens.parameters())
     uncut = by_row_hint(whole) if whole else "run it under torch.no_grad(), to run in parts" if graph else ""
-    ranges = [(0, len(encoded.batch))] if uncut else forward_ranges(capture.lens, encoded, capture.memory, kept)
+    ranges = [(0, len(encoded.batch))] if uncut else forward_ranges(capture.lens, encoded, capture.memory, stored)
     return capture.run(ranges, lambda start, stop: forward(_part(encoded, start, stop)), uncut=uncut)
 
 
@@ -207,10 +207,10 @@ def _roll_out(capture: Capture, run: dict[str, Any]) -> tuple[Forecast, Activati
     request = request_of(lens, batch, **run, memory=capture.memory)
     whole = capture.whole
     passes = -(-request.horizon // lens.adapter.longest_pass) if lens.adapter.rollout == "refeed" else 1
-    kept = capture.kept(request.lengths(), request.paths * passes)
+    stored = capture.kept(request.lengths(), request.paths * passes)
     outer = request.paths if lens.wiring.sample_major else 1
     parts, acts = capture.run(
-        plan(request, whole, kept),
+        plan(request, whole, stored),
         lambda *part: forecast_part(request, *part),
         uncut=reason_uncut(request, whole),
         outer=outer,

@@ -199,9 +199,9 @@ def sheet(
     fig.layout.annotations = [{**note, "font": {"size": title_type}, "yshift": 1} for note in notes]
     places = [(row, col) for row in range(1, len(heights) + 1) for col in range(1, len(widths) + 1)]
     room = (30 if titles is not None else 10) if above is None else above
-    made = Sheet(fig, places, total, above=room, min_width=min_width, below=below)
-    made.write_abreast([(note["x"], note["text"]) for note in notes], title_type)
-    return made
+    subplots = Sheet(fig, places, total, above=room, min_width=min_width, below=below)
+    subplots.write_abreast([(note["x"], note["text"]) for note in notes], title_type)
+    return subplots
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,14 @@ number. Sums are therefore stored for each window; they add up over any set of w
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tsfm_lens.errors import InputError, MissingExtraError
-
-try:
-    with warnings.catch_warnings():
-        # it recommends a faster JSON library, and nothing here reads JSON through it
-        warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
-        from gluonts.ev import stats
-        from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
-except ImportError as error:
-    raise MissingExtraError('sweeps need gluonts: pip install "tsfm-lens-toolbox[sweep]"') from error
 
 SUMS = (
     "n",
@@ -58,16 +49,31 @@ ALPHA = 0.05
 _ANY_DATE = pd.Period("2000-01", freq="M")
 
 # columns of sums: what is added up over the steps, and the column that counts the steps added
-_STATS: dict[str, tuple[Callable[..., Any], str | None]] = {
-    "abs_label": (stats.absolute_label, "n"),
-    "abs_error": (partial(stats.absolute_error, forecast_type="0.5"), None),
-    "squared_error": (partial(stats.squared_error, forecast_type="0.5"), None),
-    "squared_error_mean": (partial(stats.squared_error, forecast_type="mean"), None),
-    "scaled_error": (partial(stats.absolute_scaled_error, forecast_type="0.5"), "n_scaled"),
-    "interval_score": (partial(stats.scaled_interval_score, alpha=ALPHA), "n_interval"),
-    "percentage_error": (partial(stats.absolute_percentage_error, forecast_type="0.5"), "n_percentage"),
-    "symmetric_error": (partial(stats.symmetric_absolute_percentage_error, forecast_type="0.5"), "n_symmetric"),
+_STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "abs_label": ("absolute_label", {}, "n"),
+    "abs_error": ("absolute_error", {"forecast_type": "0.5"}, None),
+    "squared_error": ("squared_error", {"forecast_type": "0.5"}, None),
+    "squared_error_mean": ("squared_error", {"forecast_type": "mean"}, None),
+    "scaled_error": ("absolute_scaled_error", {"forecast_type": "0.5"}, "n_scaled"),
+    "interval_score": ("scaled_interval_score", {"alpha": ALPHA}, "n_interval"),
+    "percentage_error": ("absolute_percentage_error", {"forecast_type": "0.5"}, "n_percentage"),
+    "symmetric_error": ("symmetric_absolute_percentage_error", {"forecast_type": "0.5"}, "n_symmetric"),
 }
+
+
+def _gluonts(module: str) -> Any:
+    """Import a module of gluonts, which only the scores of sweeps need.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        with warnings.catch_warnings():
+            # it recommends a faster JSON library, and nothing here reads JSON through it
+            warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
+            return import_module(f"gluonts.{module}")
+    except ImportError as error:
+        raise MissingExtraError('scores need gluonts: pip install "tsfm-lens-toolbox[sweep]"') from error
 
 
 def _part_names() -> list[str]:
@@ -80,7 +86,7 @@ def _rows(array: np.ndarray) -> np.ndarray:
     return np.moveaxis(array, 1, 0).reshape(array.shape[1], -1)
 
 
-def _parts(forecast: Forecast, mean: np.ndarray, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+def _parts(forecast: Any, mean: np.ndarray, shape: tuple[int, int]) -> dict[str, np.ndarray]:
     parts = {name: forecast[name].reshape(shape) for name in _part_names() if name != "mean"}
     return {**parts, "mean": mean}
 
@@ -89,14 +95,14 @@ def _quantile_parts(quantiles: np.ndarray, levels: Sequence[float], mean: np.nda
     names = [str(float(level)) for level in levels]
     if len(set(names)) < 2:
         raise InputError(f"an interval score needs 2 quantile levels or samples, got the levels {list(levels)}")
-    forecast = QuantileForecast(_rows(quantiles), _ANY_DATE, names)
+    forecast = _gluonts("model.forecast").QuantileForecast(_rows(quantiles), _ANY_DATE, names)
     shape = (len(quantiles), quantiles.shape[-1])
     return _parts(forecast, forecast["0.5"].reshape(shape) if mean is None else mean, shape)
 
 
 def _sample_parts(samples: np.ndarray, mean: np.ndarray | None) -> dict[str, np.ndarray]:
     shape = (len(samples), samples.shape[-1])
-    forecast = SampleForecast(_rows(samples), _ANY_DATE)
+    forecast = _gluonts("model.forecast").SampleForecast(_rows(samples), _ANY_DATE)
     return _parts(forecast, forecast.mean.reshape(shape) if mean is None else mean, shape)
 
 
@@ -166,8 +172,9 @@ def window_scores(
         data = {name: np.where(finite, part, 0.0) for name, part in parts.items()}
         data |= {"label": label, "seasonal_error": np.where(np.isfinite(scale), scale, 0.0)[:, None]}
         sums = {"n_invalid": (has_label & ~finite).sum(axis=1).astype(float)}
-        for name, (stat, count) in _STATS.items():
-            values = stat(data)
+        stats = _gluonts("ev.stats")
+        for name, (stat, options, count) in _STATS.items():
+            values = getattr(stats, stat)(data, **options)
             sums[name] = np.ma.filled(values.sum(axis=1), 0.0)
             if count is not None:
                 sums[count] = values.count(axis=1).astype(float)

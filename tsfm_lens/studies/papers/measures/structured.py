@@ -214,11 +214,12 @@ def windows(context: Context) -> MeasuredValues:
     x = torch.ones(1, TOKENS, 1)
     near = structured.Reach((1,), (TOKENS,), causal=True, window=WINDOW)
     whole = structured.Reach((1,), (TOKENS,), causal=True)
-    seen, every = (torch.isfinite(structured.reaching_scores(x, x, reach)).sum(-1)[0] for reach in (near, whole))
-    own, total = float(seen.sum()), float(every.sum())
+    scores = [structured.reaching_scores(x, x, reach) for reach in (near, whole)]
+    keys_near, keys = (torch.isfinite(each).sum(-1)[0] for each in scores)
+    own, total = float(keys_near.sum()), float(keys.sum())
     words = "multiply-adds of the scores over those of standard attention"
     values = {
-        "seen": float(seen.max()),
+        "seen": float(keys_near.max()),
         f"{words}, windows in every layer": own / total,
         # global, window, window, twice, as in the published code
         f"{words}, one layer in three global": (total + 2 * own) / (3 * total),
