@@ -39,7 +39,7 @@ def calibrated(lens: Lens, count: int) -> Run:
     """A run of series that are not among the test's; a decoder follows their own ends."""
     series = [case.values for case in synthetic_cases(seed=VALIDATION_SEED, count=count)]
     run = lens.run(as_series(series), HORIZON, holdout=True)
-    return lens.run(run.batch, HORIZON, along=run.truth) if run.tokens_read else lens.run(run.batch, HORIZON)
+    return lens.run(run.batch, HORIZON, forced_path=run.truth) if run.tokens_read else lens.run(run.batch, HORIZON)
 
 
 def errors(lens: Lens, cases: Sequence[SkillCase]) -> dict[str, float]:

@@ -59,7 +59,7 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "activation_patching": lambda x: probes.activation_patching(x.run, x.corrupted),
     "ablation_effects": lambda x: probes.ablation_effects(x.run),
     "ablation_recipes": lambda x: probes.ablation_recipes(x.run, x.recipe),
-    "attention_flow": lambda x: probes.attention_flow(x.run, stack="encoder"),
+    "attention_rollout": lambda x: probes.attention_rollout(x.run, stack="encoder"),
     "attention_patterns": lambda x: probes.attention_patterns(x.run),
     "attribution_patching": lambda x: probes.attribution_patching(x.run, x.corrupted, exact=False),
     "attribute": lambda x: probes.attribute(x.run),
@@ -83,8 +83,8 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "norm_weighted_attention": lambda x: probes.norm_weighted_attention(x.run),
     "patch_attention": lambda x: probes.patch_attention(x.run),
     "repeated_motif": lambda x: probes.repeated_motif(x.lens, n_series=SEQUENCES, num_samples=x.run.num_samples),
-    "repeated_tokens": lambda x: probes.repeated_tokens(x.lens, n_sequences=SEQUENCES),
-    "rollout_maps": lambda x: probes.rollout_maps(x.run),
+    "induction_scores": lambda x: probes.induction_scores(x.lens, n_sequences=SEQUENCES),
+    "autoregressive_attention": lambda x: probes.autoregressive_attention(x.run),
     "row_angles": lambda x: probes.row_angles(x.lens),
     "seasonality_bias": lambda x: probes.seasonality_bias(x.run),
     "spectra_by_patch": lambda x: rank_theory.spectra_by_patch(x.run),
@@ -92,7 +92,7 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "vocabulary_plane": lambda x: rank_theory.vocabulary_plane(x.lens),
     "weight_ranks": lambda x: probes.weight_ranks(x.lens),
 }
-TOKENS_ONLY = {"lens_logits", "lines_of_thought", "repeated_tokens", "vocabulary_plane"}
+TOKENS_ONLY = {"lens_logits", "lines_of_thought", "induction_scores", "vocabulary_plane"}
 PATCHES_ONLY = {"patch_attention"}
 # of weights, and of series of their own: timed by themselves, and no part of the set whose cost has a limit
 RANKS = {"embedding_ranks", "flow_of_ranks", "row_angles", "spectra_by_patch", "vocabulary_plane", "weight_ranks"}
@@ -154,14 +154,14 @@ def repeated_tokens_cost(rounds: int) -> list[Row]:
     start = torch.full((SEQUENCES, 1), lens.adapter.model.config.decoder_start_token_id)
     encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))  # type: ignore[attr-defined]
     ways = [
-        partial(probes.repeated_tokens, lens, n_sequences=SEQUENCES, decoding=decoding)
+        partial(probes.induction_scores, lens, n_sequences=SEQUENCES, decoding=decoding)
         for decoding in ("forced", "rollout")
     ]
     with torch.no_grad():
         ratios_to_forward = ratios(ways, lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
     return [
         (
-            f"(d) chronos base: repeated_tokens, {way} / forward",
+            f"(d) chronos base: induction_scores, {way} / forward",
             f"{median:.2f}",
             f"{low:.2f}–{high:.2f}; {SEQUENCES} sequences of 128 tokens, 32 decoded",
             "",
@@ -211,9 +211,9 @@ def weight_spectra_cost() -> list[Row]:
 def rollout_memory() -> list[Row]:
     """Peak memory of a 512 × 512 roll-out map of 144 heads, over the size of the result."""
     rows: list[Row] = []
-    for keys, along in (("window", True), ("time", True), ("window", False)):
-        extra, result = apart(_rollout_peak, keys, along)
-        how = "given values" if along else "its own forecast, 1 sample"
+    for keys, forced_path in (("window", True), ("time", True), ("window", False)):
+        extra, result = apart(_rollout_peak, keys, forced_path)
+        how = "given values" if forced_path else "its own forecast, 1 sample"
         ratio = extra / result
         rows.append(
             (
@@ -246,16 +246,16 @@ def streaming_memory() -> list[Row]:
     return rows
 
 
-def _rollout_peak(keys: str, along: bool) -> tuple[int, int]:
+def _rollout_peak(keys: str, forced_path: bool) -> tuple[int, int]:
     lens = load(architectures()["chronos"].build("base"), check=False)
     steps = np.arange(1024)
     values = np.sin(2 * np.pi * steps / 24)[None] + 0.1 * np.random.default_rng(0).standard_normal((1, 1024))
     context, future = list(values[:, :512]), values[:, 512:]
     with torch.no_grad():
         lens.forward(context, future=future[:, :64])
-    options: dict[str, Any] = {"along": future} if along else {"num_samples": 1}
+    options: dict[str, Any] = {"along": future} if forced_path else {"num_samples": 1}
     before = restart_peak()
-    maps = probes.rollout_maps(lens.run(context, 512, **options), keys=keys)
+    maps = probes.autoregressive_attention(lens.run(context, 512, **options), keys=keys)
     return status("VmHWM") - before, maps["attention"].nbytes
 
 

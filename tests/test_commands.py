@@ -73,7 +73,7 @@ PLANTED = {
     "`tsfm-lens explian --data …`": "No such command 'explian'",
     "``tsfm-lens sweep run config.yaml --engine dask``": "'dask' is not one of",
     "`figure forecast_fun bolt-nano`": "name 'forecast_fun' is not known",
-    "`tsfm-lens report bolt-nano --chapters forecas`": "chapters 'forecas' is not known",
+    "`tsfm-lens report bolt-nano --sections forecas`": "sections 'forecas' is not known",
     "`reproduce S9-T1`": "name 'S9-T1' is not known",
     "`tsfm-lens report bolt-nano --data bundled:co3`": "data 'bundled:co3' is not known",
     "`--holdouts`": "no command takes --holdouts",
@@ -84,7 +84,7 @@ PLANTED = {
 FINE = [
     "`tsfm-lens explain --target …`",
     "`tsfm-lens figure NAME MODEL MODEL --data …`",
-    "`tsfm-lens report --chapters KIND,…`",
+    "`tsfm-lens report --sections KIND,…`",
     "`--engine processes --workers 4`",
     "`reproduce --list`",
     "```\ntsfm-lens data --json > data.json\n```",

@@ -27,7 +27,7 @@ RULES = (
 )
 """The rules, as a report states them."""
 
-_RULES_OF = {"deletion_curves": RULES[:1], "route_proof": RULES[1:3]}
+_RULES_OF = {"deletion_curves": RULES[:1], "route_faithfulness": RULES[1:3]}
 
 Word = Literal["holds", "holds in part", "fails"]
 
@@ -47,7 +47,7 @@ def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
     """Judge several proofs together.
 
     Args:
-        proofs: of kind "deletion_curves" or "route_proof".
+        proofs: of kind "deletion_curves" or "route_faithfulness".
 
     Returns:
         The verdict in a word, and a sentence for each thing that was tried, by :data:`RULES`.
@@ -61,7 +61,7 @@ def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
         True
     """
     if not proofs:
-        raise InputError("there is no proof to judge: give results of deletion_curves and prove_routes")
+        raise InputError("there is no proof to judge: give results of deletion_curves and route_faithfulness")
     words: list[Word] = []
     decisive: list[Word] = []
     sentences: list[str] = []
@@ -131,4 +131,4 @@ def _few(names: list[str]) -> str:
     return (", ".join(first) if more or len(first) < 2 else f"{', '.join(first[:-1])} and {first[-1]}") + more
 
 
-_JUDGES = {"deletion_curves": _of_curves, "route_proof": _of_routes}
+_JUDGES = {"deletion_curves": _of_curves, "route_faithfulness": _of_routes}

@@ -178,7 +178,7 @@ def _paired(pairs: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
     parts = [
         "# Two models side by side",
         "Every figure of a run can be drawn of two models on the same axes and colours: `tsfm-lens figure NAME MODEL "
-        "MODEL`, or {py:func}`tsfm_lens.viz.side_by_side`. What moves or is clicked is refused, and so are maps whose "
+        "MODEL`, or {py:func}`tsfm_lens.viz.compare`. What moves or is clicked is refused, and so are maps whose "
         "colours mean different things.",
     ]
     for slug, (measurement, figure) in pairs.items():

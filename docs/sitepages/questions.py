@@ -104,7 +104,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         ),
         Question(
             "How far may a token have reached?",
-            "attention_flow",
+            "attention_rollout",
             "An upper bound by attention alone; MLPs and values are not in it.",
             "attention roll-out",
             "inputs",
@@ -166,7 +166,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         ),
         Question(
             "Can that explanation be trusted?",
-            "route_proof",
+            "route_faithfulness",
             "It can fail, and then says so.",
         ),
         Question(

@@ -188,7 +188,7 @@ def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
     each = f'{call_of(figure)}(cache["{measurement.kind}"])'
     command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:elnino,co2 --horizon {HORIZON}"
     title = figure.title.rstrip(".")
-    return Scene(PAIR, f'viz.side_by_side([{each} for cache in caches], models, "{title}")', command)
+    return Scene(PAIR, f'viz.compare([{each} for cache in caches], models, "{title}")', command)
 
 
 @cache

@@ -165,7 +165,7 @@ def test_report_writes_the_page_and_prints_its_path(folder: str, waves: str, tmp
 
 def test_a_chapter_that_the_series_do_not_allow_is_left_out_and_named(bolt: str, waves: str, tmp_path: Path) -> None:
     """These series have no season that could be shifted for patching."""
-    given = ("report", bolt, "--data", waves, "--out", str(tmp_path), "--horizon", "4", "--chapters")
+    given = ("report", bolt, "--data", waves, "--out", str(tmp_path), "--horizon", "4", "--sections")
     result = run(*given, "forecast,patching")
     assert result.exit_code == 0, result.output
     assert "left out: Activation patching" in result.stderr

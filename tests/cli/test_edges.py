@@ -107,7 +107,7 @@ def test_an_end_without_values_is_no_truth(command: str, waves: np.ndarray, tmp_
 
 def test_a_report_beyond_missing_values_has_every_chapter_that_it_can(waves: np.ndarray, tmp_path: Path) -> None:
     file = written(tmp_path, load=np.r_[waves[:90], np.full(30, np.nan)])
-    asked = ["--horizon", "6", "--no-holdout", "--chapters", "forecast,logit_lens,layer_gain"]
+    asked = ["--horizon", "6", "--no-holdout", "--sections", "forecast,logit_lens,layer_gain"]
     result = run("report", "bolt-nano", "--data", file, *asked, "--out", tmp_path / "page")
     assert result.exit_code == 0, result.output
     assert "left out" not in result.stderr
@@ -163,7 +163,7 @@ def test_a_share_that_saves_nothing_is_refused_before_anything_is_measured(
 
 
 def test_an_unknown_measurement_is_told_where_all_are_listed() -> None:
-    result = run("report", "bolt-nano", *CO2, "--chapters", "nope")
+    result = run("report", "bolt-nano", *CO2, "--sections", "nope")
     assert "`tsfm-lens measurements` lists them" in result.stderr
 
 

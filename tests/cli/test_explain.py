@@ -53,7 +53,7 @@ def sheet(path: Path, *, ahead: int = AHEAD) -> str:
 @pytest.mark.parametrize("ahead", [AHEAD, 0])
 def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, tmp_path: Path) -> None:
     data = sheet(tmp_path / "load.csv", ahead=ahead)
-    words = [*OPTIONS, "--horizon", "12", *(() if ahead else ("--chapters", "forecast,covariate_use"))]
+    words = [*OPTIONS, "--horizon", "12", *(() if ahead else ("--sections", "forecast,covariate_use"))]
     done = run("chronos2-nano", "--data", data, *words, "--out", str(tmp_path / "page"))
     assert done.exit_code == 0, done.output
     page = (tmp_path / "page" / "index.html").read_text()
@@ -84,7 +84,7 @@ def test_names_with_commas_are_given_one_by_one(known: list[str], tmp_path: Path
     columns = {"temperature": "a,b"} if len(known) == 2 else {"temperature": "a,b", "price": "c, d"}
     frame["price"] = np.arange(len(frame))
     frame.rename(columns=columns).to_csv(tmp_path / "load.csv", index=False)
-    words = ["--target", "load", "--id-column", "site", "--time-column", "ts", "--chapters", "forecast"]
+    words = ["--target", "load", "--id-column", "site", "--time-column", "ts", "--sections", "forecast"]
     words += ["--data", str(tmp_path / "load.csv"), "--horizon", "12", *known, "--out", str(tmp_path / "page")]
     done = run("chronos2-nano", *words)
     if len(known) == 2 and "," in known[1][3:]:
@@ -96,14 +96,14 @@ def test_names_with_commas_are_given_one_by_one(known: list[str], tmp_path: Path
 
 def test_without_covariates_their_chapter_is_left_out_and_said_to_be(tmp_path: Path) -> None:
     """And so is the part of a series that the model does not read."""
-    words = ["--data", "bundled:nile", "--horizon", "8", "--chapters", "forecast,covariate_use"]
+    words = ["--data", "bundled:nile", "--horizon", "8", "--sections", "forecast,covariate_use"]
     done = run("bolt-nano", *words, "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "left out: Use of covariates" in done.output
     assert "reads the last" not in done.output
     long = tmp_path / "long.csv"
     pd.DataFrame({"value": np.arange(2000) % 24 + 0.5}).to_csv(long, index=False)
-    words = ["--data", str(long), "--horizon", "8", "--chapters", "forecast", "--holdout"]
+    words = ["--data", str(long), "--horizon", "8", "--sections", "forecast", "--holdout"]
     done = run("bolt-nano", *words, "--out", str(tmp_path))
     read = load("bolt-nano").adapter.context_length
     assert f"bolt-nano reads the last {read} of 1992 steps" in " ".join(done.output.split())
@@ -114,7 +114,7 @@ def test_without_covariates_their_chapter_is_left_out_and_said_to_be(tmp_path: P
     [
         (["bolt-nano", "--horizon", "12"], "takes no past covariates"),
         (["chronos2-nano", "--horizon", "24"], "ends 12 steps after the context"),
-        (["chronos2-nano", "--horizon", "12", "--chapters", "forcast"], "forecast"),
+        (["chronos2-nano", "--horizon", "12", "--sections", "forcast"], "forecast"),
         (["no-such-model", "--method", "shapely"], "shapley"),
         (["chronos2-nano", "--horizon", "12", "--known", "price"], "'A/price' is named with --known and ends with"),
         (["chronos2-nano", "--horizon", "12", "--past", "load"], "'load' is named as ids, timestamps or covariate"),

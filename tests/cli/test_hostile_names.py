@@ -179,7 +179,7 @@ def test_control_characters_of_series_columns_and_files_are_shown_escaped(contro
     for args, words in (
         (("forecast", "bolt-nano", "--data", controls, "--target", "nope"), r"a\x1b[2Jb.csv: no column 'nope'"),
         (("forecast", "bolt-nano", "--data", controls, "--target", "nope"), r"va\x1b[1mlue"),
-        (("report", "bolt-nano", "--data", controls, "--chapters", "forecast\x1b[1m"), r"forecast\x1b[1m"),
+        (("report", "bolt-nano", "--data", controls, "--sections", "forecast\x1b[1m"), r"forecast\x1b[1m"),
         (("forecast", "no\x1b[1msuch", "--data", controls), r"no\x1b[1msuch"),
         (("forecast\x1b[1m",), r"forecast\x1b[1m"),
         (("data", "extra\x1b[1m"), r"extra\x1b[1m"),

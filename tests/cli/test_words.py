@@ -27,8 +27,8 @@ PYTHON = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b(?!')|\b\w+\(|\b[a-z_]+=|\blens\.|Er
 EARLY = [
     (("report", "nosuch", *CO2), "no checkpoint 'nosuch'"),
     (("doctor", "nosuch"), "no checkpoint 'nosuch'"),
-    (("report", "bolt-nano", *CO2, "--chapters", "foo"), "no measurement 'foo'"),
-    (("report", "bolt-nano", *CO2, "--chapters", "lens_logits"), "is defined by logits over a vocabulary"),
+    (("report", "bolt-nano", *CO2, "--sections", "foo"), "no measurement 'foo'"),
+    (("report", "bolt-nano", *CO2, "--sections", "lens_logits"), "is defined by logits over a vocabulary"),
     (("report", "bolt-nano", *CO2, "--horizon", "5000"), "cannot hold out 5000"),
     (("report", "bolt-nano", *CO2, "--samples", "5"), "leave --samples out"),
     (("forecast", "bolt-nano", *CO2, "-q", "1.5"), "are not levels between 0 and 1"),
@@ -113,7 +113,7 @@ def test_short_help_and_completion() -> None:
         "figure logit_m": "logit_map",
         "reproduce S2-IC": "S2-ICL",
         "report bolt-nano --data bundled:co": "bundled:co2",
-        "report bolt-nano --chapters forecast,abl": "forecast,ablation",
+        "report bolt-nano --sections forecast,abl": "forecast,ablation",
     }
     for typed, expected in offered.items():
         words = {"_TSFM_LENS_COMPLETE": "complete_bash", "COMP_WORDS": f"tsfm-lens {typed}"}

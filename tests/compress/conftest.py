@@ -39,8 +39,8 @@ def calibration() -> Callable[[Lens], Run]:
     def run(lens: Lens) -> Run:
         case = example_case(lens)
         batch, horizon = case.batch, case.horizon
-        along = np.ones((len(batch), horizon)) if lens.adapter.readout == "token" else None
-        return lens.run(batch, horizon, along=along)
+        forced_path = np.ones((len(batch), horizon)) if lens.adapter.readout == "token" else None
+        return lens.run(batch, horizon, forced_path=forced_path)
 
     return run
 

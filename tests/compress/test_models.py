@@ -110,8 +110,8 @@ def test_moments_are_those_of_what_enters(opened: Callable, calibration: Callabl
     known = compress.matrices(lens, mlps=True)
     # series by series, by the recording of calls, which keeps all that enters
     for index in range(len(run.batch)):
-        along = run.path[[index]] if run.tokens_read else None
-        alone = lens.run(run.batch.select([index]), run.horizon, along=along)
+        forced_path = run.path[[index]] if run.tokens_read else None
+        alone = lens.run(run.batch.select([index]), run.horizon, forced_path=forced_path)
         with torch.no_grad(), recorded_calls(lens.adapter.model, [known[key].path for key in names]) as calls:
             lens.adapter.run(alone.encoded.inputs)
         for key in names:
@@ -157,7 +157,7 @@ def test_felt_moments_foretell_the_deviation(opened: Callable, calibration: Call
     with torch.no_grad():
         for _ in range(24):
             moved.append(float(compress.deviation(run, twin.adapter.run(run.encoded.inputs)).mean()))
-    outputs = run.derived["plain output"][..., : run.horizon].shape[1:]
+    outputs = run.cache["plain output"][..., : run.horizon].shape[1:]
     # a mean over steps of half a squared length, or over quantiles and steps of a squared one
     share = 0.5 / outputs[0] if run.tokens_read else 1.0 / outputs.numel()
     expected = float(felt.trace()) * rows[0] * size**2 * share

@@ -64,14 +64,14 @@ def few() -> dict[str, Any]:
         "input_attribution": {"parts": 2},
         "input_routes": {"parts": 1},
         "deletion_curves": {"orders": 4},
-        "route_proof": {"controls": 2, "most": 1},
+        "route_faithfulness": {"controls": 2, "most": 1},
         "covariate_use": {"shuffles": 1},
     }
 
 
 @pytest.fixture(scope="session")
 def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """Every chapter, of two items whose target and covariates have gaps."""
+    """Every section, of two items whose target and covariates have gaps."""
     rng, steps, ahead = np.random.default_rng(3), 72, 6
     items = []
     for _ in range(2):

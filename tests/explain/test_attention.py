@@ -17,7 +17,7 @@ DEPTH = 300
 
 def test_roll_out_over_one_stack_is_the_probe_s() -> None:
     run = load(architectures()["timesfm-2.5-transformers"].tiny()).run(5 + np.sin(np.arange(64) / 3), 4)
-    flow = probes.attention_flow(run)["flow"].values[-1][-1]
+    flow = probes.attention_rollout(run)["flow"].values[-1][-1]
     parts = explain.segments(run, parts=8)
     found = explain.attribute_inputs(run, method="attention roll-out", reference="mean", parts=parts)
     by_token = {(part.start, part.stop): share for part, share in zip(parts, found["share"].values, strict=True)}
@@ -28,7 +28,7 @@ def test_roll_out_over_one_stack_is_the_probe_s() -> None:
 
 
 def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -> None:
-    rolled = probes.attention_flow(bolt_run, stack="encoder")["flow"].values[-1]
+    rolled = probes.attention_rollout(bolt_run, stack="encoder")["flow"].values[-1]
     held = np.zeros(rolled.shape[-1])
     for layer in range(3):
         cross = bolt_run.record([f"decoder_blocks.{layer}.cross_attn.hook_pattern"])

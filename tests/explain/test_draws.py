@@ -61,7 +61,7 @@ def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(chronos: 
     for _ in range(3):
         values = explain.forecasts(run, parts, explain.all_masks(len(parts)))
         seeds.append(explain.exact_shapley(values, len(parts)).transpose(0, 2, 1))
-        run = run.redrawn
+        run = run.redraw()
     assert_close(found["attribution"], np.mean(seeds, axis=0), depth=10, magnitude=40.0)
     assert_close(found["attribution_error"], np.std(seeds, axis=0, ddof=1) / np.sqrt(3), depth=10, magnitude=40.0)
     by_mean = np.std(np.mean(seeds, axis=2), axis=0, ddof=1) / np.sqrt(3)

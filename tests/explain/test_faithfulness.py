@@ -17,7 +17,7 @@ from tsfm_lens.explain import (
     deletion_curves,
     input_routes,
     named_routes,
-    prove_routes,
+    route_faithfulness,
     segments,
     verdict,
 )
@@ -129,7 +129,7 @@ def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:
     assert said
     assert said <= mechanism
     assert not said & decoys
-    proof = prove_routes(run, routes, reference="mean", controls=32)
+    proof = route_faithfulness(run, routes, reference="mean", controls=32)
     assert (proof["necessity"] > 0.95).all()
     # what is restored speaks in the scale of the whole series, and is read in that of the masked one
     assert (proof["sufficiency"] > 0.8).all()
@@ -143,7 +143,7 @@ def test_an_explanation_by_decoys_fails() -> None:
     decoys = list(card.components("decoy"))
     named = {segment: decoys for segment, names in named_routes(routes).items() if names}
     assert named
-    proof = prove_routes(run, routes, named=named, reference="mean")
+    proof = route_faithfulness(run, routes, named=named, reference="mean")
     assert np.abs(proof["necessity"]).max() < 0.1
     word, said = verdict(proof)
     assert word == "fails"
@@ -157,7 +157,7 @@ def test_what_is_cut_together_is_what_is_measured(bolt_run: Run) -> None:
     routes = input_routes(bolt_run, parts=2, reference="seasonal naive", components=["decoder.*.mlp"])
     everything = [str(each) for each in all_writers(bolt_run.lens)]
     named = {str(name): everything for name in routes["segment"].values}
-    proof = prove_routes(bolt_run, routes, named=named, reference="seasonal naive", controls=1)
+    proof = route_faithfulness(bolt_run, routes, named=named, reference="seasonal naive", controls=1)
     total = routes["total"].sel(segment=proof["segment"]).values
     alone = routes["no_component"].sel(segment=proof["segment"]).values
     measured = proof["measured"].values[:, -1]
@@ -203,9 +203,9 @@ def test_what_proves_nothing_is_refused(bolt_run: Run) -> None:
     routes = routes_of_planted()
     run, _ = planted_run()
     with pytest.raises(InputError, match="no segment has a named route"):
-        prove_routes(run, routes, named={}, reference="mean")
+        route_faithfulness(run, routes, named={}, reference="mean")
     with pytest.raises(InputError, match="no segment of these routes"):
-        prove_routes(run, routes, named={"yesterday": ["decoder.0.mlp"]}, reference="mean")
+        route_faithfulness(run, routes, named={"yesterday": ["decoder.0.mlp"]}, reference="mean")
 
 
 def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not() -> None:
@@ -219,7 +219,7 @@ def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(
 
     def word(of: Run) -> str:
         routes = input_routes(of, parts=1, **how)
-        return verdict(prove_routes(of, routes, controls=19, most=2, **how))[0]
+        return verdict(route_faithfulness(of, routes, controls=19, most=2, **how))[0]
 
     assert word(run) == "holds"
     assert all(word(twin) != "holds" for twin in null_runs(run, "untrained", 1, 0))

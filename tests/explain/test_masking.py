@@ -126,7 +126,7 @@ def test_a_token_model_is_led_along_its_own_path() -> None:
     assert_close(values[0, 0], run.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32)
     hidden = np.array(run.batch.values[0])
     hidden[: len(parts[0])] = np.nan
-    alone = run.lens.run(hidden, 8, along=run.path)
+    alone = run.lens.run(hidden, 8, forced_path=run.path)
     assert_close(values[1, 0], alone.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32)
 
 

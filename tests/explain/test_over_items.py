@@ -12,7 +12,7 @@ import xarray as xr
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.explain import NULLS, held_against, input_effects, route_effects, untrained_twin
+from tsfm_lens.explain import NULLS, compared_to_null, input_effects, route_effects, untrained_twin
 from tsfm_lens.explain.nulls import _of_others, _shuffle, null_runs
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import ablation_effects
@@ -57,7 +57,7 @@ def test_an_untrained_twin_claims_nothing_against_others() -> None:
 
 def test_the_share_is_held_against_the_quantile_of_the_group(bolt_run: Run) -> None:
     """By hand, from the same probe of the same twins."""
-    found = held_against(ablation_effects, bolt_run, "untrained", name="mean_shift", groups="kind", draws=2, seed=5)
+    found = compared_to_null(ablation_effects, bolt_run, "untrained", name="mean_shift", groups="kind", draws=2, seed=5)
     twins = [ablation_effects(each)["mean_shift"] for each in null_runs(bolt_run, "untrained", 2, 5)]
     kind = found["kind"].values == "mlp"
     pooled = np.concatenate([(np.abs(each) / np.abs(each).sum("component")).values[kind, 0] for each in twins])
@@ -78,7 +78,7 @@ def test_a_segment_is_held_against_itself_in_every_draw(bolt_run: Run, monkeypat
         return run.dataset().assign(size=(("segment", "series"), np.array([next(sizes)]).T))
 
     monkeypatch.setattr("tsfm_lens.explain.nulls.null_runs", lambda run, null, draws, seed: [run] * draws)
-    found = held_against(probe, bolt_run, "untrained", name="size", draws=2)
+    found = compared_to_null(probe, bolt_run, "untrained", name="size", draws=2)
     np.testing.assert_array_equal(found["size_share"].values[:, 0], [0.6, 0.4])
     np.testing.assert_array_equal(found["size_share_floor"].values[:, 0], [0.3, 0.9])
     assert (found.attrs["against"], found.attrs["null_draws"]) == ("untrained", 2)
@@ -137,11 +137,11 @@ def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
 
 def test_what_is_no_null_is_refused(bolt_run: Run) -> None:
     with pytest.raises(UnknownNameError, match="untrained"):
-        held_against(ablation_effects, bolt_run, "trained", name="mean_shift")  # type: ignore[arg-type]
+        compared_to_null(ablation_effects, bolt_run, "trained", name="mean_shift")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="draws"):
-        held_against(ablation_effects, bolt_run, "untrained", name="mean_shift", draws=0)
+        compared_to_null(ablation_effects, bolt_run, "untrained", name="mean_shift", draws=0)
     with pytest.raises(InputError, match="no 'nothing'"):
-        held_against(ablation_effects, bolt_run, "random components", name="nothing")
+        compared_to_null(ablation_effects, bolt_run, "random components", name="nothing")
 
 
 def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:

@@ -40,8 +40,8 @@ def test_every_method_gives_a_chapter_and_its_proof_or_says_why_not(
     run, reference = run_of(name), explain.REFERENCES[turn % len(explain.REFERENCES)]
     left: dict[str, str] = {}
     asked: dict[str, Any] = {"method": method, "reference": reference, "options": few, "left_out": left}
-    chapters = ("forecast", "input_attribution", "deletion_curves")
-    found = explanation.explain(run, chapters=chapters, **asked)
+    sections = ("forecast", "input_attribution", "deletion_curves")
+    found = explanation.explain(run, sections=sections, **asked)
     slopes = method in ("integrated gradients", "gradient × input")
     if slopes and (reference == "missing" or name == "chronos-nano"):
         assert list(found) == ["forecast"]
@@ -60,32 +60,32 @@ def test_every_method_gives_a_chapter_and_its_proof_or_says_why_not(
 @pytest.mark.parametrize(("name", "reference"), list(zip(cycle(NANOS), explain.REFERENCES, strict=False)))
 def test_every_reference_gives_routes_and_their_proof(name: str, reference: str, few: dict[str, Any]) -> None:
     found = explanation.explain(
-        run_of(name), reference=reference, options=few, chapters=("input_routes", "route_proof")
+        run_of(name), reference=reference, options=few, sections=("input_routes", "route_faithfulness")
     )
     assert {data.attrs["reference"] for data in found.values()} == {reference}
 
 
 def test_a_proof_without_its_chapter_is_of_what_was_asked_for(few: dict[str, Any]) -> None:
-    found = explanation.explain(run_of("bolt-nano"), method="occlusion", options=few, chapters=("deletion_curves",))
+    found = explanation.explain(run_of("bolt-nano"), method="occlusion", options=few, sections=("deletion_curves",))
     assert found["deletion_curves"]["explanation"].values[0] == "occlusion"
 
 
 def test_a_page_of_nothing_but_what_is_refused_is_refused(tmp_path: Path) -> None:
     run = run_of("chronos-nano")
     with pytest.raises(InputError, match="as tokens"):
-        explanation.explain(run, tmp_path / "page", method="gradient × input", chapters=("deletion_curves",))
+        explanation.explain(run, tmp_path / "page", method="gradient × input", sections=("deletion_curves",))
     assert not (tmp_path / "page").exists()
 
 
 def test_a_frame_with_gaps_in_target_and_covariates_has_every_chapter(page: Any) -> None:
     found = page.found
     assert not page.left_out
-    assert tuple(found) == explanation.CHAPTERS
+    assert tuple(found) == explanation.SECTIONS
     for kind, names in {
         "input_attribution": ("attribution", "remainder"),
         "input_routes": ("effect", "total"),
         "deletion_curves": ("deletion", "insertion"),
-        "route_proof": ("necessity", "sufficiency"),
+        "route_faithfulness": ("necessity", "sufficiency"),
         "covariate_use": ("moved",),
     }.items():
         assert all(np.isfinite(found[kind][name].values).all() for name in names), kind

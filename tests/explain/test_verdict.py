@@ -43,7 +43,7 @@ def routes(*segments: dict[str, float]) -> xr.Dataset:
     return xr.Dataset(
         {**of, **drawn, "prediction_error": error, "cut_name": names},
         coords={"segment": [f"part {number}" for number in range(len(whole))]},
-        attrs={"kind": "route_proof"},
+        attrs={"kind": "route_faithfulness"},
     )
 
 

@@ -17,7 +17,7 @@ from tsfm_lens import explain, explore
 from tsfm_lens.cli.explain import explain as command
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.viz import deletion_lines, proof_dots
+from tsfm_lens.viz import deletion_lines, faithfulness_dots
 from tsfm_lens.viz.input_attribution import read_inputs
 from tsfm_lens.viz.input_routes import past_attention, read_routes
 from tsfm_lens.viz.theme import true_minus
@@ -40,7 +40,7 @@ def test_one_reference_stands_for_masked_steps_wherever_none_is_named() -> None:
 
 
 def test_what_is_computed_for_a_page_has_the_same_reference(page: Any) -> None:
-    masked = ("input_attribution", "input_routes", "deletion_curves", "route_proof")
+    masked = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
     assert {page.found[kind].attrs["reference"] for kind in masked} == {REFERENCE}
 
 
@@ -100,8 +100,8 @@ def test_numbers_in_figures_are_written_as_in_sentences(page: Any) -> None:
     curves["area"][:] = -0.21
     assert "−0.21" in deletion_lines(curves).layout.title.text
     assert not HYPHEN.search(deletion_lines(curves).layout.title.text)
-    proof = page.found["route_proof"]
-    fig = proof_dots(proof)
+    proof = page.found["route_faithfulness"]
+    fig = faithfulness_dots(proof)
     assert (fig.layout.xaxis.ticksuffix, fig.layout.xaxis.tickformat) == (" %", None)
     shares = [trace.x for trace in fig.data if trace.name == "effect lost when cut"]
     np.testing.assert_allclose(shares[0], 100 * proof["necessity"].values)

@@ -1,4 +1,4 @@
-"""Chapters about covariates: what they say is so."""
+"""Sections about covariates: what they say is so."""
 
 from __future__ import annotations
 

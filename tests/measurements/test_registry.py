@@ -26,7 +26,7 @@ from tsfm_lens.testing import assert_close
 ROOT = Path(__file__).parents[2]
 OF_RUNS = [kind for kind, each in measurements().items() if each.of_run]
 # functions that write or lay out figures
-WRITERS = {"for_print", "save", "side_by_side"}
+WRITERS = {"for_print", "save", "compare"}
 
 
 @pytest.mark.parametrize("kind", OF_RUNS)
@@ -69,7 +69,7 @@ def test_every_figure_belongs_to_a_measurement() -> None:
 def test_the_command_lists_the_measurements() -> None:
     result = CliRunner().invoke(app, ["measurements", "--json"])
     assert [each["kind"] for each in json.loads(result.stdout)] == list(measurements())
-    assert "repeated_tokens" in CliRunner().invoke(app, ["measurements"]).stdout
+    assert "induction_scores" in CliRunner().invoke(app, ["measurements"]).stdout
 
 
 PROBE = """
@@ -122,7 +122,7 @@ for command in (
     "figure --list",
     "measurements",
     f"figure jump_bars {series} --format html --out drawn",
-    f"report {series} --chapters forecast,first_jump --out told",
+    f"report {series} --sections forecast,first_jump --out told",
 ):
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
@@ -131,16 +131,16 @@ for command in (
 
 
 @pytest.mark.parametrize(
-    ("chapters", "words"),
+    ("sections", "words"),
     [
         ("patching,circut", "no measurement 'circut'. Closest: circuit"),
         ("sweep_curves", "made of many runs"),
-        ("", "at least one chapter"),
+        ("", "at least one section"),
         ("forecast,lens_logits", "logits over a vocabulary, which bolt-nano does not have"),
     ],
 )
 def test_chapters_that_cannot_be_are_refused_before_anything_is_written(
-    chapters: str, words: str, tmp_path: Path
+    sections: str, words: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "report"
     args = [
@@ -150,8 +150,8 @@ def test_chapters_that_cannot_be_are_refused_before_anything_is_written(
         "bundled:nile",
         "--horizon",
         "6",
-        "--chapters",
-        chapters,
+        "--sections",
+        sections,
         "--out",
         str(out),
     ]
@@ -181,7 +181,7 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(work: Results, tmp_
     try:
         for text in (PROBE, FIGURE):
             exec(text, {"__name__": "own.part"})
-        page = work.run.report(tmp_path, chapters=("forecast", "first_jump")).read_text()
+        page = work.run.report(tmp_path, sections=("forecast", "first_jump")).read_text()
         assert "The largest jump is" in page
         from tsfm_lens.figures.named import make_figure
 

@@ -134,11 +134,11 @@ def test_all_series_of_a_run_are_the_run_and_maps_take_what_it_holds(monkeypatch
     lens = lens_of("chronos-bolt")
     counted, run = Counted(lens, monkeypatch), lens.run(bundled("co2").tail(60), H)
     assert run.select("co2") is run
-    made = probes.rollout_maps(run)
+    made = probes.autoregressive_attention(run)
     assert counted.forwards == 1
     probes.attention_patterns(run)
     before = counted.forwards
-    held = probes.rollout_maps(run)
+    held = probes.autoregressive_attention(run)
     assert counted.forwards == before
     assert held.identical(made)
 
@@ -214,16 +214,16 @@ def test_the_end_is_held_out_at_every_horizon() -> None:
 def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
     lens = lens_of("chronos")
     context = bundled("co2").tail(40)
-    along = np.full((1, H), float(context.values[0][-1]))
+    forced_path = np.full((1, H), float(context.values[0][-1]))
     run = lens.run(context, H, num_samples=2)
-    led = run.following(along)
-    np.testing.assert_array_equal(led.path, along)
+    led = run.following(forced_path)
+    np.testing.assert_array_equal(led.path, forced_path)
     assert led.tokens is not None
     assert torch.equal(
-        led.encoded.inputs["decoder_input_ids"], lens.encode(context, future=along).inputs["decoder_input_ids"]
+        led.encoded.inputs["decoder_input_ids"], lens.encode(context, future=forced_path).inputs["decoder_input_ids"]
     )
     assert led.forecast is not None
-    np.testing.assert_array_equal(lens.run(context, H, along=along).point, led.point)
+    np.testing.assert_array_equal(lens.run(context, H, forced_path=forced_path).point, led.point)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +236,8 @@ def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
         ({"horizon": 4, "rollout": "yes"}, "rollout is 'yes'"),
         ({"horizon": 4, "num_samples": 0}, "num_samples 0"),
         ({"horizon": 4, "seed": -1}, "seed -1"),
-        ({"horizon": 4, "along": [[1.0]]}, "along has shape"),
-        ({"horizon": 4, "along": [[1.0, np.nan, 1.0, 1.0]]}, "no numbers"),
+        ({"horizon": 4, "forced_path": [[1.0]]}, "forced_path has shape"),
+        ({"horizon": 4, "forced_path": [[1.0, np.nan, 1.0, 1.0]]}, "no numbers"),
         ({"horizon": 400, "holdout": True}, "co2"),
     ],
 )
@@ -301,12 +301,12 @@ def test_what_probes_share_is_what_each_computes_alone() -> None:
 
     shared = run()
     results = [probes.attribute(shared), probes.stream_shares(shared), probes.attribute(shared, nodes=4)]
-    assert list(shared.derived["attribution"]) == [128, 4]
+    assert list(shared.cache["attribution"]) == [128, 4]
     alone = [probes.attribute(run()), probes.stream_shares(run()), probes.attribute(run(), nodes=4)]
     for one, other in zip(results, alone, strict=True):
         xr.testing.assert_identical(one, other)
     # judgements of one result are not those of what is shared
-    assert not [name for found in shared.derived["attribution"].values() for name in found if "stands_out" in name]
+    assert not [name for found in shared.cache["attribution"].values() for name in found if "stands_out" in name]
 
 
 def test_a_truth_of_nothing_is_none() -> None:

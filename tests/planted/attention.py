@@ -49,7 +49,7 @@ def attention(on: xr.Dataset = THREE, pattern: np.ndarray | None = None, places:
 def rollout(on: xr.Dataset = THREE, pattern: np.ndarray | None = None, places: Tokens | None = None) -> xr.Dataset:
     """The patterns of ``attention``: head 0 of layer 0 reads 7 back, those of layer 1 rest on EOS."""
     pattern = pattern_of() if pattern is None else pattern
-    ds = _maps(on, "rollout", pattern.shape, places)
+    ds = _maps(on, "autoregressive_attention", pattern.shape, places)
     entropy = _entropy(pattern)
     rank = np.argsort(np.argsort(entropy.ravel(), kind="stable"), kind="stable").reshape(entropy.shape)
     ds["attention"] = ((*GRID, "key", "query"), pattern.swapaxes(-1, -2))
@@ -69,12 +69,12 @@ def norm_weighted(
     return ds
 
 
-def attention_flow(on: xr.Dataset = THREE) -> xr.Dataset:
+def attention_rollout(on: xr.Dataset = THREE) -> xr.Dataset:
     """Two layers over four tokens; at the end every token has 0.7 of the first and 0.3 of itself."""
     late = 0.3 * np.eye(4)
     late[:, 0] += 0.7
     places = tokens("query", range(-4, 0)) | tokens("key", range(-4, 0))
-    ds = described(None, "attention_flow", stack="encoder", series=str(on["series"].values[0]))
+    ds = described(None, "attention_rollout", stack="encoder", series=str(on["series"].values[0]))
     ds["flow"] = (("layer", "query", "key"), np.stack([np.eye(4), late]))
     return ds.assign_coords(layer=["0", "1"], **places)
 

@@ -285,7 +285,7 @@ def test_below_the_difference_between_seeds_there_is_no_circuit() -> None:
     """A sampling model's rollouts: with few paths, all that the corruption does is less than another seed does."""
     lens, clean = lens_of("chronos"), bundled("co2", "elnino").tail(40)
     runs = [lens.run(each, 4, rollout=True, num_samples=2) for each in (clean, nearly(clean, 0, 0.05))]
-    apart = [np.sqrt(np.square(run.redrawn.forecast.median - run.point).mean(-1)) for run in runs]
+    apart = [np.sqrt(np.square(run.redraw().forecast.median - run.point).mean(-1)) for run in runs]
     whole = lens.run(clean, 4, rollout=True, num_samples=2)
     found = minimal_circuit(whole, ranking="effects", smallest=0.0)
     np.testing.assert_allclose(found["gap_floor"], apart[0])

@@ -8,7 +8,7 @@ import torch
 
 from tiny_lenses import fresh
 from tsfm_lens.models import load
-from tsfm_lens.probes import repeated_tokens
+from tsfm_lens.probes import induction_scores
 from tsfm_lens.testing import assert_close
 
 
@@ -34,7 +34,7 @@ def test_copy_scores_are_the_z_scores_of_the_logits(
         return native(context, decoder)
 
     monkeypatch.setattr(lens.adapter, "encode_tokens", encode)
-    found = repeated_tokens(lens, **options)
+    found = induction_scores(lens, **options)
     encoded = native(ids["context"], ids["decoder"])
     right = ids["context"][:, 1:6]
     n_layers = lens.wiring.output_stack.n_layers

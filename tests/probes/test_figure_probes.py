@@ -12,11 +12,11 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
 from tsfm_lens.probes import (
     attribute,
+    autoregressive_attention,
     head_spectra,
     lens_logits,
     logit_lens,
     patch_attention,
-    rollout_maps,
     stream_shares,
 )
 from tsfm_lens.testing import assert_close
@@ -84,7 +84,7 @@ def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_hea
     context, truth = bundled("co2").tail(64 + horizon).split(horizon)
     draws = {"num_samples": 2} if lens.adapter.readout == "token" else {}
     found = patch_attention(lens.run(context, horizon, truth=truth, **draws))
-    maps = rollout_maps(lens.run(context, horizon, **draws), keys="window")
+    maps = autoregressive_attention(lens.run(context, horizon, **draws), keys="window")
     np.testing.assert_array_equal(found["attention"], maps["attention"].transpose("layer", "head", "query", "key"))
     assert_close(found["attention"].sum("key"), 1.0, depth=100, dtype=np.float32)
     ranks = head_spectra(lens, kind=found.attrs["attention"])["stable_rank"].sel(product="QK")

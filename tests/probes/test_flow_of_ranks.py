@@ -122,11 +122,11 @@ def test_turning_the_basis_of_the_stream_changes_no_rank() -> None:
         if "layer_norm" in name:
             torch.nn.init.ones_(gain)
     run = run_of(lens)
-    along = run.path
+    forced_path = run.path
     before = flow_of_ranks(run, epsilon=[0.1, 0.01])
     start = rows_at(run, "encoder_blocks.1.hook_resid_pre")
     turned(lens, torch.tensor(np.linalg.qr(np.random.default_rng(0).normal(size=(36, 36)))[0]).float())
-    again = lens.run(run.batch, 6, along=along)
+    again = lens.run(run.batch, 6, forced_path=forced_path)
     assert float((rows_at(again, "encoder_blocks.1.hook_resid_pre") - start).abs().max()) > 0.1
     after = flow_of_ranks(again, epsilon=[0.1, 0.01])
     assert_close(after["singular_value"], before["singular_value"], depth=300, dtype=np.float32)

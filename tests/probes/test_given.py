@@ -40,7 +40,7 @@ def test_every_probe_says_what_it_takes(room: str, name: str, asked: str, place:
     for given in wrong:
         others = [given] * (2 if name in ("activation_patching", "path_patching") else 1)
         with pytest.raises(InputError) as refused:
-            probe(*others) if name != "held_against" else probe(probes.attribute, *others)
+            probe(*others) if name != "compared_to_null" else probe(probes.attribute, *others)
         assert str(refused.value).startswith(f"{room}.{name} takes ")
         assert str(refused.value).endswith("None" if given is None else type(given).__name__) or given is run
 
@@ -59,7 +59,7 @@ def test_the_second_run_of_a_contrast_is_named(run: Run) -> None:
 @pytest.mark.parametrize("name", ["layer_gain", "trace_lines", "sharp_heads", "induction_overlap"])
 def test_a_probe_of_a_result_names_the_kind_that_it_goes_on_from(name: str, run: Run) -> None:
     for given in (run, np.zeros(3), None, run.forecast.to_dataset()):
-        with pytest.raises(InputError, match=r"probes\.(logit_lens|head_entropy|repeated_tokens)") as refused:
+        with pytest.raises(InputError, match=r"probes\.(logit_lens|head_entropy|induction_scores)") as refused:
             getattr(probes, name)(given)
         told = "of kind 'forecast'" if isinstance(given, xr.Dataset) else "None" if given is None else ""
         assert str(refused.value).endswith(told or type(given).__name__)

@@ -13,7 +13,7 @@ from tiny_lenses import fresh, lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import head_entropy, induction_overlap, repeated_tokens
+from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
 from tsfm_lens.probes.induction import (
     _forced_targets,
     _match_targets,
@@ -59,7 +59,7 @@ def test_the_drawn_ids_are_the_papers() -> None:
 def test_a_hand_built_induction_head_is_found(offset: int) -> None:
     """Plant attention on the right key and a write that unembeds as the token there."""
     lens = lens_of("chronos")
-    assert not repeated_tokens(lens, **options()).induction.any()
+    assert not induction_scores(lens, **options()).induction.any()
     motifs = drawn(lens)
 
     def attend(pattern: torch.Tensor, hook: object) -> torch.Tensor:
@@ -73,9 +73,9 @@ def test_a_hand_built_induction_head_is_found(offset: int) -> None:
         return result
 
     with lens.hooks([(f"{AT}.hook_pattern", attend), (f"{AT}.hook_result", copy)]):
-        found = repeated_tokens(lens, **options(offset=offset))
-        other = repeated_tokens(lens, **options(offset=1 - offset))
-        strict = repeated_tokens(lens, **options(offset=offset, copy_from=1e3))
+        found = induction_scores(lens, **options(offset=offset))
+        other = induction_scores(lens, **options(offset=1 - offset))
+        strict = induction_scores(lens, **options(offset=offset, copy_from=1e3))
     assert found.induction.values.tolist() == [[False] * 4, [False, True, False, False]]
     assert float(found.prefix_matching.sel(layer="1", head=1)) == pytest.approx(1.0)
     assert float(other.prefix_matching.sel(layer="1", head=1)) == 0
@@ -90,7 +90,7 @@ def test_a_uniform_head_attends_to_every_key_alike(decoding: str) -> None:
     """128 tokens and the end token."""
     lens = load("chronos-nano")
     with lens.hooks([("decoder_blocks.*.cross_attn.hook_pattern", uniform)]):
-        found = repeated_tokens(lens, n_sequences=4, within=0.5, decoding=decoding)
+        found = induction_scores(lens, n_sequences=4, within=0.5, decoding=decoding)
     assert_close(found.prefix_matching, 1 / 129, depth=100, dtype=np.float32)
     assert_close(found.entropy, np.log(129), depth=100, dtype=np.float32)
 
@@ -108,7 +108,7 @@ def test_one_hot_logits_have_the_known_copy_score() -> None:
 def test_a_head_that_writes_nothing_copies_nothing() -> None:
     lens = lens_of("chronos")
     with lens.ablate("decoder.1.cross_attn.2"):
-        found = repeated_tokens(lens, **options())
+        found = induction_scores(lens, **options())
     assert float(found.copy_score.sel(layer="1", head=2)) == 0
 
 
@@ -159,8 +159,8 @@ def test_scores_are_read_at_the_last_decoder_position_unless_asked_otherwise() -
             return pattern
 
         with lens.hooks([(f"{AT}.hook_pattern", attend)]):
-            default = repeated_tokens(lens, **options())
-            each = {way: repeated_tokens(lens, **options(positions=way)) for way in ("last", "first", "all")}
+            default = induction_scores(lens, **options())
+            each = {way: induction_scores(lens, **options(positions=way)) for way in ("last", "first", "all")}
         assert (default.attrs["positions"], default.attrs["offset"]) == ("last", 1)
         assert default.prefix_matching.identical(each["last"].prefix_matching)
         found[name] = {way: float(ds.prefix_matching.sel(layer="1", head=1)) for way, ds in each.items()}
@@ -183,7 +183,7 @@ def test_the_single_step_of_the_released_code() -> None:
     last = torch.where(shown[:, :-1] == motifs[:, 1:2], torch.arange(REPEATS * MOTIF), -1).amax(1)
     logits = lens.readout(acts[f"{AT}.hook_result"].permute(2, 0, 1, 3), encoded)[:, :, 1].detach().double()
     for decoding, key in (("forced", led), ("rollout", last)):
-        found = repeated_tokens(lens, **options(decoding, sub_extension=True, positions="first", offset=1))
+        found = induction_scores(lens, **options(decoding, sub_extension=True, positions="first", offset=1))
         assert found.attrs["sub_extension"]
         expected = acts[f"{AT}.hook_pattern"][torch.arange(COUNT), :, 1, key + 1].mean(0)
         assert_close(found.prefix_matching.sel(layer="1"), expected, depth=200, dtype=torch.float32)
@@ -206,15 +206,15 @@ def test_the_last_position_is_the_last_that_has_a_right_token() -> None:
 
 def test_the_test_needs_room_and_a_token_model() -> None:
     with pytest.raises(InputError, match="at most 64 tokens"):
-        repeated_tokens(lens_of("chronos"), motif=32, repeats=4)
+        induction_scores(lens_of("chronos"), motif=32, repeats=4)
     with pytest.raises(InputError, match="offset is 2"):
-        repeated_tokens(lens_of("chronos"), motif=8, offset=2)
+        induction_scores(lens_of("chronos"), motif=8, offset=2)
     with pytest.raises(InputError, match="positions='mean' is not known, choose 'last'"):
-        repeated_tokens(lens_of("chronos"), motif=8, positions="mean")
+        induction_scores(lens_of("chronos"), motif=8, positions="mean")
     with pytest.raises(InputError, match="decoding='free'"):
-        repeated_tokens(lens_of("chronos"), motif=8, decoding="free")
+        induction_scores(lens_of("chronos"), motif=8, decoding="free")
     with pytest.raises(InputError, match="no encoder-decoder model over value tokens"):
-        repeated_tokens(fresh("chronos-bolt"))
+        induction_scores(fresh("chronos-bolt"))
 
 
 # --- the overlap ---------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_share_of_no_heads_is_undefined_and_counted() -> None:
 
 def test_only_results_of_the_same_heads_are_compared() -> None:
     one, two = results(np.ones((2, 3)), np.ones((2, 3)), np.arange(6.0).reshape(2, 3))
-    with pytest.raises(InputError, match=r"'induction', as probes\.repeated_tokens.* of kind 'head_entropy'"):
+    with pytest.raises(InputError, match=r"'induction', as probes\.induction_scores.* of kind 'head_entropy'"):
         induction_overlap(two, one)
     with pytest.raises(InputError, match="holds no entropies"):
         induction_overlap(one)
@@ -299,7 +299,7 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
 
 def test_both_sources_of_entropy_on_a_model() -> None:
     lens = load("chronos-nano")
-    test = repeated_tokens(lens, motif=16, n_sequences=8)
+    test = induction_scores(lens, motif=16, n_sequences=8)
     along = induction_overlap(test)
     spread = test["entropy"] - test["entropy"].min()
     np.testing.assert_allclose(along["normalised"], spread / spread.max())

@@ -225,7 +225,7 @@ def test_what_cannot_be_patched_is_refused() -> None:
         activation_patching(lens.run(clean, 4, rollout="yes"), lens.run(corrupted, 4, rollout="yes"))
     token = lens_of("chronos")
     with pytest.raises(InputError, match="along holds values that are no numbers"):
-        activation_patching(*(token.run(each, 4, along=np.full((2, 4), np.nan)) for each in pair_for("chronos")))
+        activation_patching(*(token.run(each, 4, forced_path=np.full((2, 4), np.nan)) for each in pair_for("chronos")))
     one = activation_patching(
         lens.run(clean, 4), lens.run(corrupted, 4), at=Component("encoder", 0, "mlp"), positions="all"
     )

@@ -46,17 +46,24 @@ CALLS: dict[str, Call] = {
     "logit_lens": lambda m, x, o: probes.logit_lens(m.run(x, HORIZON, **o)),
     "minimal_circuit": lambda m, x, _: probes.minimal_circuit(m.run(x, HORIZON, rollout=False), None, nodes=MLPS),
     "repeated_motif": lambda m, _x, o: probes.repeated_motif(m, n_series=SERIES, **o),
-    "repeated_tokens": lambda m, _x, _: probes.repeated_tokens(m, n_sequences=SERIES, motif=5, decoding="forced"),
+    "induction_scores": lambda m, _x, _: probes.induction_scores(m, n_sequences=SERIES, motif=5, decoding="forced"),
     "seasonality_bias": lambda m, x, o: probes.seasonality_bias(m.run(x, HORIZON, **o)),
     "stream_shares": lambda m, x, o: probes.stream_shares(m.run(x, HORIZON, **o)),
 }
-TOKENS_ONLY = {"lens_logits", "lines_of_thought", "repeated_tokens"}
+TOKENS_ONLY = {"lens_logits", "lines_of_thought", "induction_scores"}
 # of one series, of weights alone, or made of the probes above
-OTHERS = {"attention_flow", "attention_patterns", "component_writes", "head_parroting", "head_spectra", "head_states"}
+OTHERS = {
+    "attention_rollout",
+    "attention_patterns",
+    "component_writes",
+    "head_parroting",
+    "head_spectra",
+    "head_states",
+}
 # and what streams its series by itself, for which tests/probes/test_streamed_ranks.py stands
 OTHERS |= {"embedding_ranks", "flow_of_ranks", "row_angles", "signal_families", "weight_ranks"}
 OTHERS |= {"heads_at_1pp", "heads_by_stable_rank", "lag_attention", "norm_weighted_attention"}
-OTHERS |= {"patch_attention", "random_heads", "rollout_maps"}
+OTHERS |= {"patch_attention", "random_heads", "autoregressive_attention"}
 # differences of equals, which are rounding and nothing else
 ROUNDING = {"completeness_error", "identity_error", "equal_norm_error"}
 # a gradient of all series together, and activations that are heard of all of them

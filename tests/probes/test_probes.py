@@ -75,12 +75,12 @@ def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
 
 
 def test_teacher_forcing_follows_the_given_values(token_lens: Lens) -> None:
-    along = np.stack([series[:H] for series in BATCH.values])
-    run = token_lens.run(BATCH, H, along=along)
-    tokens, _, _ = token_lens.native.tokenizer._input_transform(torch.tensor(along), run.encoded.scale)
+    forced_path = np.stack([series[:H] for series in BATCH.values])
+    run = token_lens.run(BATCH, H, forced_path=forced_path)
+    tokens, _, _ = token_lens.native.tokenizer._input_transform(torch.tensor(forced_path), run.encoded.scale)
     assert torch.equal(run.encoded.inputs["decoder_input_ids"][:, 1:], tokens[:, :-1])
     with pytest.raises(InputError, match="along has shape"):
-        token_lens.run(BATCH, H, along=along[:1])
+        token_lens.run(BATCH, H, forced_path=forced_path[:1])
 
 
 @pytest.mark.parametrize("lens", ["token_lens", "patch_lens"])

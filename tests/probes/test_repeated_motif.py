@@ -63,7 +63,7 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     patch = repeated_motif(lens, **few(lens)).attrs["patch"]
     plan = _Plan(2, 4, patch, 3, 4, 0.0, min(lens.adapter.prediction_length, 4 * patch))
     context, future, lengths = _draw(lens, plan, seed=1)
-    encoded = lens.run(context, plan.steps, along=future, rollout=False).encoded
+    encoded = lens.run(context, plan.steps, forced_path=future, rollout=False).encoded
     asking, shown = encoded.spans[row.name], encoded.spans[keys_from]
     forecasting = any(0 <= start < plan.steps for start in asking.start)
     if (queries == "forecast" and not forecasting) or (queries == "context" and keys_from != row.name):

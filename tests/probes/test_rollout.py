@@ -15,7 +15,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import architectures, load
-from tsfm_lens.probes import attention_flow, norm_weighted_attention, rollout_maps
+from tsfm_lens.probes import attention_rollout, autoregressive_attention, norm_weighted_attention
 from tsfm_lens.probes.rollout import rolled
 from tsfm_lens.testing import assert_close
 
@@ -25,7 +25,7 @@ NAMES = sorted(architectures())
 @pytest.mark.parametrize("name", NAMES)
 def test_columns_of_the_maps_sum_to_one(name: str) -> None:
     lens = lens_of(name)
-    found = rollout_maps(lens.run(series_for(lens), 4))
+    found = autoregressive_attention(lens.run(series_for(lens), 4))
     columns = found["attention"].sum("key").values
     assert_close(columns[columns > 0], 1, depth=100, dtype=np.float32)
     assert sorted(found["sharpness_rank"].values.ravel()) == list(range(found["sharpness_rank"].size))
@@ -45,7 +45,7 @@ def test_a_hand_built_lag_is_a_band() -> None:
         return moved
 
     with lens.edit(EditPattern("decoder.0.cross_attn", lag)):
-        found = rollout_maps(lens.run(series_for(lens), 6)).sel(layer="0")
+        found = autoregressive_attention(lens.run(series_for(lens), 6)).sel(layer="0")
     for query in range(6):
         column = found["attention"].isel(head=0, query=query).values
         key = int(column.argmax())
@@ -61,9 +61,9 @@ REREADING = ["chronos", "chronos-2", "chronos-bolt", "moirai-2"]
 def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     lens = lens_of(name)
     width = lens.adapter.longest_pass
-    along = bundled("co2").values[0][None, -(2 * width + 3) :].copy()
-    short = rollout_maps(lens.run(series_for(lens), width, along=along[:, :width]))
-    found = rollout_maps(lens.run(series_for(lens), 2 * width + 3, along=along))
+    forced_path = bundled("co2").values[0][None, -(2 * width + 3) :].copy()
+    short = autoregressive_attention(lens.run(series_for(lens), width, forced_path=forced_path[:, :width]))
+    found = autoregressive_attention(lens.run(series_for(lens), 2 * width + 3, forced_path=forced_path))
     assert_close(found["attention"].sum("key"), 1, depth=100, dtype=np.float32)
     assert found.attrs["passes"] == 3
     first = found.isel(query=found["pass_start"].values == 0)
@@ -86,8 +86,8 @@ def test_a_long_map_is_the_rollout_of_the_library() -> None:
     lens = load("chronos-nano")
     series, width = bundled("co2").tail(100), lens.adapter.prediction_length
     steps = width + 5
-    found = rollout_maps(lens.run(series, steps, num_samples=1, seed=4))
-    window = rollout_maps(lens.run(series, steps, num_samples=1, seed=4), keys="window")
+    found = autoregressive_attention(lens.run(series, steps, num_samples=1, seed=4))
+    window = autoregressive_attention(lens.run(series, steps, num_samples=1, seed=4), keys="window")
     point = "decoder_blocks.1.cross_attn.hook_pattern"
     _, acts = lens.run_with_cache(series, rollout=True, horizon=steps, num_samples=1, seed=4, names_filter=point)
     for step, call in enumerate(acts.calls(point)):
@@ -109,7 +109,7 @@ def test_a_long_map_is_the_rollout_of_the_library() -> None:
 def test_the_second_patch_of_a_long_map_is_the_library_s() -> None:
     lens = lens_of("chronos-bolt")
     series, width = series_for(lens), lens.adapter.prediction_length
-    found = rollout_maps(lens.run(series, 2 * width))
+    found = autoregressive_attention(lens.run(series, 2 * width))
     point = "decoder_blocks.0.cross_attn.hook_pattern"
     _, acts = lens.run_with_cache(series, rollout=True, horizon=2 * width, names_filter=point)
     # the library goes on from every quantile; the fifth of nine is the median
@@ -120,12 +120,12 @@ def test_the_second_patch_of_a_long_map_is_the_library_s() -> None:
 
 def test_a_window_has_a_key_a_place() -> None:
     lens = lens_of("chronos")
-    along = bundled("co2").values[0][None, -24:].copy()
+    forced_path = bundled("co2").values[0][None, -24:].copy()
     context = bundled("co2").tail(64)
-    window = rollout_maps(lens.run(context, 24, along=along), keys="window")
+    window = autoregressive_attention(lens.run(context, 24, forced_path=forced_path), keys="window")
     assert window["attention"].sizes == {"layer": 2, "head": 4, "key": 65, "query": 24}
     assert_close(window["attention"].sum("key"), 1, depth=100, dtype=np.float32)
-    time = rollout_maps(lens.run(context, 24, along=along))
+    time = autoregressive_attention(lens.run(context, 24, forced_path=forced_path))
     # the window of the last pass begins sixteen steps later
     for found, shift in ((window, 0), (time, 16)):
         last = found.isel(query=20).set_index(key=["key_special", "key_start"])["attention"]
@@ -138,13 +138,15 @@ def test_a_window_has_a_key_a_place() -> None:
 
 def test_maps_refuse_what_they_cannot_follow() -> None:
     with pytest.raises(InputError, match="one pass"):
-        rollout_maps(lens_of("timesfm-2.5").run(series_for(lens_of("timesfm-2.5")), 100))
+        autoregressive_attention(lens_of("timesfm-2.5").run(series_for(lens_of("timesfm-2.5")), 100))
     with pytest.raises(InputError, match="choose 'time' or 'window'"):
-        rollout_maps(lens_of("chronos").run(series_for(lens_of("chronos"))), keys="steps")
+        autoregressive_attention(lens_of("chronos").run(series_for(lens_of("chronos"))), keys="steps")
     with pytest.raises(InputError, match=r"expected \(series, step\) = \(1, 20\)"):
-        rollout_maps(lens_of("chronos").run(series_for(lens_of("chronos")), 20, along=np.zeros((1, 3))))
+        autoregressive_attention(
+            lens_of("chronos").run(series_for(lens_of("chronos")), 20, forced_path=np.zeros((1, 3)))
+        )
     with pytest.raises(InputError, match="one series at a time"):
-        rollout_maps(lens_of("chronos").run(bundled("co2", "elnino").tail(40)))
+        autoregressive_attention(lens_of("chronos").run(bundled("co2", "elnino").tail(40)))
 
 
 def test_flow_of_known_patterns() -> None:
@@ -162,18 +164,18 @@ def test_flow_of_known_patterns() -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "chronos-bolt"])
 def test_rows_of_the_flow_sum_to_one(name: str) -> None:
     lens = lens_of(name)
-    flow = attention_flow(lens.run(series_for(lens), 4))["flow"]
+    flow = attention_rollout(lens.run(series_for(lens), 4))["flow"]
     assert_close(flow.sum("key"), 1, depth=16, dtype=np.float32)
     assert (flow >= -1e-12).all()
 
 
 def test_flow_of_the_encoder_and_of_no_stack() -> None:
     lens = lens_of("chronos-bolt")
-    assert attention_flow(lens.run(series_for(lens)), stack="encoder")["flow"].sizes["query"] == 11
+    assert attention_rollout(lens.run(series_for(lens)), stack="encoder")["flow"].sizes["query"] == 11
     with pytest.raises(UnknownNameError, match="encoder"):
-        attention_flow(lens.run(series_for(lens)), stack="encoders")
+        attention_rollout(lens.run(series_for(lens)), stack="encoders")
     with pytest.raises(InputError, match="one series"):
-        attention_flow(lens.run(bundled("co2", "elnino").tail(40)))
+        attention_rollout(lens.run(bundled("co2", "elnino").tail(40)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -215,11 +217,11 @@ def test_one_hot_patterns_contribute_what_is_written() -> None:
 def test_flow_takes_a_stack_where_something_flows() -> None:
     """Bolt's decoder is one token; Chronos's has one a step."""
     for name, stack in (("chronos-bolt", "encoder"), ("chronos", "decoder")):
-        found = attention_flow(lens_of(name).run(series_for(lens_of(name)), 4))
+        found = attention_rollout(lens_of(name).run(series_for(lens_of(name)), 4))
         assert found.attrs["stack"] == stack
         assert found.sizes["key"] > 1
     assert (
-        attention_flow(lens_of("chronos-bolt").run(series_for(lens_of("chronos-bolt")), 4), stack="decoder").sizes[
+        attention_rollout(lens_of("chronos-bolt").run(series_for(lens_of("chronos-bolt")), 4), stack="decoder").sizes[
             "key"
         ]
         == 1

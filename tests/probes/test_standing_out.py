@@ -19,10 +19,10 @@ from tsfm_lens.probes import (
     context_parroting,
     head_parroting,
     induction_overlap,
+    induction_scores,
     layer_gain,
     logit_lens,
     repeated_motif,
-    repeated_tokens,
     seasonality_bias,
     stream_shares,
 )
@@ -70,7 +70,7 @@ def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> 
         return out
 
     with lens.edit(EditPattern("decoder.0.cross_attn", found_keys)), lens.ablate("decoder.1.cross_attn.2"):
-        found = repeated_tokens(lens, **how)
+        found = induction_scores(lens, **how)
     leads = np.argwhere(found["prefix_matching_leads"].values)
     assert leads.tolist() == [[0, 0]]
     assert not found["prefix_matching_stands_out"].sel(layer="0")[1:].any()
@@ -89,7 +89,7 @@ def test_what_copies_no_more_than_it_likes_all_drawn_tokens_does_not_copy() -> N
     """Where every token that a motif can hold is the right one, the copy score is its own floor."""
     lens = lens_of("chronos")
     narrow = {"within": 1e-3, "motif": 3, "repeats": 2, "n_sequences": 4, "decoding": "forced", "positions": "last"}
-    found = repeated_tokens(lens, **narrow)
+    found = induction_scores(lens, **narrow)
     assert len(frequent_tokens(lens, narrow["within"])) == 1
     floor = found["copy_score_floor"].mean("sequence")
     assert_close(floor, np.fmax(found["copy_score"], 0), depth=100, magnitude=10.0, dtype=np.float32)
@@ -120,7 +120,7 @@ def test_a_forecast_that_is_a_copy_is_one_within_its_noise(nano: Lens, monkeypat
     run = nano.run([season] * 6, 14, num_samples=2)
     found = context_parroting(run)
     assert not bool(found["copy_error_stands_out"])
-    expected = np.abs(run.redrawn.forecast.median - run.forecast.median).mean(-1) / season.std()
+    expected = np.abs(run.redraw().forecast.median - run.forecast.median).mean(-1) / season.std()
     np.testing.assert_allclose(found["copy_error_floor"], expected)
     monkeypatch.setattr(nano, "forecast", true)
     other = context_parroting(nano.run([season[:, None].T[0] + 10 * np.arange(56) ** 2] * 3, 14, num_samples=2))
@@ -142,7 +142,7 @@ def test_the_season_of_a_forecast_is_held_against_another_seed(nano: Lens, batch
 def test_attributions_recipes_and_gains_say_what_stands_out(name: str, batch: SeriesBatch) -> None:
     lens = tsfm_lens.load(name)
     run = lens.run(batch, 12, holdout=True, num_samples=8 if name == "chronos-nano" else None)
-    first = run.steps_from
+    first = run.first_step
     assert first == (name == "chronos-nano")
     parts = attribute(run, nodes=2)
     steps = parts["attribution"].sel(quantile=0.5) if "quantile" in parts.dims else parts["attribution"]

@@ -28,7 +28,7 @@ COUNTS = {
     "head_similarity": 1,
     "kernel": 3,
     "head_entropy": 1,
-    "rollout": 2,
+    "autoregressive_attention": 2,
     "flow": 1,
     "norm_weighted": 1,
     "parroting": 3,

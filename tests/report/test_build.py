@@ -166,8 +166,8 @@ def test_tables_of_weights_and_tokens_hold_the_numbers(found, results, counts):
     assert values.query("layer == 1 and head == 0")["singular_value"].tolist() == [1, 1, 1, 0]
     width = tables(found, at["kernel"])[0]
     assert width.query("layer == 0 and head == 1 and mode == 0")["bandwidth"].item() == 0.5
-    weights = tables(found, at["rollout"])[0].query("layer == 0 and head == 0")
-    assert len(weights) == results["rollout"].sizes["query"]
+    weights = tables(found, at["autoregressive_attention"])[0].query("layer == 0 and head == 0")
+    assert len(weights) == results["autoregressive_attention"].sizes["query"]
     assert (weights["query_start"] - weights["key_start"] == 7).all()
     flow = tables(found, at["flow"])[0].query("layer == 1 and query_start == -2")
     np.testing.assert_allclose(flow.sort_values("key_start")["flow"], [0.7, 0.3])

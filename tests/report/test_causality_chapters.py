@@ -1,4 +1,4 @@
-"""Chapters on interventions: readings of planted truths, tables with the numbers of their figures."""
+"""Sections on interventions: readings of planted truths, tables with the numbers of their figures."""
 
 from __future__ import annotations
 

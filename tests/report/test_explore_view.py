@@ -102,7 +102,7 @@ def test_the_menus_do_the_same_by_keyboard(page):
 
 def test_the_reading_names_the_planted_head(results):
     reading = " ".join(read_explore(results["explore"]))
-    # other heads may move it more: a report names the kind and the head as other chapters do
+    # other heads may move it more: a report names the kind and the head as other sections do
     told = "Of the heads of decoder cross-attention the forecast moves most without decoder.1.cross_attn.2: by 12 "
     assert reading.startswith(told)
     assert "It also writes most" in reading

@@ -264,7 +264,9 @@ def test_head_entropy_counts_the_sharp_by_layer(results):
 
 
 def test_rollouts_find_the_head_that_reads_at_a_lag(results):
-    sharp, diffuse = (" ".join(read_rollout(results["rollout"], word)) for word in ("sharp", "diffuse"))
+    sharp, diffuse = (
+        " ".join(read_rollout(results["autoregressive_attention"], word)) for word in ("sharp", "diffuse")
+    )
     assert "On a the sharpest is layer 0, head 0 (0 nats)." in sharp
     assert "1 of 4 heads has its largest weight at one and the same lag" in sharp
     assert "of the queries: layer 0, head 0." in sharp

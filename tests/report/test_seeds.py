@@ -11,7 +11,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.models import load
 from tsfm_lens.registry import measurements
 from tsfm_lens.report.build import measurement_of
-from tsfm_lens.report.pipeline import CHAPTERS, analyse
+from tsfm_lens.report.pipeline import SECTIONS, analyse
 
 SEEDS = range(5)
 # a sentence that names a part of the model, or ranks parts
@@ -19,12 +19,12 @@ NAMED = re.compile(r"\b(encoder|decoder|embed|layer|head|heads|MLP|MLPs|componen
 NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]\d+)?")
 
 
-def sentences(name: str, seed: int, chapters: Sequence[str] = CHAPTERS) -> list[str]:
+def sentences(name: str, seed: int, sections: Sequence[str] = SECTIONS) -> list[str]:
     lens = load(name, check=False)
     options = {"num_samples": 3} if lens.adapter.readout == "token" else {}
     run = lens.run(bundled("co2", "pedestrians").tail(120), 12, holdout=True, seed=seed, **options)
     found = []
-    for step, result in analyse(run, chapters=chapters).items():
+    for step, result in analyse(run, sections=sections).items():
         for panel in measurement_of(result, step).draw_panels(result):
             found += [f"{step}: {sentence}" for sentence in panel.sentences if NAMED.search(sentence)]
     return found

@@ -315,12 +315,12 @@ def test_readings_count_in_the_singular(swept: dict[str, pd.DataFrame]) -> None:
     for stands, words in ((False, "0 stand."), (True, "1 stands.")):
         found = read_distances(group.assign(stands=stands), "both")
         assert found == [f"Of 1 change of MASE without a group of layers, {words}"]
-    chapter = find("sweep_effects")
+    section = find("sweep_effects")
     one.attrs |= {"n_datasets": 1, "n_windows": 1}
-    assert chapter.subject is not None
-    assert chapter.subject(one) == "alpha on 1 dataset, 1 window"
+    assert section.subject is not None
+    assert section.subject(one) == "alpha on 1 dataset, 1 window"
     one.attrs |= {"n_datasets": 2, "n_windows": 3}
-    assert chapter.subject(one) == "alpha on 2 datasets, 3 windows"
+    assert section.subject(one) == "alpha on 2 datasets, 3 windows"
 
 
 def test_families_too_large_for_the_replicates_are_told(swept: dict[str, pd.DataFrame]) -> None:

@@ -91,7 +91,7 @@ def test_tabs_are_filled_when_they_are_looked_at(page: Page) -> None:
     headings = [each.value for each in shown if "<h2" in getattr(each, "value", "")]
     assert len(figures) >= 5
     assert any("Inputs" in heading for heading in headings)
-    # the reason that a univariate model has no chapter on covariates
+    # the reason that a univariate model has no section on covariates
     assert any("is left out" in getattr(each, "value", "") for each in shown)
     # a new forecast empties what was of the old one
     page.tabs.selected_index = 0

@@ -23,7 +23,7 @@ def test_both_halves_hold_what_each_figure_holds() -> None:
         viz.forecast_fan(planted.forecast()),
         viz.forecast_fan(planted.forecast(planted.rivers_and_roads(), {0.1: -1.0, 0.5: 0.0, 0.9: 1.0})),
     )
-    both = viz.side_by_side([one, two], ["left", "right"])
+    both = viz.compare([one, two], ["left", "right"])
     for drawn, figure in ((both.data[: len(one.data)], one), (both.data[len(one.data) :], two)):
         for trace, known in zip(drawn, figure.data, strict=True):
             np.testing.assert_array_equal(trace.y, known.y)
@@ -32,7 +32,7 @@ def test_both_halves_hold_what_each_figure_holds() -> None:
     assert (both.layout.yaxis.anchor, both.layout.yaxis101.anchor) == ("x", "x101")
     # values are in metres at the left, in other units at the right
     assert both.layout.yaxis101.matches is None
-    assert viz.side_by_side([one, one], ["a", "b"]).layout.yaxis101.matches == "y"
+    assert viz.compare([one, one], ["a", "b"]).layout.yaxis101.matches == "y"
     listed = [trace.name for trace in both.data if trace.showlegend]
     assert len(listed) == len(set(listed))
     words = " ".join(note.text for note in both.layout.annotations)
@@ -43,7 +43,7 @@ def test_both_halves_hold_what_each_figure_holds() -> None:
 def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) -> None:
     stronger = ablation.assign({name: 3 * ablation[name] for name in ("spearman_distance", "mean_shift")})
     figures = [viz.ablation_heatmap(each) for each in (ablation, stronger)]
-    both = viz.side_by_side(figures, ["a", "b"])
+    both = viz.compare(figures, ["a", "b"])
     ends = [(axis.cmin, axis.cmax) for axis in both.select_coloraxes()]
     assert ends[0] == ends[1]
     assert ends[0][1] == max(fig.layout.coloraxis.cmax for fig in figures)
@@ -54,15 +54,15 @@ def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) ->
 def test_what_cannot_stand_side_by_side_is_refused() -> None:
     fan, view = viz.forecast_fan(planted.forecast()), viz.explore_figure(planted.explore())
     with pytest.raises(InputError, match="clicked"):
-        viz.side_by_side([view, view], ["a", "b"])
+        viz.compare([view, view], ["a", "b"])
     with pytest.raises(InputError, match="two figures"):
-        viz.side_by_side([fan], ["a"])
+        viz.compare([fan], ["a"])
     wide = go.Figure(fan).update_layout(meta={**fan.layout.meta, "min_width": 2000})
     with pytest.raises(InputError, match="4000 pixels"):
-        viz.side_by_side([wide, wide], ["a", "b"])
+        viz.compare([wide, wide], ["a", "b"])
     maps = [viz.attribution_heatmap(planted.attribution(), decomposition=name) for name in ("logit", "expected_value")]
     with pytest.raises(InputError, match="mean different things"):
-        viz.side_by_side(maps, ["a", "b"])
+        viz.compare(maps, ["a", "b"])
 
 
 def test_a_figure_of_two_models_forecasts_the_same_series() -> None:

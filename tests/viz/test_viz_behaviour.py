@@ -24,7 +24,7 @@ from tsfm_lens.viz.theme import PALE
 def results() -> dict[str, xr.Dataset]:
     lens, series = load("chronos-nano"), bundled("co2").tail(96)
     # two instances, since heads share their attention among all that there are
-    induction = probes.repeated_tokens(lens, repeats=2, n_sequences=8, prefix_from=0.32, offset=1, positions="all")
+    induction = probes.induction_scores(lens, repeats=2, n_sequences=8, prefix_from=0.32, offset=1, positions="all")
     entropy = probes.head_entropy(lens.run(series, 12))
     return {
         "induction": induction,

@@ -78,8 +78,8 @@ def test_the_map_of_a_lag_is_in_percent_from_zero() -> None:
     assert fig.layout.coloraxis.colorbar.title.text == "attention (%)"
     assert "at lag 12 of co2" in fig.layout.meta["title"]
     assert "give or take 1" in fig.layout.meta["subtitle"]
-    with pytest.raises(InputError, match="rollout_panels draws that kind"):
-        viz.lag_attention_map(ds.assign_attrs(kind="rollout"))
+    with pytest.raises(InputError, match="autoregressive_attention_map draws that kind"):
+        viz.lag_attention_map(ds.assign_attrs(kind="autoregressive_attention"))
 
 
 def test_amplitudes_are_a_line_a_part_on_shared_axes() -> None:

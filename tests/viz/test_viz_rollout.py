@@ -22,11 +22,11 @@ def results() -> dict[str, xr.Dataset]:
     lens, series = load("chronos-nano"), bundled("co2").tail(60)
     causal = load(architectures()["timesfm-2.5"].tiny(), check=False)
     return {
-        "rollout": probes.rollout_maps(lens.run(series, 12)),
+        "autoregressive_attention": probes.autoregressive_attention(lens.run(series, 12)),
         "norm_weighted": probes.norm_weighted_attention(lens.run(series, 12)),
         "head_entropy": probes.head_entropy(lens.run(series, 12)),
-        "attention_flow": probes.attention_flow(lens.run(series, 12), stack="encoder"),
-        "causal": probes.rollout_maps(causal.run(series)),
+        "attention_rollout": probes.attention_rollout(lens.run(series, 12), stack="encoder"),
+        "causal": probes.autoregressive_attention(causal.run(series)),
     }
 
 
@@ -36,14 +36,19 @@ def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
     query = np.arange(queries)
     pattern[0, 0, query, keys - lag + query % lag] = 1.0
     places = planted.tokens("key", range(-keys, 0)) | planted.tokens("query", range(queries))
-    make = {"rollout": planted.rollout, "norm_weighted": planted.norm_weighted}.get(kind, planted.attention)
+    make = {"autoregressive_attention": planted.rollout, "norm_weighted": planted.norm_weighted}.get(
+        kind, planted.attention
+    )
     made = make(planted.series(("s",), time=keys, horizon=queries, dated=False), pattern, places)
     return made.assign(norm=made["norm"] / 2) if kind == "norm_weighted" else made
 
 
 def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
-    ds = results()["rollout"]
-    sharp, diffuse = viz.rollout_panels(ds, count=3), viz.rollout_panels(ds, heads="diffuse", count=3)
+    ds = results()["autoregressive_attention"]
+    sharp, diffuse = (
+        viz.autoregressive_attention_map(ds, count=3),
+        viz.autoregressive_attention_map(ds, heads="diffuse", count=3),
+    )
     assert len(sharp.data) == len(diffuse.data) == 3
     entropy = ds["entropy"].values
     for fig, flat in ((sharp, int(entropy.argmin())), (diffuse, int(entropy.argmax()))):
@@ -61,44 +66,44 @@ def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
     assert sharp.data[0].y[0] == -60.5
     assert "above the dotted line: EOS" in sharp.layout.meta["subtitle"]
     assert sharp.layout.coloraxis.cmax >= 0.1
-    assert viz.rollout_panels(ds, zmax=0.5).layout.coloraxis.cmax == 0.5
+    assert viz.autoregressive_attention_map(ds, zmax=0.5).layout.coloraxis.cmax == 0.5
     with pytest.raises(InputError, match="sharp"):
-        viz.rollout_panels(ds, heads="blunt")
+        viz.autoregressive_attention_map(ds, heads="blunt")
     with pytest.raises(InputError, match="count is 0"):
-        viz.rollout_panels(ds, count=0)
+        viz.autoregressive_attention_map(ds, count=0)
 
 
 def test_panels_share_axes_and_call_them_what_they_are() -> None:
-    fig = viz.rollout_panels(results()["rollout"])
+    fig = viz.autoregressive_attention_map(results()["autoregressive_attention"])
     assert len({axis.range for axis in fig.select_yaxes()}) == 1
     titles = {axis.title.text for axis in (*fig.select_xaxes(), *fig.select_yaxes())} - {None}
     assert titles == {"forecast step", "context step"}
     # the queries of a causal model are the context itself
-    causal = viz.rollout_panels(results()["causal"])
+    causal = viz.autoregressive_attention_map(results()["causal"])
     titles = {axis.title.text for axis in (*causal.select_xaxes(), *causal.select_yaxes())} - {None}
     assert titles == {"query step", "key step"}
 
 
 def test_attention_on_special_keys_is_said_over_the_panel() -> None:
-    ds = long_map("rollout", 8, 4, 4).assign_coords(key_special=("key", [""] * 7 + ["REG"]))
+    ds = long_map("autoregressive_attention", 8, 4, 4).assign_coords(key_special=("key", [""] * 7 + ["REG"]))
     ds["attention"][:] = 0.0
     ds["attention"][0, 0, -1] = 1.0
-    assert "100 % on REG" in viz.rollout_panels(ds).layout.annotations[0].text
+    assert "100 % on REG" in viz.autoregressive_attention_map(ds).layout.annotations[0].text
 
 
 def test_keys_of_several_passes_may_overlap_in_a_rollout() -> None:
-    ds = long_map("rollout", 8, 4, 4)
+    ds = long_map("autoregressive_attention", 8, 4, 4)
     ds = ds.assign_coords(key_stop=("key", ds["key_start"].values + 3))
     with pytest.raises(InputError, match="cover the same steps"):
         viz.attention_grid(long_map("attention", 8, 4, 4).assign_coords(key_stop=ds["key_stop"]))
-    edges = viz.rollout_panels(ds).data[0].y
+    edges = viz.autoregressive_attention_map(ds).data[0].y
     np.testing.assert_array_equal(edges[:8], ds["key_start"].values - 0.5)
     assert (np.diff(edges) > 0).all()
 
 
 def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
-    ds = results()["attention_flow"]
-    fig = viz.attention_flow_map(ds)
+    ds = results()["attention_rollout"]
+    fig = viz.attention_rollout_map(ds)
     assert len(fig.data) == ds.sizes["layer"]
     steps = [not word for word in ds["key_special"].values]
     for layer, trace in enumerate(fig.data):
@@ -111,9 +116,9 @@ def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
     assert fig.layout.coloraxis.cmax < np.quantile(ds["flow"].values.max(axis=-1), 0.99)
     assert fig.layout.yaxis.range[0] > fig.layout.yaxis.range[1]
     assert "Attention flow through the encoder of chronos-nano" in fig.layout.meta["title"]
-    assert len(viz.attention_flow_map(ds, layers=[-1]).data) == 1
+    assert len(viz.attention_rollout_map(ds, layers=[-1]).data) == 1
     with pytest.raises(UnknownNameError, match="no layer '9'"):
-        viz.attention_flow_map(ds, layers=[9])
+        viz.attention_rollout_map(ds, layers=[9])
 
 
 def test_norms_have_the_grid_of_attention_and_a_unit_of_their_own() -> None:
@@ -138,12 +143,14 @@ def test_sharp_heads_are_outlined_and_low_entropy_is_dark() -> None:
     assert "nats" in fig.layout.coloraxis.colorbar.title.text
 
 
-@pytest.mark.parametrize("name", ["rollout_panels", "attention_map", "attention_grid", "norm_weighted_map"])
+@pytest.mark.parametrize(
+    "name", ["autoregressive_attention_map", "attention_map", "attention_grid", "norm_weighted_map"]
+)
 def test_long_maps_stay_small_and_keep_the_band(name: str) -> None:
-    kinds = {"rollout_panels": "rollout", "norm_weighted_map": "norm_weighted"}
+    kinds = {"autoregressive_attention_map": "autoregressive_attention", "norm_weighted_map": "norm_weighted"}
     fig = getattr(viz, name)(long_map(kinds.get(name, "attention"), 2048, 512, 24))
     (trace,) = (one for one in fig.data if one.type == "heatmap")
-    z = np.asarray(trace.z if name != "rollout_panels" else np.asarray(trace.z).T)
+    z = np.asarray(trace.z if name != "autoregressive_attention_map" else np.asarray(trace.z).T)
     assert z.size <= 110_000
     assert len(fig.to_json()) < 1_200_000
     # every query reads one key with a weight of 1: so does every row of cells
@@ -185,9 +192,9 @@ def test_ticks_are_few_and_round_and_inside(low: int, high: int) -> None:
 
 
 def test_of_few_heads_none_is_drawn_among_both_the_sharpest_and_the_most_diffuse() -> None:
-    ds = results()["rollout"]
+    ds = results()["autoregressive_attention"]
     drawn = [
-        {t.name for t in viz.rollout_panels(ds, heads=word).data if t.type == "heatmap"}
+        {t.name for t in viz.autoregressive_attention_map(ds, heads=word).data if t.type == "heatmap"}
         for word in ("sharp", "diffuse")
     ]
     assert ds["entropy"].size == 12

@@ -1,4 +1,4 @@
-"""Figures of watched trainings show the numbers of their results, and their chapters tabulate and read them."""
+"""Figures of watched trainings show the numbers of their results, and their sections tabulate and read them."""
 
 from __future__ import annotations
 

@@ -373,7 +373,7 @@ class Fan:
         """
         request = self._request
         try:
-            forecasts = request.checked(self.side_by_side(variants))
+            forecasts = request.checked(self.compare(variants))
         except (RuntimeError, ValueError) as error:
             forecasts = [request.undrawn(error)] * len(variants)
         failures = [index for index, forecast in enumerate(forecasts) if not all_finite(forecast)]
@@ -385,7 +385,7 @@ class Fan:
                 forecasts[index] = forecast
         return forecasts
 
-    def side_by_side(self, variants: Sequence[Variant]) -> list[Forecast]:
+    def compare(self, variants: Sequence[Variant]) -> list[Forecast]:
         """Forecast variants that run together."""
         request, copies, lens = self._request, len(variants), self._request.lens
         interventions = [

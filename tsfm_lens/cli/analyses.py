@@ -10,12 +10,12 @@ import typer
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
     AsJson,
-    Chapters,
     Data,
     Holdout,
     Horizon,
     Model,
     Samples,
+    Sections,
     Seed,
     app,
     emit,
@@ -38,7 +38,7 @@ def report(
     model: Model,
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
-    chapters: Chapters = None,
+    sections: Sections = None,
     horizon: Horizon = None,
     holdout: Holdout = True,
     samples: Samples = None,
@@ -48,10 +48,10 @@ def report(
     reading: Reading,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
-    from tsfm_lens.report.pipeline import CHAPTERS, check_place
+    from tsfm_lens.report.pipeline import SECTIONS, check_place
     from tsfm_lens.report.pipeline import report as write_report
 
-    kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
+    kinds = SECTIONS if sections is None else tuple(kind.strip() for kind in sections.split(",") if kind.strip())
     check_kinds(model, kinds, samples)
     check_place(out)
     series = read_data(data, reading)
@@ -62,7 +62,7 @@ def report(
         run = lens.run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
         title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
         missing: dict[str, str] = {}
-        path = write_report(run, out, title=title, chapters=kinds, sources=data, progress=progress, left_out=missing)
+        path = write_report(run, out, title=title, sections=kinds, sources=data, progress=progress, left_out=missing)
     show_page(path, missing, as_json)
 
 

@@ -34,7 +34,7 @@ Data = Annotated[
     list[str],
     typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data),
 ]
-Chapters = Annotated[
+Sections = Annotated[
     str | None,
     typer.Option(
         metavar="KIND[,KIND…]",
@@ -194,12 +194,12 @@ def show(table: Table) -> None:
 
 
 def show_page(page: Path, left_out: Mapping[str, str], as_json: bool) -> None:
-    """Print the path of a page, and its chapters that were left out."""
+    """Print the path of a page, and its sections that were left out."""
     if as_json:
         echo(json.dumps({"page": str(page), "left_out": dict(left_out)}))
         return
-    for chapter, reason in left_out.items():
-        echo(f"left out: {chapter}: {in_option_words(reason)}", err=True)
+    for section, reason in left_out.items():
+        echo(f"left out: {section}: {in_option_words(reason)}", err=True)
     echo(str(page))
 
 

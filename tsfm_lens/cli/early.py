@@ -55,12 +55,12 @@ def check_kinds(model: str, kinds: Iterable[str], samples: int | None = None) ->
 
     Raises:
         CheckpointError, UnknownNameError: there is no such model or measurement.
-        InputError: as :func:`tsfm_lens.report.pipeline.checked_chapters` says; no measurement is defined for the model.
+        InputError: as :func:`tsfm_lens.report.pipeline.checked_sections` says; no measurement is defined for the model.
     """
     from tsfm_lens.errors import InputError
-    from tsfm_lens.report.pipeline import checked_chapters
+    from tsfm_lens.report.pipeline import checked_sections
 
-    measurements = checked_chapters(tuple(kinds))
+    measurements = checked_sections(tuple(kinds))
     architecture = check_sampling(model, samples)
     if architecture is None:
         return

@@ -9,11 +9,11 @@ import typer
 
 from tsfm_lens.cli.common import (
     AsJson,
-    Chapters,
     Data,
     Horizon,
     Model,
     Samples,
+    Sections,
     Seed,
     app,
     open_shown,
@@ -45,7 +45,7 @@ def explain(
     reference: Annotated[
         str, typer.Option(metavar="NAME", help="What stands for a masked step: mean, missing, seasonal naive, …")
     ] = "mean",
-    chapters: Chapters = None,
+    sections: Sections = None,
     horizon: Horizon = None,
     holdout: Annotated[
         bool | None,
@@ -61,11 +61,11 @@ def explain(
     reading: Reading,
 ) -> None:
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
-    from tsfm_lens.report.explanation import CHAPTERS, refuse_unknown
+    from tsfm_lens.report.explanation import SECTIONS, refuse_unknown
     from tsfm_lens.report.explanation import explain as write_explanation
     from tsfm_lens.report.pipeline import check_place, defined_for
 
-    kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
+    kinds = SECTIONS if sections is None else tuple(kind.strip() for kind in sections.split(",") if kind.strip())
     refuse_unknown(method or None, reference)
     check_kinds(model, kinds, samples)
     check_place(out)
@@ -81,7 +81,7 @@ def explain(
         progress = steps_shown(bar, lens, kinds)
         run = lens.run(series, horizon, holdout=ends, num_samples=samples, seed=seed)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
-        write_explanation(run, out, chapters=kinds, **options, sources=data, progress=progress, left_out=missing)
+        write_explanation(run, out, sections=kinds, **options, sources=data, progress=progress, left_out=missing)
     context, available = max(run.batch.lengths), max(series.lengths) - (run.horizon if ends else 0)
     if context < available:
         echo(f"note: {model} reads the last {context} of {available} steps", err=True)

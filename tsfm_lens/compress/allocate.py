@@ -60,10 +60,10 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
         >>> bool(compress.deviation(run, lens.forward(run.encoded)).max() < 1e-6)
         True
     """
-    if "plain output" not in run.derived:
+    if "plain output" not in run.cache:
         with torch.no_grad():
-            run.derived["plain output"] = run.lens.adapter.run(run.encoded.inputs)
-    plain = run.derived["plain output"].double()
+            run.cache["plain output"] = run.lens.adapter.run(run.encoded.inputs)
+    plain = run.cache["plain output"].double()
     other = output.detach().double()
     if run.tokens_read:
         log_p, log_q = plain.log_softmax(-1), other.log_softmax(-1)

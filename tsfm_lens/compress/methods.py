@@ -39,8 +39,8 @@ def calibration_run(run: Run) -> Run:
     if min(run.batch.lengths) <= 2 * steps:
         return run.lens.run(run.batch, steps, seed=run.seed)
     batch, ends = run.batch.split(steps)
-    along = ends if run.tokens_read and np.isfinite(ends).all() else None
-    return run.lens.run(batch, steps, truth=ends, along=along, seed=run.seed)
+    forced_path = ends if run.tokens_read and np.isfinite(ends).all() else None
+    return run.lens.run(batch, steps, truth=ends, forced_path=forced_path, seed=run.seed)
 
 
 def chosen_ranks(

@@ -91,8 +91,8 @@ def _parts_of_one_length(run: Run) -> Iterator[Run]:
     for same in alike.values():
         for first in range(0, len(same), _AT_ONCE):
             rows = [index for members in same[first : first + _AT_ONCE] for index in members]
-            along = run.path[rows] if run.tokens_read else None
-            yield run.lens.run(run.batch.select(rows), run.horizon, along=along)
+            forced_path = run.path[rows] if run.tokens_read else None
+            yield run.lens.run(run.batch.select(rows), run.horizon, forced_path=forced_path)
 
 
 class _GradientTap(torch.autograd.Function):

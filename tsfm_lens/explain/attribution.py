@@ -186,7 +186,7 @@ def attribute_inputs(
     if not is_count(repeats):
         raise InputError(f"repeats is {repeats!r}, expected how many seeds sample paths are drawn under, 1 or more")
     masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
-    result = _over_seeds([METHODS[method](each, **how) for each in masks.redrawn])
+    result = _over_seeds([METHODS[method](each, **how) for each in masks.per_seed])
     whole, nothing = masks.ends
     axes = ("segment", "quantile", "step")
     data = masks.run.dataset().assign_coords(
@@ -213,7 +213,7 @@ def attribute_inputs(
         statistic=statistic_of(run),
         target=masks.name,
         units=masks.units,
-        forecasts=sum(each.made for each in masks.redrawn),
+        forecasts=sum(each.made for each in masks.per_seed),
         rounding=float(rounding(masks.run, masks.run.point)[masks.row]),
         reference_distance=float(distance) / spread if spread > 0 else float("nan"),
         **result.attrs,

@@ -25,7 +25,7 @@ from tsfm_lens.probes.places import places_of
 from tsfm_lens.registry import probe
 from tsfm_lens.verdict import RULES, verdict
 
-__all__ = ["RULES", "named_routes", "prove_routes", "verdict"]
+__all__ = ["RULES", "named_routes", "route_faithfulness", "verdict"]
 
 _SOURCE = (
     "Geiger et al. 2021, arXiv:2106.02997 (interchange interventions); Wang et al. 2022 (faithfulness of circuits)"
@@ -68,13 +68,13 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
 
 
 @probe(
-    "route_proof",
+    "route_faithfulness",
     lambda results: (single_pass(results.first), results["input_routes"]),
-    words="prove_routes of input_routes",
+    words="route_faithfulness of input_routes",
     options={"reference": "mean"},
 )
 @saying_once
-def prove_routes(
+def route_faithfulness(
     run: Run,
     routes: xr.Dataset,
     item: int | str = 0,
@@ -104,11 +104,11 @@ def prove_routes(
         progress: called with (segments done, of).
 
     Returns:
-        Dataset of kind "route_proof" over segments that have named routes: ``cut`` counts components, the last place
-        all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data units, ``predicted``, of
-        all together the segment's total effect, of single ones their effect to first order (NaN without gradients);
-        and ``measured``. ``prediction_error`` (segment), of all together, and ``single_error``, of single components:
-        the root of squared error over squared change. As shares of the total effect ``necessity`` and ``sufficiency``
+        Dataset of kind "route_faithfulness" over segments that have named routes: ``cut`` counts components, the last
+        place all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data units,
+        ``predicted``, of all together the segment's total effect, of single ones their effect to first order (NaN
+        without gradients); and ``measured``. ``prediction_error`` (segment), of all together, and ``single_error``,
+        of single components: the root of squared error over squared change. As shares of the total effect ``necessity`` and ``sufficiency``
         (segment), ``random_necessity`` and ``random_sufficiency`` (segment, draw), and ``necessity_p`` and
         ``sufficiency_p``, the share of sets at random, itself counted, that do as well. ``overlap`` (segment): how many
         named components the same influence passes, the single necessities over that of all together. ``total``
@@ -123,7 +123,7 @@ def prove_routes(
 
     Example:
         >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
-        >>> proof = explain.prove_routes(run, found, reference="mean", controls=4)
+        >>> proof = explain.route_faithfulness(run, found, reference="mean", controls=4)
         >>> float(proof["necessity"].max()) <= 1.5
         True
     """
@@ -185,7 +185,7 @@ def prove_routes(
         as_good = (values[:, 1:] >= values[:, :1]).sum(-1)
         data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
     words = reference_words(reference)
-    data.attrs = pair.run.describe("route_proof", "Proof of routes", _SOURCE, units=pair.units, reference=words)
+    data.attrs = pair.run.describe("route_faithfulness", "Proof of routes", _SOURCE, units=pair.units, reference=words)
     return data.assign_attrs(target=pair.name, controls=controls, rollout=int(pair.run.rollout))
 
 

@@ -19,11 +19,11 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.stats import CONFIDENCE, Control
 
-__all__ = ["NULLS", "held_against", "untrained_twin"]
+__all__ = ["NULLS", "compared_to_null", "untrained_twin"]
 
 Null = Literal["untrained", "random components", "shuffled series"]
 NULLS: tuple[Null, ...] = ("untrained", "random components", "shuffled series")
-"""What a claim is held against; see :func:`held_against`."""
+"""What a claim is held against; see :func:`compared_to_null`."""
 DRAWS = 3
 """Untrained twins, or orders of the series."""
 
@@ -60,7 +60,7 @@ def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
     return twin
 
 
-def held_against(
+def compared_to_null(
     probe: Callable[..., xr.Dataset],
     run: Run,
     null: Null = "untrained",
@@ -102,7 +102,7 @@ def held_against(
         InputError: the result has no such variable over series, or draws is no count.
 
     Example:
-        >>> found = explain.held_against(probes.ablation_effects, run, "untrained", name="mean_shift", draws=1)
+        >>> found = explain.compared_to_null(probes.ablation_effects, run, "untrained", name="mean_shift", draws=1)
         >>> found.attrs["against"]
         'untrained'
     """
@@ -154,11 +154,11 @@ def _of_others(own: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def null_runs(run: Run, null: Null, draws: int, seed: int) -> list[Run]:
     """Repeat a run with untrained twins, or with its series in random order."""
-    base: dict[str, Any] = {"along": None, "_of": None}
+    base: dict[str, Any] = {"forced_path": None, "_of": None}
     if null == "untrained":
         twins = [untrained_twin(run.lens, seed + draw) for draw in range(draws)]
         return [replace(run, lens=twin, _hooks=(), **base) for twin in twins]
-    return [replace(run, batch=_shuffle(run.batch, [seed, draw]), whole=None, **base) for draw in range(draws)]
+    return [replace(run, batch=_shuffle(run.batch, [seed, draw]), full_batch=None, **base) for draw in range(draws)]
 
 
 def _shuffle(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:

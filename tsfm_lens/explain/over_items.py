@@ -13,7 +13,7 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data.naive import seasonal_error
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.nulls import DRAWS, Null, held_against
+from tsfm_lens.explain.nulls import DRAWS, Null, compared_to_null
 from tsfm_lens.explain.paired_runs import PairedRuns
 from tsfm_lens.explain.routes import all_effects, route_coords
 from tsfm_lens.explain.values import single_pass
@@ -49,7 +49,7 @@ def input_effects(
         run: the forecasts to explain.
         method, reference, seed: see :func:`tsfm_lens.explain.attribute_inputs`.
         parts: arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
-        against: also hold the sizes against a null, see :func:`tsfm_lens.explain.held_against`, which adds
+        against: also hold the sizes against a null, see :func:`tsfm_lens.explain.compared_to_null`, which adds
             ``size_share``.
         progress: called with the items done and their number.
         how: arguments of the method.
@@ -73,7 +73,7 @@ def input_effects(
     """
     if against is not None:
         more: dict[str, Any] = {"method": method, "reference": reference, "parts": parts, "seed": seed, **how}
-        return held_against(input_effects, run, against, name="size", groups="kind", **more)
+        return compared_to_null(input_effects, run, against, name="size", groups="kind", **more)
     batch, (groups, rows) = run.batch, _first_rows(run)
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
     results: list[xr.Dataset] = []
@@ -152,7 +152,7 @@ def route_effects(
     Args:
         run: the forecasts to explain.
         parts, reference, components: as in :func:`tsfm_lens.explain.input_routes`; every component is tried.
-        against: also hold it against a null, see :func:`held_against`.
+        against: also hold it against a null, see :func:`compared_to_null`.
         control: see :func:`tsfm_lens.probes.findings.judge`.
         draws, seed: of the null; ``seed`` of a shuffled reference, too.
         progress: called with the items done and their number.
@@ -161,7 +161,7 @@ def route_effects(
         Dataset of kind "route_effects": ``carried`` (component, series), the mean absolute effect of all segments
         through the component over their mean absolute total effect, with what ``judge`` adds, components of each kind
         for themselves; over series, one for each item, its first target. Against a null also what
-        :func:`held_against` adds, as ``carried_share``.
+        :func:`compared_to_null` adds, as ``carried_share``.
 
     Source:
         Wang et al. 2022 (path patching); Adebayo et al. 2018 (nulls).
@@ -177,7 +177,7 @@ def route_effects(
     if against is not None:
         how: dict[str, Any] = {"parts": parts, "reference": reference, "components": components, "seed": seed}
         more: dict[str, Any] = {"groups": "component_kind", "draws": draws, "control": control}
-        return held_against(route_effects, run, against, name="carried", **more, **how)
+        return compared_to_null(route_effects, run, against, name="carried", **more, **how)
     groups, rows = _first_rows(run)
     shares = []
     for item in range(len(groups)):

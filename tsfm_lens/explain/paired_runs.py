@@ -48,8 +48,8 @@ class PairedRuns(MaskedItem):
         # one copy is the item itself
         batch = replace(batch, ids=run.batch.ids, groups=run.batch.groups)
         # what a decoder reads as its own past is the same on both sides
-        along = run.path if run.tokens_read and not run.rollout else None
-        other = replace(run, batch=batch, truth=None, whole=None, along=along, _of=None)
+        forced_path = run.path if run.tokens_read and not run.rollout else None
+        other = replace(run, batch=batch, truth=None, full_batch=None, forced_path=forced_path, _of=None)
         if other.spans != run.spans:
             names = ", ".join(self.segments[index].name for index in hidden[:3])
             raise InputError(
@@ -131,8 +131,8 @@ class PairedRuns(MaskedItem):
 
         Steps of a block have their mean; NaN where there is no number, as at tokens that nobody reads.
         """
-        along = self.run.in_one_pass().path if self.run.tokens_read else None
-        once = without if not without.rollout else replace(without, rollout=False, along=along, _of=None)
+        forced_path = self.run.in_one_pass().path if self.run.tokens_read else None
+        once = without if not without.rollout else replace(without, rollout=False, forced_path=forced_path, _of=None)
         there = once.record(sorted({place.point for place in places}))
         effects = np.empty((len(places), self.run.horizon))
         for values, place in zip(effects, places, strict=True):

@@ -155,7 +155,7 @@ class Masks(MaskedItem):
 
     Attributes:
         progress: called with the masks done and their number.
-        repeats: seeds under which a rollout of a model that draws is run; see ``redrawn``.
+        repeats: seeds under which a rollout of a model that draws is run; see ``per_seed``.
 
     In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share what the model makes of their
     beginning, up to rounding. It needs a reference of numbers: gaps are filled from both sides. Over all masks of n
@@ -183,17 +183,17 @@ class Masks(MaskedItem):
         """Forecast of everything, and of nothing but the reference, (quantile, step) each, mean over seeds."""
         players = len(self.segments)
         both = np.array([[True] * players, [False] * players])
-        whole, nothing = np.mean([each(both) for each in self.redrawn], axis=0)
+        whole, nothing = np.mean([each(both) for each in self.per_seed], axis=0)
         return whole, nothing
 
     @cached_property
-    def redrawn(self) -> tuple[Masks, ...]:
+    def per_seed(self) -> tuple[Masks, ...]:
         """Copies under this seed and the ones after it, as many as repeats; itself where none is drawn."""
         if self.repeats < 2 or not takes_draws(self.run):
             return (self,)
         run, others = self.run, []
         for _ in range(self.repeats - 1):
-            run = run.redrawn
+            run = run.redraw()
             others.append(replace(self, run=run, item=0, repeats=1))
         return (self, *others)
 

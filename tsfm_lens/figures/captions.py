@@ -95,7 +95,7 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
     """Describe the series, with source and licence of the bundled ones."""
     from tsfm_lens.data import bundled_info, bundled_names
 
-    batch = run.batch if run.whole is None else run.whole
+    batch = run.batch if run.full_batch is None else run.full_batch
     lines = [f"  from: {'; '.join(sources)}."] if sources else []
     bundled = set(bundled_names()) if any(source.startswith("bundled:") for source in sources) else set()
     for name, unit, freq, length in zip(batch.ids, batch.units, batch.freqs, batch.lengths, strict=True):
@@ -105,5 +105,9 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
             info = bundled_info(name)
             origin = f"; {info.title} ({info.source}; {info.licence})"
         lines.append(f"  {name}: {description}{origin}.")
-    end = "the last steps of each series are held out as the truth" if run.whole is not None else "no step is held out"
+    end = (
+        "the last steps of each series are held out as the truth"
+        if run.full_batch is not None
+        else "no step is held out"
+    )
     return [*lines, f"  {end}; models see at most {run.lens.adapter.context_length} steps before them."]

@@ -25,10 +25,10 @@ def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
     """
     adapter = run.lens.adapter
     steps = min(paper, adapter.longest_pass) if within_pass else paper
-    if run.chosen:
+    if run.explicit_horizon:
         return run
-    if run.whole is not None:
-        shortest = min(run.whole.lengths)
+    if run.full_batch is not None:
+        shortest = min(run.full_batch.lengths)
         steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
     return run.at(steps)
 

@@ -135,7 +135,7 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure
     entry = find_figure(name)
     entry.check(run.lens)
     if not others:
-        return DrawnFigure(entry, tuple(entry.draw(run if run.chosen else within_pass(run))), run)
+        return DrawnFigure(entry, tuple(entry.draw(run if run.explicit_horizon else within_pass(run))), run)
     refuse_several(entry, 1 + len(others))
     if entry.compare is not None:
         return DrawnFigure(entry, tuple(entry.compare([run.lens, *others])), run, tuple(others))
@@ -144,16 +144,16 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure
 
 def _beside(entry: NamedFigure, run: Run, other: Lens) -> Iterator[FigureFile]:
     """Draw the files of two models side by side, of the same series and horizon."""
-    how: dict[str, Any] = {"holdout": True} if run.whole is not None else {"truth": run.truth}
-    series = run.batch if run.whole is None else run.whole
-    second = replace(other.run(series, run.horizon, seed=run.seed, **how), chosen=run.chosen)
-    files = [entry.draw(each if run.chosen else within_pass(each)) for each in (run, second)]
+    how: dict[str, Any] = {"holdout": True} if run.full_batch is not None else {"truth": run.truth}
+    series = run.batch if run.full_batch is None else run.full_batch
+    second = replace(other.run(series, run.horizon, seed=run.seed, **how), explicit_horizon=run.explicit_horizon)
+    files = [entry.draw(each if run.explicit_horizon else within_pass(each)) for each in (run, second)]
     if [file.suffix for file in files[0]] != [file.suffix for file in files[1]]:
         raise InputError(f"figure {entry.name} has other parts for {run.lens.model_id} than for {other.model_id}")
     ids = [run.lens.model_id, other.model_id]
     names = ids if ids[0] != ids[1] else [f"{name} ({place})" for place, name in enumerate(ids, start=1)]
     for one, two in zip(*files, strict=True):
-        figure = viz.side_by_side([one.figure, two.figure], names, entry.title.rstrip("."))
+        figure = viz.compare([one.figure, two.figure], names, entry.title.rstrip("."))
         yield FigureFile(one.suffix, figure, (*one.results, *two.results), one.note)
 
 

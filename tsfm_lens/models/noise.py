@@ -39,9 +39,9 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
 
 def own_rounding(run: Run) -> np.ndarray:
     """Return the :func:`rounding` of the run's own point forecast, computed once."""
-    if "rounding" not in run.derived:
-        run.derived["rounding"] = rounding(run, run.point)
-    bounds: np.ndarray = run.derived["rounding"]
+    if "rounding" not in run.cache:
+        run.cache["rounding"] = rounding(run, run.point)
+    bounds: np.ndarray = run.cache["rounding"]
     return bounds
 
 
@@ -83,7 +83,7 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
     """
     plain = run.point
     if run.rollout and run.forecast.samples is not None:
-        return measure(run.redrawn.forecast.median, plain)
+        return measure(run.redraw().forecast.median, plain)
     off = own_rounding(run)[:, None]
     turn = np.where(np.arange(run.horizon) % 2, 1.0, -1.0)
     return np.fmax(measure(plain + off * turn, plain), measure(plain + off, plain))

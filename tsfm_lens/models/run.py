@@ -1,4 +1,4 @@
-"""Run: one forecast of a model, recorded once, for every probe, figure and chapter."""
+"""Run: one forecast of a model, recorded once, for every probe, figure and section."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Run:
         seed: of every draw.
         rollout: whether the model is looked at in the library's own rollout, all of its passes; otherwise in a single
             forward over the whole horizon.
-        along: (series, step) values that a token model's decoder is forced along; the median path if None.
-        whole: the series before their ends were held out as the truth; None if they were not.
-        chosen: whether the caller chose the horizon.
-        derived: results of probes that they share with one another.
+        forced_path: (series, step) values that a token model's decoder is forced along; the median path if None.
+        full_batch: the series before their ends were held out as the truth; None if they were not.
+        explicit_horizon: whether the caller chose the horizon.
+        cache: results of probes that they share with one another.
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """
 
@@ -65,14 +65,14 @@ class Run:
     num_samples: int | None = None
     seed: int = 0
     rollout: bool = False
-    along: np.ndarray | None = None
-    whole: SeriesBatch | None = None
-    chosen: bool = True
+    forced_path: np.ndarray | None = None
+    full_batch: SeriesBatch | None = None
+    explicit_horizon: bool = True
     _hooks: tuple[object, ...] = ()
     _of: tuple[Run, list[int]] | None = None
     _others: dict[int, Run] = field(init=False, default_factory=dict)
     _records: list[Activations] = field(init=False, default_factory=list)
-    derived: dict[Hashable, Any] = field(init=False, default_factory=dict)
+    cache: dict[Hashable, Any] = field(init=False, default_factory=dict)
     cost: dict[str, float] = field(init=False, default_factory=dict)
     if TYPE_CHECKING:
         report: ClassVar[Callable[..., Path]]
@@ -101,14 +101,14 @@ class Run:
     def path(self) -> np.ndarray:
         """Values that a single forward follows, (series, step).
 
-        Of a token model the values that its decoder reads as its own past: ``along``, or the median path (see
+        Of a token model the values that its decoder reads as its own past: ``forced_path``, or the median path (see
         :func:`median_path`), which takes no draw. Of all others the median forecast, which the
         forward does not read.
         """
         if not self.tokens_read:
             return self.forecast.median
-        if self.along is not None:
-            return self.along
+        if self.forced_path is not None:
+            return self.forced_path
         if self._of is not None:
             run, rows = self._of
             return run.path[rows]
@@ -156,7 +156,7 @@ class Run:
         return self.lens.encode(self.batch, horizon=first).spans
 
     @property
-    def steps_from(self) -> int:
+    def first_step(self) -> int:
         """First step of averages of effects: 1 where a decoder reads a start token at its first, else 0."""
         return int(self.tokens_read and self.horizon > 2)
 
@@ -215,7 +215,7 @@ class Run:
             InputError: one pass of the model does not cover the horizon; the run was made under other hooks.
         """
         requested = set(names)
-        acts_there = self.held(requested)
+        acts_there = self.find_record(requested)
         if acts_there is not None:
             return acts_there
         self._refuse_other_hooks()
@@ -234,7 +234,7 @@ class Run:
         self._keep(acts)
         return acts
 
-    def held(self, names: Iterable[str]) -> Activations | None:
+    def find_record(self, names: Iterable[str]) -> Activations | None:
         """Return the result of :meth:`record` where that takes no further forward, else None."""
         requested = set(names)
         return next((acts for acts in self._alike(requested) if requested <= acts.recorded.keys()), None)
@@ -266,9 +266,9 @@ class Run:
 
     # --- other runs --------------------------------------------------------------------------------------
 
-    def following(self, along: Any) -> Run:
+    def following(self, forced_path: Any) -> Run:
         """Return the same run, its decoder forced along (series, step) values; the forecast is shared."""
-        return replace(self, along=_values_along(self, along), _of=(self, list(range(len(self.batch)))))
+        return replace(self, forced_path=_values_along(self, forced_path), _of=(self, list(range(len(self.batch)))))
 
     def rolled_out(self) -> Run:
         """Return the same run in the library's own rollout."""
@@ -282,14 +282,17 @@ class Run:
     def _other_view(self) -> Run:
         return replace(self, rollout=not self.rollout, _of=(self, list(range(len(self.batch)))))
 
+    def redraw(self) -> Run:
+        """Return the same run under the next seed, with draws and a forecast of its own; made once."""
+        return self._next_seed
+
     @cached_property
-    def redrawn(self) -> Run:
-        """Same run under the next seed, with draws and a forecast of its own."""
+    def _next_seed(self) -> Run:
         seed = self.seed + 1
         if self._of is None:
             return replace(self, seed=seed)
         run, rows = self._of
-        return replace(self, seed=seed, _of=(run.redrawn, rows))
+        return replace(self, seed=seed, _of=(run.redraw(), rows))
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
         """Return the same run of some of its series: their forecast and path are those of this run.
@@ -301,9 +304,9 @@ class Run:
         rows = [self.batch.ids.index(name) for name in batch.ids]
         if rows == list(range(len(self.batch))):
             return self
-        truth, along = (None if values is None else values[rows] for values in (self.truth, self.along))
-        whole = None if self.whole is None else self.whole.select(rows)
-        parts: dict[str, Any] = {"truth": truth, "along": along, "whole": whole}
+        truth, forced_path = (None if values is None else values[rows] for values in (self.truth, self.forced_path))
+        full = None if self.full_batch is None else self.full_batch.select(rows)
+        parts: dict[str, Any] = {"truth": truth, "forced_path": forced_path, "full_batch": full}
         return replace(self, batch=batch, **parts, _of=(self, rows))
 
     def at(self, horizon: int) -> Run:
@@ -320,19 +323,19 @@ class Run:
         if horizon not in self._others:
             how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
             rollout = True if self.rollout and self.horizon <= self.lens.adapter.longest_pass else None
-            if self.whole is not None:
-                other = self.lens.run(self.whole, horizon, holdout=True, rollout=rollout, **how)
+            if self.full_batch is not None:
+                other = self.lens.run(self.full_batch, horizon, holdout=True, rollout=rollout, **how)
             else:
                 truth = None if self.truth is None else over_steps(self.truth, horizon)
                 other = self.lens.run(self.batch, horizon, truth=truth, rollout=rollout, **how)
-            self._others[horizon] = replace(other, chosen=self.chosen)
+            self._others[horizon] = replace(other, explicit_horizon=self.explicit_horizon)
         return self._others[horizon]
 
     def shortened(self, horizon: int) -> Run:
         """Return a run of the same context over at most ``horizon`` steps."""
         if horizon >= self.horizon:
             return self
-        return replace(self, whole=None).at(horizon)
+        return replace(self, full_batch=None).at(horizon)
 
     # --- results -----------------------------------------------------------------------------------------
 
@@ -393,12 +396,14 @@ def hooks_in_force(lens: Lens) -> tuple[object, ...]:
     return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
 
 
-def _values_along(run: Run, along: Any) -> np.ndarray:
-    values = to_floats(along, "along")
+def _values_along(run: Run, forced_path: Any) -> np.ndarray:
+    values = to_floats(forced_path, "forced_path")
     if not np.isfinite(values).all():
-        raise InputError("along holds values that are no numbers; a decoder is forced along finite values")
+        raise InputError("forced_path holds values that are no numbers; a decoder is forced along finite values")
     if values.shape != (len(run.batch), run.horizon):
-        raise InputError(f"along has shape {values.shape}, expected (series, step) = {(len(run.batch), run.horizon)}")
+        raise InputError(
+            f"forced_path has shape {values.shape}, expected (series, step) = {(len(run.batch), run.horizon)}"
+        )
     return values
 
 
@@ -410,7 +415,7 @@ def run(
     *,
     truth: Any = None,
     holdout: bool = False,
-    along: Any = None,
+    forced_path: Any = None,
     rollout: bool | None = None,
     num_samples: int | None = None,
     seed: int = 0,
@@ -427,8 +432,8 @@ def run(
         truth: (series, step) values after the context, NaN where unknown; NaN throughout is no truth.
         holdout: take the last ``horizon`` steps of every series as the truth. Of what is left, as of series without a
             truth, at most the model's context length is the context.
-        along: (series, step) values that a token model's decoder is forced along in single forwards; the median path
-            if None.
+        forced_path: (series, step) values that a token model's decoder is forced along in single forwards; the median
+            path if None.
         rollout: True looks at the library's own rollout, all of its passes. False looks at one forward over the whole
             horizon, in which a token model is read out as the expected value. None takes one forward wherever that
             covers the horizon.
@@ -465,4 +470,4 @@ def run(
     rolls = steps > adapter.longest_pass if rollout is None else rollout
     settings = (num_samples, seed, rolls, None, whole, horizon is not None, hooks_in_force(lens))
     new = Run(lens, batch, steps, values, *settings)
-    return new if along is None else new.following(along)
+    return new if forced_path is None else new.following(forced_path)

@@ -51,8 +51,8 @@ def to_dataset(run: Run) -> xr.Dataset:
     cost = {f"seconds_{part}": round(seconds, 3) for part, seconds in run.cost.items()}
     settings = {
         "rollout": int(run.rollout),
-        "chosen": int(run.chosen),
-        "forced": int(run.along is not None),
+        "explicit_horizon": int(run.explicit_horizon),
+        "forced": int(run.forced_path is not None),
         "samples_asked": run.num_samples or 0,
         "statistic": run.statistic,
         "notes": json.dumps(batch.notes),
@@ -104,13 +104,15 @@ def open_run(lens: Lens, path: str | Path) -> Run:
         if data.attrs.get(fact) != here:
             raise InputError(f"{path} is a run of {fact} {data.attrs.get(fact)!r}, and this lens holds {here!r}")
     batch = _batch_of(data)
-    along = data["path"].values if data.attrs["forced"] else None
+    forced_path = data["path"].values if data.attrs["forced"] else None
     settings: dict[str, Any] = {
         "num_samples": int(data.attrs["samples_asked"]) or None,
         "seed": int(data.attrs["seed"]),
     }
     truth = data["truth"].values if "truth" in data else None
-    run = lens.run(batch, data.sizes["step"], truth=truth, along=along, rollout=bool(data.attrs["rollout"]), **settings)
+    run = lens.run(
+        batch, data.sizes["step"], truth=truth, forced_path=forced_path, rollout=bool(data.attrs["rollout"]), **settings
+    )
     samples = data["sample"].values if "sample" in data else None
     levels = tuple(float(level) for level in data["quantile"].values)
     quantiles, mean = data["quantile_forecast"].values, data["mean"].values

@@ -109,7 +109,7 @@ def decomposed(run: Run, nodes: int | None = 128) -> xr.Dataset:
     """
     if nodes is not None and nodes < 1:
         raise InputError(f"nodes is {nodes}, expected 1 or more")
-    cache: dict[int, xr.Dataset] = run.derived.setdefault("attribution", {})
+    cache: dict[int, xr.Dataset] = run.cache.setdefault("attribution", {})
     if nodes is None or run.tokens is not None:
         nodes = next(iter(cache), nodes or 1)
     if nodes not in cache:
@@ -138,13 +138,13 @@ def _decompose(run: Run, nodes: int) -> xr.Dataset:
         completeness_error=(("decomposition", "series"), completeness(attribution, total)),
         native_median=(("series", "step"), run.forecast.median),
     )
-    data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, nodes=nodes, steps_from=run.steps_from)
+    data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, nodes=nodes, first_step=run.first_step)
     return data
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
     """Add means over steps, their shares, and what :func:`tsfm_lens.probes.findings.judge` adds."""
-    parts, total = (of_median(data[name]).values[..., run.steps_from :] for name in ("attribution", "total"))
+    parts, total = (of_median(data[name]).values[..., run.first_step :] for name in ("attribution", "total"))
     mean = parts.mean(-1)
     size = np.abs(mean).sum(1, keepdims=True)
     size = np.where(size > 0, size, np.nan)

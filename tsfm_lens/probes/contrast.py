@@ -96,8 +96,8 @@ def contrast(
 
     Args:
         clean, corrupted: runs of series of equal number and length, made alike. In single forwards of a token model the
-            source follows the base's path, so that both decoders read the same values; a source with an ``along`` of
-            its own keeps it.
+            source follows the base's path, so that both decoders read the same values; a source with a ``forced_path``
+            of its own keeps it.
         names, base_names: hook points to record of the source and of the base.
         direction: see :class:`RunPair`.
 
@@ -109,7 +109,7 @@ def contrast(
         raise InputError(f"direction={direction!r} is not known, choose 'denoise' or 'noise'")
     _refuse_unlike(clean, corrupted)
     source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
-    if base.tokens_read and not base.rollout and source.along is None:
+    if base.tokens_read and not base.rollout and source.forced_path is None:
         source = source.following(base.path)
     base_acts, source_acts = _record(base, base_names), _record(source, names)
     same = (told_apart(base, source.point, base.point) == base.point).all(-1)

@@ -59,7 +59,7 @@ def causal_effects(
         forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>: 0 none, 1 all of the direct effect is
         undone, negative where later components add to it, and NaN where the direct effect is no larger than the noise
         floor or ``smallest``; for each of these what :func:`tsfm_lens.probes.findings.judge` adds. A token model's
-        first step is left out of them, as in :func:`tsfm_lens.probes.ablation_effects`; the attribute ``steps_from``
+        first step is left out of them, as in :func:`tsfm_lens.probes.ablation_effects`; the attribute ``first_step``
         says so. ``plain_forecast`` (series, step).
 
     Source:
@@ -92,14 +92,14 @@ def causal_effects(
     parts = {"total": (axes, total), "direct": (axes, direct), "indirect": (axes, total - direct)}
     data = data.assign(parts | {"plain_forecast": (axes[1:], plain)})
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
-    facts |= {"smallest": smallest, "steps_from": run.steps_from}
+    facts |= {"smallest": smallest, "first_step": run.first_step}
     data.attrs = run.describe("effects", "Direct and total effects", _SOURCE, **facts)
     return _add_statistics(data, run, smallest)
 
 
 def _add_statistics(data: xr.Dataset, run: Run, smallest: float) -> xr.Dataset:
     """Add shares of the range, self-repair, and their statistics; heads are compared with heads, and so on."""
-    later, wide = slice(run.steps_from, None), ranges(run, run.point)
+    later, wide = slice(run.first_step, None), ranges(run, run.point)
     total, direct = (data[part].values[..., later] for part in ("total", "direct"))
     axes, groups = ("component", "series"), head_or_kind(data)
 

@@ -94,7 +94,7 @@ def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
     """Return the heads of lowest attention entropy, the sharpest first.
 
     Args:
-        entropy: from :func:`tsfm_lens.probes.head_entropy` or :func:`tsfm_lens.probes.rollout_maps`.
+        entropy: from :func:`tsfm_lens.probes.head_entropy` or :func:`tsfm_lens.probes.autoregressive_attention`.
         count: heads.
 
     Raises:

@@ -70,7 +70,7 @@ def head_parroting(
 
     Raises:
         InputError: several variates, a motif below 2, a lag that is not shorter than every context, or a horizon whose
-            attention cannot be followed (see :func:`tsfm_lens.probes.rollout.rollout_maps`).
+            attention cannot be followed (see :func:`tsfm_lens.probes.rollout.autoregressive_attention`).
         UnknownNameError: no such kind of attention.
 
     Example:

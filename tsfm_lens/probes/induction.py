@@ -21,7 +21,7 @@ from tsfm_lens.probes.labels import describe
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import ratio_units
 
-__all__ = ["repeated_tokens"]
+__all__ = ["induction_scores"]
 
 PREFIX_FROM = 0.3
 COPY_FROM = 2.0
@@ -40,8 +40,8 @@ class _Targets(NamedTuple):
     valid: Tensor
 
 
-@probe("induction", "lens", words="repeated_tokens, on series of its own")
-def repeated_tokens(
+@probe("induction", "lens", words="induction_scores, on series of its own")
+def induction_scores(
     lens: Lens,
     *,
     motif: int = 32,
@@ -97,7 +97,7 @@ def repeated_tokens(
             is not as above, or a rollout that never gives a token of its context.
 
     Example:
-        >>> data = probes.repeated_tokens(lens, motif=8, n_sequences=8)
+        >>> data = probes.induction_scores(lens, motif=8, n_sequences=8)
         >>> data["prefix_matching"].dims
         ('layer', 'head')
     """

@@ -43,7 +43,7 @@ def induction_overlap(
     over all heads, is below its threshold.
 
     Args:
-        induction: of kind "induction", from :func:`tsfm_lens.probes.induction.repeated_tokens`.
+        induction: of kind "induction", from :func:`tsfm_lens.probes.induction.induction_scores`.
         entropy: of kind "head_entropy", of the same heads; None takes the entropies along the repeated tokens from
             ``induction``. The paper's text describes the latter, its figure 5 the former.
         prefix_from, copy_from, sharp_below: the thresholds of the table.
@@ -69,11 +69,11 @@ def induction_overlap(
             does not ascend.
 
     Example:
-        >>> data = probes.induction_overlap(probes.repeated_tokens(lens, motif=8, n_sequences=8))
+        >>> data = probes.induction_overlap(probes.induction_scores(lens, motif=8, n_sequences=8))
         >>> int(data["count"].sum()) == data["induction"].size
         True
     """
-    of_kind(induction, "induction", "induction_overlap", "repeated_tokens")
+    of_kind(induction, "induction", "induction_overlap", "induction_scores")
     normalised = _normalise(induction) if entropy is None else _align(induction, entropy)
     grids = {"copy_threshold": copy_grid, "entropy_threshold": entropy_grid, "prefix_threshold": prefix_grid}
     axes = {name: _check_grid(name, values) for name, values in grids.items()}

@@ -64,7 +64,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     else:
         raise InputError(f"reference={reference!r} is not known, choose 'truth' or 'model'")
     forecast, axes = lens_result["point_forecast"].transpose("layer", "series", "step"), ("metric", "layer", "series")
-    first = int(lens_result.attrs.get("steps_from", 0))
+    first = int(lens_result.attrs.get("first_step", 0))
     predictions, targets = forecast.values, target.transpose("series", "step").values
     error = _errors(predictions[..., first:], targets[..., first:])
     gain = 100 * (error / _before(error) - 1)

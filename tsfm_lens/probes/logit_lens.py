@@ -58,7 +58,7 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
     data["native_median"] = (("series", "step"), run.forecast.median)
     readout = run.lens.emits
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
-    data.attrs = run.describe("logit_lens", "Logit lens", _SOURCE, readout=readout, steps_from=run.steps_from)
+    data.attrs = run.describe("logit_lens", "Logit lens", _SOURCE, readout=readout, first_step=run.first_step)
     if readout == "token":
         return _token_lens(run, streams, data, tuple(levels))
     return _quantile_lens(run, streams, data)

@@ -13,7 +13,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.probes.rollout import rollout_maps
+from tsfm_lens.probes.rollout import autoregressive_attention
 from tsfm_lens.registry import probe
 
 __all__ = ["context_parroting", "lag_attention"]
@@ -91,7 +91,7 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
         run: the forecast to explain, of exactly one series.
         lag: steps.
         width: steps on either side that still count.
-        options: see :func:`tsfm_lens.probes.rollout.rollout_maps`.
+        options: see :func:`tsfm_lens.probes.rollout.autoregressive_attention`.
 
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
@@ -108,7 +108,7 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     """
     if lag < 1 or width < 0:
         raise InputError(f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0 or more")
-    maps = rollout_maps(run, **options)
+    maps = autoregressive_attention(run, **options)
     ordinary = np.array([not str(word) for word in maps["key_special"].values])
     starts, stops = maps["key_start"].values, maps["key_stop"].values
     on_band = np.zeros((len(starts), maps.sizes["query"]), dtype=bool)

@@ -7,7 +7,7 @@ import xarray as xr
 
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.head_states import forecast_queries
-from tsfm_lens.probes.rollout import rollout_maps
+from tsfm_lens.probes.rollout import autoregressive_attention
 from tsfm_lens.probes.spectra import head_spectra
 from tsfm_lens.registry import probe
 
@@ -36,7 +36,7 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK).
 
     Raises:
-        InputError: see :func:`tsfm_lens.probes.rollout_maps`.
+        InputError: see :func:`tsfm_lens.probes.autoregressive_attention`.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -44,7 +44,7 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         >>> probes.patch_attention(bolt)["attention"].dims
         ('layer', 'head', 'query', 'key')
     """
-    maps = rollout_maps(run, kind=kind, keys="window")
+    maps = autoregressive_attention(run, kind=kind, keys="window")
     attention, stack = str(maps.attrs["attention"]), str(maps.attrs["stack"])
     data = run.dataset().assign_coords(quantile=list(run.forecast.levels))
     data["quantile_forecast"] = (("series", "quantile", "step"), run.forecast.quantiles)

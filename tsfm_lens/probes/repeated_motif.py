@@ -67,7 +67,7 @@ def repeated_motif(
     Where one token forecasts many patches (Chronos-Bolt), it looks for all of these, up to one motif.
 
     Attention is not effect: in planted Chronos models an idle head that looks where the copying head looks stands out,
-    too. It does not by the copy score of :func:`tsfm_lens.probes.repeated_tokens`.
+    too. It does not by the copy score of :func:`tsfm_lens.probes.induction_scores`.
 
     Args:
         lens: the model.
@@ -115,9 +115,9 @@ def repeated_motif(
     plan = _Plan(low, high, patch, repeats, n_series, float(noise), steps)
     context, future, lengths = _draw(lens, plan, seed)
     options: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
-    run = lens.run(context, steps, truth=future, along=future, **options)
+    run = lens.run(context, steps, truth=future, forced_path=future, **options)
     context, future, _ = _draw(lens, plan, seed, repeating=False)
-    control = lens.run(context, steps, along=future, **options)
+    control = lens.run(context, steps, forced_path=future, **options)
     places = _targets(run.encoded, row, keys_from, lengths, plan, queries)
     points = [f"{row.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
     plain, entropies, visible = _masses(run, points, places)

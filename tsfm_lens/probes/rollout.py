@@ -31,13 +31,15 @@ from tsfm_lens.probes.attention import (
 )
 from tsfm_lens.registry import probe
 
-__all__ = ["attention_flow", "norm_weighted_attention", "rollout_maps"]
+__all__ = ["attention_rollout", "norm_weighted_attention", "autoregressive_attention"]
 
 KEYS = ("time", "window")
 
 
-@probe("rollout", "first")
-def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None, keys: str = "time") -> xr.Dataset:
+@probe("autoregressive_attention", "first")
+def autoregressive_attention(
+    run: Run, *, kind: str | None = None, stack: str | None = None, keys: str = "time"
+) -> xr.Dataset:
     """Map the attention of every head over the context, one column a forecast token.
 
     Not a product of matrices: the attention rows of all forecast tokens stand side by side, as the tsfm-lens
@@ -57,8 +59,8 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
             from the start of their own pass. Within one pass both are the same.
 
     Returns:
-        Dataset of kind "rollout": ``attention`` (layer, head, key, query), columns over the keys summing to 1;
-        ``entropy`` (layer, head) in nats, mean over columns; ``sharpness_rank`` (layer, head), 0 for the
+        Dataset of kind "autoregressive_attention": ``attention`` (layer, head, key, query), columns over the keys
+        summing to 1; ``entropy`` (layer, head) in nats, mean over columns; ``sharpness_rank`` (layer, head), 0 for the
         sharpest head of all. Coordinates place keys and queries in time: ``key_start``, ``key_stop`` in steps from
         the forecast start, ``key_special`` for tokens that cover no step, and ``pass_start`` (query), the forecast
         steps that were known to the pass.
@@ -72,7 +74,7 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
         UnknownNameError: the model has no such stack or kind of attention.
 
     Example:
-        >>> probes.rollout_maps(run)["attention"].dims
+        >>> probes.autoregressive_attention(run)["attention"].dims
         ('layer', 'head', 'key', 'query')
     """
     refuse_variates(run.batch)
@@ -95,7 +97,7 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
             point: _filler(attention[index, :, :, width], entropy[index], place, tokens)
             for index, point in enumerate(points)
         }
-        acts = run.in_one_pass().held(points) if len(passes) == 1 else None
+        acts = run.in_one_pass().find_record(points) if len(passes) == 1 else None
         if acts is not None:
             for point, take in fill.items():
                 take(acts[point])
@@ -115,7 +117,9 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
     pass_start = np.repeat([start for start, _ in passes], [len(tokens) for tokens in columns])
     data = data.assign_coords(pass_start=("query", pass_start))
     title, source = "Roll-out maps", "tsfm-lens paper, D.2 (S3-ROLL)"
-    data.attrs = describe_attention(run, "rollout", title, source, row, attention_kind, keys=keys, passes=len(passes))
+    data.attrs = describe_attention(
+        run, "autoregressive_attention", title, source, row, attention_kind, keys=keys, passes=len(passes)
+    )
     return data
 
 
@@ -126,7 +130,7 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
     if steps <= width or not lens.rereads:
         # the run refuses a horizon that one pass cannot forecast
         return [(0, run.encoded)]
-    values = run.forecast.median if run.along is None else run.along
+    values = run.forecast.median if run.forced_path is None else run.forced_path
     passes = []
     for start in range(0, steps, width):
         stop = min(start + width, steps)
@@ -191,8 +195,8 @@ def _filler(
     return take
 
 
-@probe("attention_flow", "first")
-def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
+@probe("attention_rollout", "first")
+def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     """Compute Abnar and Zuidema's attention rollout: how much of each input token may have reached each token.
 
     The mean pattern over heads and the identity, half each for the residual stream, multiplied layer by layer.
@@ -202,7 +206,7 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
         stack: a stack whose tokens attend to their own stack; the last such one of several tokens if None.
 
     Returns:
-        Dataset of kind "attention_flow": ``flow`` (layer, query, key), after each layer; rows sum to 1.
+        Dataset of kind "attention_rollout": ``flow`` (layer, query, key), after each layer; rows sum to 1.
 
     Source:
         Abnar and Zuidema 2020, equation 1. It bounds nothing and sees neither values nor MLPs, and counts heads that
@@ -213,7 +217,7 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
         UnknownNameError: no stack of this name attends to itself over time.
 
     Example:
-        >>> probes.attention_flow(run)["flow"].dims
+        >>> probes.attention_rollout(run)["flow"].dims
         ('layer', 'query', 'key')
     """
     lens = run.lens
@@ -237,7 +241,7 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
         },
     )
     facts = {"stack": column.name, "series": run.batch.ids[0]}
-    data.attrs = run.describe("attention_flow", "Attention flow", "Abnar and Zuidema 2020, equation 1", **facts)
+    data.attrs = run.describe("attention_rollout", "Attention flow", "Abnar and Zuidema 2020, equation 1", **facts)
     return data
 
 

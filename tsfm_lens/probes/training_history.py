@@ -10,7 +10,7 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.induction import repeated_tokens
+from tsfm_lens.probes.induction import induction_scores
 from tsfm_lens.probes.repeated_motif import repeated_motif
 
 __all__ = ["training_history"]
@@ -30,8 +30,8 @@ def training_history(
 ) -> xr.Dataset:
     """Score the heads of every checkpoint on the same repeated motifs.
 
-    Token models with cross-attention take :func:`tsfm_lens.probes.repeated_tokens`, with forced decoding so that scores
-    do not depend on how well the model copies. Other models take :func:`tsfm_lens.probes.repeated_motif`.
+    Token models with cross-attention take :func:`tsfm_lens.probes.induction_scores`, with forced decoding so that
+    scores do not depend on how well the model copies. Other models take :func:`tsfm_lens.probes.repeated_motif`.
 
     Args:
         checkpoints: lens by optimiser step; each is read from the mapping once, and not kept.
@@ -88,7 +88,7 @@ def training_history(
 
 
 def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
-    result = repeated_tokens(lens, seed=seed, **{**_TOKENS, **options})
+    result = induction_scores(lens, seed=seed, **{**_TOKENS, **options})
     # the context's tokens, and the end token
     keys = result.attrs["motif"] * result.attrs["repeats"] + 1
     variables = _with_interval(result, "prefix_matching") | _with_interval(result, "copy_score")

@@ -81,7 +81,7 @@ def ablation_effects(
     plain, forecasts = run.point, ablated_points(run, targets, how, reference, progress)
     steps = ("component", "series", "step")
     data = data.assign(forecast=(steps, forecasts), baseline_forecast=(steps[1:], plain))
-    later = slice(run.steps_from, None)
+    later = slice(run.first_step, None)
     if later.start:
         data["first_step_shift"] = (("component", "series"), np.abs(forecasts - plain)[..., 0])
     if run.horizon > 1:
@@ -122,7 +122,7 @@ def points_without(
     """
     # the caller's own hooks may change before the next call
     shares = how == "zero" and not run.lens.registry.in_use
-    cache: dict[Component, np.ndarray] = run.derived.setdefault("ablated", {}) if shares else {}
+    cache: dict[Component, np.ndarray] = run.cache.setdefault("ablated", {}) if shares else {}
     missing = {component: parts for component, parts in ablations.items() if component not in cache}
     variants = [Variant(str(component), parts) for component, parts in missing.items()]
     new = [*variants, *beside]
@@ -153,7 +153,7 @@ def ablations_of(
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
     """Add intervals, floors and what stands out for each measure of an effect; heads are compared with heads."""
-    later = slice(run.steps_from, None)
+    later = slice(run.first_step, None)
     ways: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
         "spearman_distance": lambda other, plain: spearman_distance(other[..., later], plain[..., later]),
         "mean_shift": lambda other, plain: np.abs(other - plain)[..., later].mean(axis=-1),

@@ -16,14 +16,14 @@ from tsfm_lens.explain.segments import item_rows
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 
-__all__ = ["CHAPTERS", "explain"]
+__all__ = ["SECTIONS", "explain"]
 
-CHAPTERS = (
+SECTIONS = (
     *("forecast", "input_attribution", "input_routes"),
-    *("deletion_curves", "route_proof", "covariate_use"),
+    *("deletion_curves", "route_faithfulness", "covariate_use"),
 )
 """Kinds of the measurements that an explanation has unless it is asked for others."""
-_MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_proof")
+_MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
 
 
 @saying_once
@@ -34,7 +34,7 @@ def explain(
     item: int | str = 0,
     method: str | None = None,
     reference: Reference = "mean",
-    chapters: Sequence[str] = CHAPTERS,
+    sections: Sequence[str] = SECTIONS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     title: str | None = None,
     sources: Sequence[str] = (),
@@ -43,7 +43,7 @@ def explain(
 ) -> dict[str, xr.Dataset]:
     """Explain a forecast: the inputs that moved it, their routes, the proofs, and the use of covariates.
 
-    Chapters that the model or the series do not allow are left out.
+    Sections that the model or the series do not allow are left out.
 
     Args:
         run: the forecast; at most one pass of the model.
@@ -51,7 +51,7 @@ def explain(
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
-        chapters: see :func:`tsfm_lens.report.pipeline.analyse`.
+        sections: see :func:`tsfm_lens.report.pipeline.analyse`.
         options: of the probes, by kind of measurement.
         title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
 
@@ -59,27 +59,27 @@ def explain(
         Labelled results by name, as :func:`tsfm_lens.report.pipeline.analyse` gives them.
 
     Raises:
-        UnknownNameError: no such item, method, reference or chapter.
-        InputError: no chapter can be computed, or the folder cannot be written.
+        UnknownNameError: no such item, method, reference or section.
+        InputError: no section can be computed, or the folder cannot be written.
 
     Example:
-        >>> list(explanation.explain(driven, chapters=("forecast", "covariate_use")))
+        >>> list(explanation.explain(driven, sections=("forecast", "covariate_use")))
         ['forecast', 'covariate_use']
     """
     refuse_unknown(method, reference)
     if out is not None:
         pipeline.check_place(out)
     missing: dict[str, str] = {} if left_out is None else left_out
-    kinds = pipeline.defined_for(run.lens, chapters, missing)
+    kinds = pipeline.defined_for(run.lens, sections, missing)
     run = _first(run, item)
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKING_KINDS}
     if method is not None:
         own["input_attribution"]["method"] = method
-    # a proof takes the options of its explanation, even if that has no chapter of its own
+    # a proof takes the options of its explanation, even if that has no section of its own
     arguments = {
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }
-    results = pipeline.analyse(run, chapters=kinds, options=arguments, progress=progress, left_out=missing)
+    results = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
     if out is not None:
         heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         pipeline.write_page(run, results, out, heading, sources, progress, missing)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from tsfm_lens.models.run import Run
 
 __all__ = [
-    "CHAPTERS",
+    "SECTIONS",
     "analyse",
     "as_plain",
     "bundled_in",
     "check_place",
-    "checked_chapters",
+    "checked_sections",
     "defined_for",
     "hook_shapes",
     "provenance",
@@ -37,7 +37,7 @@ __all__ = [
 
 Progress = Callable[[str, int, int], None]
 
-CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
+SECTIONS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
 """Kinds of the measurements that a report has unless it is asked for others."""
 _BUNDLED = "bundled:"
 _MAX_NAMES = 4  # series, of those that are given in Python
@@ -46,7 +46,7 @@ _MAX_NAMES = 4  # series, of those that are given in Python
 def analyse(
     run: Run,
     *,
-    chapters: Sequence[str] = CHAPTERS,
+    sections: Sequence[str] = SECTIONS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     progress: Progress | None = None,
     left_out: dict[str, str] | None = None,
@@ -54,11 +54,11 @@ def analyse(
     """Compute the measurements of a report, each once.
 
     Args:
-        run: what every chapter looks at; at most one pass of the model.
-        chapters: kinds of measurements, in the order of the report; see :func:`tsfm_lens.registry.measurements`.
+        run: what every section looks at; at most one pass of the model.
+        sections: kinds of measurements, in the order of the report; see :func:`tsfm_lens.registry.measurements`.
         options: of the probes, by kind of measurement.
         progress: called as (name of the result, done, total) before, within and after each.
-        left_out: where given, a chapter that these series do not allow is left out as long as another one is computed,
+        left_out: where given, a section that these series do not allow is left out as long as another one is computed,
             and its heading and the reason are put here.
 
     Returns:
@@ -66,11 +66,11 @@ def analyse(
 
     Raises:
         InputError: one pass does not cover the horizon, or a definition forbids the model, or the series (of every
-            chapter, with ``left_out``).
+            section, with ``left_out``).
         UnknownNameError: no measurement has this kind.
 
     Example:
-        >>> list(pipeline.analyse(run, chapters=("forecast", "head_entropy")))
+        >>> list(pipeline.analyse(run, sections=("forecast", "head_entropy")))
         ['forecast', 'head_entropy']
     """
     from tsfm_lens.results import Results
@@ -78,7 +78,7 @@ def analyse(
     cache = Results(run, options)
     results: dict[str, xr.Dataset] = {}
     refusal: InputError | None = None
-    for name, measurement, own in _results(run.lens, chapters):
+    for name, measurement, own in _results(run.lens, sections):
         arguments = {**own, **(options or {}).get(measurement.kind, {})}
         notify = partial(progress or _ignore_progress, name)
         notify(0, 1)
@@ -98,8 +98,8 @@ def analyse(
     return results
 
 
-def defined_for(lens: Lens, chapters: Sequence[str], left_out: dict[str, str]) -> list[str]:
-    """Select the chapters whose definition allows a model.
+def defined_for(lens: Lens, sections: Sequence[str], left_out: dict[str, str]) -> list[str]:
+    """Select the sections whose definition allows a model.
 
     Args:
         left_out: gets the headings of the others, with the reasons.
@@ -112,7 +112,7 @@ def defined_for(lens: Lens, chapters: Sequence[str], left_out: dict[str, str]) -
         ['forecast']
     """
     allowed: list[str] = []
-    for measurement in checked_chapters(chapters):
+    for measurement in checked_sections(sections):
         try:
             measurement.check(lens)
             allowed.append(measurement.kind)
@@ -127,9 +127,9 @@ def _ignore_progress(name: str, count: int, total: int) -> None:
     """Ignore progress, for a caller that wants no report of it."""
 
 
-def _results(lens: Lens, chapters: Sequence[str]) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
+def _results(lens: Lens, sections: Sequence[str]) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
     """Return the name of each result of a report, its measurement, and the options of its probe."""
-    measurements = checked_chapters(chapters)
+    measurements = checked_sections(sections)
     for measurement in measurements:
         measurement.check(lens)
     return [(name, each, options) for each in measurements for name, options in _sections(each, lens).items()]
@@ -141,7 +141,7 @@ def _sections(measurement: Measurement, lens: Lens) -> Mapping[str, Mapping[str,
     return {measurement.kind: {}} if probe is None or probe.each is None else probe.each(lens)
 
 
-def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
+def checked_sections(sections: Sequence[str]) -> list[Measurement]:
     """Return the measurements of a report of one run, each once.
 
     Raises:
@@ -149,12 +149,12 @@ def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
         UnknownNameError: no measurement has this kind; the message has the nearest.
 
     Example:
-        >>> [each.title for each in pipeline.checked_chapters(["ablation", "circuit"])]
+        >>> [each.title for each in pipeline.checked_sections(["ablation", "circuit"])]
         ['Ablation', 'Minimal circuit']
     """
-    if not chapters:
-        raise InputError("a report needs at least one chapter; `tsfm-lens measurements` lists them")
-    measurements = [find(kind) for kind in dict.fromkeys(chapters)]
+    if not sections:
+        raise InputError("a report needs at least one section; `tsfm-lens measurements` lists them")
+    measurements = [find(kind) for kind in dict.fromkeys(sections)]
     for measurement in measurements:
         if not measurement.of_run:
             raise InputError(f"{measurement.kind!r} is {measurement.origin}")
@@ -166,7 +166,7 @@ def report(
     out: str | Path,
     *,
     title: str | None = None,
-    chapters: Sequence[str] = CHAPTERS,
+    sections: Sequence[str] = SECTIONS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     sources: Sequence[str] = (),
     progress: Progress | None = None,
@@ -174,32 +174,32 @@ def report(
 ) -> Path:
     """Analyse a run and write one HTML file that opens offline.
 
-    A chapter that these series do not allow is left out, and the head of the report says why.
+    A section that these series do not allow is left out, and the head of the report says why.
 
     Args:
-        run: what every chapter looks at; at most one pass of the model.
+        run: what every section looks at; at most one pass of the model.
         out: folder for index.html.
         title: of the report; the model's and the series' names if None.
-        chapters, options: see :func:`analyse`.
+        sections, options: see :func:`analyse`.
         sources: where the series come from, in words or as ``bundled:NAME``.
         progress: see :func:`analyse`.
-        left_out: gets the headings of the chapters that were left out, with the reasons.
+        left_out: gets the headings of the sections that were left out, with the reasons.
 
     Returns:
         The file.
 
     Raises:
-        InputError: no chapter can be computed, see :func:`analyse`; or the folder cannot be written, which is said
+        InputError: no section can be computed, see :func:`analyse`; or the folder cannot be written, which is said
             before anything is computed.
         UnknownNameError: no measurement has this kind.
 
     Example:
-        >>> pipeline.report(run, folder, chapters=("forecast",)).name
+        >>> pipeline.report(run, folder, sections=("forecast",)).name
         'index.html'
     """
     check_place(out)
     missing = {} if left_out is None else left_out
-    results = analyse(run, chapters=chapters, options=options, progress=progress, left_out=missing)
+    results = analyse(run, sections=sections, options=options, progress=progress, left_out=missing)
     ids = run.batch.ids
     heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"
     return write_page(run, results, out, heading, sources, progress, missing)
@@ -230,10 +230,10 @@ def write_page(
     progress: Progress | None,
     missing: Mapping[str, str],
 ) -> Path:
-    """Write the results of a run as one HTML file; missing chapters are listed with the provenance.
+    """Write the results of a run as one HTML file; missing sections are listed with the provenance.
 
     Example:
-        >>> pipeline.write_page(run, pipeline.analyse(run, chapters=("forecast",)), folder, "co2", (), None, {}).name
+        >>> pipeline.write_page(run, pipeline.analyse(run, sections=("forecast",)), folder, "co2", (), None, {}).name
         'index.html'
     """
     from tsfm_lens.report import build_report
@@ -242,20 +242,20 @@ def write_page(
     notify("report", 0, 1)
     facts = provenance(run, sources)
     if missing:
-        facts["left out"] = "; ".join(f"{chapter}: {reason}" for chapter, reason in missing.items())
+        facts["left out"] = "; ".join(f"{section}: {reason}" for section, reason in missing.items())
     path = build_report(results, out, title=heading, provenance=facts)
     notify("report", 1, 1)
     return path
 
 
-def steps_of(lens: Lens, chapters: Sequence[str] = CHAPTERS) -> list[str]:
+def steps_of(lens: Lens, sections: Sequence[str] = SECTIONS) -> list[str]:
     """Return names of the steps of :func:`report`, in order.
 
     Example:
         >>> pipeline.steps_of(lens, ("forecast", "attention"))
         ['forecast', 'attention_self_attn', 'attention_cross_attn', 'report']
     """
-    return [*(name for name, _, _ in _results(lens, chapters)), "report"]
+    return [*(name for name, _, _ in _results(lens, sections)), "report"]
 
 
 def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:

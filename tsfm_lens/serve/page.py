@@ -190,7 +190,7 @@ class Page(widgets.VBox):
         missing: dict[str, str] = {}
         results = explanation.explain(run, progress=self._progress, left_out=missing)
         for result in results.values():
-            yield from _chapter(result)
+            yield from _section(result)
         for heading, reason in missing.items():
             yield widgets.HTML(f"<p><b>{escape(heading)}</b> is left out: {escape(reason)}</p>")
 
@@ -225,7 +225,7 @@ def _row() -> widgets.Layout:
     return widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="6px")
 
 
-def _chapter(result: xr.Dataset) -> Iterator[widgets.Widget]:
+def _section(result: xr.Dataset) -> Iterator[widgets.Widget]:
     """Show a measurement as the report does: title, description, figures and their sentences."""
     measurement = find(str(result.attrs["kind"]))
     yield widgets.HTML(

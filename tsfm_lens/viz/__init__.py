@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.repeated_motif import *
     from tsfm_lens.viz.rollout import *
     from tsfm_lens.viz.route_effects import *
-    from tsfm_lens.viz.route_proof import *
+    from tsfm_lens.viz.route_faithfulness import *
     from tsfm_lens.viz.row_angles import *
     from tsfm_lens.viz.saving import *
     from tsfm_lens.viz.seasonality import *

@@ -12,7 +12,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.viz.room import legend_rows
 from tsfm_lens.viz.theme import LEGEND_ROW, dress, plain
 
-__all__ = ["side_by_side"]
+__all__ = ["compare"]
 _GAPS = (0.08, 0.3)  # between the halves, a share of the panels: room for the labels of the right one
 _WIDEST = 2400  # pixels of both
 _HEADING = 30  # pixels over the panels for the names
@@ -23,7 +23,7 @@ _REFERENCES |= {"anchor", "matches", "overlaying", "scaleanchor"}
 Part = dict[str, Any]
 
 
-def side_by_side(figures: Sequence[go.Figure], names: Sequence[str], title: str = "") -> go.Figure:
+def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "") -> go.Figure:
     """Draw two figures of the same renderer beside each other, as of two models.
 
     Axes of the same title get the same range, maps of the same meaning the same colours; what both have in their legend
@@ -43,7 +43,7 @@ def side_by_side(figures: Sequence[go.Figure], names: Sequence[str], title: str 
 
     Example:
         >>> ablated = results["ablation"]
-        >>> fig = viz.side_by_side([viz.ablation_heatmap(ablated)] * 2, ["one", "another"])
+        >>> fig = viz.compare([viz.ablation_heatmap(ablated)] * 2, ["one", "another"])
         >>> len(fig.data) == 2 * len(viz.ablation_heatmap(ablated).data)
         True
     """

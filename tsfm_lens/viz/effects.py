@@ -89,7 +89,7 @@ def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, s
     """
     rest = 1 - array(ds, "self_repair", "component", "series")[:, series]
     if len(series) == 1:
-        later = slice(int(ds.attrs.get("steps_from", 0)), None)
+        later = slice(int(ds.attrs.get("first_step", 0)), None)
         size = np.abs(array(ds, "direct", "component", "series", "step")[:, series, later]).mean(-1)
         return size, size * rest, unit_of(ds, series[0]) or "data units"
     share = array(ds, "direct_share", "component", "series")[:, series]

@@ -19,15 +19,15 @@ from tsfm_lens.viz.theme import number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pooled, ruler, token_axis
 from tsfm_lens.viz.words import capital, count_of, extremes, head_at, is_head, layers, listed, nats_of, num, verb
 
-__all__ = ["attention_flow_map", "norm_weighted_map", "rollout_panels"]
+__all__ = ["attention_rollout_map", "norm_weighted_map", "autoregressive_attention_map"]
 _GREYS = [(0.0, "#ffffff"), (1.0, "#000000")]
 _HEADS = 9
 _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
 _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
-ROLLOUT = measurement(
-    "rollout",
+AUTOREGRESSIVE_ATTENTION = measurement(
+    "autoregressive_attention",
     theme="Activations",
     title="Roll-out maps",
     summary="roll-out maps: context × horizon, head by head",
@@ -37,8 +37,8 @@ ROLLOUT = measurement(
 )
 
 
-ATTENTION_FLOW = measurement(
-    "attention_flow",
+ATTENTION_ROLLOUT = measurement(
+    "attention_rollout",
     theme="Activations",
     title="Attention flow",
     summary="attention roll-out through the layers",
@@ -137,10 +137,10 @@ def _token(axis: TokenAxis, token: int) -> str:
     return f"step {first}" if first == last else f"the token of steps {first} to {last}"
 
 
-@ROLLOUT.figure(
+@AUTOREGRESSIVE_ATTENTION.figure(
     "What the sharpest heads read along the forecast.", variables=("attention", "entropy", "sharpness_rank")
 )
-def rollout_panels(
+def autoregressive_attention_map(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None, zmax: float | None = None
 ) -> go.Figure:
     """Draw the roll-out maps of the sharpest or the most diffuse heads, each head a panel.
@@ -148,7 +148,7 @@ def rollout_panels(
     A diagonal band is a head that reads at a fixed lag; a horizontal one reads the same steps throughout.
 
     Args:
-        ds: of kind "rollout".
+        ds: of kind "autoregressive_attention".
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
         count: panels; nine if None, of few heads half, so that none is among the sharpest and the most diffuse.
         zmax: weight that is black; 0.1 or the 99.9 % quantile, whichever is larger, if None.
@@ -195,19 +195,19 @@ def heads_shown(heads: int) -> int:
     return min(_HEADS, max(heads // 2, 1))
 
 
-@ATTENTION_FLOW.figure(
+@ATTENTION_ROLLOUT.figure(
     "How much of each token may have reached each other.",
     variables=("flow",),
     table=lambda ds: tokens_table(ds, "flow", _LEAST),
     sentences=read_flow,
 )
-def attention_flow_map(
+def attention_rollout_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
 ) -> go.Figure:
     """Draw how much of each input token may have reached each token after every layer (Abnar and Zuidema).
 
     Args:
-        ds: of kind "attention_flow".
+        ds: of kind "attention_rollout".
         layers: labels to draw, all unless given.
         zmax: share at which the colours end; the 99 % quantile of each token's largest share but its own if None.
 
@@ -295,9 +295,9 @@ def norm_weighted_map(
     return pattern_heads(ds, "norm", layers, heads, zmax, "length (residual stream units)", title, remark)
 
 
-@ROLLOUT.panels
+@AUTOREGRESSIVE_ATTENTION.panels
 def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
     attention = ds[["attention"]].where(ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size))
     weights, entropies = tokens_table(attention, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
     for heads, table in (("sharp", weights), ("diffuse", entropies)):
-        yield ReportPanel(rollout_panels(ds, heads=heads), table, read_rollout(ds, heads))
+        yield ReportPanel(autoregressive_attention_map(ds, heads=heads), table, read_rollout(ds, heads))

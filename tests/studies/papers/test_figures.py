@@ -20,7 +20,7 @@ from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens
 from tsfm_lens.probes import ablated_share
 from tsfm_lens.registry import measurements
-from tsfm_lens.report.pipeline import checked_chapters
+from tsfm_lens.report.pipeline import checked_sections
 from tsfm_lens.studies.papers.figures import recipe_components, windows
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.heads import released_share
@@ -28,7 +28,7 @@ from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
 from tsfm_lens.sweep.plan.released import at_depth, released_lists
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
-NO_FIGURES = {"for_print", "save", "side_by_side"}
+NO_FIGURES = {"for_print", "save", "compare"}
 
 
 def short() -> SeriesBatch:
@@ -234,4 +234,4 @@ def test_every_reported_value_is_one_of_a_measurement() -> None:
 
 def test_a_result_of_no_model_is_no_chapter() -> None:
     with pytest.raises(InputError, match="made of no model"):
-        checked_chapters(["theory_sketching"])
+        checked_sections(["theory_sketching"])

@@ -15,7 +15,7 @@ import tsfm_lens
 from reproductions import nano, settings
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.probes import head_entropy, induction_overlap, repeated_tokens
+from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
 from tsfm_lens.studies.papers.measures import induction as measures
 from tsfm_lens.studies.papers.measures.induction import (
     HeadScores,
@@ -245,7 +245,7 @@ def test_draws_without_a_value_decide_nothing() -> None:
 
 def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
     lens = nano("chronos-nano")
-    induction = repeated_tokens(lens, motif=16, n_sequences=4)
+    induction = induction_scores(lens, motif=16, n_sequences=4)
     entropy = head_entropy(lens.run(tsfm_lens.bundled("co2").tail(100), 12, holdout=True))
     overlap = induction_overlap(induction, entropy)
     one = HeadScores.of([induction], [entropy], seed=0)

@@ -47,7 +47,7 @@ def test_checkpoints_are_those_of_the_run(trained: TrainingHistory, corpus: Corp
 def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> None:
     picked = {step: trained[step] for step in (0, 8)}
     data = probes.training_history(picked, losses=trained.losses, name="tiny", n_sequences=4, **SMALL)
-    alone = probes.repeated_tokens(trained[8], n_sequences=4, decoding="forced", positions="all", **SMALL)
+    alone = probes.induction_scores(trained[8], n_sequences=4, decoding="forced", positions="all", **SMALL)
     np.testing.assert_array_equal(data["prefix_matching"].sel(training_step=8), alone["prefix_matching"])
     np.testing.assert_array_equal(data["copy_score_low"].sel(training_step=8), alone["copy_score_low"])
     assert float(data["copying"].sel(training_step=8)) == float(alone["copy_accuracy"])

@@ -242,7 +242,7 @@ def _motif(case: EvaluationCase) -> int | None:
 def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
     """Run the test along the given motif, so that scores do not depend on how well the model copies."""
     options: dict[str, Any] = {"motif": _motif(case) or 12, "repeats": 4, "n_sequences": 16, "offset": 1}
-    data = probes.repeated_tokens(case.lens, **options, decoding="forced", positions="all")
+    data = probes.induction_scores(case.lens, **options, decoding="forced", positions="all")
     return data.assign_attrs(stack=case.lens.wiring.output_stack.name)
 
 
@@ -358,7 +358,7 @@ def _pairs(case: EvaluationCase) -> Ranking:
     components = case.components
     pairs = list(combinations(range(len(components)), 2))
     sets = [(each,) for each in components] + [(components[a], components[b]) for a, b in pairs]
-    later = slice(case.clean.steps_from, None)
+    later = slice(case.clean.first_step, None)
     shift = point_forecasts(case.clean, [Variant.zero(*each) for each in sets]) - case.clean.point
     shift = np.abs(shift)[..., later].mean(-1)
     alone, together = shift[: len(components)], shift[len(components) :]
@@ -419,7 +419,7 @@ def _cross(run: Run, of: xr.DataArray) -> Scores:
 def _rollout(run: Run) -> Scores:
     """Score by Abnar and Zuidema's roll-out, behind the mean cross-attention if the context has its own stack."""
     own, out = run.lens.wiring.stacks[0].name, run.lens.wiring.output_stack.name
-    rollout = probes.attention_flow(run, stack=own)["flow"].values[-1]
+    rollout = probes.attention_rollout(run, stack=own)["flow"].values[-1]
     if own == out:
         return np.asarray(rollout[_query_tokens(run.encoded.spans[own])].mean(0))
     return np.asarray(_cross(run, probes.attention_patterns(run)["pattern"]) @ rollout)

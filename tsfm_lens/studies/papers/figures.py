@@ -98,9 +98,9 @@ def windows(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[SeriesBatch,
 
 def _over_windows(run: Run) -> Run:
     """Return the run of windows of every series."""
-    if run.whole is None:
+    if run.full_batch is None:
         return run
-    context, truth = windows(run.lens, run.whole, run.horizon)
+    context, truth = windows(run.lens, run.full_batch, run.horizon)
     return run.lens.run(context, run.horizon, truth=truth, num_samples=run.num_samples, seed=run.seed)
 
 
@@ -186,8 +186,8 @@ def _counts(entropy: xr.Dataset) -> tuple[int, int]:
 @figure(
     "5",
     "Roll-out maps of the sharpest (A) and the most diffuse heads (B), and forecasts without diffuse heads (C, D).",
-    "rollout_maps on the first series, diffuse_heads, ablation_recipes",
-    "rollout_panels",
+    "autoregressive_attention on the first series, diffuse_heads, ablation_recipes",
+    "autoregressive_attention_map",
     "recipe_forecasts",
     paper="Chronos base, cross-attention, 9 heads each, black at weight 0.1",
 )
@@ -195,14 +195,21 @@ def _rollouts(run: Run) -> Files:
     item, steps = first_item(run), 2 * run.lens.adapter.longest_pass
     rolls = _rolls_out(item)
     attention_run = long_run(item if rolls else within_pass(item), steps, within_pass=not rolls)
-    maps = probes.rollout_maps(attention_run)
+    maps = probes.autoregressive_attention(attention_run)
     _, diffuse = _counts(maps)
     wide = item if run.batch.multivariate else run.select(list(range(min(2, len(run.batch)))))
     recipes = {f"{diffuse} most diffuse heads ablated": probes.diffuse_heads(maps, diffuse)}
     forecasts = probes.ablation_recipes(long_run(wide, attention_run.horizon).rolled_out(), recipes)
     return [
-        _file(viz.rollout_panels(maps, heads="sharp"), maps, "The heads of lowest attention entropy.", "A"),
-        _file(viz.rollout_panels(maps, heads="diffuse"), maps, "The heads of highest attention entropy.", "B"),
+        _file(
+            viz.autoregressive_attention_map(maps, heads="sharp"), maps, "The heads of lowest attention entropy.", "A"
+        ),
+        _file(
+            viz.autoregressive_attention_map(maps, heads="diffuse"),
+            maps,
+            "The heads of highest attention entropy.",
+            "B",
+        ),
         _file(viz.recipe_forecasts(forecasts), forecasts, "Diffuse heads as in panel B.", "CD"),
     ]
 
@@ -262,7 +269,7 @@ def _patches(run: Run) -> Files:
     "23",
     "Prefix-matching, copying and entropy of every head (A to C), and the overlap of induction and sharp heads "
     "over thresholds (D to F).",
-    "repeated_tokens, head_entropy, induction_overlap",
+    "induction_scores, head_entropy, induction_overlap",
     "induction_corner",
     "head_entropy_map",
     "induction_maps",
@@ -272,7 +279,7 @@ def _patches(run: Run) -> Files:
 def _overlap(run: Run) -> Files:
     TOKENS.check(run.lens, "figure 23", "figure 'head_entropy_map' shows which of its heads are sharp")
     entropy = probes.head_entropy(run)
-    induction = probes.repeated_tokens(run.lens, seed=run.seed)
+    induction = probes.induction_scores(run.lens, seed=run.seed)
     overlap = probes.induction_overlap(induction, entropy)
     return [
         _file(viz.induction_corner(overlap), overlap, suffix="A"),

@@ -21,7 +21,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes import head_entropy, repeated_tokens
+from tsfm_lens.probes import head_entropy, induction_scores
 from tsfm_lens.training.command import run_command
 
 
@@ -62,7 +62,7 @@ def measure(lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, s
     """Find the heads, then forecast repeated motifs without them."""
     # led along the motif, so that the scores do not depend on how well the model copies
     settings: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": 4 * count, "seed": seed}
-    test = repeated_tokens(lens, **settings, decoding="forced", offset=1, positions="all")
+    test = induction_scores(lens, **settings, decoding="forced", offset=1, positions="all")
     horizon = min(lens.adapter.prediction_length, motif)
     batch, future = motifs(count, motif, repeats, horizon, seed)
     run = lens.run(batch, horizon, truth=future, rollout=True, num_samples=20)

@@ -10,7 +10,14 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component
-from tsfm_lens.probes import ablation_recipes, diffuse_heads, head_entropy, head_spectra, rollout_maps, sharp_heads
+from tsfm_lens.probes import (
+    ablation_recipes,
+    autoregressive_attention,
+    diffuse_heads,
+    head_entropy,
+    head_spectra,
+    sharp_heads,
+)
 from tsfm_lens.probes.recipes import ORIGINAL
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
@@ -150,7 +157,7 @@ def patches(context: Context) -> MeasuredValues:
             f"{context.model.model_id} has no cross-attention between patches; the figure is of Chronos-Bolt"
         )
     layer, head = min(3, stack.n_layers - 1), min(4, stack.n_heads - 1)
-    maps = rollout_maps(context.run.select([0]), keys="window")
+    maps = autoregressive_attention(context.run.select([0]), keys="window")
     ordinary = np.flatnonzero(maps["key_special"].values == "")
     patch = int(maps["attention"].sel(layer=str(layer), head=head).values[ordinary].sum(axis=1).argmax())
     width = int(maps["key_stop"].values[ordinary[0]] - maps["key_start"].values[ordinary[0]])

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.probes import head_entropy, induction_overlap, repeated_tokens
+from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
 from tsfm_lens.probes.attention import SHARP_BELOW
 from tsfm_lens.probes.induction import COPY_FROM, PREFIX_FROM, frequent_tokens
 from tsfm_lens.probes.induction_overlap import ENTROPY_GRID
@@ -136,7 +136,7 @@ def _blocks(context: Context) -> list[xr.Dataset]:
         seed = int(np.random.SeedSequence((context.seed, number)).generate_state(1)[0])
         try:
             blocks.append(
-                repeated_tokens(context.model, motif=MOTIF, repeats=REPEATS, n_sequences=len(part), seed=seed)
+                induction_scores(context.model, motif=MOTIF, repeats=REPEATS, n_sequences=len(part), seed=seed)
             )
         except InputError as error:
             # no sequence of this part rolled out to a token of its context; raised below if that is so of all parts

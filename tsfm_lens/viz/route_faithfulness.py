@@ -13,10 +13,10 @@ from tsfm_lens.viz.select import array, model_of, segment_words, unit_of
 from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, number, plain
 
-__all__ = ["proof_dots"]
+__all__ = ["faithfulness_dots"]
 
-ROUTE_PROOF = measurement(
-    "route_proof",
+ROUTE_FAITHFULNESS = measurement(
+    "route_faithfulness",
     theme="Inputs",
     title="Proof by cutting routes",
     summary="necessity and sufficiency of named routes against matched random components",
@@ -28,17 +28,17 @@ ROUTE_PROOF = measurement(
 )
 
 
-@ROUTE_PROOF.figure(
+@ROUTE_FAITHFULNESS.figure(
     "What cutting and restoring the named routes does.",
     variables=("necessity", "sufficiency", "measured", "predicted"),
     table=("necessity", "sufficiency", "necessity_p", "sufficiency_p", "prediction_error", "overlap"),
     sentences=read_proof,
 )
-def proof_dots(ds: xr.Dataset) -> go.Figure:
+def faithfulness_dots(ds: xr.Dataset) -> go.Figure:
     """Draw what cutting, and restoring, the named routes of each segment does to its effect.
 
     Args:
-        ds: of kind "route_proof".
+        ds: of kind "route_faithfulness".
 
     Returns:
         At the left shares of each segment's effect that go with the routes, and come back with them; bars hold 95 % of
@@ -46,7 +46,7 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
         cut together, and what was measured.
 
     Example:
-        >>> "proof_dots" in viz.__all__
+        >>> "faithfulness_dots" in viz.__all__
         True
     """
     segments, unit = segment_words(ds), unit_of(ds) or "data units"
