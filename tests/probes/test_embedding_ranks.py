@@ -17,8 +17,6 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes import embedding_ranks, row_angles, signal_families
 from tsfm_lens.probes.row_angles import random_angle
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz import row_angle_map
-from tsfm_lens.viz.row_angles import read_row_angles
 
 NAMES = sorted(architectures())
 
@@ -137,10 +135,7 @@ def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
     assert bool(found["closer_stands_out"][0])
     assert not found["closer_stands_out"][1:].any()
     assert float(found["closer"][0]) > 20
-    assert "shuffled ones are by chance in 1 of" in read_row_angles(found)[0]
-    plain = row_angles(fresh("chronos-bolt"))
-    assert read_row_angles(plain)[0].startswith("In no layer are the rows of W_Q of one head closer")
-    np.testing.assert_array_equal(row_angle_map(found).data[0].z, found["angle"][0])
+    assert not row_angles(fresh("chronos-bolt"))["closer_stands_out"].any()
 
 
 def test_rows_of_zeros_have_no_angles_and_one_zero_head_no_block() -> None:

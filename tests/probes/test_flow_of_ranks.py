@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 
 from contrasted import few_draws, series_for
 from tiny_lenses import fresh, lens_of
@@ -20,8 +19,7 @@ from tsfm_lens.probes import flow_of_ranks
 from tsfm_lens.probes.flow_of_ranks import _bound
 from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz import rank_flow_map, rank_flow_spectra, rank_rise
-from tsfm_lens.viz.flow_of_ranks import read_bound, read_flow_map, read_rank_rise
+from tsfm_lens.viz import rank_rise
 
 NAMES = sorted(architectures())
 
@@ -209,25 +207,6 @@ def test_the_measured_inequality_holds_for_any_matrices(seed: int) -> None:
     for wrong in ([1.0, 2.0], [1.0, -1.0], [np.nan, 0.0]):
         with pytest.raises(InputError, match="singular values"):
             measured_bound(np.array(wrong), spectra)
-
-
-def test_readings_and_figures() -> None:
-    found = flow_of_ranks(run_of(lens_of("chronos-bolt"), ("co2", "elnino", "nile", "electricity")))
-    first, last = found["epsilon_rank"].sel(epsilon=0.1).values[[0, -1]]
-    assert read_flow_map(found, 0.1)[0] == (
-        f"At ε = 0.1 the stream uses {first} of {found.sizes['mode']} directions at the embedding and {last} after the "
-        "last layer."
-    )
-    assert read_bound(found)[1].startswith("Theorem 4 says nothing of this model: it asks for ")
-    assert "is exceeded nowhere" in read_bound(found)[0]
-    assert "is exceeded" in read_bound(found.assign(attention_bound=0.1 * found["attention_bound"]))[0]
-    hidden = rank_flow_map(found.assign(told=xr.zeros_like(found["told"])))
-    assert not np.isfinite(np.array(hidden.data[0].z, dtype=float)).any()
-    bounded = found.assign(bound=xr.full_like(found["bound"], 1e-3))
-    assert read_bound(bounded)[1].startswith(f"The bound of theorem 4 applies to {found.sizes['layer']} of")
-    assert "bound of theorem 4" in [line.name for line in rank_flow_spectra(bounded).data]
-    drowned = found.assign(rank_rise_stands_out=xr.zeros_like(found["rank_rise_stands_out"]))
-    assert read_rank_rise(drowned)[0].endswith("neither rises nor falls beyond what differs between series.")
 
 
 @pytest.mark.parametrize(

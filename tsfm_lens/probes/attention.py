@@ -49,8 +49,7 @@ def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None =
     Returns:
         Dataset of kind "attention": ``pattern`` (layer, head, query, key); ``entropy`` (layer, head) in nats, mean over
         queries; ``native_median`` (series, step) of the library's own forecast. Coordinates ``key_start``,
-        ``key_stop``, ``key_special`` (and for queries): steps that a token covers, from the forecast start; special
-        tokens cover none.
+        ``key_stop``, ``key_special`` (and for queries): steps that a token covers, from the forecast start.
 
     Raises:
         InputError: several series or variates, a horizon longer than one pass, or attention between variates.

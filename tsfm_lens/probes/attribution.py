@@ -51,8 +51,7 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
       linear, so the parts sum exactly to the whole.
     - ``probability``, ``expected_value`` (in data units), and of patch models ``lens_difference``: the readout after a
       component has written less the readout before, in order of writing; telescopes exactly.
-    - ``linearised``: the head's derivative at the full stream, norm scale frozen, times each write; misses the whole by
-      ``completeness_error``.
+    - ``linearised``: the head's derivative at the full stream, norm scale frozen, times each write; not complete.
     - ``integrated``: that derivative averaged along the straight path from the empty to the full stream (integrated
       gradients); complete up to the quadrature.
 
@@ -223,8 +222,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``: ``size``,
         mean over steps of the whole branch's absolute attribution, in ``attrs["unit"]``; ``share``, the same over the
         sum of all, with what :func:`tsfm_lens.probes.findings.judge` adds; ``head_size`` (writer, head, series), NaN
-        where a writer has none. Coordinates ``layer_index``, ``kind``, and ``keys_from``, the stack whose activations
-        an attention reads.
+        where a writer has none. Coordinates ``layer_index``, ``kind``, and ``keys_from``, the stack that an attention
+        reads.
 
     Source:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).

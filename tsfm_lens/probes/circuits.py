@@ -72,8 +72,7 @@ def minimal_circuit(
         ``completeness`` (series), 1 - faithfulness of the complement, with what :func:`tsfm_lens.probes.findings.judge`
         adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and "nothing"; by series ``gap``,
         the behaviour's difference between model and nothing, ``gap_floor``, that of noise, ``gap_share``, the
-        forecast's over the series' range, and ``refused``: a gap below its floor or ``smallest`` makes both measures
-        NaN.
+        forecast's over the series' range, and ``refused``: a gap below its floor or ``smallest``.
 
     Source:
         Wang et al. 2022; Conmy et al. 2023 (pruning); Syed et al. 2023 (edges); Marks et al. 2024 (completeness).

@@ -62,8 +62,7 @@ def embedding_ranks(
         Flow of ranks, sections 2 and 3, figures 2, 3 and 13 (S0-F2, S0-F3, S0-F13, S0-ANG).
 
     Raises:
-        InputError: an ε outside (0, 1), fewer than 2 tokens, batch_size below 1, or a family that the model cannot read
-            or whose name is reserved.
+        InputError: an ε outside (0, 1), fewer than 2 tokens, batch_size below 1, or a family of a reserved name.
 
     Example:
         >>> int(probes.embedding_ranks(run)["epsilon_rank"].sel(epsilon=0.01, family="zero"))
@@ -103,8 +102,8 @@ def embedding_ranks(
 def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
     """Return sinusoids, exponentials, white noise and zeros, as long as the longest series of a run.
 
-    Each family but the last has 8 to 64 series, so that there are about two tokens for each dimension of the stream.
-    A language model takes sequences of random ids alone.
+    Each family but the last has 8 to 64 series, so that there are about two tokens for each dimension of the stream. A
+    language model takes sequences of random ids alone.
 
     Args:
         run: whose series are matched.

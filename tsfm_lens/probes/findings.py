@@ -33,8 +33,7 @@ def judge(
     Members are the effect's entries along all dimensions but series; covariates are left out. A member stands out if
     its effect is above the noise floor, and leads its group if it is also larger than every other member's. Both are
     one-sided t tests over series, paired between members and corrected over a group; with fewer than three series the
-    effect, or the difference, must exceed the floor in each. An effect that stands out is more than rounding or draws,
-    but may be small.
+    effect, or the difference, must exceed the floor in each.
 
     Args:
         data: result with ``name`` over (…, series).
@@ -75,9 +74,8 @@ def judge(
     stands_out, leads = np.zeros(len(flat), dtype=bool), np.zeros(len(flat), dtype=bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        stands_out[members], leads[members] = significant(
-            flat[members], beneath[members], signed=signed, control=control
-        )
+        own, floor_of = flat[members], beneath[members]
+        stands_out[members], leads[members] = significant(own, floor_of, signed=signed, control=control)
     results = {"estimate": estimate, "low": low, "high": high, "stands_out": stands_out, "leads": leads}
     parts = {f"{name}_{part}": xr.Variable(dims, each.reshape(effect.shape[:-1])) for part, each in results.items()}
     data = data.assign({**parts, f"{name}_floor": floors})

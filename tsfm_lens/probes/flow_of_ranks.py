@@ -66,8 +66,8 @@ def flow_of_ranks(
         Flow of ranks, section 4 and figure 5 (S0-FOR), theorem 4 (S0-TH4), without norms and MLPs; Demmel et al. 2012.
 
     Raises:
-        InputError: an ε outside (0, 1), batch_size below 1, apart below 0, a layer without attention, or a horizon
-            longer than one pass.
+        InputError: an ε outside (0, 1), batch_size below 1, apart below 0, no attention, or a horizon longer than one
+            pass.
         UnknownNameError: no such stack.
 
     Example:
@@ -81,9 +81,7 @@ def flow_of_ranks(
     column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
     for layer in range(column.n_layers):
         if not any(column.attentions(layer)):
-            raise InputError(
-                f"{column.prefix}.{layer} has no attention, and the flow of ranks needs one in every layer"
-            )
+            raise InputError(f"{column.prefix}.{layer} has no attention; the flow of ranks needs one in every layer")
     points = [f"{column.prefix}.{layer}.hook_resid_pre" for layer in range(column.n_layers)]
     points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
     places = np.linspace(0, len(run.batch) - 1, min(apart, len(run.batch))).round().astype(int)

@@ -108,8 +108,7 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
 def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = None, paired: bool = True) -> xr.Dataset:
     """Find how many heads a layer must keep so that the error on these series rises by less than one percent.
 
-    That is the smallest number that passes, in the order of stable rank that keeps fewer heads, or rises less. The MLP
-    stays.
+    That is the smallest number that passes, in the order of stable rank that keeps fewer heads, or rises less.
 
     Args:
         run: the forecast to explain, with the truth.

@@ -56,8 +56,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK).
 
     Raises:
-        InputError: not exactly one series, several variates, a horizon longer than one pass, or attention between
-            variates.
+        InputError: several series or variates, a horizon longer than one pass, or attention between variates.
         UnknownNameError: the stack has no such kind of attention.
 
     Example:
@@ -81,7 +80,8 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     parts = attribute(run)
     decomposition = next(name for name in _WRITES if name in parts["decomposition"].values)
     attribution = of_median(parts["attribution"].sel(decomposition=decomposition).isel(series=0))
-    each_head = attribution["component"].to_index().get_indexer(data["component"].values.ravel()).reshape(shape)
+    order = {str(name): place for place, name in enumerate(attribution["component"].values)}
+    each_head = [[order[name] for name in row] for row in names]
     writes = attribution.transpose("component", "step").values
     sizes = np.abs(writes).mean(axis=-1)
     data["write"], data["write_size"] = ((*where, "step"), writes[each_head]), (where, sizes[each_head])

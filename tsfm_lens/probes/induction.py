@@ -58,8 +58,7 @@ def induction_scores(
 ) -> xr.Dataset:
     """Show a random motif several times and see which cross-attention heads find and copy its continuation.
 
-    The encoder sees motif × repeats and the end token; the decoder begins with its start token and the motif's first
-    token.
+    The encoder sees motif × repeats and the end token; the decoder begins with the motif's first token.
 
     Args:
         lens: a token model.
@@ -73,8 +72,7 @@ def induction_scores(
         within: half-width of the range of values that tokens are drawn from, in units of the scale.
         decoding: "rollout" continues the decoder by its own most probable token, as in the paper, and leaves out
             positions whose token is not in the context; "forced" feeds it the motif.
-        sub_extension: begin one more repeat in the context, as the released code does, and the decoder with the motif's
-            second token.
+        sub_extension: begin one more repeat, as the released code does, and the decoder with the second token.
         prefix_from, copy_from: scores from which a head is an induction head.
         seed: of the motifs.
 
@@ -224,9 +222,7 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
     keys = torch.where(same, places, -1).amax(-1)
     valid = keys >= 0
     if not bool(valid.any()):
-        raise InputError(
-            "the rollout gives no token of its context, so there is nothing to match; use decoding='forced'"
-        )
+        raise InputError("the rollout gives no token of its context, so nothing can match; use decoding='forced'")
     keys = keys.clamp(min=0)
     return _Targets(keys, context.gather(1, keys + 1), valid)
 
@@ -302,8 +298,7 @@ def induction_overlap(
 ) -> xr.Dataset:
     """Count the heads that are induction heads, sharp heads, both or neither; then sweep the thresholds.
 
-    A head is an induction head if both its scores reach their thresholds, and sharp if its entropy, min-max scaled over
-    all heads, is below its threshold.
+    Both scores of an induction head reach their thresholds; a sharp head's entropy, min-max scaled, is below its own.
 
     Args:
         induction: of kind "induction", from :func:`tsfm_lens.probes.induction_scores`.
@@ -319,15 +314,13 @@ def induction_overlap(
         ``p_sharp_given_induction``, ``p_induction_given_sharp``. The sweeps: ``sweep_sharp_given_induction`` and
         ``sweep_induction_given_sharp`` (copy_threshold, entropy_threshold), their denominators
         ``sweep_induction_count`` and ``sweep_sharp_count``, and ``sweep_proportion_induction`` (copy_threshold,
-        prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads. NaN is a share of no heads, or
-        a correlation with a constant.
+        prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads. A share of no heads is NaN.
 
     Source:
         tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).
 
     Raises:
-        InputError: a Dataset of another kind, two of different models, heads or attentions, or a grid that does not
-            ascend.
+        InputError: a Dataset of another kind, two of different heads, or a grid that does not ascend.
 
     Example:
         >>> data = probes.induction_overlap(probes.induction_scores(lens, motif=8, n_sequences=8))

@@ -126,9 +126,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     refuse_several(run, "kernel regression is computed")
     stack = lens.wiring.output_stack
     if "cross_attn" not in stack.attention_kinds():
-        raise InputError(
-            f"{lens.wiring.architecture} has no cross-attention; the proposition is about cross-attention heads"
-        )
+        raise InputError(f"{lens.wiring.architecture} has no cross-attention, which the proposition is about")
     hidden = _hidden_states(run)
     rows: dict[str, list[Tensor]] = {}
     for layer in range(stack.n_layers):
@@ -154,9 +152,8 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
             for name, value in of_head.items():
                 rows.setdefault(name, []).append(value)
     axes = {"bandwidth": ("mode",)} | dict.fromkeys(_BY_QUERY, ("query",))
-    values = {
-        name: torch.stack(row).unflatten(0, (stack.n_layers, stack.n_heads)).cpu().numpy() for name, row in rows.items()
-    }
+    shape = (stack.n_layers, stack.n_heads)
+    values = {name: torch.stack(row).unflatten(0, shape).cpu().numpy() for name, row in rows.items()}
     data = xr.Dataset(
         {name: (("layer", "head", *axes.get(name, ())), value) for name, value in values.items()},
         coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},

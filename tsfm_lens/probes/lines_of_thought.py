@@ -93,8 +93,7 @@ def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
         rules: options of :func:`trace_lines`.
 
     Raises:
-        InputError: the model has no output bins in the order of their values, a horizon longer than one pass, or an
-            option out of range.
+        InputError: the model has no output bins in the order of their values, or an option out of range.
 
     Example:
         >>> probes.lines_of_thought(run).sizes["line"] > 1
@@ -168,9 +167,7 @@ def trace_lines(
     """
     rules = _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap)
     if "probability" not in of_kind(maps, "logit_lens", "trace_lines"):
-        raise InputError(
-            "lines of thought are traced in the logit_lens of a token model; this is one without probabilities"
-        )
+        raise InputError("lines of thought are traced in a token model's logit_lens; this is one without probabilities")
     probability = maps["probability"].transpose("layer", "series", "step", "bin").values
     values, context = maps["value"].transpose("series", "bin").values, maps["context"].values
     n_layers, n_series, steps, _ = probability.shape

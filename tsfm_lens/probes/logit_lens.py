@@ -27,9 +27,8 @@ PEAK_HEIGHT = 0.02
 PEAK_DISTANCE = 2
 EFFECTIVE_PROBABILITY = 0.01
 
-_SOURCE = (
-    "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); nostalgebraist, interpreting GPT: the logit lens"
-)
+_SOURCE = "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); "
+_SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 
 
 @probe("logit_lens")
@@ -85,10 +84,8 @@ def _token_lens(run: Run, streams: list[Tensor], data: xr.Dataset, levels: tuple
             logits = own_readout(run, stream) if stream is streams[-1] else lens.readout(stream, run.encoded)
             p = torch.softmax(logits.double(), dim=-1).cpu()
         bins, wide = p[..., first:].numpy(), (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
-        quantiles = bin_quantiles(bins, values, levels)
-        rows.append(
-            (bins.astype(np.float32), torch.special.entr(p).sum(-1).numpy(), count_peaks(bins), wide, quantiles)
-        )
+        entropy, quantiles = torch.special.entr(p).sum(-1).numpy(), bin_quantiles(bins, values, levels)
+        rows.append((bins.astype(np.float32), entropy, count_peaks(bins), wide, quantiles))
     probability, entropy, peaks, effective, quantiles = (np.stack(row) for row in zip(*rows, strict=True))
     best, where = probability.argmax(axis=-1), ("layer", "series", "step")
     return data.assign_coords(quantile=list(levels)).assign(
@@ -161,8 +158,7 @@ def lens_logits(run: Run) -> xr.Dataset:
         run: the forecast to explain, of a model that forecasts by tokens.
 
     Returns:
-        Dataset of kind "lens_logits": ``logit`` (layer, series, step, bin), as the head gives them; ``value`` (series,
-        bin) in data units.
+        Dataset of kind "lens_logits": ``logit`` (layer, series, step, bin); ``value`` (series, bin) in data units.
 
     Source:
         tsfm-lens paper, section 2 and figure 1C (S3-DLA).

@@ -239,8 +239,7 @@ def head_parroting(
 ) -> xr.Dataset:
     """Measure each head's part in parroting twice: by its attention, and by the forecast without it.
 
-    The lag is that at which the plain forecast differs least from its context repeated; ablated forecasts are compared
-    with the same copy.
+    The lag is that at which the plain forecast differs least from its context repeated.
 
     Args:
         run: the forecast to explain.
@@ -257,8 +256,7 @@ def head_parroting(
         the ablated forecast lies further from each, in standard deviations of the context (above 0 the head served the
         copy); for each what :func:`tsfm_lens.probes.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the
         mass's floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The
-        attribute ``statistic`` tells what the forecast is. NaN where a context is constant, too short, or incomplete
-        where it would be copied.
+        attribute ``statistic`` tells what the forecast is. NaN where a context is constant, too short, or incomplete.
 
     Source:
         tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.

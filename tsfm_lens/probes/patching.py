@@ -57,8 +57,8 @@ def activation_patching(
         stack: the stack whose tokens are patched; the first if None.
         positions: "all" tokens at once, "each" token, or that many tokens at a time; None makes at most 32 groups. In
             rollouts a group is the tokens that cover the same steps.
-        direction: "denoise" puts clean activations into the corrupted run (what suffices), "noise" corrupted ones into
-            the clean run (what is needed).
+        direction: "denoise" puts clean activations into the corrupted run (what suffices), "noise" the other way (what
+            is needed).
         progress: called with (done, of).
 
     Returns:
@@ -66,8 +66,7 @@ def activation_patching(
         unpatched forecast to the source's (a projection, so it may lie outside 0 and 1); ``effect``, the mean distance
         from the unpatched forecast in data units; for both what :func:`tsfm_lens.probes.findings.judge` adds, with the
         noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
-        ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in steps from the forecast start,
-        and ``position_special``.
+        ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in steps, and ``position_special``.
 
     Source:
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
@@ -289,8 +288,7 @@ def attribution_patching(
     A saturated gate or softmax has no gradient, so the estimate misses its part.
 
     Args:
-        clean, corrupted, at, stack, positions, direction: see :func:`tsfm_lens.probes.activation_patching`; read in
-            single forwards.
+        clean, corrupted, at, stack, positions, direction: see :func:`tsfm_lens.probes.activation_patching`.
         exact: also patch, to measure the estimate's error.
         progress: of the exact patching.
 

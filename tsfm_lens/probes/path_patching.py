@@ -145,8 +145,8 @@ def _run_together(
         # a branch is recorded before it is held, so listeners come first
         patches = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listeners, *patches)))
-    direct, points = point_forecasts(run, variants), run.lens.registry.points
-    receiver_acts = [Activations(points, run.rollout, run.batch.ids, recorded=store) for store in stores]
+    direct, hook_points = point_forecasts(run, variants), run.lens.registry.points
+    receiver_acts = [Activations(hook_points, run.rollout, run.batch.ids, recorded=store) for store in stores]
     return list(zip(senders, direct, receiver_acts, strict=True))
 
 
@@ -213,8 +213,7 @@ def edge_attribution(
     """Score the edge from every component to every later one.
 
     The receiver's change when the sender alone changes is exact (one forward a sender). Its effect on the forecast
-    comes from the gradient at the receiver; edges to the output are exact. Edges into a saturated gate or softmax are
-    missed.
+    comes from the gradient at the receiver; edges to the output are exact.
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`; in single forwards.
@@ -229,8 +228,7 @@ def edge_attribution(
         Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the receiver to first order.
 
     Raises:
-        InputError: gradients that are no derivatives, a multivariate batch, a horizon longer than one pass, or as in
-            activation patching.
+        InputError: gradients that are no derivatives, a multivariate batch, or as in activation patching.
 
     Example:
         >>> data = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])

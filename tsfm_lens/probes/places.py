@@ -164,7 +164,8 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
     if positions == "all":
         return [everything]
     ordinary = [token for token in everything if not spans.special[token]]
-    size = {"each": 1, None: max(-(-len(ordinary) // MOST_GROUPS), 1)}.get(positions, positions)
+    few = max(-(-len(ordinary) // MOST_GROUPS), 1)
+    size: Any = few if positions is None else 1 if positions == "each" else positions
     if not is_count(size):
         raise InputError(f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more tokens a group")
     size = int(size)

@@ -145,9 +145,7 @@ def _token_steps(lens: Lens, stack: str) -> int:
     start, stop, ordinary = token_steps(lens.encode(as_series(values)).spans[stack])
     widths = sorted(set((stop - start)[ordinary].tolist()))
     if len(widths) != 1:
-        raise InputError(
-            f"the tokens of {lens.model_id} show {widths} steps; a motif of whole tokens needs tokens of one length"
-        )
+        raise InputError(f"the tokens of {lens.model_id} show {widths} steps; a motif needs tokens of one length")
     return int(widths[0])
 
 
@@ -307,9 +305,8 @@ def training_history(
         if shape != first:
             raise InputError(f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}")
         scores.append(score)
-    data = xr.concat(scores, dim="training_step", data_vars="all", combine_attrs="override").assign_coords(
-        training_step=steps
-    )
+    data = xr.concat(scores, dim="training_step", data_vars="all", combine_attrs="override")
+    data = data.assign_coords(training_step=steps)
     if losses:
         loss_steps = sorted(losses)
         data["loss"] = (("loss_step",), np.array([losses[step] for step in loss_steps]))

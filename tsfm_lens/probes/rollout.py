@@ -42,8 +42,7 @@ def autoregressive_attention(
     """Map the attention of every head over the context, one column a forecast token.
 
     Beyond one pass, models that re-read their context with the forecast so far appended (Chronos, Chronos-Bolt,
-    Chronos-2, Moirai 2) are followed pass by pass, along the run's path or else the median of the library's own
-    forecast.
+    Chronos-2, Moirai 2) are followed pass by pass, along the run's path or the library's median.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -62,8 +61,7 @@ def autoregressive_attention(
         tsfm-lens paper, appendix D.2 (S3-ROLL).
 
     Raises:
-        InputError: several series or variates, no such ``keys``, or a horizon beyond one pass of a model that does not
-            re-read its forecast.
+        InputError: several series or variates, no such ``keys``, or a horizon beyond one pass where nothing is re-read.
         UnknownNameError: the model has no such stack or kind of attention.
 
     Example:

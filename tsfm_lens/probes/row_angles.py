@@ -50,12 +50,11 @@ def row_angles(
         Dataset of kind "row_angles", in degrees: ``angle`` (layer, row, other_row), with coordinates ``row_head`` and
         ``row_dimension``, NaN with rows of zeros; ``block_angle`` (layer, head, other_head), ``within`` and ``between``
         (layer), means over pairs of different rows; ``closer`` (layer), between less within, with ``closer_floor`` and
-        ``closer_stands_out``. Heads that share keys and values are one. ``attrs["random_angle"]`` is the mean angle of
-        random lines in the stream.
+        ``closer_stands_out``. Heads that share keys and values are one. ``attrs["random_angle"]`` is that of random
+        lines.
 
     Source:
-        Flow of ranks, equation 2 with the arccos of appendix H, figures 9 and 12 (S0-ANG); Westfall and Young 1993 for
-        the largest over layers.
+        Flow of ranks, equation 2 with the arccos of appendix H, figures 9 and 12 (S0-ANG); Westfall and Young 1993.
 
     Raises:
         UnknownNameError: no such part, stack or kind of attention.
@@ -126,9 +125,8 @@ class _Rows:
             raise InputError(f"{matrix} holds values that are not finite, so its rows have no angles; mend the weights")
         angle = np.degrees(angles(lines))
         count = lines.shape[1]
-        return cls(
-            angle, np.repeat(np.arange(n_heads), count // n_heads), np.flatnonzero(np.linalg.norm(lines, axis=0))
-        )
+        heads = np.repeat(np.arange(n_heads), count // n_heads)
+        return cls(angle, heads, np.flatnonzero(np.linalg.norm(lines, axis=0)))
 
     def _sums(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum angles over pairs of different nonzero rows, and count the pairs, (label, label)."""

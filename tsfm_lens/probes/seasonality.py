@@ -50,9 +50,7 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
     batch, steps, forecast = run.batch, run.horizon, run.forecast.median
     period = np.array([dominant_period(values) for values in batch.values]) if periods is None else np.asarray(periods)
     if period.shape != (len(batch),) or (np.asarray(period, dtype=float) <= 1).any():
-        raise InputError(
-            f"periods {period.tolist()}: expected one number of steps above 1 for each of {len(batch)} series"
-        )
+        raise InputError(f"periods {period.tolist()}: expected a number above 1 for each of {len(batch)} series")
     data = run.dataset()
     context, ahead = amplitudes(batch.values, period), amplitudes(forecast, period)
     spread = np.array([np.nanstd(values) for values in batch.values])

@@ -66,8 +66,7 @@ def weight_ranks(
 
     Raises:
         UnknownNameError: no such stack or part.
-        InputError: an ε outside (0, 1) or below what the weights can tell; values that are not finite; none of the
-            parts.
+        InputError: an ε outside (0, 1) or below what the weights can tell; values that are not finite; no part.
 
     Example:
         >>> data = probes.weight_ranks(lens, epsilon=0.01)
@@ -92,7 +91,8 @@ def weight_ranks(
     names = ("stack", "layer", "layer_kind", "part", "head", "rows", "columns", "full")
     rows = [(m.stack, str(m.layer), m.kind, m.part, m.head, *m.weight.shape, min(m.weight.shape)) for m in matrices]
     columns = {each: ("matrix", list(column)) for each, column in zip(names, zip(*rows, strict=True), strict=True)}
-    data = data.assign_coords(matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(decades)], **columns)
+    data = data.assign_coords(matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(decades)])
+    data = data.assign_coords(columns)
     title, source = "Ranks of the weights", "Flow of ranks, equation 1 (S0-ERANK)"
     data.attrs = describe(lens, "weight_ranks", title, source, precision=name, per_head=int(per_head))
     return data

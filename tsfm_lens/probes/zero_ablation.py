@@ -53,8 +53,7 @@ def ablation_effects(
         a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
         ``mean_shift``, the mean distance from the plain forecast in data units; for each what
         :func:`tsfm_lens.probes.findings.judge` adds. A token model's first step, whose decoder reads no value, is left
-        out of all, and has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: what the attribute
-        ``statistic`` names.
+        out of all, and has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
@@ -201,12 +200,12 @@ def causal_effects(
     lens = run.lens
     targets = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
     data = run.dataset().assign_coords(component_coords(targets))
-    later = {c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack] for c in targets}
-    branches = sorted({place_of(lens.wiring, branch).point for behind in later.values() for branch in behind})
+    behind = {c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack] for c in targets}
+    branches = sorted({place_of(lens.wiring, branch).point for each in behind.values() for branch in each})
     acts = run.record(branches or ["unembed.hook_out"])
     free = ablations_of(run, targets, how, reference)
     variants = [
-        Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in later[component])))
+        Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in behind[component])))
         for component, ablations in free.items()
     ]
     forecasts, plain = points_without(run, free, how, progress, beside=variants), run.point
