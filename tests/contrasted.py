@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+import pytest
+import torch
+
 from tiny_lenses import lens_of
 from tsfm_lens.data import SeriesBatch, bundled
-from tsfm_lens.models import Lens
+from tsfm_lens.models import Lens, Run
 
 
 def centred(*names: str) -> SeriesBatch:
@@ -25,7 +30,43 @@ def pair_for(name: str) -> tuple[SeriesBatch, SeriesBatch]:
     return clean, replace(clean, values=tuple(values[::-1].copy() for values in clean.values))
 
 
+def runs_of(name: str, horizon: int = 4, *, select: Any = None, **options: Any) -> tuple[Run, Run]:
+    """Runs of that pair, or of some of its series."""
+    pair = pair_for(name) if select is None else [each.select(select) for each in pair_for(name)]
+    clean, corrupted = (lens_of(name).run(each, horizon, **options) for each in pair)
+    return clean, corrupted
+
+
 def series_for(lens: Lens, *names: str, example: int = 0) -> Any:
     """Series that a model reads: real ones by name, or an example of its own."""
     own = getattr(lens.adapter, "example", None)
     return own(example, 40) if own else bundled(*(names or ["co2"])).tail(40)
+
+
+def few_draws(lens: Lens) -> dict[str, int]:
+    """Two sample paths, where a model samples."""
+    return {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
+
+
+def forecast_instead(monkeypatch: pytest.MonkeyPatch, lens: Lens, values: Any) -> None:
+    """Let a model forecast these values, (step,) or (series, 1, step), whatever it reads."""
+    own = lens.forecast
+
+    def forecast(series: object, horizon: int, **options: Any) -> object:
+        result = own(series, horizon, **options)
+        result.quantiles[:] = np.asarray(values)[..., :horizon]
+        return result
+
+    monkeypatch.setattr(lens, "forecast", forecast)
+
+
+def reads_at(lag: int, *, special: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A pattern whose queries look so many steps before the step that they forecast; special keys come last."""
+
+    def moved(pattern: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(pattern)
+        for query in range(out.shape[-2]):
+            out[..., query, out.shape[-1] - special + query - lag] = 1.0
+        return out
+
+    return moved

@@ -103,14 +103,6 @@ def test_of_heads_that_depend_on_each_other_no_more_are_wrong_than_promised(cont
     assert found > 0.5 * true * tries
 
 
-def test_of_dependent_noise_alone_the_false_discovery_rate_is_that_of_any_discovery() -> None:
-    rng = np.random.default_rng(8)
-    any_found = sum(
-        bool(significant(dependent_effects(rng, 40, 0), 0.0, signed=True, control="by")[0].any()) for _ in range(400)
-    )
-    assert any_found <= 20 + 4 * np.sqrt(400 * 0.05 * 0.95)
-
-
 def test_the_interval_is_students() -> None:
     mean, low, high = mean_interval(np.array([[1.0, 2.0, 3.0], [1.0, np.nan, 2.0]]))
     assert mean.tolist() == [2.0, 1.5]

@@ -27,12 +27,7 @@ def forecast_of(run: Run) -> xr.Dataset:
 
 
 def first_item(run: Run) -> Run:
-    """Select the first series of a run; the variates of an item stay together.
-
-    Example:
-        >>> results.first_item(run).batch.ids
-        ('co2',)
-    """
+    """Select the first series of a run; the variates of an item stay together."""
     groups = run.batch.groups
     return run.select([index for index, group in enumerate(groups) if group == groups[0]])
 
@@ -61,12 +56,7 @@ class Results:
         self.progress: Callable[[int, int], None] | None = None
 
     def __getitem__(self, kind: str) -> xr.Dataset:
-        """Return the result of a measurement, computed where it is not there yet.
-
-        Raises:
-            InputError: the measurement's definition forbids the model or the series.
-            UnknownNameError: there is no such measurement.
-        """
+        """Return the result of a measurement, computed where it is not there yet."""
         if kind in self.refused:
             # what was asked for is not replaced by something else
             raise self.refused[kind]
@@ -75,16 +65,7 @@ class Results:
         return self.computed[kind]
 
     def compute(self, kind: str, /, **options: Any) -> xr.Dataset:
-        """Compute the result of a measurement anew.
-
-        Args:
-            kind: of the measurement.
-            options: of its probe.
-
-        Raises:
-            InputError: the definition forbids the model or the series, or the result is one of many runs.
-            UnknownNameError: there is no such measurement.
-        """
+        """Compute the result of a measurement anew."""
         entry = find(kind)
         if entry.probe is None or not entry.of_run:
             raise InputError(f"a result of kind {kind!r} is {entry.origin}")
@@ -119,11 +100,7 @@ class Results:
 
     @property
     def season(self) -> int:
-        """Steps of the first series' season.
-
-        Raises:
-            InputError: it has none.
-        """
+        """Steps of the first series' season."""
         season = self.first.batch.seasonalities[0]
         if season < 2:
             raise InputError(
@@ -134,11 +111,7 @@ class Results:
 
     @cached_property
     def shifted(self) -> tuple[Run, Run]:
-        """First series, without gaps, and the same with its season half a period later.
-
-        Raises:
-            InputError: it has no season.
-        """
+        """First series, without gaps, and the same with its season half a period later."""
         one = self.first
         clean = _fill_gaps(one.batch)
         how: dict[str, Any] = {"num_samples": one.num_samples, "seed": one.seed}

@@ -64,10 +64,7 @@ def half_width(values: np.ndarray) -> np.ndarray:
 
 
 def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean over the last axis and the ends of its 95 % t interval; NaN values are left out.
-
-    With fewer than three values all three are the mean.
-    """
+    """Return the mean over the last axis and the ends of its 95 % t interval; NaN values are left out."""
     valid = np.isfinite(values)
     count = valid.sum(-1)
     with np.errstate(invalid="ignore"):
@@ -88,15 +85,7 @@ def median_interval(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return units of a sample whose mean is the ratio of totals to counts, and whose spread is that ratio's.
-
-    Args:
-        totals: (…, unit) sums over the counted items of each.
-        counts: (unit,).
-
-    Source:
-        Cochran 1977, Sampling Techniques, section 6.4: the ratio estimator, linearised.
-    """
+    """Return units whose mean is the ratio of totals (…, unit) to counts, and whose spread is its (Cochran 1977)."""
     ratio = totals.sum(-1, keepdims=True) / counts.sum()
     return np.asarray(ratio + (totals - ratio * counts) / counts.mean())
 
@@ -113,12 +102,7 @@ def sign_test(values: np.ndarray) -> float:
 
 
 def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
-    """Compute the chance that a true candidate scores above another one; ties count half, NaN without both kinds.
-
-    Args:
-        scores: (candidate,); NaN, where a method says nothing of a candidate, is below every number.
-        labels: (candidate,), whether it is true.
-    """
+    """Compute the chance that a true candidate scores above another; ties count half, NaN is below all."""
     from scipy.stats import mannwhitneyu
 
     values = np.where(np.isnan(scores), -np.inf, scores)
@@ -131,20 +115,7 @@ def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
 def significant(
     effect: np.ndarray, floor: np.ndarray | float, *, signed: bool = False, control: Control = "holm"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mark members whose effect is above the floor, and the leader among them.
-
-    Both are one-sided t tests over series, corrected for the number of members; with fewer than three series the
-    effect must exceed the floor in each.
-
-    Args:
-        effect: (member, series).
-        floor: of each member, or of all.
-        signed: whether effects below zero count by their size.
-        control: correction of the first; a leader's is always Holm's.
-
-    Returns:
-        Two boolean arrays (member,).
-    """
+    """Mark members (member, series) above the floor, and the leader among them, by one-sided t tests over series."""
     # the sign of the estimate; a test of each value's size would call noise large
     side = np.where(signed & (mean_interval(effect)[0] < 0), -1.0, 1.0)[:, None]
     above = _exceeds(side * effect - floor, 2.0 if signed else 1.0, control)
@@ -156,12 +127,7 @@ def significant(
 
 
 def leader(effect: np.ndarray, floor: np.ndarray | float = 0.0) -> int | None:
-    """Return the member whose effect is larger than every other's, None if none is.
-
-    Args:
-        effect: (member, series).
-        floor: (member, series), (series,) or one value: differences up to it are none.
-    """
+    """Return the member (member, series) whose effect is larger than every other's, None if none is."""
     mean = mean_interval(effect)[0]
     candidates = np.flatnonzero(np.isfinite(mean))
     if not len(candidates):
@@ -226,35 +192,14 @@ CORRECTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"holm": holm, "
 def bootstrap_interval(
     values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], *, seed: int, replicates: int = 2000
 ) -> tuple[float, float]:
-    """Compute the 95 % percentile interval of a statistic over resampled units.
-
-    Args:
-        values: (unit, …).
-        statistic: of (replicate, unit, …), one number a replicate.
-        seed: of the draws.
-        replicates: how many.
-    """
+    """Compute the 95 % percentile interval of a statistic of (replicate, unit, …) over resampled units (unit, …)."""
     sample = np.random.default_rng(seed).integers(len(values), size=(replicates, len(values)))
     low, high = np.quantile(statistic(values[sample]), _TAILS)
     return float(low), float(high)
 
 
 def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.ndarray:
-    """Return the lower and upper end, (2, …), of the percentile interval over replicates, widened for few units.
-
-    A bootstrap of n units divides their variance by n, not n - 1, and has percentiles of a normal distribution, not of
-    Student's t. Ends that lie further out correct both. With few units they may lie beyond the outermost replicates.
-    They are then these replicates, or the ends of Student's t with mean and standard deviation of the replicates, if
-    those are further out.
-
-    Args:
-        draws: (replicate, …).
-        confidence: of the interval.
-        units: how many are resampled.
-
-    Source:
-        Hesterberg 2015, What teachers should know about the bootstrap, section on expanded percentile intervals.
-    """
+    """Return the ends (2, …) of the percentile interval over replicates, widened for few units (Hesterberg 2015)."""
     z = float(stdtrit(units - 1, (1 - confidence) / 2) * np.sqrt(units / (units - 1)))
     tail = float(ndtr(z))
     if tail * (len(draws) + 1) >= 1:
@@ -264,17 +209,7 @@ def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.nd
 
 
 def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
-    """Compute p-values of "no difference" for each column of replicates, (replicate, …).
-
-    Twice the share of replicates on the other side of 0, one more counted, and widened for few units as
-    :func:`expanded_interval` is. Without a replicate there, the widened tail would depend on the number of units alone.
-    The tail is then Student's, with mean and standard deviation of the replicates, if that is smaller. Never below
-    :func:`smallest_p`, at most 1.
-
-    Source:
-        Davison & Hinkley 1997, section 4.2 (one more counted); Cameron & Miller 2015, A practitioner's guide to
-        cluster-robust inference, section VI (Student's t with one degree of freedom less than clusters).
-    """
+    """Compute p-values of "no difference" for columns of replicates, widened for few units (Cameron, Miller 2015)."""
     n = len(draws)
     beyond = np.minimum((draws <= 0).sum(axis=0), (draws >= 0).sum(axis=0))
     z = ndtri(np.minimum((1 + beyond) / (n + 1), 0.5))
@@ -298,12 +233,7 @@ def smallest_p(replicates: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Columns of sums for the series of some datasets.
-
-    Attributes:
-        columns: each (variant, series); a plain model has one variant.
-        starts: number of the first series of each dataset; series of a dataset stand together.
-    """
+    """Columns of sums for the series of some datasets."""
 
     columns: tuple[np.ndarray, ...]
     starts: np.ndarray
@@ -332,24 +262,7 @@ def two_stage_bootstrap(
     sampled: bool = True,
     sources: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Resample a benchmark: sources first, then the series of each, the same draw for all variants.
-
-    The result is the mean over datasets of a measure, or of its difference to the plain model. Sums per series are
-    resampled, so that each replicate pools the measure anew, as the benchmark would on that choice of series.
-
-    Args:
-        variants, plain: their sums over the same series; plain has one variant, or is None.
-        measure: makes the measure (logarithm of a metric, or a mean distance) from arrays of the columns.
-        replicates: how many.
-        seed: of the draws, which depend on nothing else but the number of sources and of the datasets' series.
-        sampled: draw the sources too; otherwise each is in each replicate once.
-        sources: number of the source of each dataset, from 0; datasets of one source, such as other horizons on the
-            same series, are drawn together, and so are their series. Each dataset is its own source if None.
-
-    Returns:
-        (replicate, variant). A dataset whose drawn series leave the measure undefined is left out of that
-        replicate's mean; NaN if that holds of all.
-    """
+    """Resample sources, then their series, alike for all variants: mean measure less the plain's."""
     source = np.arange(len(variants.starts)) if sources is None else np.asarray(sources)
     n, width = int(source.max()) + 1, len(variants.columns[0])
     of_sources, *of_series = np.random.SeedSequence(seed).spawn(n + 1)

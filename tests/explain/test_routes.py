@@ -15,7 +15,7 @@ from tsfm_lens.explain.masking import masked
 from tsfm_lens.explain.paired_runs import PairedRuns
 from tsfm_lens.explain.values import quantiles_of
 from tsfm_lens.models import Lens, Run, architectures, load
-from tsfm_lens.probes.attribution_patching import with_gradients
+from tsfm_lens.probes.patching import with_gradients
 from tsfm_lens.probes.places import places_of
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import plant

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from contrasted import few_draws
 from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -82,7 +83,7 @@ def test_a_writer_that_writes_nothing_has_no_share() -> None:
 def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_head(model: str, horizon: int) -> None:
     lens = fresh(model)
     context, truth = bundled("co2").tail(64 + horizon).split(horizon)
-    draws = {"num_samples": 2} if lens.adapter.readout == "token" else {}
+    draws = few_draws(lens)
     found = patch_attention(lens.run(context, horizon, truth=truth, **draws))
     maps = autoregressive_attention(lens.run(context, horizon, **draws), keys="window")
     np.testing.assert_array_equal(found["attention"], maps["attention"].transpose("layer", "head", "query", "key"))

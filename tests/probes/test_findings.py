@@ -23,6 +23,9 @@ def test_a_planted_leader_is_found_in_its_group() -> None:
     assert np.flatnonzero(found["effect_leads"]).tolist() == [3, 7]
     assert found["effect_low"].values[3] < 0.6 < found["effect_high"].values[3]
     assert (found["effect_floor"] == 0.05).all()
+    assert "Benjamini and Yekutieli" in judge(effects(values), "effect", floor=0.0, control="by").attrs["test"]
+    with pytest.raises(UnknownNameError, match="holm"):
+        judge(effects(values), "effect", floor=0.0, control="bonferroni")  # type: ignore[arg-type]
 
 
 def test_one_series_is_spoken_of_as_it_is() -> None:
@@ -33,13 +36,6 @@ def test_one_series_is_spoken_of_as_it_is() -> None:
     assert found.attrs["test"] == "none"
     assert not judge(effects(np.array([[0.4], [0.38]])), "effect", floor=0.05)["effect_leads"].any()
     assert not judge(effects(np.array([[0.04], [0.0]])), "effect", floor=0.05)["effect_leads"].any()
-
-
-def test_the_control_is_named_and_an_unknown_one_refused() -> None:
-    values = effects(np.random.default_rng(9).normal(size=(4, 5)))
-    assert "Benjamini and Yekutieli" in judge(values, "effect", floor=0.0, control="by").attrs["test"]
-    with pytest.raises(UnknownNameError, match="holm"):
-        judge(values, "effect", floor=0.0, control="bonferroni")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
@@ -80,13 +76,6 @@ def test_the_order_of_dimensions_and_another_sample_change_nothing() -> None:
     summed = judge(data.mean("sequence"), "effect", floor=0.5, values=data["effect"], over="sequence")
     np.testing.assert_array_equal(summed["effect_leads"], found["effect_leads"])
     assert "sequence" not in summed["effect"].dims
-
-
-def test_an_effect_of_no_members_has_an_interval() -> None:
-    data = xr.Dataset({"effect": ("series", [1.0, 1.2, 0.9, np.nan])})
-    found = judge(data, "effect", floor=0.1)
-    assert bool(found["effect_stands_out"])
-    assert float(found["effect_low"]) < 1.0 < float(found["effect_high"])
 
 
 def test_a_result_says_that_it_is_below_its_noise() -> None:

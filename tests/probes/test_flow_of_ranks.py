@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 
-from contrasted import series_for
+from contrasted import few_draws, series_for
 from tiny_lenses import fresh, lens_of
-from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens, architectures
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import measured
@@ -20,16 +19,13 @@ from tsfm_lens.probes import flow_of_ranks
 from tsfm_lens.probes.flow_of_ranks import _bound
 from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz import rank_flow_map, rank_flow_spectra, rank_rise
-from tsfm_lens.viz.flow_of_ranks import read_bound, read_flow_map, read_rank_rise
+from tsfm_lens.viz import rank_rise
 
 NAMES = sorted(architectures())
 
 
 def run_of(lens: Lens, names: tuple[str, ...] = ("co2", "elnino")) -> Run:
-    return lens.run(
-        series_for(lens, *names, example=len(names)), 6, num_samples=2 if lens.adapter.readout != "quantile" else None
-    )
+    return lens.run(series_for(lens, *names, example=len(names)), 6, **few_draws(lens))
 
 
 def rows_at(run: Run, point: str) -> torch.Tensor:
@@ -190,32 +186,11 @@ def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> No
     assert bound[0, 0] * values[0] >= (before + heads) * (1 - 1e-6)
 
 
-def test_what_an_attention_does_is_compared_once_however_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = lens_of("chronos-bolt")
-    mixed, whole = [], torch.einsum
-
-    def counted(equation: str, *parts: torch.Tensor) -> torch.Tensor:
-        mixed.append(equation) if equation == "bhqk,bkhd->bqhd" else None
-        return whole(equation, *parts)
-
-    monkeypatch.setattr(torch, "einsum", counted)
-    run = run_of(lens, ("co2", "elnino", "nile"))
-    apart = flow_of_ranks(run, batch_size=1)
-    assert len(mixed) == lens.wiring.stacks[0].n_layers
-    assert np.isfinite(apart["attention_bound"]).all()
-    # one that does more than weigh values is found out, and nothing is said of it
-    lens = copy.deepcopy(lens)
+def test_of_an_attention_that_does_more_than_weigh_values_nothing_is_said() -> None:
+    lens = copy.deepcopy(lens_of("chronos-bolt"))
     lens.model.encoder.block[0].layer[0].SelfAttention.o.register_forward_pre_hook(lambda module, args: (2 * args[0],))
     doubled = flow_of_ranks(run_of(Lens(lens.adapter, "doubled"), ("co2", "elnino", "nile")), batch_size=1)
     assert np.isnan(doubled["attention_bound"].values[0]).all()
-
-
-def test_an_attention_without_values_allows_the_stream_alone() -> None:
-    lens = fresh("chronos-bolt")
-    with torch.no_grad():
-        lens.model.encoder.block[0].layer[0].SelfAttention.v.weight.zero_()
-    found = flow_of_ranks(run_of(lens))
-    assert_close(found["attention_bound"].values[0], found["attention_value"].values[0], depth=300, dtype=np.float32)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -234,44 +209,10 @@ def test_the_measured_inequality_holds_for_any_matrices(seed: int) -> None:
             measured_bound(np.array(wrong), spectra)
 
 
-def test_readings_and_figures() -> None:
-    found = flow_of_ranks(run_of(lens_of("chronos-bolt"), ("co2", "elnino", "nile", "electricity")))
-    first, last = found["epsilon_rank"].sel(epsilon=0.1).values[[0, -1]]
-    words = read_flow_map(found, 0.1)
-    assert words[0] == (
-        f"At ε = 0.1 the stream uses {first} of {found.sizes['mode']} directions at the embedding and {last} after the "
-        "last layer."
-    )
-    assert read_bound(found)[1].startswith("Theorem 4 says nothing of this model: it asks for ")
-    assert "is exceeded nowhere" in read_bound(found)[0]
-    assert "is exceeded" in read_bound(found.assign(attention_bound=0.1 * found["attention_bound"]))[0]
-    allowed = [line for line in rank_flow_spectra(found).data if line.name == "allowed, measured constants"]
-    assert len(allowed) == found.sizes["layer"]
-    fig = rank_flow_map(found)
-    np.testing.assert_array_equal(fig.data[0].z, found["epsilon_rank"].transpose("stream", "epsilon"))
-    np.testing.assert_array_equal(fig.data[1].z, found["weight_rank"].transpose("layer", "epsilon"))
-    assert fig.data[0].y[0] == "embedding"
-    hidden = rank_flow_map(found.assign(told=xr.zeros_like(found["told"])))
-    assert not np.isfinite(np.array(hidden.data[0].z, dtype=float)).any()
-    bounded = found.assign(bound=xr.full_like(found["bound"], 1e-3))
-    assert read_bound(bounded)[1].startswith(f"The bound of theorem 4 applies to {found.sizes['layer']} of")
-    assert "is exceeded" in read_bound(bounded)[1]
-    assert "bound of theorem 4" in [line.name for line in rank_flow_spectra(bounded).data]
-    assert "theorem 4 says nothing" in rank_flow_spectra(found).layout.meta["subtitle"]
-    risen = rank_rise(found, epsilon=0.01)
-    middle = next(line for line in risen.data if line.mode == "markers")
-    assert_close(np.array(middle.y), found["rank_rise_estimate"].sel(epsilon=0.01).values, depth=2)
-    drowned = found.assign(rank_rise_stands_out=xr.zeros_like(found["rank_rise_stands_out"]))
-    assert read_rank_rise(drowned)[0].endswith("neither rises nor falls beyond what differs between series.")
-    kept = found.assign(rank_rise_stands_out=xr.ones_like(found["rank_rise_stands_out"]))
-    assert f"the last of these is layer {found['stream'].values[-1]}" in read_rank_rise(kept)[0]
-
-
-def test_what_cannot_be_is_refused() -> None:
-    run = lens_of("chronos-bolt").run(as_series([np.arange(40.0)]), 6)
-    with pytest.raises(InputError, match="batch_size 0"):
-        flow_of_ranks(run, batch_size=0)
-    with pytest.raises(InputError, match="epsilon is 1"):
-        flow_of_ranks(run, epsilon=1)
-    with pytest.raises(UnknownNameError, match="encoder"):
-        flow_of_ranks(run, stack="encodr")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"batch_size": 0}, "batch_size 0"), ({"epsilon": 1}, "epsilon is 1"), ({"stack": "encodr"}, "encoder")],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(LensError, match=words):
+        flow_of_ranks(lens_of("chronos-bolt").run([np.arange(40.0)], 6), **options)

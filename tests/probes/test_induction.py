@@ -17,8 +17,6 @@ from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
 from tsfm_lens.probes.induction import (
     _forced_targets,
     _match_targets,
-    _roll_out,
-    _select_positions,
     _sequences,
     _z_score,
 )
@@ -41,9 +39,6 @@ def drawn(lens: Lens, within: float = 8.0) -> torch.Tensor:
 
 def options(decoding: str = "forced", **more: object) -> dict[str, Any]:
     return {"motif": MOTIF, "repeats": REPEATS, "n_sequences": COUNT, "within": 8.0, "decoding": decoding, **more}
-
-
-# --- the test ------------------------------------------------------------------------------------------------
 
 
 def test_the_drawn_ids_are_the_papers() -> None:
@@ -103,38 +98,6 @@ def test_one_hot_logits_have_the_known_copy_score() -> None:
     assert float(_z_score(logits, torch.tensor([[7]]))) == pytest.approx(expected)
     assert expected == pytest.approx(63.98, abs=last_digit(2))
     assert float(_z_score(torch.zeros(1, 1, size), torch.tensor([[7]]))) == 0
-
-
-def test_a_head_that_writes_nothing_copies_nothing() -> None:
-    lens = lens_of("chronos")
-    with lens.ablate("decoder.1.cross_attn.2"):
-        found = induction_scores(lens, **options())
-    assert float(found.copy_score.sel(layer="1", head=2)) == 0
-
-
-def test_the_rollout_is_greedy_decoding_without_a_cache() -> None:
-    lens = lens_of("chronos")
-    ids, motifs = _sequences(lens, MOTIF, REPEATS, COUNT, 8.0, 0)
-    decoder = torch.cat([torch.zeros(COUNT, 1, dtype=torch.long), motifs[:, :1]], dim=1)
-    found = _roll_out(lens, ids, decoder, MOTIF)
-    ended = torch.zeros(COUNT, dtype=torch.bool)
-    for _ in range(MOTIF - 2):
-        with torch.no_grad():
-            following = lens.forward(lens.adapter.encode_tokens(ids, decoder))[:, -1].argmax(-1)  # type: ignore[attr-defined]
-        following[ended] = 0
-        ended |= following == 1
-        decoder = torch.cat([decoder, following[:, None]], dim=1)
-    assert torch.equal(found, decoder)
-    # interventions act on it
-    with lens.ablate("decoder.0"):
-        assert not torch.equal(_roll_out(lens, ids, decoder[:, :2], MOTIF), decoder)
-
-
-def test_a_decoder_that_copies_has_the_same_targets_free_and_forced() -> None:
-    motifs = torch.stack([torch.randperm(60)[:MOTIF] for _ in range(COUNT)])
-    free, forced = _match_targets(motifs.repeat(1, REPEATS), motifs[:, :-1]), _forced_targets(motifs, REPEATS)
-    for one, other in zip(free, forced, strict=True):
-        assert torch.equal(one, other)
 
 
 def test_the_last_instance_with_a_continuation_counts() -> None:
@@ -197,27 +160,19 @@ def test_the_single_step_of_the_released_code() -> None:
     assert torch.equal(whole.right[:, -1], motifs[:, 0])
 
 
-def test_the_last_position_is_the_last_that_has_a_right_token() -> None:
-    known = torch.tensor([[True, False, True, False], [False, True, True, True], [False, False, False, False]])
-    assert _select_positions(known, "last").nonzero().tolist() == [[0, 2], [1, 3]]
-    assert _select_positions(known, "first").nonzero().tolist() == [[0, 0], [1, 1]]
-    assert torch.equal(_select_positions(known, "all"), known)
-
-
-def test_the_test_needs_room_and_a_token_model() -> None:
-    with pytest.raises(InputError, match="at most 64 tokens"):
-        induction_scores(lens_of("chronos"), motif=32, repeats=4)
-    with pytest.raises(InputError, match="offset is 2"):
-        induction_scores(lens_of("chronos"), motif=8, offset=2)
-    with pytest.raises(InputError, match="positions='mean' is not known, choose 'last'"):
-        induction_scores(lens_of("chronos"), motif=8, positions="mean")
-    with pytest.raises(InputError, match="decoding='free'"):
-        induction_scores(lens_of("chronos"), motif=8, decoding="free")
-    with pytest.raises(InputError, match="no encoder-decoder model over value tokens"):
-        induction_scores(fresh("chronos-bolt"))
-
-
-# --- the overlap ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("chronos", {"motif": 32}, "at most 64 tokens"),
+        ("chronos", {"offset": 2}, "offset is 2"),
+        ("chronos", {"positions": "mean"}, "positions='mean' is not known, choose 'last'"),
+        ("chronos", {"decoding": "free"}, "decoding='free'"),
+        ("chronos-bolt", {}, "no encoder-decoder model over value tokens"),
+    ],
+)
+def test_the_test_needs_room_and_a_token_model(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        induction_scores(lens_of(name), **{"motif": 8} | options)
 
 
 def results(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> tuple[xr.Dataset, xr.Dataset]:
@@ -283,16 +238,15 @@ def test_a_share_of_no_heads_is_undefined_and_counted() -> None:
 
 def test_only_results_of_the_same_heads_are_compared() -> None:
     one, two = results(np.ones((2, 3)), np.ones((2, 3)), np.arange(6.0).reshape(2, 3))
-    with pytest.raises(InputError, match=r"'induction', as probes\.induction_scores.* of kind 'head_entropy'"):
-        induction_overlap(two, one)
-    with pytest.raises(InputError, match="holds no entropies"):
-        induction_overlap(one)
-    with pytest.raises(InputError, match="the entropies of 'self_attn'"):
-        induction_overlap(one, two.assign_attrs(attention="self_attn"))
-    with pytest.raises(InputError, match="of the model 'toy', the entropies of 'other'"):
-        induction_overlap(one, two.assign_attrs(model="other"))
-    with pytest.raises(InputError, match="the heads"):
-        induction_overlap(one, two.isel(head=[0, 1]))
+    for probes, words in (
+        ((two, one), r"'induction', as probes\.induction_scores.* of kind 'head_entropy'"),
+        ((one,), "holds no entropies"),
+        ((one, two.assign_attrs(attention="self_attn")), "the entropies of 'self_attn'"),
+        ((one, two.assign_attrs(model="other")), "of the model 'toy', the entropies of 'other'"),
+        ((one, two.isel(head=[0, 1])), "the heads"),
+    ):
+        with pytest.raises(InputError, match=words):
+            induction_overlap(*probes)
     with pytest.raises(InputError, match="ascending"):
         induction_overlap(one, two, copy_grid=[2.0, 1.0])
 
@@ -308,3 +262,39 @@ def test_both_sources_of_entropy_on_a_model() -> None:
     np.testing.assert_array_equal(found["sharp"], entropy["sharp"])
     np.testing.assert_array_equal(found["induction"], test["induction"])
     assert (along.attrs["entropy_along"], found.attrs["entropy_along"]) == ("repeated tokens", "forecasts")
+
+
+@pytest.mark.parametrize(
+    ("model", "positions", "read"),
+    [
+        ("chronos-nano", "last", slice(-1, None)),
+        ("chronos-nano", "first", slice(0, 1)),
+        ("chronos", "all", slice(None)),
+    ],
+)
+def test_copy_scores_are_the_z_scores_of_the_logits(
+    model: str, positions: str, read: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens = load(model) if model.endswith("nano") else fresh(model)
+    options = {"motif": 6, "repeats": 3, "n_sequences": 5, "decoding": "forced", "within": 3.0, "positions": positions}
+    # the sequences are taken from the run itself
+    ids: dict[str, torch.Tensor] = {}
+    native = lens.adapter.encode_tokens
+
+    def encode(context: torch.Tensor, decoder: torch.Tensor) -> object:
+        ids.update(context=context, decoder=decoder)
+        return native(context, decoder)
+
+    monkeypatch.setattr(lens.adapter, "encode_tokens", encode)
+    found = induction_scores(lens, **options)
+    encoded = native(ids["context"], ids["decoder"])
+    right = ids["context"][:, 1:6]
+    n_layers = lens.wiring.output_stack.n_layers
+    points = [f"decoder_blocks.{layer}.cross_attn.hook_result" for layer in range(n_layers)]
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(encoded, names_filter=points)
+        for layer, point in enumerate(points):
+            logits = lens.readout(acts[point].transpose(1, 2).transpose(0, 1), encoded).double()[:, :, 1:]
+            chosen = logits.gather(-1, right.expand(len(logits), -1, -1)[..., None])[..., 0]
+            z = ((chosen - logits.mean(-1)) / logits.std(-1))[..., read].mean(dim=(1, 2))
+            assert_close(found["copy_score"].values[layer], z.numpy(), depth=100, dtype=np.float32)

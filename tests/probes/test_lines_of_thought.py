@@ -69,13 +69,6 @@ def test_one_ridge_goes_on_and_the_other_dies() -> None:
     np.testing.assert_array_equal(found["path_mass"].isel(line=1), np.full(STEPS, 0.3))
 
 
-def test_a_far_line_that_the_last_layer_keeps_is_not_spurious() -> None:
-    found = trace_lines(drawn([level(50), level(90)], [level(50), level(91)]), **SHARP)
-    assert not found["spurious"].any()
-    assert table(found, "continuous") == [True, False, True, False]
-    assert table(found, "survives") == [True] * 4
-
-
 def test_the_contexts_largest_step_decides_what_is_near() -> None:
     """Both lines die; the last value is 50, the largest step 2, half a mode's width 0.5."""
     found = trace_lines(drawn([level(50), level(53)], [level(60)]), **SHARP)
@@ -130,21 +123,6 @@ def test_modes_weigh_their_basins_and_low_ones_do_not_count() -> None:
     np.testing.assert_allclose(found["mass"], [hill[:valley].sum() / hill.sum(), hill[valley:].sum() / hill.sum()])
     assert table(trace_lines(maps, height=0.6), "mean_value") == [50]
     assert table(trace_lines(maps, prominence=0.6), "mean_value") == [50]
-
-
-def test_smoothing_joins_what_lies_closer_than_a_step() -> None:
-    rough = drawn([level(50), level(52, 0.9)], context=[50.0, 70.0, 50.0])
-    assert table(trace_lines(rough, **SHARP), "count") == [[2]]
-    assert table(trace_lines(rough), "count") == [[1]]
-
-
-def test_one_gone_in_between_begins_a_new_thread() -> None:
-    stem, far = level(50), level(90, 0.3)
-    found = trace_lines(drawn([stem, far], [stem], [stem, far], [stem]), **SHARP)
-    far_lines = found.isel(line=[i for i, value in enumerate(table(found, "mean_value")) if value == 90])
-    assert table(far_lines, "thread") == [1, 2]
-    assert table(far_lines, "birth") == ["embed", "1"]
-    assert table(far_lines, "death") == ["embed", "1"]
 
 
 def test_lines_of_a_model() -> None:

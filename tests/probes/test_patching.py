@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from contrasted import centred, pair_for
+from contrasted import centred, pair_for, runs_of
 from tiny_lenses import lens_of
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.hooks import Component, PatchFrom, Steer
+from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
-from tsfm_lens.probes.attribution_patching import slopes
-from tsfm_lens.probes.contrast import contrast
-from tsfm_lens.probes.places import places_of, position_groups
+from tsfm_lens.probes.patching import contrast, slopes
+from tsfm_lens.probes.places import group_coords, places_of, position_groups
 from tsfm_lens.testing import assert_close
 
 # a finite step feels the curvature, of the order of its size; and its two forecasts carry the rounding of their level
@@ -31,12 +32,10 @@ PATCHES = [name for name in TRUE_GRADIENTS if architectures()[name].readout != "
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
-    lens = lens_of(name)
-    clean, corrupted = pair_for(name)
+    lens, runs = lens_of(name), runs_of(name)
     branch = lens.components()[1]
-    found = activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=[branch], positions=3)
-    point = places_of(lens, [branch])[0].point
-    pair = contrast(lens.run(clean, 4), lens.run(corrupted, 4), names=[point])
+    found = activation_patching(*runs, at=[branch], positions=3)
+    pair = contrast(*runs, names=[places_of(lens, [branch])[0].point])
     groups = position_groups(pair.base.encoded.spans[branch.stack], 3)
     assert list(found["position"]) == [group[0] for group in groups]
     last = max(index for index, word in enumerate(found["position_special"].values) if not word)
@@ -58,9 +57,7 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
-    lens = lens_of(name)
-    clean, corrupted = pair_for(name)
-    found = activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), positions="all", direction=direction)
+    found = activation_patching(*runs_of(name), positions="all", direction=direction)
     assert_close(found["recovered"], 1, depth=100, dtype=np.float32)
     goal = found["clean_forecast" if direction == "denoise" else "corrupted_forecast"]
     assert_close(found["forecast"].isel(component=0, position=0), goal, depth=100, dtype=np.float32)
@@ -69,16 +66,11 @@ def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
 @pytest.mark.parametrize(("name", "horizon"), [("chronos", 8), ("chronos-bolt", 20)])
 def test_in_rollouts_too(name: str, horizon: int) -> None:
     """Bolt encodes its forecast anew beyond one pass; patched there too, it makes the clean rollout."""
-    lens = lens_of(name)
-    clean, corrupted = (each.select(0) for each in pair_for(name))
+    lens, samples = lens_of(name), 20 if name == "chronos" else None
     assert horizon > lens.adapter.longest_pass or name == "chronos"
-    samples = 20 if name == "chronos" else None
-    found = activation_patching(
-        lens.run(clean, horizon, rollout=True, num_samples=samples, seed=7),
-        lens.run(corrupted, horizon, rollout=True, num_samples=samples, seed=7),
-        positions="all",
-    )
-    native = lens.forecast(clean, horizon, num_samples=samples, seed=7).median
+    runs = runs_of(name, horizon, select=0, rollout=True, num_samples=samples, seed=7)
+    found = activation_patching(*runs, positions="all")
+    native = lens.forecast(runs[0].batch, horizon, num_samples=samples, seed=7).median
     assert_close(found["clean_forecast"], native, depth=100, dtype=np.float32)
     assert_close(found["forecast"].isel(component=0, position=0), native, depth=100, dtype=np.float32)
 
@@ -98,33 +90,18 @@ def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
         assert float(np.abs(found["error"]).max()) < 0.03 * size
 
 
-def test_the_error_is_that_against_patching() -> None:
-    lens = lens_of("chronos-bolt")
-    clean, corrupted = pair_for("chronos-bolt")
-    found = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), at="heads", positions=3)
-    exact = activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at="heads", positions=3)
-    assert_close(found["recovered"], exact["recovered"], depth=100, magnitude=1.0, dtype=np.float32)
-    np.testing.assert_allclose(found["error"], found["first_order"] - found["recovered"])
-    assert found.attrs["mean_absolute_error"] == pytest.approx(float(np.abs(found["error"]).mean()))
-    assert found.attrs["mean_absolute_error"] > 0
-    assert -1 <= found.attrs["rank_correlation"] <= 1
-
-
 def test_gradients_that_are_no_derivatives_are_refused() -> None:
-    clean, corrupted = pair_for("toto-2")
     for probe in (attribution_patching, edge_attribution):
         with pytest.raises(InputError, match="rescales its backward"):
-            probe(lens_of("toto-2").run(clean, 4), lens_of("toto-2").run(corrupted, 4))
+            probe(*runs_of("toto-2"))
 
 
 def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
     """Bolt's second pass has more tokens: the register token moves, and so does the place of a step."""
-    lens = lens_of("chronos-bolt")
-    clean, corrupted = (each.select(0) for each in pair_for("chronos-bolt"))
-    name = "encoder_blocks.1.hook_resid_pre"
-    found = activation_patching(
-        lens.run(clean, 20, rollout=True), lens.run(corrupted, 20, rollout=True), at=[name], positions=5
-    )
+    lens, name = lens_of("chronos-bolt"), "encoder_blocks.1.hook_resid_pre"
+    runs = runs_of("chronos-bolt", 20, select=0, rollout=True)
+    clean, corrupted = (run.batch for run in runs)
+    found = activation_patching(*runs, at=[name], positions=5)
     _, acts = lens.run_with_cache(clean, names_filter=[name], rollout=True, horizon=20)
     calls = acts.calls(name)
     assert len({call.value.shape for call in calls}) == 2
@@ -155,10 +132,8 @@ def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
 def test_slopes_are_finite_differences(name: str) -> None:
     """For token models, too, whose tokens cannot change by little but whose streams can."""
     lens = lens_of(name)
-    clean, corrupted = pair_for(name)
-    stack = lens.wiring.output_stack
-    at = f"{stack.prefix}.1.hook_resid_pre"
-    pair = contrast(lens.run(clean, 4), lens.run(corrupted, 4), names=[at])
+    at = f"{lens.wiring.output_stack.prefix}.1.hook_resid_pre"
+    pair = contrast(*runs_of(name), names=[at])
     own = slopes(pair, [at])
     token = int(own[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
     direction = torch.randn(own[at].shape[-1], generator=torch.Generator().manual_seed(1))
@@ -194,73 +169,48 @@ def test_a_pair_must_be_a_pair() -> None:
         activation_patching(lens.run(clean, 4), lens.run(together, 4))
 
 
-def test_several_stacks_of_which_one_is_shorter() -> None:
-    lens = lens_of("chronos")
-    short = centred("pedestrians").tail(5)
-    corrupted = replace(short, values=(short.values[0][::-1].copy(),))
-    for order in (1, -1):
-        places = ["encoder.0.mlp", "decoder.0.mlp"][::order]
-        found = activation_patching(lens.run(short, 8), lens.run(corrupted, 8), at=places, positions="all")
-        assert (int(found["position_start"][0]), int(found["position_stop"][0])) == (-5, 8)
+@pytest.mark.parametrize(
+    ("probe", "options", "words"),
+    [
+        *((activation_patching, {"at": nothing}, "at is empty") for nothing in ([], ())),
+        *((activation_patching, {"at": wrong}, "expected components by name") for wrong in (None, 5, [5])),
+        (activation_patching, {"direction": "up"}, "direction='up'"),
+        (activation_patching, {"at": ["encoder.0.mlp", "decoder.0.mlp"]}, "decoder and encoder"),
+        (activation_patching, {"positions": 0}, "positions=0"),
+        (activation_patching, {"positions": "some"}, "choose 'all', 'each'"),
+        (activation_patching, {"at": "encoder_blocks.0.self_attn.hook_q"}, "no residual stream"),
+        (activation_patching, {"at": "encoder.0.mpl"}, r"encoder\.0\.mlp"),
+        (activation_patching, {"stack": "encode"}, "encoder"),
+        (edge_attribution, {"nodes": []}, "nodes is empty"),
+        (path_patching, {"senders": ()}, "senders is empty"),
+        (path_patching, {"via": "x"}, "via='x'"),
+        (path_patching, {"via": "q", "receivers": ["decoder.1.mlp"]}, "only heads"),
+        (path_patching, {"senders": ["encoder_blocks.0.hook_resid_pre"]}, "paths and circuits are made of heads"),
+    ],
+)
+def test_what_cannot_be_patched_is_refused(probe: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(LensError, match=words):
+        probe(*runs_of("chronos-bolt"), **options)
 
 
-def test_what_cannot_be_patched_is_refused() -> None:
-    lens = lens_of("chronos-bolt")
-    clean, corrupted = pair_for("chronos-bolt")
-    with pytest.raises(InputError, match="nothing to recover"):
-        activation_patching(lens.run(clean, 4), lens.run(clean, 4))
-    with pytest.raises(InputError, match="lengths"):
-        activation_patching(lens.run(clean, 4), lens.run(corrupted.tail(30), 4))
-    for nothing in ([], ()):
-        with pytest.raises(InputError, match="at is empty"):
-            activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=nothing)
-        with pytest.raises(InputError, match="senders is empty"):
-            path_patching(lens.run(clean, 4), lens.run(corrupted, 4), senders=nothing)
-        with pytest.raises(InputError, match="nodes is empty"):
-            edge_attribution(lens.run(clean, 4), lens.run(corrupted, 4), nodes=nothing)
-    for wrong in (None, 5, [5]):
-        with pytest.raises(InputError, match="expected components by name"):
-            activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=wrong)
+def test_runs_that_are_not_alike_are_refused() -> None:
+    lens, (clean, corrupted) = lens_of("chronos-bolt"), pair_for("chronos-bolt")
+    for other, words in ((clean, "nothing to recover"), (corrupted.tail(30), "lengths")):
+        with pytest.raises(InputError, match=words):
+            activation_patching(lens.run(clean, 4), lens.run(other, 4))
     with pytest.raises(InputError, match="rollout is 'yes'"):
-        activation_patching(lens.run(clean, 4, rollout="yes"), lens.run(corrupted, 4, rollout="yes"))
-    token = lens_of("chronos")
-    with pytest.raises(InputError, match="along holds values that are no numbers"):
-        activation_patching(*(token.run(each, 4, forced_path=np.full((2, 4), np.nan)) for each in pair_for("chronos")))
-    one = activation_patching(
-        lens.run(clean, 4), lens.run(corrupted, 4), at=Component("encoder", 0, "mlp"), positions="all"
-    )
-    twice = activation_patching(
-        lens.run(clean, 4), lens.run(corrupted, 4), at=["encoder.0.mlp", "encoder.0.m*"], positions="all"
-    )
-    assert list(one["component"].values) == list(twice["component"].values) == ["encoder.0.mlp"]
-    with pytest.raises(InputError, match="direction='up'"):
-        activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), direction="up")
-    with pytest.raises(InputError, match="decoder and encoder"):
-        activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=["encoder.0.mlp", "decoder.0.mlp"])
-    with pytest.raises(InputError, match="positions=0"):
-        activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), positions=0)
-    with pytest.raises(InputError, match="choose 'all', 'each'"):
-        activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), positions="some")
-    with pytest.raises(InputError, match="no residual stream"):
-        activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at="encoder_blocks.0.self_attn.hook_q")
-    with pytest.raises(UnknownNameError, match=r"encoder\.0\.mlp"):
-        activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at="encoder.0.mpl")
-    with pytest.raises(UnknownNameError, match="encoder"):
-        activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), stack="encode")
-    with pytest.raises(InputError, match="via='x'"):
-        path_patching(lens.run(clean, 4), lens.run(corrupted, 4), via="x")
-    with pytest.raises(InputError, match="only heads"):
-        path_patching(lens.run(clean, 4), lens.run(corrupted, 4), via="q", receivers=["decoder.1.mlp"])
-    with pytest.raises(InputError, match="paths run between components"):
-        path_patching(lens.run(clean, 4), lens.run(corrupted, 4), senders=["encoder_blocks.0.hook_resid_pre"])
+        activation_patching(*runs_of("chronos-bolt", rollout="yes"))
+    with pytest.raises(InputError, match="holds values that are no numbers"):
+        activation_patching(*runs_of("chronos", forced_path=np.full((2, 4), np.nan)))
+    runs = runs_of("chronos-bolt")
+    for at in (Component("encoder", 0, "mlp"), ["encoder.0.mlp", "encoder.0.m*"]):
+        assert activation_patching(*runs, at=at, positions="all")["component"].values.tolist() == ["encoder.0.mlp"]
 
 
 def test_gradients_are_there_under_no_grad() -> None:
-    lens = lens_of("chronos-bolt")
-    clean, corrupted = pair_for("chronos-bolt")
     with torch.no_grad():
-        within = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
-    outside = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
+        within = attribution_patching(*runs_of("chronos-bolt"), exact=False)
+    outside = attribution_patching(*runs_of("chronos-bolt"), exact=False)
     np.testing.assert_array_equal(within["first_order"], outside["first_order"])
 
 
@@ -280,21 +230,19 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
 
 def test_places_of_several_stacks_at_all_positions() -> None:
     """Bolt's decoder has one token, its encoder several: each place is patched at all of its own."""
-    lens = lens_of("chronos-bolt")
-    clean, corrupted = pair_for("chronos-bolt")
-    places = ["encoder.0.mlp", "decoder.0.cross_attn"]
-    both = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=places, positions="all")
-    exact = activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=places, positions="all")
+    runs, places = runs_of("chronos-bolt"), ["encoder.0.mlp", "decoder.0.cross_attn"]
+    both = attribution_patching(*runs, at=places, positions="all")
+    exact = activation_patching(*runs, at=places, positions="all")
     assert_close(both["recovered"], exact["recovered"], depth=100, magnitude=1.0, dtype=np.float32)
-    alone = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=places[:1], positions="each")
+    np.testing.assert_allclose(both["error"], both["first_order"] - both["recovered"])
+    assert both.attrs["mean_absolute_error"] == pytest.approx(float(np.abs(both["error"]).mean()))
+    alone = attribution_patching(*runs, at=places[:1], positions="each")
     assert_close(both["first_order"][0, 0], alone["first_order"].sum("position")[0], depth=100, dtype=np.float32)
 
 
 def test_floors_are_those_of_the_noisier_run() -> None:
     """In rollouts of a sampling model another seed of either run, in single passes rounding."""
-    lens = lens_of("chronos")
-    clean, corrupted = (each.select(0) for each in pair_for("chronos"))
-    runs = [lens.run(each, 8, rollout=True, num_samples=20, seed=7) for each in (clean, corrupted)]
+    lens, runs = lens_of("chronos"), runs_of("chronos", 8, select=0, rollout=True, num_samples=20, seed=7)
     found = activation_patching(*runs, at="branches", positions="all")
     way = found["clean_forecast"].values - found["corrupted_forecast"].values
     again = [lens.forecast(run.batch, 8, num_samples=20, seed=8).median - run.point for run in runs]
@@ -303,14 +251,13 @@ def test_floors_are_those_of_the_noisier_run() -> None:
     assert (found["recovered_floor"] >= np.max(shares, axis=0)).all()
     other = activation_patching(*runs, at="branches", positions="all", direction="noise")
     np.testing.assert_array_equal(other["effect_floor"], found["effect_floor"])
-    single = activation_patching(lens.run(clean, 8), lens.run(corrupted, 8), at="branches", positions="all")
+    single = activation_patching(*runs_of("chronos", 8, select=0), at="branches", positions="all")
     assert (single["recovered_floor"] < found["recovered_floor"]).all()
     assert bool(single["recovered_stands_out"].any())
 
 
 def test_every_effect_of_a_contrast_is_judged() -> None:
-    lens = lens_of("chronos-bolt")
-    runs = [lens.run(each, 4) for each in pair_for("chronos-bolt")]
+    runs = runs_of("chronos-bolt")
     judged = {
         "recovered": (activation_patching(*runs, at="branches"), path_patching(*runs)),
         "first_order": (attribution_patching(*runs, at="branches", exact=False),),
@@ -324,3 +271,18 @@ def test_every_effect_of_a_contrast_is_judged() -> None:
     paths, edges = judged["recovered"][1], judged["score"][0]
     assert not paths["recovered_stands_out"].where(paths["recovered"].isnull().any("series"), False).any()
     assert (edges["score_estimate"].isnull() == paths["recovered_estimate"].isnull()).values.all()
+
+
+def test_positions_are_grouped_from_the_newest() -> None:
+    spans = TokenSpans.patches(-20, 5, 4, ("REG",)) + TokenSpans((0, 8), (8, 16), ("", ""))
+    assert position_groups(spans, "all") == [list(range(8))]
+    assert position_groups(spans, "each") == [[token] for token in range(8)]
+    assert position_groups(spans, np.int64(3)) == [[0], [1, 2, 3], [4, 6, 7], [5]]
+    found = group_coords(spans, position_groups(spans, 3))
+    assert found["position"] == [0, 1, 4, 5]
+    assert found["position_start"][1] == [-20, -16, -4, 0]
+    assert found["position_stop"][1] == [-16, -4, 16, 0]
+    assert found["position_special"][1] == ["", "", "", "REG"]
+    two = TokenSpans((-8, -4, -8, -4), (-4, 0, -4, 0), ("",) * 4, (0, 0, 1, 1))
+    assert position_groups(two, 3) == [[0, 1], [2, 3]]
+    assert group_coords(two, [[0, 1], [2, 3]])["position_variate"][1] == [0, 1]

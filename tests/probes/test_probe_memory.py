@@ -17,7 +17,7 @@ from tsfm_lens.ablation import Variant, run_variants
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern, Intervention, PatchFrom, Resample, Zero
-from tsfm_lens.models import Encoded, Lens, batching, load
+from tsfm_lens.models import Encoded, Lens, load
 from tsfm_lens.testing import assert_close
 
 STEPS, HORIZON, SERIES, MANY = 40, 3, 3, 12
@@ -60,7 +60,7 @@ OTHERS = {
     "head_spectra",
     "head_states",
 }
-# and what streams its series by itself, for which tests/probes/test_streamed_ranks.py stands
+# and what streams its series by itself, for which tests/probes/test_weight_ranks.py stands
 OTHERS |= {"embedding_ranks", "flow_of_ranks", "row_angles", "signal_families", "weight_ranks"}
 OTHERS |= {"heads_at_1pp", "heads_by_stable_rank", "lag_attention", "norm_weighted_attention"}
 OTHERS |= {"patch_attention", "random_heads", "autoregressive_attention"}
@@ -163,22 +163,3 @@ def test_variants_of_a_forward_run_in_parts(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(InputError, match=r"give fewer series at once, since what is done at decoder_blocks"):
         run_variants(lens, encoded, [Variant("apart", (apart,))])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_patched_forecasts_run_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part takes its own rows of what is put in, sample paths included."""
-    lens, batch = load(name), series()
-    options: dict[str, Any] = {} if lens.adapter.readout == "quantile" else {"num_samples": 2}
-    _, source = lens.run_with_cache(
-        other(batch), names_filter="decoder_blocks.*.mlp.hook_out", rollout=True, horizon=HORIZON, **options
-    )
-    with lens.patch(source, *MLPS):
-        whole = lens.forecast(batch, HORIZON, **options)
-        one_at_a_time(monkeypatch)
-        parts: list[int] = []
-        one = batching.forecast_part
-        monkeypatch.setattr(batching, "forecast_part", lambda *args: parts.append(1) or one(*args))
-        found = lens.forecast(batch, HORIZON, **options)
-    assert len(parts) == SERIES
-    assert_close(found.quantiles, whole.quantiles, depth=DEPTH, dtype=torch.float32)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
+from contrasted import few_draws, forecast_instead
 from tiny_lenses import fresh
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import repeated_motif
 from tsfm_lens.probes.attention import pick_attention
-from tsfm_lens.probes.repeated_motif import TARGETS, _draw, _Plan, _targets
+from tsfm_lens.probes.repeated_motif import _draw, _Plan, _targets
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
@@ -24,10 +26,6 @@ NAMES = sorted(architectures())
 @cache
 def lens_of(name: str) -> Lens:
     return load(name if name.endswith("nano") else architectures()[name].tiny(), check=False)
-
-
-def few(lens: Lens) -> dict[str, int]:
-    return {"n_series": 3} | ({"num_samples": 2} if lens.adapter.readout != "quantile" else {})
 
 
 def even(pattern: torch.Tensor) -> torch.Tensor:
@@ -42,7 +40,7 @@ def test_an_even_head_has_chance_everywhere(name: str) -> None:
     row, kind, layers = pick_attention(lens, None, None)
     dot = f"{row.name}." if row.name else ""
     with lens.edit(*(EditPattern(f"{dot}{layer}.{kind}", even) for layer in layers)):
-        found = repeated_motif(lens, **few(lens))
+        found = repeated_motif(lens, n_series=3, **few_draws(lens))
     assert found["layer"].values.tolist() == list(map(str, layers))
     expected = np.broadcast_to(found["chance"].values[:, None, None], found["prefix_matching"].shape)
     assert_close(found["prefix_matching"], expected, depth=100, dtype=np.float32)
@@ -60,7 +58,7 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     lens = lens_of(name)
     row, kind, layers = pick_attention(lens, None, None)
     keys_from = row.attention(kind, layers[0]).keys_from or row.name
-    patch = repeated_motif(lens, **few(lens)).attrs["patch"]
+    patch = repeated_motif(lens, n_series=3, **few_draws(lens)).attrs["patch"]
     plan = _Plan(2, 4, patch, 3, 4, 0.0, min(lens.adapter.prediction_length, 4 * patch))
     context, future, lengths = _draw(lens, plan, seed=1)
     encoded = lens.run(context, plan.steps, forced_path=future, rollout=False).encoded
@@ -173,42 +171,27 @@ def _share(found: xr.Dataset, lag: int) -> float:
 def test_a_forecast_that_goes_on_with_the_motif_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = fresh("chronos-bolt")
     context, wanted, _ = _draw(lens, _Plan(2, 4, 4, 4, 6, 0.3, 16), seed=3)
-    true = lens.forecast
-
-    def perfect(series: object, horizon: int, **options: object) -> object:
-        found = true(series, horizon, **options)  # type: ignore[arg-type]
-        found.quantiles[:] = wanted[:, None]
-        return found
-
-    monkeypatch.setattr(lens, "forecast", perfect)
+    forecast_instead(monkeypatch, lens, wanted[:, None])
     found = repeated_motif(lens, n_series=6, noise=0.3, seed=3)
     np.testing.assert_array_equal(found["relative_copy_error"], 0)
     # shown with noise, but goes on without
     np.testing.assert_array_equal(found["truth"], wanted)
-    wanted = np.broadcast_to(context.mean(axis=1, keepdims=True), wanted.shape)
+    forecast_instead(monkeypatch, lens, np.broadcast_to(context.mean(axis=1)[:, None, None], (6, 1, 16)))
     np.testing.assert_allclose(repeated_motif(lens, n_series=6, noise=0.3, seed=3)["relative_copy_error"], 1)
 
 
-def test_the_embedded_token_model_matches_motifs() -> None:
-    found = repeated_motif(lens_of("chronos-nano"), n_series=8, num_samples=4)
-    assert found["target"].values.tolist() == list(TARGETS)
-    assert float(found["advantage"].sel(target="after_any").max()) > 0.5
-    assert float(found["relative_copy_error"].median()) < 0.2
-
-
-def test_what_does_not_fit_is_named() -> None:
-    lens = lens_of("chronos-bolt")
-    with pytest.raises(InputError, match="room for 4 tokens a motif"):
-        repeated_motif(lens, motif=5)
-    with pytest.raises(InputError, match="motifs of 1 to 3"):
-        repeated_motif(lens, motif=(1, 3))
-    with pytest.raises(InputError, match="repeats 1"):
-        repeated_motif(lens, motif=3, repeats=1)
-    with pytest.raises(InputError, match="n_series 0"):
-        repeated_motif(lens, n_series=0)
-    with pytest.raises(InputError, match="queries='all'"):
-        repeated_motif(lens, queries="all")
-    with pytest.raises(UnknownNameError, match="cross_attn"):
-        repeated_motif(lens, kind="attn")
-    with pytest.raises(InputError, match="no noise can be added"):
-        repeated_motif(lens_of("t5"), noise=0.1)
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("chronos-bolt", {"motif": 5}, "room for 4 tokens a motif"),
+        ("chronos-bolt", {"motif": (1, 3)}, "motifs of 1 to 3"),
+        ("chronos-bolt", {"motif": 3, "repeats": 1}, "repeats 1"),
+        ("chronos-bolt", {"n_series": 0}, "n_series 0"),
+        ("chronos-bolt", {"queries": "all"}, "queries='all'"),
+        ("chronos-bolt", {"kind": "attn"}, "cross_attn"),
+        ("t5", {"noise": 0.1}, "no noise can be added"),
+    ],
+)
+def test_what_does_not_fit_is_named(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(LensError, match=words):
+        repeated_motif(lens_of(name), **options)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contrasted import few_draws, forecast_instead
 from tiny_lenses import fresh
-from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import seasonality_bias
@@ -36,6 +36,7 @@ def test_a_sine_has_its_amplitude_whatever_it_rides_on(
 def test_too_short_a_stretch_has_none() -> None:
     assert np.isnan(amplitude_at(np.arange(5.0), 12))
     assert np.isnan(amplitude_at(np.array([1.0, np.nan, np.nan, 2.0, 3.0]), 2))
+    assert dominant_period(np.array([1, np.nan, np.nan, np.nan, 2, 3, np.nan, np.nan])) == 2.0
 
 
 @pytest.mark.parametrize("period", [4, 7, 12, 15.5, 24])
@@ -46,26 +47,15 @@ def test_the_period_of_a_season_is_found(period: float) -> None:
     assert dominant_period(values) == pytest.approx(period, rel=FOUND)
 
 
-def test_the_season_of_co2_is_a_year() -> None:
-    assert dominant_period(bundled("co2").tail(240).values[0]) == pytest.approx(12, rel=FOUND)
-
-
 @pytest.mark.parametrize("name", sorted(architectures()))
 def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens = fresh(name)
     steps = np.arange(48)
     season = np.round(5 + 3 * np.sin(2 * np.pi * steps / 6))
-    true = lens.forecast
-
-    def flat(series: object, horizon: int, **options: object) -> object:
-        found = true(series, horizon, **options)  # type: ignore[arg-type]
-        found.quantiles[:] = 4.0
-        return found
-
-    draws = {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
+    draws = few_draws(lens)
     plain = seasonality_bias(lens.run(season, 8, **draws))
     assert float(plain["period"][0]) == pytest.approx(6, rel=NEXT_PERIOD)
-    monkeypatch.setattr(lens, "forecast", flat)
+    forecast_instead(monkeypatch, lens, np.full(8, 4.0))
     found = seasonality_bias(lens.run(season, 8, truth=season[None, :8], **draws))
     assert_close(float(found["amplitude_ratio"][0]), 0, depth=100, magnitude=4.0)
     assert_close(float(found["spread_ratio"][0]), 0, depth=100, magnitude=4.0)
@@ -74,22 +64,11 @@ def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.Monk
         seasonality_bias(lens.run(season, 8, **draws), periods=[1.0])
 
 
-def test_too_few_known_values_have_no_season() -> None:
-    assert dominant_period(np.array([1, np.nan, np.nan, np.nan, 2, 3, np.nan, np.nan])) == 2.0
-
-
 def test_amplitudes_over_periods_are_those_of_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = load("bolt-nano")
     steps = np.arange(152)
     season = 3 * np.sin(2 * np.pi * steps / 8) + np.sin(2 * np.pi * steps / 4)
-    true = lens.forecast
-
-    def halved(series: object, horizon: int, **options: object) -> object:
-        found = true(series, horizon, **options)  # type: ignore[arg-type]
-        found.quantiles[:] = season[120:152] / 2
-        return found
-
-    monkeypatch.setattr(lens, "forecast", halved)
+    forecast_instead(monkeypatch, lens, season[120:152] / 2)
     found = seasonality_bias(lens.run(season[:120], 32, truth=season[None, 120:]))
     spread = season[:120].std()
     amplitude = found["amplitude"].isel(series=0)

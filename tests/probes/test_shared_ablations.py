@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tsfm_lens import probes
 from tsfm_lens.ablation.points import point_forecasts
@@ -38,31 +37,3 @@ def test_what_was_ablated_is_not_run_again_and_is_the_same(monkeypatch: pytest.M
     asked.clear()
     probes.ablation_effects(shared, components="decoder.*.mlp", how="mean", reference=series)
     assert len(asked) == 3
-
-
-def test_attention_is_listened_to_inside_attention_alone_and_a_broken_run_leaves_nothing_behind() -> None:
-    lens, depths = load("bolt-nano"), []
-    modes = torch._C._len_torch_function_stack
-
-    def breaks(value: Any, hook: Any) -> None:
-        depths.append(modes())
-        raise KeyboardInterrupt
-
-    before = modes()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        lens.hooks(
-            [
-                ("decoder_blocks.0.self_attn.hook_pattern", lambda value, hook: None),
-                ("decoder_blocks.0.mlp.hook_out", breaks),
-            ]
-        ),
-    ):
-        lens.run_with_cache(bundled("co2").tail(64), names_filter="decoder_blocks.0.self_attn.hook_z")
-    with (
-        pytest.raises(KeyboardInterrupt),
-        lens.hooks([("decoder_blocks.0.self_attn.hook_pattern", breaks)]),
-    ):
-        lens.forward(lens.encode(bundled("co2").tail(64)))
-    assert depths[0] == before
-    assert modes() == before

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tiny_lenses import fresh, lens_of
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens, architectures
 from tsfm_lens.probes import row_angles, weight_ranks
+from tsfm_lens.probes.weight_ranks import StreamedSpectrum
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz import rank_histograms, weight_rank_map, weight_spectra
-from tsfm_lens.viz.weight_ranks import read_histograms, read_weight_ranks, read_weight_spectra
 
 NAMES = sorted(architectures())
 QUERIES = "encoder.0.self_attn.W_Q"
@@ -127,11 +127,6 @@ def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(precision: tor
     marked = weight_ranks(lens, epsilon=between)
     np.testing.assert_array_equal(marked["told"].values[0], floors <= between)
     assert 0 < marked["told"].mean() < 1
-    (words,) = [each for each in read_weight_ranks(marked) if "below what" in each]
-    assert words.startswith(f"The ranks of {int((~marked['told']).sum())} matrices are below what {name}")
-    drawn = weight_rank_map(marked)
-    assert f"below what {name} weights can tell" in drawn.layout.meta["subtitle"]
-    assert np.isfinite(np.array(drawn.data[0].z, dtype=float)).sum() == int(marked["told"].sum())
 
 
 def test_turning_the_basis_of_the_stream_changes_no_rank() -> None:
@@ -155,27 +150,6 @@ def test_decades_count_a_known_spectrum() -> None:
     found = weight_ranks(edited(planted), parts=["W_Q"], stack="encoder")
     assert found["decade_count"].sel(matrix=QUERIES).values.tolist() == [4, 6, 6, 0, 0]
     assert found["epsilon_rank"].sel(matrix=QUERIES, epsilon=[0.1, 0.01, 0.001]).values.tolist() == [4, 10, 16]
-    bars = rank_histograms(found, stack="encoder").data[0]
-    assert list(bars.y) == [0, 0, 6, 6, 4]
-    assert bars.x[-1] == "0.1 to 1"
-
-
-def test_readings_and_figures_tell_the_planted_matrix() -> None:
-    found = weight_ranks(edited(of_rank(2)))
-    words = " ".join(read_weight_ranks(found, 0.01))
-    full = int(found["full"].sel(matrix=QUERIES))
-    assert f"encoder.0.self_attn.W_Q uses the smallest share, 2 of {full} directions." in words
-    assert "stored in float32" in " ".join(read_weight_spectra(found))
-    assert "the median MLP matrix" in " ".join(read_histograms(found))
-    drawn = weight_rank_map(found, epsilon=0.01, stack="encoder").data[0]
-    assert drawn.x[0] == "self W_Q"
-    assert_close(drawn.z[0][0], 200 / full, depth=4)
-    line = weight_spectra(found, stack="encoder", parts=["W_Q"]).data[0]
-    assert np.isfinite(np.array(line.y, dtype=float)).sum() >= 2
-    assert line.y[0] == 1
-    # where several matrices have the least, none is named
-    alone = weight_ranks(edited(of_rank(2)), parts=["W_in"])
-    assert "smallest" not in " ".join(read_weight_ranks(alone, 0.001))
 
 
 @pytest.mark.parametrize("epsilon", [0, 1, -0.1, 2.0, float("nan"), True, "0.1", [], [0.1, None]])
@@ -184,21 +158,65 @@ def test_an_epsilon_that_means_nothing_is_refused(epsilon: object) -> None:
         weight_ranks(lens_of("chronos"), epsilon=epsilon)  # type: ignore[arg-type]
 
 
-def test_what_a_model_does_not_have_is_named() -> None:
-    lens = lens_of("chronos")
-    with pytest.raises(UnknownNameError, match="encoder"):
-        weight_ranks(lens, stack="encodr")
-    with pytest.raises(UnknownNameError, match="W_Q"):
-        weight_ranks(lens, parts=["W_q"])
-    with pytest.raises(InputError, match="has none of W_gate"):
-        weight_ranks(lens_of("chronos-bolt"), parts=["W_gate"])
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("chronos", {"stack": "encodr"}, "encoder"),
+        ("chronos", {"parts": ["W_q"]}, "W_Q"),
+        ("chronos-bolt", {"parts": ["W_gate"]}, "has none of W_gate"),
+    ],
+)
+def test_what_a_model_does_not_have_is_named(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(LensError, match=words):
+        weight_ranks(lens_of(name), **options)
+
+
+def test_what_is_not_finite_is_named() -> None:
     broken = edited(lambda weight: weight.fill_diagonal_(float("nan")))
     with pytest.raises(InputError, match=r"encoder\.0\.self_attn\.W_Q holds values that are not finite"):
         weight_ranks(broken)
-    found = weight_ranks(lens, parts=["W_Q"])
-    with pytest.raises(UnknownNameError, match=r"epsilon.*0\.3"):
-        weight_rank_map(found, epsilon=0.3)
-    with pytest.raises(UnknownNameError, match="stable_rank"):
-        weight_rank_map(found, measure="stabl_rank")
-    with pytest.raises(UnknownNameError, match="W_Q"):
-        rank_histograms(found, part="W_in")
+
+
+def of_values(values: np.ndarray, rows: int, seed: int = 0) -> np.ndarray:
+    """A matrix (rows, columns) of known singular values."""
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.normal(size=(size, len(values))))[0] for size in (rows, len(values)))
+    return (left * values) @ right.T
+
+
+@pytest.mark.parametrize("parts", [[200], [1] * 200, [3, 0, 97, 100], [199, 1]])
+def test_streamed_singular_values_are_those_of_the_whole(parts: list[int]) -> None:
+    whole = of_values(np.geomspace(1, 1e-12, 12), 200)
+    spectrum = StreamedSpectrum(12)
+    for part in np.split(whole, np.cumsum(parts)[:-1]):
+        spectrum.add(torch.tensor(part))
+    dense = np.linalg.svd(whole, compute_uv=False)
+    assert spectrum.rows == 200
+    assert_close(spectrum.singular_values(), dense, depth=200)
+    # small ones survive, as they do not where outer products are summed
+    assert_close(spectrum.singular_values()[-1], 1e-12, depth=200, magnitude=1.0)
+    gram = np.sqrt(np.abs(np.linalg.eigvalsh(whole.T @ whole)))[::-1]
+    assert abs(gram[-1] / dense[-1] - 1) > 10 > abs(spectrum.singular_values()[-1] / dense[-1] - 1)
+
+
+def test_few_rows_have_few_singular_values() -> None:
+    spectrum = StreamedSpectrum(8)
+    assert len(spectrum.singular_values()) == 0
+    spectrum.add(torch.tensor(of_values(np.ones(8), 8)[:3]))
+    assert_close(spectrum.singular_values(), np.ones(3), depth=8)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(InputError, match="not finite"):
+        StreamedSpectrum(2).add(torch.tensor([[1.0, value]]))
+
+
+def test_the_floor_is_where_rounding_to_float32_puts_zeros() -> None:
+    whole = of_values(np.array([1.0, 0.5, 0.2] + [0.0] * 17), 300)
+    spectrum = StreamedSpectrum(20)
+    spectrum.add(torch.tensor(whole, dtype=torch.float32))
+    values = spectrum.singular_values()
+    floor = spectrum.rounding_floor(values, 0)
+    assert 0.1 * floor < values[3] / values[0] < floor
+    assert spectrum.rounding_floor(values, 3) > 10 * floor

@@ -22,7 +22,7 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution_patching import with_gradients
+from tsfm_lens.probes.patching import with_gradients
 from tsfm_lens.probes.places import Place, later_branches
 
 # steps of a forecast that have gradients of their own at most, and numbers that are held of all gradients

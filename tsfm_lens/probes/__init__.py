@@ -1,4 +1,4 @@
-"""Probes: one measurement per file; a run in, a labelled dataset out."""
+"""Probes: a run in, a labelled dataset out."""
 
 from typing import TYPE_CHECKING
 
@@ -9,25 +9,17 @@ from tsfm_lens.registry import export
 if TYPE_CHECKING:
     from tsfm_lens.probes.attention import *
     from tsfm_lens.probes.attribution import *
-    from tsfm_lens.probes.attribution_patching import *
     from tsfm_lens.probes.circuits import *
-    from tsfm_lens.probes.edge_attribution import *
-    from tsfm_lens.probes.effects import *
     from tsfm_lens.probes.embedding_ranks import *
     from tsfm_lens.probes.entropic_rank import *
     from tsfm_lens.probes.flow_of_ranks import *
     from tsfm_lens.probes.head_choice import *
-    from tsfm_lens.probes.head_parroting import *
     from tsfm_lens.probes.head_states import *
     from tsfm_lens.probes.induction import *
-    from tsfm_lens.probes.induction_overlap import *
     from tsfm_lens.probes.kernel_regression import *
-    from tsfm_lens.probes.layer_gain import *
-    from tsfm_lens.probes.lens_logits import *
     from tsfm_lens.probes.lines_of_thought import *
     from tsfm_lens.probes.logit_lens import *
     from tsfm_lens.probes.parroting import *
-    from tsfm_lens.probes.patch_attention import *
     from tsfm_lens.probes.patching import *
     from tsfm_lens.probes.path_patching import *
     from tsfm_lens.probes.recipes import *
@@ -37,10 +29,7 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.seasonality import *
     from tsfm_lens.probes.similarity import *
     from tsfm_lens.probes.spectra import *
-    from tsfm_lens.probes.stream_shares import *
-    from tsfm_lens.probes.training_history import *
     from tsfm_lens.probes.weight_ranks import *
-    from tsfm_lens.probes.writes import *
     from tsfm_lens.probes.zero_ablation import *
 
 __all__ = export(__name__)

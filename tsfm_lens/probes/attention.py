@@ -39,9 +39,7 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
 def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None = None) -> xr.Dataset:
     """Compute the attention of every head on one series, each token placed at the time steps that it covers.
 
-    The patterns show where heads look, not what the forecast comes from. In planted Chronos-Bolt models a register
-    token carries the copied values, and the mean over heads points at the right tokens no better than chance;
-    :func:`tsfm_lens.probes.activation_patching` of tokens finds them.
+    Patterns show where heads look, not what the forecast comes from.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -49,14 +47,12 @@ def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None =
         stack: "encoder", "decoder"; the one that is read out if None.
 
     Returns:
-        Dataset of kind "attention": ``pattern`` (layer, head, query, key) and ``entropy`` (layer, head), the
-        mean over queries in nats. Coordinates ``key_start``, ``key_stop``, ``key_special`` (and for queries)
-        give the steps that each token covers, counted from the forecast start; special tokens cover none.
-        ``native_median`` (series, step) is the median of the library's own forecast.
+        Dataset of kind "attention": ``pattern`` (layer, head, query, key); ``entropy`` (layer, head) in nats, mean over
+        queries; ``native_median`` (series, step) of the library's own forecast. Coordinates ``key_start``,
+        ``key_stop``, ``key_special`` (and for queries): steps that a token covers, from the forecast start.
 
     Raises:
-        InputError: more than one series, several variates, the horizon is longer than one pass, or attention of this
-            kind is between variates.
+        InputError: several series or variates, a horizon longer than one pass, or attention between variates.
         UnknownNameError: the model has no such stack or kind of attention.
 
     Example:
@@ -75,14 +71,17 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
     points = [f"{row.prefix}.{layer}.{kind}.hook_pattern" for layer in layers]
     acts = run.in_one_pass().record(points)
     pattern = torch.stack([acts[point][0] for point in points]).cpu().double()
-    keys = row.attention(kind, layers[0]).keys_from or row.name
-    data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
-    data = data.assign_coords(span_coords(query=run.encoded.spans[row.name], key=run.encoded.spans[keys]))
+    data = run.dataset().assign_coords(pattern_coords(run, row, kind, layers))
     data["pattern"] = (("layer", "head", "query", "key"), pattern.numpy().astype(np.float32))
     data["entropy"] = (("layer", "head"), row_entropy(pattern.numpy()).mean(axis=-1), {"units": "nats"})
     title, source = f"{kind} of the {row.name or 'model'}", _SOURCE
     data.attrs = describe_attention(run, "attention", title, source, row, kind)
     return data
+
+
+def token_steps(spans: TokenSpans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the first steps of tokens, the ends, and a mask of those that are not special, (token,) each."""
+    return np.array(spans.start), np.array(spans.stop), np.array([not word for word in spans.special])
 
 
 def span_coords(**axes: TokenSpans) -> dict[str, Any]:
@@ -94,6 +93,13 @@ def span_coords(**axes: TokenSpans) -> dict[str, Any]:
     }
 
 
+def pattern_coords(run: Run, row: Stack, kind: str, layers: list[int]) -> dict[str, Any]:
+    """Return the coordinates of attention patterns (layer, head, query, key) of one forward."""
+    keys = row.attention(kind, layers[0]).keys_from or row.name
+    heads = {"layer": list(map(str, layers)), "head": range(row.n_heads)}
+    return heads | span_coords(query=run.encoded.spans[row.name], key=run.encoded.spans[keys])
+
+
 def describe_attention(
     run: Run, kind: str, title: str, source: str, row: Stack, attention: str, **more: object
 ) -> dict[str, object]:
@@ -103,17 +109,7 @@ def describe_attention(
 
 
 def pick_attention(lens: Lens, stack: str | None, kind: str | None) -> tuple[Stack, str, list[int]]:
-    """Return a stack, one of its kinds of attention, and the layers in which that kind attends over time.
-
-    Args:
-        lens: the model.
-        stack: the one that is read out if None.
-        kind: the stack's last kind over time if None.
-
-    Raises:
-        InputError: attention of this kind is between variates.
-        UnknownNameError: the model has no such stack or kind of attention.
-    """
+    """Return a stack, one of its kinds of attention, and the layers in which that kind attends over time."""
     row = stack_named(lens.wiring, stack, lens.wiring.output_stack)
     kinds = row.attention_kinds()
     attention = attention_over_time(row) if kind is None and kinds else str(kind)
@@ -126,6 +122,20 @@ def pick_attention(lens: Lens, stack: str | None, kind: str | None) -> tuple[Sta
             f"lens.run_with_cache(series, names_filter='**.{attention}.hook_pattern')"
         )
     return row, attention, layers
+
+
+def forecast_queries(maps: xr.Dataset) -> np.ndarray:
+    """Return the tokens that a forecast is read from, (query,): those of its steps, or the last one of the context."""
+    start, stop = maps["query_start"].values, maps["query_stop"].values
+    ordinary = maps["query_special"].values == ""
+    ahead = np.flatnonzero(ordinary & (start >= 0) & (start < maps.sizes["step"]))
+    tokens = np.flatnonzero(ordinary)
+    return ahead if len(ahead) else tokens[[int(np.argmax(stop[tokens]))]]
+
+
+def normalise(entropy: xr.DataArray) -> xr.DataArray:
+    """Scale entropies to 0 … 1 over all heads."""
+    return (entropy - entropy.min()) / (float(entropy.max() - entropy.min()) or 1.0)
 
 
 def layers_in_time(stack: Stack, kind: str) -> list[int]:
@@ -157,9 +167,7 @@ def refuse_variates(batch: SeriesBatch) -> None:
 
 
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of attention rows, (…, query, key) -> (…, query); rows are normalised first.
-
-    A row without any allowed key has entropy 0.
+    """Compute the entropy in nats of attention rows, (…, query, key) -> (…, query); rows are normalised, empty ones 0.
 
     Example:
         >>> probes.row_entropy(np.array([[0.5, 0.5], [0.25, 0.75]])).round(3).tolist()
@@ -172,16 +180,11 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
 
 @probe("head_entropy")
 def head_entropy(
-    run: Run,
-    *,
-    kind: str | None = None,
-    sharp_below: float = SHARP_BELOW,
-    progress: Progress | None = None,
+    run: Run, *, kind: str | None = None, sharp_below: float = SHARP_BELOW, progress: Progress | None = None
 ) -> xr.Dataset:
     """Measure how widely each head of the output stack spreads its attention along a forecast.
 
-    Attention is not effect: a head may look sharply and write nothing. The scaling over heads calls some head sharp in
-    every model, untrained ones too. On planted mechanisms most heads that are called sharp do nothing.
+    The scaling over heads calls some head sharp in every model, untrained ones too, and a sharp head may do nothing.
 
     Args:
         run: the forecast to explain.
@@ -190,15 +193,14 @@ def head_entropy(
         progress: called with (done, of) after each series.
 
     Returns:
-        Dataset of kind "head_entropy" over (layer, head): ``entropy`` in nats, the mean over forecast steps
-        and series; ``normalised``, min-max scaled over all heads (never compare it across models); ``sharp``.
+        Dataset of kind "head_entropy" over (layer, head): ``entropy`` in nats, mean over forecast steps and series;
+        ``normalised``, min-max scaled over all heads (never compare it across models); ``sharp``.
 
     Source:
         tsfm-lens paper, section 4 (S3-HENT).
 
     Raises:
-        InputError: several variates, the horizon is longer than one pass, or attention of this kind is between
-            variates.
+        InputError: several variates, a horizon longer than one pass, or attention between variates.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -214,9 +216,8 @@ def head_entropy(
         if progress is not None:
             progress(i + 1, len(run.batch))
     entropy = xr.concat(entropies, dim="series").mean("series")
-    spread = float(entropy.max() - entropy.min())
-    normalised = (entropy - entropy.min()) / (spread or 1.0)
-    data = xr.Dataset({"entropy": entropy, "normalised": normalised, "sharp": normalised < sharp_below})
+    data = xr.Dataset({"entropy": entropy, "normalised": normalise(entropy)})
+    data["sharp"] = data["normalised"] < sharp_below
     facts = {"stack": row.name, "attention": attention, "sharp_below": sharp_below}
     data.attrs = run.describe("head_entropy", "Head entropy", "tsfm-lens paper, section 4 (S3-HENT)", **facts)
     return data

@@ -12,16 +12,16 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.contrast import contrast
-from tsfm_lens.probes.edge_attribution import edge_attribution
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
-from tsfm_lens.probes.path_patching import component_at
-from tsfm_lens.probes.places import Place, component_coords, listed, places_of
+from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.patching import contrast
+from tsfm_lens.probes.path_patching import edge_attribution
+from tsfm_lens.probes.places import Place, component_coords, nodes_of
 from tsfm_lens.probes.zero_ablation import ablations_of
 from tsfm_lens.registry import probe
 
@@ -31,8 +31,6 @@ _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 20
 Ablations = dict[Component, tuple[Intervention, ...]]
 Behaviour = Callable[[np.ndarray], np.ndarray]
 """Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series, feature)."""
-
-RANKINGS = ("greedy", "effects", "edges")
 
 
 @probe("circuit", "pair")
@@ -52,20 +50,14 @@ def minimal_circuit(
 ) -> xr.Dataset:
     """Remove components as long as the behaviour stays within a tolerance.
 
-    Faithfulness of a set of components is 1 - d(set, model) / d(nothing, model): 1 for the whole model, 0 for none of
-    it. Here d is the root mean square difference of the behaviour, and everything outside the set is ablated.
-
-    With a ``corrupted`` run, the circuit leaves out a component that does the same on both series, however much the
-    forecast needs it: in planted Chronos models a head that marks the last period.
+    Faithfulness of a set of components is 1 - d(set, model) / d(nothing, model), with everything outside the set
+    ablated and d the root mean square difference of the behaviour.
 
     Args:
         clean: the run in which the behaviour shows.
         corrupted: run, made alike, without what the circuit is for; gives what nodes outside take, if not None.
-        ranking: "greedy" removes, round by round, the component that lowers faithfulness least after earlier removals,
-            until none more can go. "effects" ranks components by the effect of ablating each alone, "edges" by the
-            size of their outgoing edges (edge attribution, in single forwards); both take the shortest list that is
-            faithful enough. Edges come from gradients, which vanish where a gate is shut or open, so parts that set a
-            gate rank last and the circuit gets too large.
+        ranking: "greedy" removes, round by round, the component that lowers faithfulness least; "effects" and "edges"
+            take the shortest faithful list, ranked by ablating each alone, or by the size of outgoing edges.
         tolerance: allowed loss of faithfulness, averaged over the series that have a verdict.
         behaviour: what must be kept of a forecast; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the stack that is read out if None.
@@ -75,19 +67,15 @@ def minimal_circuit(
         progress: called with (removed, of).
 
     Returns:
-        Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of
-        removal, -1 for those that stay; ``curve`` (size), faithfulness of the set of each size on the way, NaN for
-        sizes not reached; ``faithfulness`` and ``completeness`` (series), the latter 1 - faithfulness of the
-        complement, both with what :func:`tsfm_lens.probes.findings.judge` adds; ``forecast`` (part, series, step) of
-        "model", "circuit", "complement" and "nothing". Over ``series`` also ``gap``, the behaviour's difference between
-        the whole model and none of the nodes, ``gap_floor``, what that is in noise, ``gap_share``, the forecast's
-        over the series' range, and ``refused``: whether the gap is below its floor or ``smallest``, so that both
-        measures are NaN and the series has no say; the attribute ``refused`` names such series.
+        Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of removal,
+        -1 for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not reached; ``faithfulness`` and
+        ``completeness`` (series), 1 - faithfulness of the complement, with what :func:`tsfm_lens.probes.findings.judge`
+        adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and "nothing"; by series ``gap``,
+        the behaviour's difference between model and nothing, ``gap_floor``, that of noise, ``gap_share``, the
+        forecast's over the series' range, and ``refused``: a gap below its floor or ``smallest``.
 
     Source:
-        Wang et al. 2022; Conmy et al. 2023 (greedy pruning); Syed et al. 2023 (edge attribution); completeness after
-        Marks et al. 2024, arXiv:2403.19647, who give the complement's faithfulness itself; it exceeds 1 where the
-        complement is worse than nothing.
+        Wang et al. 2022; Conmy et al. 2023 (pruning); Syed et al. 2023 (edges); Marks et al. 2024 (completeness).
 
     Raises:
         InputError: no such ranking, "edges" without a corrupted series or gradients, a tolerance outside [0, 1), or a
@@ -105,7 +93,7 @@ def minimal_circuit(
     if ranking == "edges" and corrupted is None:
         raise InputError("ranking='edges' compares a clean with a corrupted series; give corrupted=…")
     places = _nodes(clean, nodes)
-    components = [component_at(place) for place in places]
+    components = [place.component for place in places]
     sources = [clean]
     if corrupted is not None:
         names = sorted({place.point for place in places})
@@ -114,7 +102,7 @@ def minimal_circuit(
         ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
     else:
         ablations = ablations_of(clean, components, how, reference)
-    bench = _Bench.of(clean, ablations, behaviour).with_verdicts(sources, smallest)
+    bench = _Bench.of(clean, ablations, behaviour, sources, smallest)
     if ranking == "greedy":
         order, curve = _greedy(bench, tolerance, per_round, progress)
     else:
@@ -133,8 +121,7 @@ def minimal_circuit(
 
 
 def _refuse(ranking: str, tolerance: object, per_round: object, behaviour: object, smallest: object) -> None:
-    if ranking not in RANKINGS:
-        raise InputError(f"ranking={ranking!r} is not known, choose one of {', '.join(RANKINGS)}")
+    refuse_word("ranking", ranking, ("greedy", "effects", "edges"))
     if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1 or not is_count(per_round):
         raise InputError(
             f"tolerance {tolerance!r}, per_round {per_round!r}: expected a tolerance from 0 to below 1, and a whole "
@@ -147,14 +134,11 @@ def _refuse(ranking: str, tolerance: object, per_round: object, behaviour: objec
 
 def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
     """Return the heads and branches to choose from, none of which is part of another."""
-    lens = run.lens
-    places = places_of(lens, writers(lens.wiring) if nodes is None else listed(nodes, "nodes"))
-    components = [place.target for place in places if isinstance(place.target, Component)]
-    if len(components) < len(places):
-        raise InputError("a circuit is made of heads and branches; residual streams cannot be nodes")
-    for node in components:
-        if node.head is not None and replace(node, head=None) in components:
-            raise InputError(f"{node} is part of {replace(node, head=None)}; name either the branch or its heads")
+    places = nodes_of(run.lens, nodes, "nodes")
+    components = [place.component for place in places]
+    for place in places:
+        if place.head is not None and place.branch in components:
+            raise InputError(f"{place.target} is part of {place.branch}; name either the branch or its heads")
     return places
 
 
@@ -171,25 +155,19 @@ class _Bench:
     no_verdict: np.ndarray
 
     @classmethod
-    def of(cls, run: Run, ablations: dict[Component, tuple[Intervention, ...]], behaviour: Behaviour | None) -> _Bench:
+    def of(
+        cls, run: Run, ablations: Ablations, behaviour: Behaviour | None, sources: Sequence[Run], smallest: float
+    ) -> _Bench:
+        """Forecast with all nodes and with none; the noise is that of all runs that activations come from."""
         measure: Behaviour = behaviour or (lambda forecasts: forecasts)
         empty = np.zeros(len(run.batch))
         bench = cls(run, ablations, measure, np.empty(0), np.empty(0), empty, empty.astype(bool))
         # side by side, so that both have the same rounding
         whole, nothing = bench.forecasts([set(), set(ablations)])
-        return replace(bench, whole=whole, nothing=told_apart(run, nothing, whole))
-
-    def with_verdicts(self, sources: Sequence[Run], smallest: float) -> _Bench:
-        """Add the noise of all runs that a variant's activations come from, and the series without a verdict.
-
-        Raises:
-            InputError: no series has a verdict.
-        """
-        floors = [
-            noise_floor(run, lambda other, plain: _rms(self._features(other), self._features(plain))) for run in sources
-        ]
+        bench = replace(bench, whole=whole, nothing=told_apart(run, nothing, whole))
+        floors = [noise_floor(each, lambda a, b: _rms(bench._features(a), bench._features(b))) for each in sources]
         noise = np.max(floors, axis=0)
-        no_verdict = (self.gap <= noise) | (self.gap_share <= smallest)
+        no_verdict = (bench.gap <= noise) | (bench.gap_share <= smallest)
         if no_verdict.all():
             raise InputError(
                 "ablating every node does not change the behaviour of any series by more than its noise, and its "
@@ -197,7 +175,7 @@ class _Bench:
                 "more nodes, another behaviour or a stronger corruption, of a sampling model more sample paths, or a "
                 "lower smallest=…"
             )
-        return replace(self, noise=noise, no_verdict=no_verdict)
+        return replace(bench, noise=noise, no_verdict=no_verdict)
 
     @property
     def gap(self) -> np.ndarray:

@@ -14,9 +14,9 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention import token_steps
 from tsfm_lens.probes.row_angles import random_angle
-from tsfm_lens.probes.streaming import StreamedSpectrum
-from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, ranks_of
+from tsfm_lens.probes.weight_ranks import EPSILON, StreamedSpectrum, checked_levels, ranks_of_rows
 from tsfm_lens.ranks import angles, epsilon_rank
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import mean_interval
@@ -40,7 +40,7 @@ def embedding_ranks(
 ) -> xr.Dataset:
     """Compute spectra, ranks and angles of the tokens that series are embedded as, before the first layer.
 
-    Tokens are those that show the series: special ones, those of the future and those that only pad are left out.
+    Only tokens that show the series count: no special ones, and none of the future or of padding.
 
     Args:
         run: its model, and its series as the family "own series".
@@ -52,24 +52,20 @@ def embedding_ranks(
 
     Returns:
         Dataset of kind "embedding_ranks" over ``family``: "own series", the families, and "vocabulary", all rows of the
-        embedding, where tokens are looked up. ``singular_value`` (family, mode), descending, NaN beyond the last;
-        ``epsilon_rank`` and ``told`` (epsilon, family), false where rounding may hide the rank; ``stable_rank``,
-        ``effective_rank``, ``participation_ratio`` and ``rounding_floor`` (family), NaN where all tokens are zero;
-        ``tokens`` (family), and ``full``, the largest possible rank. ``signal_rank`` (epsilon, family, signal), of
-        single signals, NaN beyond the last, with ``signal_rank_estimate``, ``_low`` and ``_high`` (epsilon, family),
-        the mean and its 95 % interval over signals. ``angle`` (family, token, other_token) between tokens as lines, 0
+        embedding, where tokens are looked up. Spectra and ranks (epsilon, family) as of
+        :func:`tsfm_lens.probes.weight_ranks`; ``tokens`` (family); ``full``, the largest possible rank; ``signal_rank``
+        (epsilon, family, signal), NaN beyond the last, with ``signal_rank_estimate``, ``_low`` and ``_high`` (epsilon,
+        family), mean and 95 % interval over signals; ``angle`` (family, token, other_token) between tokens as lines, 0
         to 90 degrees, and ``mean_angle`` (family). ``attrs["random_angle"]`` is that of random lines.
 
     Source:
         Flow of ranks, sections 2 and 3, figures 2, 3 and 13 (S0-F2, S0-F3, S0-F13, S0-ANG).
 
     Raises:
-        InputError: an ε outside (0, 1), fewer than 2 tokens, batch_size below 1, or a family that the model cannot
-            read or whose name is reserved.
+        InputError: an ε outside (0, 1), fewer than 2 tokens, batch_size below 1, or a family of a reserved name.
 
     Example:
-        >>> data = probes.embedding_ranks(run)
-        >>> int(data["epsilon_rank"].sel(epsilon=0.01, family="zero"))
+        >>> int(probes.embedding_ranks(run)["epsilon_rank"].sel(epsilon=0.01, family="zero"))
         1
     """
     levels = checked_levels(epsilon)
@@ -80,14 +76,22 @@ def embedding_ranks(
     families = signal_families(run, seed=seed) if signals is None else families
     if clash := {OWN, VOCABULARY} & set(families):
         raise InputError(f"a family is called {min(clash)!r}, which has a meaning here; give it another name")
-    embeddings = {
-        name: _Tokens.of_series(lens, batch, batch_size) for name, batch in {OWN: run.batch, **families}.items()
-    }
+    batches = {OWN: run.batch, **families}
+    embeddings = {name: _tokens_of(lens, batch, batch_size) for name, batch in batches.items()}
     table = vocabulary_of(lens)
     if table is not None:
-        embeddings[VOCABULARY] = _Tokens.of_rows(table)
-    data = _ranks(embeddings, levels).assign({**_of_signals(embeddings, levels), **_angles(embeddings, tokens)})
-    data["tokens"] = ("family", [each.spectrum.rows for each in embeddings.values()])
+        embeddings[VOCABULARY] = _Tokens(table.shape[1])
+        # in blocks, so that no copy of a whole vocabulary is made
+        for rows in table.detach().cpu().split(_FIRST_ROWS):
+            embeddings[VOCABULARY].add(rows)
+    spectra = [each.spectrum for each in embeddings.values()]
+    data = ranks_of_rows(spectra, levels, "family", [0] * len(spectra)).drop_vars("rank_share")
+    data = data.assign(
+        full=("family", [min(each.rows, each.width) for each in spectra]),
+        tokens=("family", [each.rows for each in spectra]),
+        **_of_signals(embeddings, levels),
+        **_angles(embeddings, tokens),
+    ).assign_coords(family=list(embeddings))
     d_model = lens.wiring.stacks[0].d_model
     facts = {"stack": lens.wiring.stacks[0].name, "random_angle": random_angle(d_model), "d_model": d_model}
     title, source = "Ranks of embedded series", "Flow of ranks, sections 2 and 3 (S0-F2, S0-F3, S0-F13)"
@@ -98,8 +102,8 @@ def embedding_ranks(
 def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
     """Return sinusoids, exponentials, white noise and zeros, as long as the longest series of a run.
 
-    Each family but the last has 8 to 64 series, so that there are about two tokens for each dimension of the stream.
-    A language model takes sequences of random ids alone.
+    Each family but the last has 8 to 64 series, so that there are about two tokens for each dimension of the stream. A
+    language model takes sequences of random ids alone.
 
     Args:
         run: whose series are matched.
@@ -136,60 +140,41 @@ class _Tokens:
         self.signals: list[np.ndarray] = []
         self.first = np.zeros((0, width))
 
-    @classmethod
-    def of_series(cls, lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
-        """Embed series, in groups of whole items."""
-        tokens = cls(lens.wiring.stacks[0].d_model)
-        item = batch.group_index
-        for start in range(0, int(item.max()) + 1, size):
-            part = batch.select(np.flatnonzero((item >= start) & (item < start + size)).tolist())
-            encoded = lens.encode(part)
-            name = lens.wiring.stacks[0].name
-            point = f"{name}.hook_embed" if name else "hook_embed"
-            with torch.no_grad():
-                _, acts = lens.run_with_cache(encoded, names_filter=[point])
-            for rows, visible in zip(acts[point].cpu(), _context_mask(lens, encoded), strict=True):
-                tokens._add(rows[visible], apart=True)
-        if not tokens.spectrum.rows:
-            raise InputError(f"none of the tokens of {', '.join(batch.ids[:3])} shows a series; give longer ones")
-        return tokens
-
-    @classmethod
-    def of_rows(cls, table: Tensor) -> _Tokens:
-        """Take the rows of a matrix."""
-        tokens = cls(table.shape[1])
-        # in blocks, so that no copy of a whole vocabulary is made
-        for rows in table.detach().cpu().split(_FIRST_ROWS):
-            tokens._add(rows, apart=False)
-        return tokens
-
-    def _add(self, rows: Tensor, *, apart: bool) -> None:
+    def add(self, rows: Tensor) -> None:
+        """Add tokens, (n, width)."""
         self.spectrum.add(rows)
-        if apart and len(rows):
-            self.signals.append(torch.linalg.svdvals(rows.double()).numpy())
         if len(self.first) < _FIRST_ROWS:
             self.first = np.concatenate([self.first, rows.double().numpy()])[:_FIRST_ROWS]
+
+
+def _tokens_of(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
+    """Embed series, in groups of whole items."""
+    stack, item = lens.wiring.stacks[0], batch.group_index
+    tokens, point = _Tokens(stack.d_model), f"{stack.name}.hook_embed" if stack.name else "hook_embed"
+    for start in range(0, int(item.max()) + 1, size):
+        encoded = lens.encode(batch.select(np.flatnonzero((item >= start) & (item < start + size)).tolist()))
+        with torch.no_grad():
+            _, acts = lens.run_with_cache(encoded, names_filter=[point])
+        for signal, visible in zip(acts[point].cpu(), _context_mask(lens, encoded), strict=True):
+            if len(rows := signal[visible]):
+                tokens.add(rows)
+                tokens.signals.append(torch.linalg.svdvals(rows.double()).numpy())
+    if not tokens.spectrum.rows:
+        raise InputError(f"none of the tokens of {', '.join(batch.ids[:3])} shows a series; give longer ones")
+    return tokens
 
 
 def _context_mask(lens: Lens, encoded: Any) -> Tensor:
     """Mark tokens of the first stack that show the context of their row, (row, pos)."""
     name = lens.wiring.stacks[0].name
-    spans = encoded.spans[name]
-    pairs = zip(spans.special, spans.start, strict=True)
-    return encoded.shown(name) & torch.tensor([not special and start < 0 for special, start in pairs])
+    start, _, ordinary = token_steps(encoded.spans[name])
+    return encoded.shown(name) & torch.tensor(ordinary & (start < 0))
 
 
 def vocabulary_of(lens: Lens) -> Tensor | None:
     """Return the embedding (token, d_model) where tokens are looked up."""
     module = lens.model.get_submodule(lens.wiring.embed)
     return lens.weights.W_E if isinstance(module, torch.nn.Embedding) else None
-
-
-def _ranks(embeddings: Mapping[str, _Tokens], levels: list[float]) -> xr.Dataset:
-    values = [each.spectrum.singular_values() for each in embeddings.values()]
-    floors = [each.spectrum.rounding_floor(own, 0) for each, own in zip(embeddings.values(), values, strict=True)]
-    data = ranks_of(values, floors, levels, "family").drop_vars("rank_share")
-    return data.assign(full=("family", [len(own) for own in values])).assign_coords(family=list(embeddings))
 
 
 def _of_signals(embeddings: Mapping[str, _Tokens], levels: list[float]) -> dict[str, Any]:

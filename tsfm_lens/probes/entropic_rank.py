@@ -26,26 +26,24 @@ EPSILON = 1e-8
 def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> xr.Dataset:
     """Compute the entropic rank of the head outputs of every layer of the stack that is read out.
 
-    The writes of a layer's heads at one token are scaled to length 1 and stacked. The entropy of their normalised
-    singular values is averaged over all tokens of all series and exponentiated. It counts the directions: 1 if all
-    heads write along one line, the number of heads if no two share any. A write is a head's output after the output
-    projection; a norm between the projection and the stream (TimesFM) is not part of it.
+    The writes of a layer's heads at one token, after the output projection and before a norm behind it, are scaled to
+    length 1 and stacked. The entropy of their normalised singular values is averaged over tokens and exponentiated: 1
+    if all heads write along one line, the number of heads if no two share any direction.
 
     Args:
-        run: the forecast to explain; its series pass through the model in groups, and only sums stay in memory.
+        run: the forecast to explain.
         kind: kind of attention; the stack's last kind if None.
         batch_size: series in a group, or items where they have several variates.
 
     Returns:
-        Dataset of kind "entropic_rank" over ``layer``: ``rank``; ``entropy`` in nats (layer, series), the
-        mean over tokens; and ``tokens`` (series), their number, by which the rank weights the series. Tokens that only
-        pad a short series do not count.
+        Dataset of kind "entropic_rank" over ``layer``: ``rank``; ``entropy`` in nats (layer, series), mean over tokens;
+        ``tokens`` (series), their number without padding, by which the rank weights the series.
 
     Source:
         tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
 
     Raises:
-        InputError: batch_size below 1, or the horizon is longer than one pass.
+        InputError: batch_size below 1, or a horizon longer than one pass.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -69,15 +67,7 @@ def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> 
 
 @dataclass(frozen=True, eq=False)
 class TokenMeans:
-    """Means over tokens of a quantity that head writes have.
-
-    Attributes:
-        values: (layer, series, …).
-        kind: kind of attention.
-        layers: that have it.
-        rows: names of the series, or of the items whose variates share a sequence.
-        tokens: (series,), how many tokens each mean is over.
-    """
+    """Means over tokens of a quantity that head writes have."""
 
     values: np.ndarray
     kind: str
@@ -91,24 +81,9 @@ class TokenMeans:
 
 
 def mean_over_tokens(
-    run: Run,
-    *,
-    reduce: Callable[[Tensor], Tensor],
-    kind: str | None = None,
-    batch_size: int = 8,
-    normed: bool = False,
+    run: Run, *, reduce: Callable[[Tensor], Tensor], kind: str | None = None, batch_size: int = 8, normed: bool = False
 ) -> TokenMeans:
-    """Average a function of every layer's head writes over the tokens that show a series.
-
-    Args:
-        run, kind, batch_size: see :func:`entropic_rank`.
-        reduce: head writes (batch, pos, head, d_model) to (batch, pos, …), token by token, while the model runs.
-        normed: read writes after a norm behind the output projection, if there is one; else before it.
-
-    Raises:
-        InputError: batch_size below 1, or the horizon is longer than one pass.
-        UnknownNameError: no such kind of attention.
-    """
+    """Average a function of every layer's head writes over the tokens that show a series."""
     lens = run.lens
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
@@ -156,14 +131,7 @@ def item_groups(run: Run, size: int) -> Iterator[Run]:
 
 
 def head_entropy_of_writes(writes: Tensor) -> Tensor:
-    """Compute the entropy of the normalised singular values of unit-length head writes.
-
-    Args:
-        writes: (…, head, d_model).
-
-    Returns:
-        (…), nats; between 0 and log(number of heads).
-    """
+    """Compute the entropy of the normalised singular values of unit-length head writes, (…, head, d_model) -> (…)."""
     z = writes.double()
     unit = z / z.norm(dim=-1, keepdim=True).clamp(min=EPSILON)
     # the singular values of U are the roots of the eigenvalues of its Gram matrix, which is heads × heads

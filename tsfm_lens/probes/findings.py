@@ -30,14 +30,10 @@ def judge(
 ) -> xr.Dataset:
     """Add to an effect its interval, its noise floor, and the members that stand out or lead.
 
-    Covariates are left out. Three or more series are a sample, and the effect's estimate is the mean over them, so that
-    results hold for other series like them; fewer series are no sample. Members are the effect's entries along all
-    other dimensions: components, or components at positions. A member stands out if its effect is above the noise
-    floor. It leads its group if its effect is also larger than that of every other member. Both are one-sided t tests
-    over series, paired between members. They are corrected over the members of a group after Holm, or as ``control``
-    says; a leader's always after Holm. With fewer than three series the effect, or the difference, must exceed the
-    floor in each. An effect that stands out is more than rounding or draws, but need not be large: where every head
-    writes a little, every head stands out.
+    Members are the effect's entries along all dimensions but series; covariates are left out. A member stands out if
+    its effect is above the noise floor, and leads its group if it is also larger than every other member's. Both are
+    one-sided t tests over series, paired between members and corrected over a group; with fewer than three series the
+    effect, or the difference, must exceed the floor in each.
 
     Args:
         data: result with ``name`` over (…, series).
@@ -47,13 +43,12 @@ def judge(
         groups: a coordinate or array over members' dimensions, or a label per member; None puts all into one group.
         values: (…, series) the effect by series, where the result has it in some other form.
         over: the dimension that is a sample, if it is not "series".
-        control: see :data:`tsfm_lens.stats.Control`; "by" for lists in which a few wrong members among many do no harm.
+        control: see :data:`tsfm_lens.stats.Control`; a leader's is always Holm's.
 
     Returns:
-        The result with ``NAME_estimate``, ``NAME_low``, ``NAME_high`` (…), the ends of the 95 % interval over series
-        (the estimate itself where there are fewer than three), ``NAME_floor`` (series, or as labelled), and the
-        booleans ``NAME_stands_out`` and ``NAME_leads`` (…). The attribute ``test`` names the test, and ``below_noise``
-        says of which effects no member stands out.
+        The result with ``NAME_estimate``, ``NAME_low``, ``NAME_high`` (…), mean and 95 % interval over series (the mean
+        alone below three), ``NAME_floor`` (series, or as labelled), and the booleans ``NAME_stands_out`` and
+        ``NAME_leads`` (…). The attribute ``test`` names the test, ``below_noise`` the effects of which none stands out.
 
     Raises:
         UnknownNameError: no such control.
@@ -79,13 +74,11 @@ def judge(
     stands_out, leads = np.zeros(len(flat), dtype=bool), np.zeros(len(flat), dtype=bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        stands_out[members], leads[members] = significant(
-            flat[members], beneath[members], signed=signed, control=control
-        )
+        own, floor_of = flat[members], beneath[members]
+        stands_out[members], leads[members] = significant(own, floor_of, signed=signed, control=control)
     results = {"estimate": estimate, "low": low, "high": high, "stands_out": stands_out, "leads": leads}
-    shape = effect.shape[:-1]
-    variables = {f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in results.items()}
-    data = data.assign({**variables, f"{name}_floor": floors})
+    parts = {f"{name}_{part}": xr.Variable(dims, each.reshape(effect.shape[:-1])) for part, each in results.items()}
+    data = data.assign({**parts, f"{name}_floor": floors})
     plural = over if over == "series" else f"{over}s"
     data.attrs["test"] = (
         f"t tests over {plural} after {_NAMES[control]}, {100 * CONFIDENCE:g} % intervals"
@@ -113,10 +106,6 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
 
 
 def refuse_no_share(value: object, what: str) -> None:
-    """Refuse a value that is no number from 0 to 1.
-
-    Raises:
-        InputError: the value is none.
-    """
+    """Refuse a value that is no number from 0 to 1."""
     if not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InputError(f"{what} is {value!r}, expected a share from 0 to 1")

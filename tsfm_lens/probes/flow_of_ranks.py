@@ -18,8 +18,7 @@ from tsfm_lens.probes.entropic_rank import item_groups
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.spectra import core_singular_values
-from tsfm_lens.probes.streaming import StreamedSpectrum
-from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, ranks_of, weight_matrices
+from tsfm_lens.probes.weight_ranks import EPSILON, StreamedSpectrum, checked_levels, ranks_of_rows, weight_matrices
 from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.registry import probe
 
@@ -41,10 +40,8 @@ def flow_of_ranks(
 ) -> xr.Dataset:
     """Compute spectra and ranks of the stream before each layer and after the last, and of each layer's W_Q.
 
-    The matrix of a stream has a row per token of every series. Series pass through the model in groups, and each stream
-    leaves only a triangular factor of d_model × d_model numbers, so many series need no more memory than few. The
-    factor has the stream's singular values in float64, small ones too (a sum of outer products would lose those below
-    1.5e-8 of the largest).
+    The matrix of a stream has a row per token of every series. It is factorised group by group in float64, so that many
+    series need no more memory than few.
 
     Args:
         run: the forecast to explain.
@@ -54,28 +51,23 @@ def flow_of_ranks(
         apart: the most series that have ranks of their own, evenly over the batch.
 
     Returns:
-        Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", the input of the first layer, then "0", … after each
-        layer): ``singular_value`` (stream, mode), ``epsilon_rank``, ``rank_share`` (of the largest possible) and
-        ``told`` (epsilon, stream), false where rounding of the forward may hide the rank; ``stable_rank``,
-        ``effective_rank``, ``participation_ratio`` and ``rounding_floor`` (stream). Of single series ``series_rank``
-        (epsilon, stream, series), NaN where there is none, and ``rank_rise``, the same less that of the embedding,
-        with what :func:`tsfm_lens.probes.findings.judge` adds. Over ``layer``: ``weight_singular_value`` (layer, mode)
-        and ``weight_rank`` (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and ``value_norm``, the
-        largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O, which theorem 4 asks to be at most
-        1; and ``bound`` (layer, mode), what the theorem allows the relative singular values after the layer, NaN where
-        it says nothing because these norms are larger or the model has fewer than ``attrs["least_depth"]`` layers. The
-        theorem covers neither norms before the branches nor MLPs. ``attention_value`` and ``attention_bound`` (layer,
-        mode): relative singular values of the stream after the layer's first attention, and their bound by the
-        inequality behind the theorem, with measured values in the place of its constants; it holds for every
-        model. NaN where an attention does more than weigh values, or regroups rows.
+        Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", then "0", … after each layer) spectra and ranks
+        (epsilon, stream) as of :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series), NaN
+        where there is none, and ``rank_rise``, the same less that of the embedding, with what
+        :func:`tsfm_lens.probes.findings.judge` adds. Over ``layer`` ``weight_singular_value`` (layer, mode) and
+        ``weight_rank`` (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and ``value_norm``, the
+        largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O; ``bound`` (layer, mode) of the
+        relative singular values by theorem 4, NaN where a norm is above 1 or there are fewer than
+        ``attrs["least_depth"]`` layers; ``attention_value`` and ``attention_bound`` (layer, mode): those of the stream
+        after the first attention, and their bound by the inequality behind the theorem, with measured values for its
+        constants; NaN where an attention does more than weigh values, or regroups rows.
 
     Source:
-        Flow of ranks, section 4 and figure 5 (S0-FOR), theorem 4 (S0-TH4); Demmel et al. 2012 for factorisations of
-        matrices that come in parts.
+        Flow of ranks, section 4 and figure 5 (S0-FOR), theorem 4 (S0-TH4), without norms and MLPs; Demmel et al. 2012.
 
     Raises:
-        InputError: an ε outside (0, 1), batch_size below 1, apart below 0, a layer without attention, or the horizon is
-            longer than one pass.
+        InputError: an ε outside (0, 1), batch_size below 1, apart below 0, no attention, or a horizon longer than one
+            pass.
         UnknownNameError: no such stack.
 
     Example:
@@ -89,9 +81,7 @@ def flow_of_ranks(
     column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
     for layer in range(column.n_layers):
         if not any(column.attentions(layer)):
-            raise InputError(
-                f"{column.prefix}.{layer} has no attention, and the flow of ranks needs one in every layer"
-            )
+            raise InputError(f"{column.prefix}.{layer} has no attention; the flow of ranks needs one in every layer")
     points = [f"{column.prefix}.{layer}.hook_resid_pre" for layer in range(column.n_layers)]
     points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
     places = np.linspace(0, len(run.batch) - 1, min(apart, len(run.batch))).round().astype(int)
@@ -117,10 +107,13 @@ def flow_of_ranks(
             growth.add(group_acts, visible)
         for row, name in enumerate(group.encoded.rows):
             if name in single:
-                tokens = [stream[row][visible[row]] for stream in streams]
-                ranks[..., len(series)] = np.stack([epsilon_rank(_values(rows), levels) for rows in tokens], axis=-1)
+                own = [torch.linalg.svdvals(stream[row][visible[row]].double()).numpy() for stream in streams]
+                ranks[..., len(series)] = np.stack([epsilon_rank(values, levels) for values in own], axis=-1)
             series.append(name)
-    data = _of_streams(spectra, levels, ranks[..., : len(series)], series)
+    ranks, axes = ranks[..., : len(series)], ("epsilon", "stream", "series")
+    data = ranks_of_rows(spectra, levels, "stream", range(len(spectra)))
+    data = data.assign(series_rank=(axes, ranks), rank_rise=(axes, ranks - ranks[:, :1]))
+    data = data.assign_coords(stream=["embed", *map(str, range(column.n_layers))], series=series)
     data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
     around_attention = np.stack([each.spectra() for each in growths])[..., : data.sizes["mode"]]
     for place, name in enumerate(("attention_value", "attention_bound")):
@@ -133,27 +126,11 @@ def flow_of_ranks(
     return data
 
 
-def _values(rows: Tensor) -> np.ndarray:
-    return torch.linalg.svdvals(rows.double()).numpy()
-
-
-def _of_streams(
-    spectra: list[StreamedSpectrum], levels: list[float], ranks: np.ndarray, series: list[str]
-) -> xr.Dataset:
-    values = [each.singular_values() for each in spectra]
-    floors = [each.rounding_floor(own, place) for place, (each, own) in enumerate(zip(spectra, values, strict=True))]
-    axes = ("epsilon", "stream", "series")
-    data = ranks_of(values, floors, levels, "stream").assign(
-        series_rank=(axes, ranks), rank_rise=(axes, ranks - ranks[:, :1])
-    )
-    return data.assign_coords(stream=["embed", *map(str, range(len(spectra) - 1))], series=series)
-
-
 def _of_weights(lens: Lens, column: Stack, levels: list[float], streams: np.ndarray) -> dict[str, object]:
     """Compute spectra of W_Q, the norms of theorem 4, and its bound from singular values (stream, mode)."""
     first = {layer: next(column.attentions(layer)).kind for layer in range(column.n_layers)}
     queries = [
-        _values(one.weight.cpu())
+        torch.linalg.svdvals(one.weight.cpu().double()).numpy()
         for one in weight_matrices(lens, stack=column.name, parts=["W_Q"])
         if one.kind == first[one.layer]
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import isfunction, signature
 from typing import Any
@@ -15,7 +15,15 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
+__all__ = []
+
 _RUN, _LENS = "a Run, as lens.run(...) gives", "a Lens, as tsfm_lens.load(...) gives"
+
+
+def refuse_word(name: str, value: object, words: Sequence[str]) -> None:
+    """Refuse an option that is none of these words."""
+    if value not in words:
+        raise InputError(f"{name}={value!r} is not known, choose {' or '.join(map(repr, words))}")
 
 
 def _several(kind: type, value: object) -> bool:
@@ -29,10 +37,7 @@ def _several(kind: type, value: object) -> bool:
 _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "Run": (lambda value: isinstance(value, Run), _RUN),
     "Run | None": (lambda value: isinstance(value, Run | None), f"{_RUN}, or None"),
-    "Run | Sequence[Run]": (
-        lambda value: isinstance(value, Run) or _several(Run, value),
-        f"{_RUN}, or a list of such",
-    ),
+    "Run | Sequence[Run]": (lambda value: _several(Run, [value]) or _several(Run, value), f"{_RUN}, or a list of such"),
     "Lens": (lambda value: isinstance(value, Lens), _LENS),
     "Iterable[Lens]": (lambda value: _several(Lens, value), "several lenses, as tsfm_lens.load(...) gives each"),
     "Mapping[int, Lens]": (lambda value: isinstance(value, Mapping), "a mapping of steps to lenses"),
@@ -40,13 +45,7 @@ _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def refuse_others(package: str) -> None:
-    """Let the functions of a package refuse what is no run or lens, where an annotation asks for one.
-
-    A checked function replaces the original in the package and in its own module, with its signature and docstring.
-
-    Args:
-        package: dotted name of the package, which has set ``__all__`` before.
-    """
+    """Let the functions of a package refuse what is no run or lens, where an annotation asks for one."""
     namespace = vars(sys.modules[package])
     for name in namespace["__all__"]:
         if isfunction(probe := namespace[name]):
@@ -76,17 +75,7 @@ def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_kind(result: Any, kind: str, probe: str, source: str = "") -> xr.Dataset:
-    """Check that a result of another probe is of a kind, and return it.
-
-    Args:
-        result: the probe's argument.
-        kind: required kind of the result, such as "logit_lens".
-        probe: name of the probe that takes it, such as "layer_gain".
-        source: name of the probe that computes such results, if it differs from the kind.
-
-    Raises:
-        InputError: the result is of another kind, or not a Dataset.
-    """
+    """Check that a result of another probe is of a kind, and return it."""
     if isinstance(result, xr.Dataset) and result.attrs.get("kind") == kind:
         return result
     words = f"of kind {result.attrs.get('kind')!r}" if isinstance(result, xr.Dataset) else called(result)
@@ -98,3 +87,8 @@ def called(value: object) -> str:
     """Name an object in a message, by its type."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def describe(lens: Lens, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
+    """Return kind, title, source, provenance and the probe's parameters; results of runs take ``run.describe``."""
+    return {"kind": kind, "title": title, "source": source, **lens.provenance(), **parameters}

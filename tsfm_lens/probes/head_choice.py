@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -18,7 +17,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import told_apart
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time
-from tsfm_lens.probes.given import called
+from tsfm_lens.probes.given import called, refuse_word
 from tsfm_lens.probes.spectra import head_spectra
 
 __all__ = ["diffuse_heads", "heads_at_1pp", "heads_by_stable_rank", "random_heads", "sharp_heads"]
@@ -29,19 +28,14 @@ ORDERS = ("low", "high")
 def heads_by_stable_rank(
     lens: Lens, keep: Mapping[int, int], *, order: str = "low", kind: str | None = None, paired: bool = True
 ) -> list[Component]:
-    """Return the heads to ablate, ranked by the stable rank of W_Q W_Kᵀ, so that each layer keeps so many.
+    """Return the heads to ablate, in model order, by the stable rank of W_Q W_Kᵀ, so that each layer keeps so many.
 
     Args:
         lens: the model; layers are those of the stack that is read out.
         keep: layer -> number of heads kept.
         order: heads of a layer to ablate first, those of "low" or of "high" stable rank.
         kind: kind of attention that is ranked; the last one over time if None.
-        paired: also ablate the heads of the same index in the layer's other attentions over time, as the paper does:
-            in encoder-decoder models its "heads" are pairs of self- and cross-attention heads. False ablates those of
-            ``kind`` alone.
-
-    Returns:
-        The heads to ablate, in model order.
+        paired: also ablate the heads of the same index in the layer's other attentions over time, as the paper does.
 
     Source:
         tsfm-lens paper, definition 5.2 and appendix B (S3-ORD, S3-H1PP, S3-ZA-H).
@@ -54,15 +48,11 @@ def heads_by_stable_rank(
         >>> len(probes.heads_by_stable_rank(lens, {0: 1, 1: 2}, paired=False))
         5
     """
-    if order not in ORDERS:
-        raise InputError(f"order={order!r} is not known, choose 'low' or 'high'")
-    attention, _ = _check_layers(lens, keep, kind)
+    refuse_word("order", order, ORDERS)
+    attention, n_heads = _check_layers(lens, keep, kind)
     ranks = _stable_ranks(lens, attention)
-    heads: list[Component] = []
-    for layer, count in keep.items():
-        first = _ablation_order(ranks, layer, order)
-        heads += _heads(lens, layer, first[: len(first) - count], attention, paired)
-    return sorted(heads, key=_place)
+    first = {layer: _ablation_order(ranks, layer, order)[: n_heads - count] for layer, count in keep.items()}
+    return _heads(lens, first, attention, paired)
 
 
 def random_heads(
@@ -84,10 +74,8 @@ def random_heads(
     """
     attention, n_heads = _check_layers(lens, keep, kind)
     rng = np.random.default_rng(seed)
-    heads: list[Component] = []
-    for layer, count in keep.items():
-        heads += _heads(lens, layer, rng.permutation(n_heads)[: n_heads - count].tolist(), attention, paired)
-    return sorted(heads, key=_place)
+    first = {layer: rng.permutation(n_heads)[: n_heads - count].tolist() for layer, count in keep.items()}
+    return _heads(lens, first, attention, paired)
 
 
 def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
@@ -120,8 +108,7 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
 def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = None, paired: bool = True) -> xr.Dataset:
     """Find how many heads a layer must keep so that the error on these series rises by less than one percent.
 
-    The smallest number of heads that passes is found for each layer and both orders of stable rank, even if a larger
-    number fails. The order that keeps fewer heads wins; of two equal ones, that of the smaller rise. The MLP stays.
+    That is the smallest number that passes, in the order of stable rank that keeps fewer heads, or rises less.
 
     Args:
         run: the forecast to explain, with the truth.
@@ -129,8 +116,7 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
         kind, paired: see :func:`heads_by_stable_rank`.
 
     Returns:
-        Dataset of kind "heads_at_1pp" over ``layer``: ``kept`` heads, the winning ``order`` and the relative
-        ``rise`` of the error there.
+        Dataset of kind "heads_at_1pp" over ``layer``: ``kept`` heads, ``order`` and the relative ``rise`` of the error.
 
     Source:
         tsfm-lens paper, definition 5.2 (S3-H1PP): a relative percent, strictly below.
@@ -147,18 +133,18 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
     stack = run.lens.wiring.output_stack
     attention, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
     rises = _rises(run, layers, attention, paired)
-    winners = []
+    orders, winners = [], []
     for layer in layers:
-        searches = {
-            order: run_search(scan(stack.n_heads, tolerance), partial(_rise_at, rises, layer, order))
-            for order in ORDERS
-        }
-        winners.append(better(searches))
+        looks = {order: (lambda count, _look, at=(layer, order): rises[*at, count]) for order in ORDERS}
+        searches = {order: run_search(scan(stack.n_heads, tolerance), look) for order, look in looks.items()}
+        order, winner = better(searches)
+        orders.append(order)
+        winners.append(winner)
     data = xr.Dataset(
         {
-            "kept": ("layer", [best.kept for _, best in winners]),
-            "order": ("layer", [order for order, _ in winners]),
-            "rise": ("layer", [best.change for _, best in winners]),
+            "kept": ("layer", [winner.kept for winner in winners]),
+            "order": ("layer", orders),
+            "rise": ("layer", [winner.change for winner in winners]),
         },
         coords={"layer": list(map(str, layers))},
     )
@@ -180,8 +166,8 @@ def _rises(run: Run, layers: list[int], kind: str, paired: bool) -> dict[tuple[i
         for order in ORDERS:
             first = _ablation_order(ranks, layer, order)
             for count in range(len(first)):
-                heads = _heads(run.lens, layer, first[: len(first) - count], kind, paired)
-                ablations[layer, order, count] = tuple(sorted(heads, key=_place))
+                heads = _heads(run.lens, {layer: first[: len(first) - count]}, kind, paired)
+                ablations[layer, order, count] = tuple(heads)
     # without any head both orders are alike
     each = list(dict.fromkeys(ablations.values()))
     forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in each])
@@ -197,10 +183,6 @@ def _log_error(run: Run, forecasts: np.ndarray) -> np.ndarray:
     # the scale of MASE is the same before and after, so that it cancels in the ratio
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(mae(forecasts, run.truth)).mean(-1))
-
-
-def _rise_at(rises: Mapping[tuple[int, str, int], float], layer: int, order: str, count: int, _look: int) -> float:
-    return rises[layer, order, count]
 
 
 def _stable_ranks(lens: Lens, kind: str) -> xr.DataArray:
@@ -226,12 +208,14 @@ def _check_layers(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tupl
     return attention, stack.n_heads
 
 
-def _heads(lens: Lens, layer: int, indices: list[int], kind: str, paired: bool) -> list[Component]:
-    stack = lens.wiring.output_stack
-    timed = [row.kind for row in stack.attentions(layer) if row.over == "time"]
-    # in model order, and the ranked kind even where nothing attends over time
-    kinds = [each.kind for each in stack.attentions(layer) if each.kind == kind or (paired and each.kind in timed)]
-    return [Component(stack.name, layer, each, head) for each in kinds for head in indices]
+def _heads(lens: Lens, indices: Mapping[int, Sequence[int]], kind: str, paired: bool) -> list[Component]:
+    """Return heads by layer and index, also those of other attentions over time if paired, in model order."""
+    stack, heads = lens.wiring.output_stack, []
+    for layer, own in indices.items():
+        for row in stack.attentions(layer):
+            if row.kind == kind or (paired and row.over == "time"):
+                heads += [Component(stack.name, layer, row.kind, head) for head in own]
+    return sorted(heads, key=lambda each: (each.layer, each.kind or "", each.head or 0))
 
 
 def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]:
@@ -247,11 +231,6 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
         raise InputError(f"{count} heads are asked for, expected 1 to {values.size}")
     order = np.argsort(sign * values.values.ravel(), kind="stable")[:count]
     stack, kind = str(entropy.attrs.get("stack", "")), str(entropy.attrs["attention"])
-    places = [divmod(int(flat), values.sizes["head"]) for flat in order]
-    return [
-        Component(stack, int(values["layer"].values[row]), kind, int(values["head"].values[col])) for row, col in places
-    ]
-
-
-def _place(component: Component) -> tuple[int, str, int]:
-    return component.layer, component.kind or "", component.head or 0
+    layers, heads = values["layer"].values, values["head"].values
+    places = [divmod(int(flat), len(heads)) for flat in order]
+    return [Component(stack, int(layers[row]), kind, int(heads[column])) for row, column in places]

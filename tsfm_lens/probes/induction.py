@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,25 +17,23 @@ from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.base import TokenModel
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
-from tsfm_lens.probes.attention import row_entropy
+from tsfm_lens.probes.attention import SHARP_BELOW, normalise, row_entropy
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.given import describe, of_kind, refuse_word
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import ratio_units
 
-__all__ = ["induction_scores"]
+__all__ = ["induction_overlap", "induction_scores"]
 
 PREFIX_FROM = 0.3
 COPY_FROM = 2.0
 WITHIN = 1.0124
-DECODINGS = ("forced", "rollout")
-POSITIONS = ("last", "first", "all")
 
 _SOURCE = "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)"
 
 
 class _Targets(NamedTuple):
-    """Key of the last instance of each decoder token, the token after it, and whether there is one."""
+    """Last instance of each decoder token, the token after it, and whether there is one."""
 
     keys: Tensor
     right: Tensor
@@ -58,47 +58,42 @@ def induction_scores(
 ) -> xr.Dataset:
     """Show a random motif several times and see which cross-attention heads find and copy its continuation.
 
-    Tokens are drawn uniformly from the bins within ``within`` times the scale around zero (the paper's ids
-    1911 to 2187 of 4096). The encoder sees motif × repeats and the end token; the decoder begins with its
-    start token and the motif's first token.
+    The encoder sees motif × repeats and the end token; the decoder begins with the motif's first token.
 
     Args:
         lens: a token model.
         motif: tokens in a motif.
         repeats: times it is shown.
         n_sequences: random sequences.
-        offset: key that the prefix-matching score reads: 1 is the token after the most recent instance (as in Olsson et
-            al. and behind the paper's Table 5), 0 that instance itself (the paper's words).
+        offset: key that the prefix-matching score reads: 1 is the token after the most recent instance (Olsson et al.,
+            and the paper's Table 5), 0 that instance itself (the paper's words).
         positions: positions of both scores, of those that have a right token: "last" as in the paper, "first" as in its
             released code, or the mean over "all"; entropies are means over all in any case.
-        within: half-width of the range of values, in units of the scale.
+        within: half-width of the range of values that tokens are drawn from, in units of the scale.
         decoding: "rollout" continues the decoder by its own most probable token, as in the paper, and leaves out
-            positions whose token is not in the context; "forced" feeds it the motif, so that all have a right token.
-        sub_extension: as the released code does, show the motif's first token once more before the end token, and begin
-            the decoder with its second; with ``positions="first"`` and ``offset=1`` that is its single step.
+            positions whose token is not in the context; "forced" feeds it the motif.
+        sub_extension: begin one more repeat, as the released code does, and the decoder with the second token.
         prefix_from, copy_from: scores from which a head is an induction head.
         seed: of the motifs.
 
     Returns:
-        Dataset of kind "induction" over (layer, head): ``prefix_matching`` (mean attention to the key),
-        ``copy_score`` (the head's own logit of the right token, in standard deviations over the vocabulary; 0
-        for a head that writes nothing), for both what :func:`tsfm_lens.probes.findings.judge` adds, over sequences;
-        their floors are an even spread over the keys, and the copy score (sequence too) of the average of all tokens
-        that motifs are drawn from. ``entropy`` of its attention rows in nats, ``induction`` (both scores
-        reach their thresholds); and ``copy_accuracy``, the share of positions at which the model's most probable
-        token is the right one, ``copy_rank_score``, the z-score of the right token under the whole model, and
-        ``matched``, the share of positions that have a right token.
+        Dataset of kind "induction" over (layer, head): ``prefix_matching``, mean attention to the key, and
+        ``copy_score``, the head's own logit of the right token in standard deviations over the vocabulary (0 for a head
+        that writes nothing), with what :func:`tsfm_lens.probes.findings.judge` adds over sequences, against an even
+        spread and the copy score of the average token; ``entropy`` of its attention rows in nats; ``induction``,
+        whether both scores reach their thresholds; ``copy_accuracy``, share of positions at which the model's most
+        probable token is the right one, ``copy_rank_score``, its z-score under the whole model, and ``matched``, share
+        of positions that have a right token.
 
     Source:
         tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY); Olsson et al. 2022.
 
     Raises:
-        InputError: not a token model with cross-attention, the sequence exceeds its context length, an option
+        InputError: not a token model with cross-attention, a sequence that exceeds its context length, an option that
             is not as above, or a rollout that never gives a token of its context.
 
     Example:
-        >>> data = probes.induction_scores(lens, motif=8, n_sequences=8)
-        >>> data["prefix_matching"].dims
+        >>> probes.induction_scores(lens, motif=8, n_sequences=8)["prefix_matching"].dims
         ('layer', 'head')
     """
     extra = int(sub_extension)
@@ -125,12 +120,10 @@ def induction_scores(
         score = by_row(partial(_copy_scores, lens, targets=selection, unembedding=_unembedding(lens), pool=pool))
         # the heads' writes are scored while the model runs, and never stored
         logits, acts = lens.run_with_cache(encoded, names_filter=points, reduce={"**.hook_result": score})
-        patterns = [acts[f"{at}.hook_pattern"] for at in places]
-        prefix = np.stack(
-            [_by_sequence(_prefix_weights(pattern, selection, offset), selection.valid) for pattern in patterns]
-        )
-        scores = [acts[f"{at}.hook_result"] for at in places]
-        copy, others = (np.stack([_by_sequence(part[..., of], selection.valid) for part in scores]) for of in (0, 1))
+        patterns, scores = ([acts[f"{at}.{what}"] for at in places] for what in ("hook_pattern", "hook_result"))
+        weights = [_prefix_weights(pattern, selection, offset) for pattern in patterns]
+        parts = (weights, *([score[..., of] for score in scores] for of in (0, 1)))
+        prefix, copy, others = (np.stack([_by_sequence(one, selection.valid) for one in part]) for part in parts)
         entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
         accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[valid].float().mean())
         strength = float(_z_score(logits[:, 1:], targets.right)[valid].mean())
@@ -151,11 +144,11 @@ def induction_scores(
     settings |= {"prefix_from": prefix_from, "copy_from": copy_from}
     data.attrs = describe(lens, "induction", "Repeated random tokens", _SOURCE, attention="cross_attn", **settings)
     off, axes = relative_rounding(lens), ("layer", "head", "sequence")
-    floors: dict[str, tuple[np.ndarray, Any]] = {
-        "prefix_matching": (prefix, (1 + off) / patterns[0].shape[-1]),
-        "copy_score": (copy, xr.DataArray(np.fmax(others, 0.0) + off * (1 + np.abs(others)), dims=axes)),
-    }
-    for name, (values, floor) in floors.items():
+    of_chance = xr.DataArray(np.fmax(others, 0.0) + off * (1 + np.abs(others)), dims=axes)
+    for name, values, floor in (
+        ("prefix_matching", prefix, (1 + off) / patterns[0].shape[-1]),
+        ("copy_score", copy, of_chance),
+    ):
         data = judge(data, name, floor=floor, values=xr.DataArray(values, dims=axes), over="sequence")
     return data
 
@@ -174,10 +167,8 @@ def _refuse(lens: Lens, motif: int, repeats: int, extra: int, offset: int, decod
         )
     if offset not in (0, 1):
         raise InputError(f"offset is {offset!r}, expected 0 (the instance) or 1 (the token after it)")
-    if decoding not in DECODINGS:
-        raise InputError(f"decoding={decoding!r} is not known, choose {' or '.join(map(repr, DECODINGS))}")
-    if positions not in POSITIONS:
-        raise InputError(f"positions={positions!r} is not known, choose {' or '.join(map(repr, POSITIONS))}")
+    refuse_word("decoding", decoding, ("forced", "rollout"))
+    refuse_word("positions", positions, ("last", "first", "all"))
     return tokens
 
 
@@ -207,17 +198,10 @@ def _sequences(
 def _roll_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
     """Continue the prompt to (sequence, motif) by its most probable tokens, by the library's own greedy search."""
     with torch.no_grad():
-        tokens = (
-            _tokens_of(lens)
-            .model.generate(
-                input_ids=ids.to(lens.device),
-                attention_mask=torch.ones_like(ids).to(lens.device),
-                decoder_input_ids=prompt.to(lens.device),
-                max_new_tokens=motif - prompt.shape[1],
-                do_sample=False,
-            )
-            .cpu()
-        )
+        options: dict[str, Any] = {"max_new_tokens": motif - prompt.shape[1], "do_sample": False}
+        options["attention_mask"] = torch.ones_like(ids).to(lens.device)
+        inputs = {"input_ids": ids.to(lens.device), "decoder_input_ids": prompt.to(lens.device)}
+        tokens = _tokens_of(lens).model.generate(**inputs, **options).cpu()
     # sequences that all ended early are shorter; what follows their end is padding anyway
     short = motif - tokens.shape[1]
     return torch.nn.functional.pad(tokens, (0, short), value=int(_tokens_of(lens).settings.pad_token_id))
@@ -238,9 +222,7 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
     keys = torch.where(same, places, -1).amax(-1)
     valid = keys >= 0
     if not bool(valid.any()):
-        raise InputError(
-            "the rollout gives no token of its context, so there is nothing to match; use decoding='forced'"
-        )
+        raise InputError("the rollout gives no token of its context, so nothing can match; use decoding='forced'")
     keys = keys.clamp(min=0)
     return _Targets(keys, context.gather(1, keys + 1), valid)
 
@@ -293,3 +275,134 @@ def _z_score(logits: Tensor, right: Tensor) -> Tensor:
     above = logits.gather(-1, right[..., None])[..., 0] - logits.mean(-1)
     spread = logits.std(-1)
     return torch.where(spread > 0, above / spread.clamp(min=torch.finfo(logits.dtype).tiny), 0.0)
+
+
+SCORES = ("prefix_matching", "copy_score", "normalised")
+COPY_GRID = tuple(np.round(np.arange(0.0, 4.01, 0.25), 2))
+ENTROPY_GRID = tuple(np.round(np.arange(0.05, 1.01, 0.05), 2))
+PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))
+_KEEP = "model revision architecture versions motif repeats n_sequences offset decoding test below_noise".split()
+
+
+@probe("induction_overlap", ("induction", "head_entropy"))
+def induction_overlap(
+    induction: xr.Dataset,
+    entropy: xr.Dataset | None = None,
+    *,
+    prefix_from: float = PREFIX_FROM,
+    copy_from: float = COPY_FROM,
+    sharp_below: float = SHARP_BELOW,
+    copy_grid: Sequence[float] = COPY_GRID,
+    entropy_grid: Sequence[float] = ENTROPY_GRID,
+    prefix_grid: Sequence[float] = PREFIX_GRID,
+) -> xr.Dataset:
+    """Count the heads that are induction heads, sharp heads, both or neither; then sweep the thresholds.
+
+    Both scores of an induction head reach their thresholds; a sharp head's entropy, min-max scaled, is below its own.
+
+    Args:
+        induction: of kind "induction", from :func:`tsfm_lens.probes.induction_scores`.
+        entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None takes the entropies along the
+            repeated tokens from ``induction`` (the paper's text).
+        prefix_from, copy_from, sharp_below: the thresholds of the table.
+        copy_grid, entropy_grid, prefix_grid: the thresholds of the sweeps, ascending.
+
+    Returns:
+        Dataset of kind "induction_overlap". Over (layer, head): ``prefix_matching``, ``copy_score`` and ``normalised``
+        (entropy), ``induction``, ``sharp``, and the statistics of the first two. The table: ``count`` and
+        ``proportion`` (induction_state, sharp_state), totals ``proportion_induction`` and ``proportion_sharp``,
+        ``p_sharp_given_induction``, ``p_induction_given_sharp``. The sweeps: ``sweep_sharp_given_induction`` and
+        ``sweep_induction_given_sharp`` (copy_threshold, entropy_threshold), their denominators
+        ``sweep_induction_count`` and ``sweep_sharp_count``, and ``sweep_proportion_induction`` (copy_threshold,
+        prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads. A share of no heads is NaN.
+
+    Source:
+        tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).
+
+    Raises:
+        InputError: a Dataset of another kind, two of different heads, or a grid that does not ascend.
+
+    Example:
+        >>> data = probes.induction_overlap(probes.induction_scores(lens, motif=8, n_sequences=8))
+        >>> int(data["count"].sum()) == data["induction"].size
+        True
+    """
+    of_kind(induction, "induction", "induction_overlap", "induction_scores")
+    if entropy is None and "entropy" not in induction:
+        raise InputError("this induction result holds no entropies; give a head_entropy result beside it")
+    normalised = normalise(induction["entropy"]).drop_attrs() if entropy is None else _align(induction, entropy)
+    grids = {"copy_threshold": copy_grid, "entropy_threshold": entropy_grid, "prefix_threshold": prefix_grid}
+    axes = {name: [float(value) for value in values] for name, values in grids.items()}
+    for name, grid in axes.items():
+        if not grid or any(not a < b for a, b in pairwise(grid)):
+            raise InputError(f"the grid of {name} is {grid}, expected ascending numbers")
+    data = induction[[each for each in induction.data_vars if str(each).startswith(SCORES[:2])]]
+    data = data.assign(normalised=normalised).assign_coords(axes)
+    data["induction"] = (data["prefix_matching"] >= prefix_from) & (data["copy_score"] >= copy_from)
+    data["sharp"] = normalised < sharp_below
+    data = _sweeps(_table(data), prefix_from)
+    flat = np.stack([data[name].values.ravel() - data[name].values.mean() for name in SCORES])
+    lengths = np.outer(*[np.linalg.norm(flat, axis=1)] * 2)
+    correlation = np.divide(flat @ flat.T, lengths, out=np.full(lengths.shape, np.nan), where=lengths > 0)
+    data["correlation"] = (("score", "other_score"), correlation)
+    data = data.assign_coords(score=list(SCORES), other_score=list(SCORES))
+    data.attrs = {
+        "kind": "induction_overlap",
+        "title": "Overlap of induction heads and sharp heads",
+        "source": "tsfm-lens paper, appendix G (S3-OVER, S3-F23)",
+        **{key: induction.attrs[key] for key in _KEEP if key in induction.attrs},
+        "entropy_along": "repeated tokens" if entropy is None else "forecasts",
+        "prefix_from": prefix_from,
+        "copy_from": copy_from,
+        "sharp_below": sharp_below,
+        "undefined": "NaN is a share of no heads, or a correlation with a constant",
+    }
+    return data
+
+
+def _table(data: xr.Dataset) -> xr.Dataset:
+    """Add counts, proportions and both conditional ones."""
+    induction, sharp = (xr.concat([data[name], ~data[name]], dim=f"{name}_state") for name in ("induction", "sharp"))
+    count = (induction & sharp).sum(["layer", "head"])
+    share = count / data["sharp"].size
+    return data.assign(
+        count=count,
+        proportion=share,
+        proportion_induction=share.sum("sharp_state"),
+        proportion_sharp=share.sum("induction_state"),
+        p_sharp_given_induction=_share(count[0, 0], count[0].sum()),
+        p_induction_given_sharp=_share(count[0, 0], count[:, 0].sum()),
+    ).assign_coords(induction_state=["induction", "other"], sharp_state=["sharp", "other"])
+
+
+def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
+    """Add the same shares at every threshold of the grids."""
+    heads, copies = ["layer", "head"], data["copy_score"] >= data["copy_threshold"]
+    induction, sharp = copies & (data["prefix_matching"] >= prefix_from), data["normalised"] < data["entropy_threshold"]
+    both, n_induction, n_sharp = (each.sum(heads) for each in (induction & sharp, induction, sharp))
+    return data.assign(
+        sweep_sharp_given_induction=_share(both, n_induction),
+        sweep_induction_given_sharp=_share(both, n_sharp),
+        sweep_induction_count=n_induction,
+        sweep_sharp_count=n_sharp,
+        sweep_proportion_induction=(copies & (data["prefix_matching"] >= data["prefix_threshold"])).mean(heads),
+    )
+
+
+def _share(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
+    return part / whole.where(whole > 0)
+
+
+def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
+    """Return the normalised entropies, if they are of the heads that were tested for induction."""
+    of_kind(entropy, "head_entropy", "induction_overlap")
+    for key in ("model", "attention"):
+        ours, theirs = induction.attrs.get(key), entropy.attrs.get(key)
+        if None not in (ours, theirs) and ours != theirs:
+            raise InputError(f"the induction scores are of the {key} {ours!r}, the entropies of {theirs!r}")
+    for dim in ("layer", "head"):
+        ours, theirs = list(map(str, induction[dim].values)), list(map(str, entropy[dim].values))
+        if ours != theirs:
+            raise InputError(f"the induction scores have the {dim}s {ours}, the entropies {theirs}")
+    values = entropy["normalised"].transpose("layer", "head").values
+    return xr.DataArray(values, dims=("layer", "head"), coords={dim: induction[dim] for dim in ("layer", "head")})

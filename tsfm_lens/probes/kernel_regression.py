@@ -19,19 +19,12 @@ __all__ = ["kernel_regression"]
 _TOLERANCE = 1e-3
 _BY_QUERY = ("missing", "bound", "applicable", "vacuous", "slack", "alignment", "distance")
 
-Product = Tensor | tuple[Tensor, Tensor]
-"""Matrix M (d_model, d_model), or its factors W_Q and W_K (d_model, d_head), with M = W_Q W_Kᵀ."""
+Product = tuple[Tensor, Tensor]
+"""Factors W_Q and W_K (d_model, d_head) of M = W_Q W_Kᵀ."""
 
 
 class Kernel(NamedTuple):
-    """Attention weights split into a Gaussian kernel and a tilt.
-
-    Attributes:
-        log_kernel: (query, key), minus half the squared distance of query and key in the metric of the spectrum.
-        log_tilt: (key,), half the squared length of a key in that metric: its score for any query.
-        weights: (query, key), the softmax of their sum, which is the attention itself.
-        bandwidth: (mode,), standard deviation of the kernel along each direction, 1/sqrt of its singular value.
-    """
+    """Attention weights split into a Gaussian kernel and a tilt."""
 
     log_kernel: Tensor
     log_tilt: Tensor
@@ -40,19 +33,7 @@ class Kernel(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Concentration bound, query by query.
-
-    Attributes:
-        missing: (query,), 1 minus the weight of the key with the largest truncated score.
-        bound: (query,), upper bound of ``missing``; NaN where a condition fails.
-        applicable: (query,), whether the margin condition holds.
-        margin: (query,), difference of the two largest truncated scores.
-        vacuous: (query,), whether the bound says nothing: a condition fails, or it is 1 or more.
-        slack: (query,), ``bound`` less ``missing``; NaN where a condition fails.
-        alignment: (query,), a: cosine between the stretched query and the difference of the two best keys.
-        distance: (query,), d: length of that difference.
-        beta: inverse temperature of the softmax.
-    """
+    """Concentration bound, query by query."""
 
     missing: Tensor
     bound: Tensor
@@ -62,31 +43,10 @@ class Bound(NamedTuple):
     slack: Tensor
     alignment: Tensor
     distance: Tensor
-    beta: float
 
 
 def equal_norm_weights(queries: Tensor, keys: Tensor, variance: float) -> tuple[Tensor, Tensor]:
-    """Compute attention as a Nadaraya-Watson estimator with a Gaussian kernel, and how far that is from exact.
-
-    Since q·k = (|q|² + |k|² - |q - k|²) / 2, softmax(q·k / variance) is the Gaussian kernel of this variance wherever
-    all keys have one length. The scores of a model that scales by the root of its head's width have that root as the
-    variance; those of the T5 family have 1. (The paper calls it a bandwidth.)
-
-    Args:
-        queries: (query, d_head), projected.
-        keys: (key, d_head), projected.
-        variance: of the kernel, along every direction.
-
-    Returns:
-        Weights (query, key), rows summing to 1; and for every query the largest absolute difference from
-        softmax(q·k / variance), 0 up to rounding where the keys have one length.
-
-    Source:
-        tsfm-lens paper, section 4 (S3-NW).
-
-    Raises:
-        InputError: the variance is not above 0, or there is no key.
-    """
+    """Compute Gaussian-kernel weights (query, key) of softmax(q·k / variance), and how far they are off (query,)."""
     if not variance > 0 or not len(keys):
         raise InputError(f"variance {variance} and {len(keys)} keys: expected a variance above 0 and a key or more")
     q, k = queries.double(), keys.double()
@@ -97,17 +57,8 @@ def equal_norm_weights(queries: Tensor, keys: Tensor, variance: float) -> tuple[
 
 
 def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
-    """Write softmax(q M kᵀ) as a Gaussian kernel in the singular directions of M times a tilt; an exact identity.
-
-    Args:
-        queries: (query, d_model).
-        keys: (key, d_model).
-        product: M (d_model, d_model), any scale of the scores in it; or W_Q, W_K (d_model, d_head), M = W_Q W_Kᵀ.
-
-    Source:
-        tsfm-lens paper, equation 1 (S3-NW2).
-    """
-    u, s, vt = _svd(product)
+    """Write softmax(q M kᵀ) as a Gaussian kernel in the singular directions of M times a tilt (paper, equation 1)."""
+    u, s, vt = core_svd(product[0], product[1].T)
     q, k = queries.double() @ u, keys.double() @ vt.T
     log_tilt = 0.5 * (s * k.square()).sum(-1)
     gap = q[:, None] - k[None]
@@ -116,35 +67,19 @@ def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
     return Kernel(log_kernel, log_tilt, torch.softmax(log_kernel + log_tilt, dim=-1), bandwidth)
 
 
-def concentration_bound(
-    queries: Tensor, keys: Tensor, product: Product, rank: int | None = None, *, beta: float = 1.0
-) -> Bound:
-    """Bound the weight that can fall outside one key, from the leading singular directions alone.
-
-    Args:
-        queries, keys, product: see :func:`spectral_kernel`.
-        rank: number of leading singular values; all that are not zero if None.
-        beta: inverse temperature of the softmax over the scores.
-
-    Source:
-        tsfm-lens paper, proposition C.1 (S3-PC1).
-
-    Raises:
-        InputError: rank below 1, beta not above 0, or fewer than two keys.
-    """
+def concentration_bound(queries: Tensor, keys: Tensor, product: Product, rank: int | None = None) -> Bound:
+    """Bound the weight outside one key, from leading singular directions alone (tsfm-lens paper, proposition C.1)."""
     if len(keys) < 2:
         raise InputError(f"a concentration bound needs two keys or more, got {len(keys)}")
     if rank is not None and rank < 1:
         raise InputError(f"rank is {rank}, expected 1 or more")
-    if not beta > 0:
-        raise InputError(f"beta is {beta}, expected a number above 0")
-    u, s, vt = _svd(product)
+    u, s, vt = core_svd(product[0], product[1].T)
     n_modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
     q, k = queries.double() @ u[:, :n_modes], keys.double() @ vt[:n_modes].T
     scaled = q * s[:n_modes]
-    scores, exact = scaled @ k.T, _scores(queries, keys, product)
-    top = scores.topk(2, dim=-1)
-    best, second = top.indices[:, 0], top.indices[:, 1]
+    exact = (queries.double() @ product[0].double()) @ (keys.double() @ product[1].double()).T
+    top = (scaled @ k.T).topk(2, dim=-1)
+    best, second = top.indices.unbind(-1)
     margin = top.values[:, 0] - top.values[:, 1]
     tail = s[n_modes:].square().sum().sqrt()
     allowance = 2 * tail * queries.double().norm(dim=-1).max() * keys.double().norm(dim=-1).max()
@@ -152,25 +87,10 @@ def concentration_bound(
     gap = k[best] - k[second]
     distance, pull = gap.norm(dim=-1), scaled.norm(dim=-1)
     cosine = (scaled * gap).sum(-1) / (distance * pull).clamp(min=1e-300)
-    bound = (len(keys) - 1) * torch.exp(-beta * (cosine * distance * pull - allowance))
-    weights = torch.softmax(beta * exact, dim=-1)
-    missing = 1 - weights.gather(1, best[:, None])[:, 0]
+    bound = (len(keys) - 1) * torch.exp(-(cosine * distance * pull - allowance))
     bound = torch.where(applicable, bound, torch.nan)
-    vacuous = ~(bound < 1)
-    return Bound(missing, bound, applicable, margin, vacuous, bound - missing, cosine, distance, beta)
-
-
-def _svd(product: Product) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute U, singular values and Vᵀ in float64; of factors without their product."""
-    if isinstance(product, Tensor):
-        return torch.linalg.svd(product.double(), full_matrices=False)
-    return core_svd(product[0], product[1].T)
-
-
-def _scores(queries: Tensor, keys: Tensor, product: Product) -> Tensor:
-    if isinstance(product, Tensor):
-        return queries.double() @ product.double() @ keys.double().T
-    return (queries.double() @ product[0].double()) @ (keys.double() @ product[1].double()).T
+    missing = 1 - torch.softmax(exact, dim=-1).gather(1, best[:, None])[:, 0]
+    return Bound(missing, bound, applicable, margin, ~(bound < 1), bound - missing, cosine, distance)
 
 
 @probe("kernel_regression", "first")
@@ -179,22 +99,23 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
 
     Args:
         run: the forecast to explain, of exactly one series; of a model of the T5 family, whose scores are products.
-        rank: of the concentration bound; see :func:`concentration_bound`.
+        rank: of the concentration bound: leading singular values; all that are not zero if None.
 
     Returns:
-        Dataset of kind "kernel_regression": ``bandwidth`` (layer, head, mode); ``tilt_share`` (layer, head), the
-        variance over keys of the tilt over that of tilt and kernel together, near 0 where the query decides;
-        ``equal_norm_error`` (layer, head), how far the weights are at most from those of a Gaussian kernel without any
-        tilt (:func:`equal_norm_weights`), 0 for keys of one length;
-        ``missing``, ``bound``, ``applicable``, ``vacuous``, ``slack``, ``alignment`` and ``distance`` (layer, head,
-        query), see :class:`Bound`, and ``vacuous_share``, of all heads and queries; attribute ``beta``;
-        ``identity_error`` (layer, head), the largest difference of the kernel's weights from the model's own pattern.
+        Dataset of kind "kernel_regression" over (layer, head): ``bandwidth`` (…, mode), 1/√ of the singular values;
+        ``tilt_share``, the variance over keys of the tilt over that of tilt and kernel together, near 0 where the query
+        decides; ``equal_norm_error``, how far the weights are at most from those of a Gaussian kernel without tilt;
+        ``identity_error``, the largest difference of the kernel's weights from the model's own pattern. By query:
+        ``missing``, 1 minus the weight of the key with the largest truncated score, its upper ``bound``,
+        ``applicable``, whether the margin condition holds, ``vacuous``, whether the bound says nothing, ``slack``,
+        bound less missing, ``alignment``, cosine between the stretched query and the difference of the two best keys,
+        and ``distance``, the length of that difference; ``vacuous_share`` of all heads and queries; attribute ``beta``.
 
     Source:
         tsfm-lens paper, section 4, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1).
 
     Raises:
-        InputError: more than one series, the horizon is longer than one pass, or a model whose scores are not such
+        InputError: several series, a horizon longer than one pass, a rank below 1, or a model whose scores are not such
             products (rotary embeddings, norms or scales stand between).
 
     Example:
@@ -205,9 +126,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     refuse_several(run, "kernel regression is computed")
     stack = lens.wiring.output_stack
     if "cross_attn" not in stack.attention_kinds():
-        raise InputError(
-            f"{lens.wiring.architecture} has no cross-attention; the proposition is about cross-attention heads"
-        )
+        raise InputError(f"{lens.wiring.architecture} has no cross-attention, which the proposition is about")
     hidden = _hidden_states(run)
     rows: dict[str, list[Tensor]] = {}
     for layer in range(stack.n_layers):
@@ -227,19 +146,14 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
             share = kernel.log_tilt.var() / both.var(dim=-1).mean().clamp(min=1e-300)
             # the scores of the T5 family are not scaled, so that their kernel has variance 1
             off = equal_norm_weights(queries @ product[0], keys @ product[1], 1.0)[1]
-            of_head = {
-                "bandwidth": kernel.bandwidth[: stack.d_head],
-                "tilt_share": share,
-                "equal_norm_error": off.max(),
-            }
-            of_head |= {"equal_norm_error": off.max()} | {name: getattr(bound, name) for name in _BY_QUERY}
-            of_head["identity_error"] = torch.tensor(error)
+            of_head = {name: getattr(bound, name) for name in _BY_QUERY}
+            of_head |= {"bandwidth": kernel.bandwidth[: stack.d_head], "tilt_share": share}
+            of_head |= {"equal_norm_error": off.max(), "identity_error": torch.tensor(error)}
             for name, value in of_head.items():
                 rows.setdefault(name, []).append(value)
     axes = {"bandwidth": ("mode",)} | dict.fromkeys(_BY_QUERY, ("query",))
-    values = {
-        name: torch.stack(row).unflatten(0, (stack.n_layers, stack.n_heads)).cpu().numpy() for name, row in rows.items()
-    }
+    shape = (stack.n_layers, stack.n_heads)
+    values = {name: torch.stack(row).unflatten(0, shape).cpu().numpy() for name, row in rows.items()}
     data = xr.Dataset(
         {name: (("layer", "head", *axes.get(name, ())), value) for name, value in values.items()},
         coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
@@ -260,14 +174,12 @@ def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
     streams = [f"{stack.prefix}.{layer}.hook_resid_mid" for layer in range(stack.n_layers)]
     patterns = [f"{stack.prefix}.{layer}.cross_attn.hook_pattern" for layer in range(stack.n_layers)]
     acts = run.in_one_pass().record([last, *streams, *patterns])
-    out = []
-    keys = acts[last][0]
     # padded tokens are no keys
     visible = acts[patterns[0]][0].sum(dim=(0, 1)) > 0
-    for layer in range(stack.n_layers):
-        row = stack.attention("cross_attn", layer)
-        norm = lens.model.get_submodule(f"{stack.block(layer)}.{row.norm}")
+    out = []
+    for layer, (stream, pattern) in enumerate(zip(streams, patterns, strict=True)):
+        norm = lens.model.get_submodule(f"{stack.block(layer)}.{stack.attention('cross_attn', layer).norm}")
         with torch.no_grad():
-            queries = norm.forward(acts[streams[layer]][0])
-        out.append((queries, keys[visible], acts[patterns[layer]][0][..., visible]))
+            queries = norm.forward(acts[stream][0])
+        out.append((queries, acts[last][0][visible], acts[pattern][0][..., visible]))
     return out

@@ -38,14 +38,19 @@ class _Trajectory:
     thread: int = -1
 
     @property
-    def start(self) -> int:
-        """First step."""
-        return int(np.flatnonzero(np.isfinite(self.path))[0])
+    def steps(self) -> np.ndarray:
+        """Steps that have a mode."""
+        return np.flatnonzero(np.isfinite(self.path))
 
     @property
-    def last(self) -> int:
-        """Last step."""
-        return int(np.flatnonzero(np.isfinite(self.path))[-1])
+    def start(self) -> int:
+        """First step."""
+        return int(self.steps[0])
+
+    @property
+    def stop(self) -> int:
+        """Step after the last one."""
+        return int(self.steps[-1]) + 1
 
     @property
     def spurious(self) -> bool:
@@ -81,24 +86,14 @@ class _Rules:
 
 @probe("lines_of_thought", "first")
 def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
-    """Follow the modes of every layer's logit map along the forecast, and through depth.
-
-    The paper calls trajectories in the maps of early layers spurious if they are often infeasible, for example not
-    continuous with the context, and if deeper layers wash them out. It gives no algorithm; this is one.
+    """Follow the modes of every layer's logit map along the forecast, and through depth; see :func:`trace_lines`.
 
     Args:
         run: the forecast to explain, of a token model.
-        rules: smooth, height, prominence, distance, jump, gap, min_steps, overlap; see :func:`trace_lines`.
-
-    Returns:
-        Dataset of kind "lines_of_thought"; see :func:`trace_lines`.
-
-    Source:
-        tsfm-lens paper, section 2.3 and figure 1C, in words.
+        rules: options of :func:`trace_lines`.
 
     Raises:
-        InputError: the model has no output bins in the order of their values, the horizon is longer than one pass, or a
-            parameter is out of range.
+        InputError: the model has no output bins in the order of their values, or an option out of range.
 
     Example:
         >>> probes.lines_of_thought(run).sizes["line"] > 1
@@ -129,11 +124,10 @@ def trace_lines(
     min_steps: int = 2,
     overlap: float = 0.5,
 ) -> xr.Dataset:
-    """Trace lines of thought in logit maps that are there already.
+    """Trace lines of thought in logit maps that are there already; the paper has words and no algorithm.
 
     - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is the probability between the
-      lowest points towards its neighbours, and its width is that of the peak at half its prominence. Heights are
-      relative to the highest mode, since with fine bins a broad mode is low in every single bin.
+      valleys beside it, its width that at half its prominence.
     - Two modes are *within reach* if they are no further apart than the context's largest step times ``jump``, plus
       half the width of the wider one.
     - A *line* joins modes of successive steps that are within reach, the nearest first over all.
@@ -154,13 +148,12 @@ def trace_lines(
         min_steps: modes of the shortest line.
 
     Returns:
-        Dataset of kind "lines_of_thought". Over (layer, series): ``count`` of lines, ``spurious_count``, and
-        ``spurious_mass``, the probability on spurious lines, mean over steps. Along ``line``: ``line_layer`` and
-        ``line_series`` (labels), ``start`` and ``stop`` (steps, the last one excluded), ``length`` (modes),
-        ``mean_value`` (data units), ``mass`` (mean over all steps), ``continuous``, ``survives`` (a line of the last
-        layer is at its place), ``spurious``, ``thread``, and ``birth`` and ``death``, the thread's first and last
-        layer. ``path`` and ``path_mass`` (line, step), NaN and 0 at steps without a mode; ``largest_step`` (series),
-        that of the context times ``jump``, at least one bin, in data units. The maps themselves are included.
+        Dataset of kind "lines_of_thought", with the maps. Over (layer, series): ``count`` of lines, ``spurious_count``,
+        and ``spurious_mass``, the probability on spurious lines, mean over steps. Along ``line``: ``line_layer``,
+        ``line_series``, ``start`` and ``stop`` (steps, the last one excluded), ``length`` (modes), ``mean_value`` (data
+        units), ``mass`` (mean over all steps), ``continuous``, ``survives``, ``spurious``, ``thread``, and ``birth``
+        and ``death``, the thread's first and last layer. ``path`` and ``path_mass`` (line, step), NaN and 0 without a
+        mode; ``largest_step`` (series), that of the context times ``jump``, at least one bin, in data units.
 
     Source:
         tsfm-lens paper, section 2.3 and figure 1C, in words.
@@ -174,13 +167,15 @@ def trace_lines(
     """
     rules = _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap)
     if "probability" not in of_kind(maps, "logit_lens", "trace_lines"):
-        raise InputError(
-            "lines of thought are traced in the logit_lens of a token model; this is one without probabilities"
-        )
+        raise InputError("lines of thought are traced in a token model's logit_lens; this is one without probabilities")
     probability = maps["probability"].transpose("layer", "series", "step", "bin").values
     values, context = maps["value"].transpose("series", "bin").values, maps["context"].values
     n_layers, n_series, steps, _ = probability.shape
-    largest = np.array([rules.jump * _largest_step(c, v) for c, v in zip(context, values, strict=True)])
+    # steps of the context, and at least the width of a bin
+    steps_of = [np.abs(np.diff(past)) for past in context]
+    highest = [float(each[np.isfinite(each)].max(initial=0.0)) for each in steps_of]
+    bins = [float(np.diff(np.sort(own)).min()) for own in values]
+    largest = rules.jump * np.maximum(highest, bins)
     lines: list[_Trajectory] = []
     for series in range(n_series):
         finite = context[series][np.isfinite(context[series])]
@@ -202,20 +197,13 @@ def trace_lines(
         count[at] += 1
         spurious[at] += line.spurious
         mass[at] += line.spurious * line.mass.sum() / steps
-    where = ("layer", "series")
-    data = data.assign(count=(where, count), spurious_count=(where, spurious), spurious_mass=(where, mass))
+    for name, values in (("count", count), ("spurious_count", spurious), ("spurious_mass", mass)):
+        data[name] = (("layer", "series"), values)
     data = _add_table(data, lines, steps)
     keep = {key: value for key, value in maps.attrs.items() if key != "readout"}
     title, source = "Lines of thought", "tsfm-lens paper, section 2.3 and figure 1C"
     data.attrs = {**keep, "kind": "lines_of_thought", "title": title, "source": source, **vars(rules)}
     return data
-
-
-def _largest_step(context: np.ndarray, values: np.ndarray) -> float:
-    """Return the largest difference of neighbouring context values, and at least the width of a bin."""
-    differences = np.abs(np.diff(context))
-    finite = differences[np.isfinite(differences)]
-    return max(float(finite.max()) if len(finite) else 0.0, float(np.diff(np.sort(values)).min()))
 
 
 def _modes(
@@ -245,11 +233,12 @@ def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: _
     lines: list[_Trajectory] = []
     for step in range(steps):
         modes = _modes(probability[step], values, largest, rules)
-        open_lines = [line for line in lines if line.last >= step - 1 - rules.gap]
+        open_lines = [line for line in lines if line.stop >= step - rules.gap]
         cost = np.full((len(open_lines), len(modes)), np.inf)
         for (one, line), (other, (place, width, _)) in product(enumerate(open_lines), enumerate(modes)):
-            distance = abs(line.path[line.last] - place)
-            if distance <= largest * (step - line.last) + max(line.width[line.last], width):
+            last = line.stop - 1
+            distance = abs(line.path[last] - place)
+            if distance <= largest * (step - last) + max(line.width[last], width):
                 cost[one, other] = distance
         matches = {other: open_lines[one] for one, other in _nearest(cost)}
         for number, mode in enumerate(modes):
@@ -257,7 +246,7 @@ def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: _
             if number not in matches:
                 lines.append(line)
             line.path[step], line.width[step], line.mass[step] = mode
-    return [line for line in lines if np.isfinite(line.path).sum() >= rules.min_steps]
+    return [line for line in lines if len(line.steps) >= rules.min_steps]
 
 
 def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
@@ -289,7 +278,7 @@ def _mark_continuous(lines: Sequence[_Trajectory], last_value: float, largest: f
 def _apart(one: _Trajectory, other: _Trajectory, largest: float, overlap: float) -> float:
     """Return the mean distance of two lines over common steps; infinite if they are not at the same place."""
     both = np.isfinite(one.path) & np.isfinite(other.path)
-    shorter = min(int(np.isfinite(line.path).sum()) for line in (one, other))
+    shorter = min(len(line.steps) for line in (one, other))
     if not both.any() or both.sum() < overlap * shorter:
         return float("inf")
     distance = float(np.abs(one.path - other.path)[both].mean())
@@ -324,19 +313,13 @@ def _add_table(data: xr.Dataset, lines: Sequence[_Trajectory], steps: int) -> xr
         line_layer=("line", [str(layers[line.layer]) for line in lines]),
         line_series=("line", [str(series[line.series]) for line in lines]),
     )
-    columns = {
-        "start": [line.start for line in lines],
-        "stop": [line.last + 1 for line in lines],
-        "length": [int(np.isfinite(line.path).sum()) for line in lines],
-        "mean_value": [float(np.nanmean(line.path)) for line in lines],
-        "mass": [float(line.mass.sum() / steps) for line in lines],
-        "continuous": [line.continuous for line in lines],
-        "survives": [line.survives for line in lines],
-        "spurious": [line.spurious for line in lines],
-        "thread": [line.thread for line in lines],
-        "birth": [str(layers[ends[line.thread][0]]) for line in lines],
-        "death": [str(layers[ends[line.thread][1]]) for line in lines],
-    }
+    names = ("start", "stop", "continuous", "survives", "spurious", "thread")
+    columns: dict[str, list[Any]] = {name: [getattr(line, name) for line in lines] for name in names}
+    columns["length"] = [len(line.steps) for line in lines]
+    columns["mean_value"] = [float(np.nanmean(line.path)) for line in lines]
+    columns["mass"] = [float(line.mass.sum() / steps) for line in lines]
+    for name, end in (("birth", 0), ("death", 1)):
+        columns[name] = [str(layers[ends[line.thread][end]]) for line in lines]
     for name, column in columns.items():
         data[name] = (("line",), np.array(column))
     data["path"] = (("line", "step"), np.array([line.path for line in lines]).reshape(-1, steps))

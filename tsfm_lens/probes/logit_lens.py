@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,21 +12,23 @@ import xarray as xr
 from scipy.signal import find_peaks
 from torch import Tensor
 
+from tsfm_lens.errors import InputError
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.writes import own_readout
+from tsfm_lens.probes.attribution import own_readout
+from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.given import of_kind
 from tsfm_lens.registry import probe
 
-__all__ = ["bin_quantiles", "count_peaks", "logit_lens"]
+__all__ = ["bin_quantiles", "count_peaks", "layer_gain", "lens_logits", "logit_lens"]
 
 PEAK_HEIGHT = 0.02
 PEAK_DISTANCE = 2
 EFFECTIVE_PROBABILITY = 0.01
 
-_SOURCE = (
-    "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); nostalgebraist, interpreting GPT: the logit lens"
-)
+_SOURCE = "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); "
+_SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 
 
 @probe("logit_lens")
@@ -36,17 +40,15 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
         levels: quantiles of a token model's lens distribution.
 
     Returns:
-        Dataset of kind "logit_lens" over ``layer`` ("embed", "0", … in the stack that is read out),
-        ``series``, ``step``. Token models: ``probability`` of every value bin, its ``value`` in data units,
-        ``entropy`` in nats over the whole vocabulary, ``n_peaks``, ``effective_vocabulary``,
-        ``quantile_forecast`` and ``point_forecast`` (the most probable bin). Patch models:
-        ``quantile_forecast`` and its median as ``point_forecast``; models with a distribution head: its mean,
-        as the one entry of ``quantile_forecast`` (``attrs["statistic"]`` tells). All forecasts are in data
-        units. The last layer is the model's own output, a token model's along the run's path; ``native_median`` is the
-        median of the library's own forecast. ``rounding`` (series) bounds its rounding error, in data units.
+        Dataset of kind "logit_lens" over ``layer`` ("embed", "0", …), ``series``, ``step``, forecasts in data units.
+        Token models: ``probability`` of every value bin, its ``value``, ``entropy`` in nats over the whole vocabulary,
+        ``n_peaks``, ``effective_vocabulary``, ``quantile_forecast`` and ``point_forecast`` (the most probable bin).
+        Patch models: ``quantile_forecast`` and its median as ``point_forecast``; with a distribution head its mean. The
+        last layer is the model's own output along the run's path; ``native_median`` is of the library's own forecast;
+        ``rounding`` (series) bounds its rounding error.
 
     Raises:
-        InputError: the horizon is longer than one pass of the model, or hooks change the model behind the last block.
+        InputError: a horizon longer than one pass, or hooks that change the model behind the last block.
         WiringError: the readout of the last layer is not the model's own forecast, by more than rounding.
 
     Example:
@@ -76,31 +78,25 @@ def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
 def _token_lens(run: Run, streams: list[Tensor], data: xr.Dataset, levels: tuple[float, ...]) -> xr.Dataset:
     lens = run.lens
     first, values = lens.first_value_token, lens.bin_values(run.encoded).double().numpy()
-    shape = (len(streams), len(run.batch), run.horizon)
-    probability = np.empty((*shape, values.shape[-1]), dtype=np.float32)
-    entropy, peaks, effective = np.empty(shape), np.empty(shape, dtype=int), np.empty(shape, dtype=int)
-    quantiles = np.empty((shape[0], shape[1], len(levels), shape[2]))
-    for layer, stream in enumerate(streams):
+    rows: list[tuple[np.ndarray, ...]] = []
+    for stream in streams:
         with torch.no_grad():
             logits = own_readout(run, stream) if stream is streams[-1] else lens.readout(stream, run.encoded)
             p = torch.softmax(logits.double(), dim=-1).cpu()
-        entropy[layer] = torch.special.entr(p).sum(-1).numpy()
-        effective[layer] = (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
-        bins = p[..., first:].numpy()
-        probability[layer] = bins
-        peaks[layer] = count_peaks(bins)
-        quantiles[layer] = bin_quantiles(bins, values, levels)
-    data = data.assign_coords(quantile=list(levels))
-    where = ("layer", "series", "step")
-    best = probability.argmax(axis=-1)
-    data["probability"] = ((*where, "bin"), probability)
-    data["value"] = (("series", "bin"), values)
-    data["entropy"] = (where, entropy, {"units": "nats"})
-    data["n_peaks"] = (where, peaks)
-    data["effective_vocabulary"] = (where, effective)
-    data["quantile_forecast"] = (("layer", "series", "quantile", "step"), quantiles)
-    data["point_forecast"] = (where, np.take_along_axis(values[None, :, None], best[..., None], -1)[..., 0])
-    return data
+        bins, wide = p[..., first:].numpy(), (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
+        entropy, quantiles = torch.special.entr(p).sum(-1).numpy(), bin_quantiles(bins, values, levels)
+        rows.append((bins.astype(np.float32), entropy, count_peaks(bins), wide, quantiles))
+    probability, entropy, peaks, effective, quantiles = (np.stack(row) for row in zip(*rows, strict=True))
+    best, where = probability.argmax(axis=-1), ("layer", "series", "step")
+    return data.assign_coords(quantile=list(levels)).assign(
+        probability=((*where, "bin"), probability),
+        value=(("series", "bin"), values),
+        entropy=(where, entropy, {"units": "nats"}),
+        n_peaks=(where, peaks),
+        effective_vocabulary=(where, effective),
+        quantile_forecast=(("layer", "series", "quantile", "step"), quantiles),
+        point_forecast=(where, np.take_along_axis(values[None, :, None], best[..., None], -1)[..., 0]),
+    )
 
 
 def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Dataset:
@@ -109,12 +105,11 @@ def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Data
         *below, last = streams
         quantiles = torch.stack([*(lens.readout(stream, run.encoded) for stream in below), own_readout(run, last)])
     array = quantiles[..., : run.horizon].cpu().double().numpy()
-    levels = list(lens.levels)
-    data = data.assign_coords(quantile=levels)
-    data["quantile_forecast"] = (("layer", "series", "quantile", "step"), array)
-    middle = int(np.argmin(np.abs(np.array(levels) - 0.5)))
-    data["point_forecast"] = (("layer", "series", "step"), array[:, :, middle])
-    return data
+    middle = int(np.argmin(np.abs(np.array(lens.levels) - 0.5)))
+    return data.assign_coords(quantile=list(lens.levels)).assign(
+        quantile_forecast=(("layer", "series", "quantile", "step"), array),
+        point_forecast=(("layer", "series", "step"), array[:, :, middle]),
+    )
 
 
 def count_peaks(probability: np.ndarray) -> np.ndarray:
@@ -132,7 +127,7 @@ def count_peaks(probability: np.ndarray) -> np.ndarray:
 
 
 def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[float]) -> np.ndarray:
-    """Compute quantiles of distributions over value bins.
+    """Compute quantiles of distributions over bins: the first value whose cumulative probability reaches the level.
 
     Args:
         probability: (series, step, bin), need not sum to 1 (mass on special tokens is left out).
@@ -140,7 +135,7 @@ def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[
         levels: between 0 and 1.
 
     Returns:
-        (series, level, step): the first value whose cumulative probability reaches the level.
+        (series, level, step).
 
     Example:
         >>> probes.bin_quantiles(np.full((1, 1, 4), 0.25), np.array([[1.0, 2.0, 3.0, 4.0]]), [0.5]).tolist()
@@ -153,3 +148,135 @@ def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[
         first = np.argmax(cumulative >= level - 1e-12, axis=-1)
         out[:, index] = np.take_along_axis(values, first, axis=-1)
     return out
+
+
+@probe("lens_logits", "first")
+def lens_logits(run: Run) -> xr.Dataset:
+    """Compute the logits themselves, where :func:`logit_lens` gives probabilities.
+
+    Args:
+        run: the forecast to explain, of a model that forecasts by tokens.
+
+    Returns:
+        Dataset of kind "lens_logits": ``logit`` (layer, series, step, bin); ``value`` (series, bin) in data units.
+
+    Source:
+        tsfm-lens paper, section 2 and figure 1C (S3-DLA).
+
+    Raises:
+        InputError: the model has no vocabulary, or a horizon longer than one pass.
+
+    Example:
+        >>> probes.lens_logits(run)["logit"].dims
+        ('layer', 'series', 'step', 'bin')
+    """
+    lens = run.lens
+    if lens.emits != "token":
+        raise InputError(
+            f"{lens.model_id} emits {lens.emits}s, not tokens of a vocabulary, so that there are no logits; "
+            "logit_lens gives the forecast that each of its layers holds"
+        )
+    names, streams = layer_streams(run)
+    first = lens.first_value_token
+    with torch.no_grad():
+        logits = [lens.readout(stream, run.encoded)[..., first:].float().cpu().numpy() for stream in streams]
+    data = run.dataset().assign_coords(layer=names)
+    data["logit"] = (("layer", "series", "step", "bin"), np.stack(logits))
+    data["value"] = (("series", "bin"), lens.bin_values(run.encoded).double().cpu().numpy())
+    source = "tsfm-lens paper, section 2 and figure 1C (S3-DLA)"
+    data.attrs = run.describe("lens_logits", "Lens logits", source)
+    return data
+
+
+METRICS = ("sMAPE", "MAE", "RMSE")
+
+
+def _reference(results: Any) -> dict[str, str]:
+    """Choose the reference of the gain: the model's own forecast where there is no truth."""
+    truth = results.run.truth
+    return {"reference": "model" if truth is None or not np.isfinite(truth).any() else "truth"}
+
+
+@probe("layer_gain", ("logit_lens",), options=_reference)
+def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Dataset:
+    """Compute the change of the lens forecast's error from each layer to the next.
+
+    ``gain_l = 100 (m_l - m_{l-1}) / m_{l-1}`` for the errors m of point forecasts: negative is better. The first step
+    of a token model's decoder, which reads no value, is left out and has an error of its own.
+
+    Args:
+        lens_result: from :func:`tsfm_lens.probes.logit_lens`.
+        reference: "truth" measures against the values after the context, "model" against the model's own forecast.
+
+    Returns:
+        Dataset of kind "layer_gain": ``error`` and ``gain`` in percent (metric, layer, series), NaN for the first layer
+        and after an error of 0, with what :func:`tsfm_lens.probes.findings.judge` adds for each metric (MAE, RMSE, and
+        sMAPE, ``100 mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error`` (layer, series).
+
+    Source:
+        tsfm-lens paper, appendix F (S3-GAIN).
+
+    Raises:
+        InputError: the result is of another kind, or holds no truth.
+
+    Example:
+        >>> probes.layer_gain(probes.logit_lens(run))["gain"].dims
+        ('metric', 'layer', 'series')
+    """
+    lens_result = of_kind(lens_result, "logit_lens", "layer_gain")
+    if reference == "truth":
+        if "truth" not in lens_result or not np.isfinite(lens_result["truth"].values).any():
+            raise InputError(
+                "this logit lens knows no truth; make its run with truth=… or holdout=True, or use reference='model'"
+            )
+        target = lens_result["truth"]
+    elif reference == "model":
+        target = lens_result["point_forecast"].isel(layer=-1)
+    else:
+        raise InputError(f"reference={reference!r} is not known, choose 'truth' or 'model'")
+    forecast, axes = lens_result["point_forecast"].transpose("layer", "series", "step"), ("metric", "layer", "series")
+    first = int(lens_result.attrs.get("first_step", 0))
+    predictions, targets = forecast.values, target.transpose("series", "step").values
+    error = _errors(predictions[..., first:], targets[..., first:])
+    gain = 100 * (error / _before(error) - 1)
+    coords = {"metric": list(METRICS), "layer": forecast["layer"], "series": forecast["series"]}
+    result = xr.Dataset({"error": (axes, error), "gain": (axes, gain)}, coords=coords)
+    if first:
+        result["first_step_error"] = (axes[1:], np.abs(predictions - targets)[..., 0])
+    keep = ("model", "revision", "architecture", "versions", "seed", "horizon")
+    result.attrs = {
+        "kind": "layer_gain",
+        "title": "Gain per layer",
+        "source": "tsfm-lens paper, appendix F (S3-GAIN)",
+        "reference": reference,
+        **{key: lens_result.attrs[key] for key in keep if key in lens_result.attrs},
+    }
+    # each layer's forecast may be off by itself
+    off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]
+    turn = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
+    shifts = [_errors((predictions + each)[..., first:], targets[..., first:]) for each in (off * turn, off + 0 * turn)]
+    doubt = np.fmax(np.abs(shifts[0] - error), np.abs(shifts[1] - error))
+    floor = np.full(gain.shape, np.nan)
+    floor[:, 1:] = doubt[:, 1:] + doubt[:, :-1] * (1 + gain[:, 1:] / 100)
+    floor *= 100 / _before(error)
+    return judge(result, "gain", floor=xr.DataArray(floor, dims=axes), signed=True, groups="metric")
+
+
+def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Compute sMAPE in percent, MAE and RMSE over known steps, (layer, series, step) -> (metric, layer, series)."""
+    deviation = np.abs(forecast - target)
+    size = np.abs(forecast) + np.abs(target)
+    share = np.divide(deviation, size, out=np.zeros_like(deviation), where=size > 0)
+    valid = np.isfinite(deviation)
+    share = np.where(valid, share, np.nan)
+    with warnings.catch_warnings():
+        # a series may have no values at all
+        warnings.simplefilter("ignore", RuntimeWarning)
+        means = [np.nanmean(each, axis=-1) for each in (share, deviation, deviation**2)]
+    return np.stack([100 * means[0], means[1], np.sqrt(means[2])])
+
+
+def _before(error: np.ndarray) -> np.ndarray:
+    """Return the error of the layer before, NaN where there is none or it is 0."""
+    before = np.concatenate([np.full_like(error[:, :1], np.nan), error[:, :-1]], axis=1)
+    return np.where(before > 0, before, np.nan)

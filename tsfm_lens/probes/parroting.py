@@ -8,15 +8,19 @@ import numpy as np
 import xarray as xr
 from scipy.stats import norm
 
+from tsfm_lens.ablation.metrics import mae
+from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.noise import noise_floor
+from tsfm_lens.models.noise import noise_floor, relative_rounding
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.rollout import autoregressive_attention
+from tsfm_lens.probes.zero_ablation import ablated_points
 from tsfm_lens.registry import probe
 
-__all__ = ["context_parroting", "lag_attention"]
+__all__ = ["context_parroting", "head_parroting", "lag_attention"]
 
 _LEVEL = 0.01  # chance, over all lags, that noise alone makes one look worse
 _DEVIATION = float(np.sqrt(np.pi / 2 - 1))  # standard deviation of a normal's absolute value, over its mean
@@ -31,18 +35,16 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         motif: length of the last stretch that the naive parrot looks for in the context.
 
     Returns:
-        Dataset of kind "parroting": ``lag_error`` (series, lag), the mean absolute difference of the forecast from the
+        Dataset of kind "parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from the
         context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series), the
-        shortest lag at which the forecast is as good a copy as at any within noise (see :func:`best_lag`), and its
-        error; ``parrot_error`` (series), the same difference from what followed the best earlier match of the last
-        ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins; ``forecast`` and ``parrot``
-        (series, step). NaN where a context is too short or constant. For both errors what
-        :func:`tsfm_lens.probes.findings.judge` adds. The floor is the distance of two forecasts of the unchanged model:
-        a forecast whose error does not stand out of it is a copy but for noise.
+        shortest lag at which the forecast is as good a copy as at any within noise, and its error; ``parrot_error``
+        (series), the same difference from what followed the best earlier match of the last ``motif`` steps, and
+        ``parrot_match`` (series), how many steps back that begins; ``forecast`` and ``parrot`` (series, step). NaN
+        where a context is too short or constant. For both errors what :func:`tsfm_lens.probes.findings.judge` adds,
+        against the distance of two forecasts of the unchanged model.
 
     Source:
-        tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; the naive parrot copies what followed
-        the nearest neighbour of the last steps, as in analogue forecasting.
+        tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; analogue forecasting for the naive parrot.
 
     Raises:
         InputError: motif below 2.
@@ -51,8 +53,6 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         >>> probes.context_parroting(run)["best_lag"].dims
         ('series',)
     """
-    if motif < 2:
-        raise InputError(f"motif is {motif}, expected 2 or more steps")
     batch, steps, forecast = run.batch, run.horizon, run.forecast.median
     longest = max(len(values) for values in batch.values)
     errors = np.full((len(batch), longest - 1), np.nan)
@@ -63,13 +63,15 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     best = np.array([best_lag(values, row) for values, row in zip(batch.values, forecast, strict=True)])
     copy_errors = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
     data = run.dataset().assign_coords(lag=np.arange(1, longest))
-    data["forecast"] = (("series", "step"), forecast)
-    data["parrot"] = (("series", "step"), parrots)
-    data["lag_error"] = (("series", "lag"), errors)
-    data["best_lag"] = (("series",), np.where(best > 0, best, np.nan).astype(float))
-    data["copy_error"] = (("series",), copy_errors)
-    data["parrot_error"] = (("series",), np.abs(forecast - parrots).mean(axis=-1) / scales)
-    data["parrot_match"] = (("series",), matches)
+    data = data.assign(
+        forecast=(("series", "step"), forecast),
+        parrot=(("series", "step"), parrots),
+        lag_error=(("series", "lag"), errors),
+        best_lag=("series", np.where(best > 0, best, np.nan).astype(float)),
+        copy_error=("series", copy_errors),
+        parrot_error=("series", np.abs(forecast - parrots).mean(axis=-1) / scales),
+        parrot_match=("series", matches),
+    )
     source = "tsfm-lens paper, sections 4 and 5"
     data.attrs = {**run.describe("parroting", "Context parroting", source, motif=motif), "statistic": "median"}
     floor = noise_floor(run.rolled_out(), lambda other, plain: np.abs(other - plain).mean(-1) / scales)
@@ -91,13 +93,12 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
         run: the forecast to explain, of exactly one series.
         lag: steps.
         width: steps on either side that still count.
-        options: see :func:`tsfm_lens.probes.rollout.autoregressive_attention`.
+        options: see :func:`tsfm_lens.probes.autoregressive_attention`.
 
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
-        ``chance``, the mass of an even spread: such tokens' share of the context's tokens that a query may see, mean
-        over queries; ``vacuous``, whether all of them are such tokens, so that the mass says nothing, as where one
-        token forecasts as many steps as the lag or more (Chronos-Bolt).
+        ``chance``, that of an even spread over the context's tokens that a query may see; ``vacuous``, whether all of
+        them are such tokens, as where one token forecasts as many steps as the lag or more.
 
     Raises:
         InputError: lag below 1 or width below 0.
@@ -109,65 +110,42 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     if lag < 1 or width < 0:
         raise InputError(f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0 or more")
     maps = autoregressive_attention(run, **options)
-    ordinary = np.array([not str(word) for word in maps["key_special"].values])
-    starts, stops = maps["key_start"].values, maps["key_stop"].values
-    on_band = np.zeros((len(starts), maps.sizes["query"]), dtype=bool)
-    for query, (first, last) in enumerate(zip(maps["query_start"].values, maps["query_stop"].values, strict=True)):
-        for key in np.flatnonzero(ordinary & (stops <= 0)):
-            # distances between a step of the query and a step of the key
-            near, far = first - (stops[key] - 1) - width, last - 1 - starts[key] + width
-            on_band[key, query] = far // lag * lag >= max(near, 1)
-    attention = maps["attention"].values
+    starts, stops, attention = maps["key_start"].values, maps["key_stop"].values, maps["attention"].values
+    # distances between a step of the query and a step of the key
+    near = maps["query_start"].values - (stops - 1)[:, None] - width
+    far = maps["query_stop"].values - 1 - starts[:, None] + width
     # a key that no head gives weight is masked for that query
-    usable = (ordinary & (stops <= 0))[:, None] & (attention.max(axis=(0, 1)) > 0)
-    on_band &= usable
+    past = (maps["key_special"].values == "") & (stops <= 0)
+    usable = past[:, None] & (attention.max(axis=(0, 1)) > 0)
+    on_band = usable & (far // lag * lag >= np.maximum(near, 1))
     shares = on_band.sum(0)[usable.any(0)] / usable.sum(0)[usable.any(0)]
     chance = float(shares.mean()) if len(shares) else 0.0
     vacuous = bool((on_band == usable).all())
-    data = xr.Dataset(
-        {
-            "mass": (("layer", "head"), (attention * on_band).sum(axis=2).mean(axis=-1)),
-            "chance": ((), chance),
-            "vacuous": ((), vacuous),
-        },
-        coords={"layer": maps["layer"], "head": maps["head"]},
-    )
+    mass = (("layer", "head"), (attention * on_band).sum(axis=2).mean(axis=-1))
+    coords = {"layer": maps["layer"], "head": maps["head"]}
+    data = xr.Dataset({"mass": mass, "chance": chance, "vacuous": vacuous}, coords=coords)
     facts = {"kind": "lag_attention", "title": f"Attention at lag {lag}", "lag": lag, "width": width}
     data.attrs = {**maps.attrs, **facts}
     return data
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
-    """Compute the mean absolute difference of a forecast from the context repeated at every lag.
-
-    Args:
-        context: (time,), NaN where missing.
-        forecast: (step,).
-
-    Returns:
-        (time - 1,), for lags 1, 2, …; NaN where all values to copy are missing.
-    """
-    steps = np.arange(len(forecast))
+    """Compute the mean absolute difference of a forecast from the context repeated at every lag."""
     out = np.full(len(context) - 1, np.nan)
     for lag in range(1, len(context)):
-        gap = np.abs(forecast - context[len(context) - lag + steps % lag])
+        gap = np.abs(forecast - repeated(context, lag, len(forecast)))
         if np.isfinite(gap).any():
             out[lag - 1] = np.nanmean(gap)
     return out
 
 
+def repeated(context: np.ndarray, lag: int, steps: int) -> np.ndarray:
+    """Repeat the last ``lag`` values of a context, (step,)."""
+    return context[len(context) - lag + np.arange(steps) % lag]
+
+
 def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndarray, int] | None:
-    """Repeat what followed the best earlier match of the last steps.
-
-    Args:
-        context: (time,).
-        horizon: steps.
-        motif: steps to match; matches are compared after subtracting each stretch's mean.
-
-    Returns:
-        The forecast (step,), and the number of steps before the end at which the copy begins; None if the context has
-        no earlier stretch of that length.
-    """
+    """Repeat what followed the best earlier match of the last steps."""
     latest = len(context) - motif
     if latest < motif:
         return None
@@ -179,12 +157,14 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
         return None
     # of equally good matches the latest
     best = len(distance) - 1 - int(np.nanargmin(distance[::-1]))
-    follows = context[best + motif :]
-    return follows[np.arange(horizon) % len(follows)], len(follows)
+    back = latest - best
+    return repeated(context, back, horizon), back
 
 
 def naive_parrots(batch: SeriesBatch, horizon: int, motif: int) -> tuple[np.ndarray, np.ndarray]:
     """Return forecasts (series, step) of :func:`naive_parrot`, and where copies begin (series,); NaN for None."""
+    if motif < 2:
+        raise InputError(f"motif is {motif}, expected 2 or more steps")
     parrots, matches = np.full((len(batch), horizon), np.nan), np.full(len(batch), np.nan)
     for row, values in enumerate(batch.values):
         if parrot := naive_parrot(values, horizon, motif):
@@ -193,28 +173,7 @@ def naive_parrots(batch: SeriesBatch, horizon: int, motif: int) -> tuple[np.ndar
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
-    """Find the shortest lag at which a forecast copies its context as well as at any, within chance.
-
-    Every multiple of a period gives a copy as good as the period, and of many noisy copies some long one is the best by
-    chance. So the search has three steps:
-
-    1. Candidates are lags whose last copy is worse than the best one by no more than noise of that size explains.
-    2. The best candidate is the one at which the mean of all earlier copies comes closest to both the forecast and the
-       later half of the context, each less a straight line through the context. That mean blurs unless the lag is a
-       period.
-    3. The result is the best candidate's shortest divisor that is not significantly worse, step by step.
-
-    Args:
-        context: (time,), NaN where missing.
-        forecast: (step,).
-
-    Returns:
-        The lag; 0 if the context is constant or has no value to copy. Where only lags above half of the context
-        remain, the one with the smallest error.
-
-    Source:
-        Stellingwerf 1978 (folding at trial periods); de Cheveigne and Kawahara 2002 (the shortest period of equals).
-    """
+    """Find the shortest lag at which a forecast copies its context as well as at any, within chance; 0 for none."""
     errors = lag_errors(context, forecast)
     if np.isnan(spread_of(context)) or not np.isfinite(errors).any():
         return 0
@@ -228,22 +187,16 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     alike = alike[alike <= len(context) // 2]
     if not len(alike):
         return int(np.nanargmin(errors)) + 1
-    gaps = _folded_gaps(*_without_line(context, forecast), alike)
+    times = np.flatnonzero(np.isfinite(context))
+    line = np.polyfit(times, context[times], 1)
+    straight = np.polyval(line, np.arange(len(context) + len(forecast)))
+    gaps = _folded_gaps(context - straight[: len(context)], forecast - straight[len(context) :], alike)
     best = int(np.nanmean(gaps, axis=1).argmin())
     excess = gaps - gaps[best]
     doubt = norm.isf(rare) * np.nanstd(excess, axis=1) / np.sqrt(np.isfinite(excess).sum(axis=1))
     equal = alike[np.nanmean(excess, axis=1) <= doubt + rounding]
     divisors = np.round(alike[best] / np.arange(1, alike[best] + 1))
     return int(equal[np.isin(equal, divisors)][0])
-
-
-def _without_line(context: np.ndarray, forecast: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Subtract from both the straight line that fits the context best."""
-    times = np.flatnonzero(np.isfinite(context))
-    line = np.polyfit(times, context[times], 1)
-    time = np.arange(len(context) + len(forecast))
-    straight = np.polyval(line, time)
-    return context - straight[: len(context)], forecast - straight[len(context) :]
 
 
 def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) -> np.ndarray:
@@ -270,3 +223,95 @@ def spread_of(context: np.ndarray) -> float:
     """Compute the standard deviation of a context, NaN if it is constant or has no value."""
     spread = float(np.nanstd(context)) if np.isfinite(context).any() else 0.0
     return spread if spread > 0 else np.nan
+
+
+@probe("head_parroting")
+def head_parroting(
+    run: Run,
+    *,
+    lag: int | None = None,
+    motif: int = 16,
+    width: int = 1,
+    kind: str | None = None,
+    how: str = "zero",
+    reference: Any = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure each head's part in parroting twice: by its attention, and by the forecast without it.
+
+    The lag is that at which the plain forecast differs least from its context repeated.
+
+    Args:
+        run: the forecast to explain.
+        lag: steps, for every series; each series' own best lag if None.
+        motif: length of the last stretch that the naive parrot looks for in the context.
+        width: steps on either side of the lag that attention still counts at.
+        kind: kind of attention; the last one over time of the stack that is read out if None.
+        how, reference: see :func:`tsfm_lens.probes.ablation_effects`.
+        progress: called with (done, of) after each head.
+
+    Returns:
+        Dataset of kind "head_parroting" over (layer, head, series): ``mass``, share of attention at the lag and its
+        multiples; ``copy_error_change``, ``parrot_error_change`` and, with a truth, ``truth_error_change``: by how much
+        the ablated forecast lies further from each, in standard deviations of the context (above 0 the head served the
+        copy); for each what :func:`tsfm_lens.probes.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the
+        mass's floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The
+        attribute ``statistic`` tells what the forecast is. NaN where a context is constant, too short, or incomplete.
+
+    Source:
+        tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
+
+    Raises:
+        InputError: several variates, a motif below 2, a lag that is not shorter than every context, or as in
+            :func:`tsfm_lens.probes.autoregressive_attention`.
+        UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> probes.head_parroting(run)["mass"].dims
+        ('layer', 'head', 'series')
+    """
+    batch, steps = run.batch, run.horizon
+    refuse_variates(batch)
+    shortest, parrot = min(batch.lengths), naive_parrots(batch, steps, motif)[0]
+    if lag is not None and not 1 <= lag < shortest:
+        raise InputError(f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps")
+    row, attention, layers = pick_attention(run.lens, None, kind)
+    dot = f"{row.name}." if row.name else ""
+    names = [f"{dot}{layer}.{attention}.{head}" for layer in layers for head in range(row.n_heads)]
+    plain = run.point
+    ablated = ablated_points(run, run.lens.components(*names), how, reference, progress)
+    ablated = ablated.reshape(len(layers), row.n_heads, *plain.shape)
+    # the lag that the library's forecast copies at, as context_parroting has it
+    lags = np.array([best_lag(values, one) for values, one in zip(batch.values, run.forecast.median, strict=True)])
+    lags = lags if lag is None else np.full(len(batch), lag)
+    maps = [lag_attention(run.select(i), max(int(each), 1), width=width, kind=attention) for i, each in enumerate(lags)]
+    weight = np.where(lags > 0, 1.0, np.nan)
+    mass = np.stack([each["mass"].values for each in maps], axis=-1) * weight
+    chance = np.array([float(each["chance"]) for each in maps]) * weight
+    vacuous = [bool(each["vacuous"]) for each in maps]
+    data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
+    data = data.assign(mass=(("layer", "head", "series"), mass), chance=("series", chance), vacuous=("series", vacuous))
+    data["lag"] = ("series", np.where(lags > 0, lags, np.nan).astype(float), {"units": "steps"})
+    pairs, gap = zip(batch.values, lags, strict=True), np.full(steps, np.nan)
+    copy = np.array([repeated(values, each, steps) if each > 0 else gap for values, each in pairs])
+    references = {"copy_error": copy, "parrot_error": parrot}
+    if run.truth is not None:
+        references["truth_error"] = data["truth"].values
+    scales = np.array([spread_of(values) for values in batch.values])
+    for name, target in references.items():
+        error = mae(plain, target) / scales
+        data[name] = (("series",), error)
+        data[f"{name}_change"] = (("layer", "head", "series"), mae(ablated, target) / scales - error)
+    data["forecast"], data["copy"], data["parrot"] = ((("series", "step"), each) for each in (plain, copy, parrot))
+    settings: dict[str, object] = {"attention": attention, "motif": motif, "width": width, "how": how}
+    settings |= {"rollout": int(run.rollout), "statistic": run.statistic}
+    source = "tsfm-lens paper, sections 4 and 5"
+    data.attrs = run.describe("head_parroting", "Context parroting by heads", source, **settings)
+    data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
+    for name, target in references.items():
+
+        def change(other: np.ndarray, plain: np.ndarray, target: np.ndarray = target) -> np.ndarray:
+            return np.abs(mae(other, target) - mae(plain, target)) / scales
+
+        data = judge(data, f"{name}_change", floor=noise_floor(run, change), signed=True)
+    return data

@@ -1,16 +1,19 @@
-"""Activation patching: activations of one run put into another, and the share of the forecast that they recover."""
+"""Patching: activations of one run put into another, exactly or to first order, and what they recover."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.metrics import spearman_distance
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
@@ -18,12 +21,15 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.state import RunState
+from tsfm_lens.models.noise import noise_floor, share_floor, told_apart
+from tsfm_lens.models.recording import refuse_gradients, refuse_run
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.contrast import Direction, RunPair, contrast
+from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
 from tsfm_lens.registry import probe
 
-__all__ = ["activation_patching"]
+__all__ = ["activation_patching", "attribution_patching"]
 
 _SOURCE = "Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255"
 
@@ -41,39 +47,33 @@ def activation_patching(
 ) -> xr.Dataset:
     """Patch every place and token position of a clean run into the corrupted one, or the other way round.
 
-    The corruption should keep a series' mean and scale: models normalise each series by its own, which no patch
-    carries over. A component that does the same on both series recovers nothing, however much the forecast needs it.
-    Ablation finds a head that marks positions, and patching does not.
-
-    In rollouts every pass takes activations of the same pass and position. A group of positions is then the tokens that
-    cover the same steps, so that it stays in its place when the context is encoded anew.
+    The corruption should keep a series' mean and scale, which no patch carries over.
 
     Args:
         clean: the run to explain.
         corrupted: a run of the same series with something removed, of equal lengths (see
-            :mod:`tsfm_lens.data.corruption`), made as the clean one is. In single forwards of a token model both
-            decoders follow the path of the run that is patched.
+            :mod:`tsfm_lens.data.corruption`), made as the clean one is.
         at: "stream" (residual stream around each layer), "branches", "heads", or names and globs of places.
         stack: the stack whose tokens are patched; the first if None.
-        positions: "all" tokens at once, "each" token, or that many tokens at a time; None makes at most 32 groups.
-        direction: "denoise" puts clean activations into the corrupted run (what suffices), "noise" corrupted ones
-            into the clean run (what is needed).
+        positions: "all" tokens at once, "each" token, or that many tokens at a time; None makes at most 32 groups. In
+            rollouts a group is the tokens that cover the same steps.
+        direction: "denoise" puts clean activations into the corrupted run (what suffices), "noise" the other way (what
+            is needed).
         progress: called with (done, of).
 
     Returns:
         Dataset of kind "patching" over (component, position, series): ``recovered``, the share of the way from the
-        unpatched forecast to the source's (0 none, 1 all; a projection, so it may lie outside); ``effect``, the mean
-        distance from the unpatched forecast in data units; for both what :func:`tsfm_lens.probes.findings.judge` adds,
-        with the noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and
-        ``corrupted_forecast`` (series, step); ``corrupted_context``. Positions have ``position_start``,
-        ``position_stop`` in steps from the forecast start, and ``position_special``.
+        unpatched forecast to the source's (a projection, so it may lie outside 0 and 1); ``effect``, the mean distance
+        from the unpatched forecast in data units; for both what :func:`tsfm_lens.probes.findings.judge` adds, with the
+        noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
+        ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in steps, and ``position_special``.
 
     Source:
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
 
     Raises:
-        InputError: the runs are not made alike, the batches differ in length, the corruption does nothing, or places
-            lie in several stacks while positions are told apart.
+        InputError: the runs are not made alike or differ in length, the corruption does nothing, or places lie in
+            several stacks while positions are told apart.
         UnknownNameError: no such place.
 
     Example:
@@ -114,21 +114,18 @@ def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention
 def grid_of(
     pair: RunPair, places: Sequence[Place], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
-    """Return token groups of the places' stack, [None] for all tokens at once, and their coordinates.
-
-    Raises:
-        InputError: places of several stacks while positions are told apart.
-    """
-    spans = [pair.base.spans[stack] for stack in dict.fromkeys(place.stack for place in places)]
-    if len(spans) > 1 and positions != "all":
-        names = " and ".join(sorted({place.stack for place in places}))
-        raise InputError(
-            f"the places lie in {names}, whose tokens are not the same; patch one stack at a time, or positions='all'"
-        )
+    """Return token groups of the places' stack, [None] for all tokens at once, and their coordinates."""
+    spans = {place.stack: pair.base.spans[place.stack] for place in places}
+    first, *others = spans.values()
     if positions != "all":
-        groups = position_groups(spans[0], positions)
-        return list(groups), group_coords(spans[0], groups)
-    whole = [group_coords(tokens, [list(range(len(tokens)))]) for tokens in spans]
+        if others:
+            raise InputError(
+                f"the places lie in {' and '.join(sorted(spans))}, whose tokens are not the same; patch one stack at a "
+                "time, or positions='all'"
+            )
+        groups = position_groups(first, positions)
+        return list(groups), group_coords(first, groups)
+    whole = [group_coords(tokens, [list(range(len(tokens)))]) for tokens in spans.values()]
     edges = {"position_start": min, "position_stop": max}
     coords = {name: ("position", [of(coord[name][1][0] for coord in whole)]) for name, of in edges.items()}
     return [None], {"position": [0], **coords, "position_special": ("position", [""])}
@@ -168,3 +165,232 @@ class _PatchSteps:
             return torch.where(mask, whole(value, state), value)
 
         return patch
+
+
+Direction = Literal["denoise", "noise"]
+
+
+@dataclass(frozen=True)
+class RunPair:
+    """Two runs, of batches of equal shape."""
+
+    base: Run
+    source: Run
+    direction: Direction
+    base_acts: Activations
+    source_acts: Activations
+
+    @property
+    def way(self) -> np.ndarray:
+        """Difference of the source's forecast from the base's, (series, step)."""
+        return self.source.point - self.base.point
+
+    def recovered(self, forecasts: np.ndarray) -> np.ndarray:
+        """Measure how far forecasts (…, series, step) are on the way from base to source, (…, series)."""
+        return ((forecasts - self.base.point) * self.way).sum(-1) / np.square(self.way).sum(-1)
+
+    def effect(self, forecasts: np.ndarray) -> np.ndarray:
+        """Compute the mean distance of forecasts (…, series, step) from the base's, in data units, (…, series)."""
+        return np.abs(forecasts - self.base.point).mean(-1)
+
+    def judged(self, data: xr.Dataset) -> xr.Dataset:
+        """Add intervals, floors of both runs, and what stands out, for the effects that a result holds."""
+        runs = (self.base, self.source)
+        for name in ("recovered", "first_order", "score"):
+            if name in data:
+                floor = np.fmax(*(share_floor(run, self.way) for run in runs))
+                data = judge(data, name, floor=floor, signed=True)
+        if "effect" in data:
+            floor = np.fmax(*(noise_floor(run, lambda a, b: np.abs(a - b).mean(-1)) for run in runs))
+            data = judge(data, "effect", floor=floor)
+        return data
+
+    def dataset(self) -> xr.Dataset:
+        """Return both contexts, both forecasts, and their coordinates."""
+        clean, corrupted = (self.source, self.base) if self.direction == "denoise" else (self.base, self.source)
+        axes = ("series", "step")
+        forecasts = {"clean_forecast": (axes, clean.point), "corrupted_forecast": (axes, corrupted.point)}
+        return clean.dataset().assign({"corrupted_context": corrupted.dataset()["context"]} | forecasts)
+
+    def parameters(self) -> dict[str, object]:
+        """Return attributes that say how a result was run."""
+        return {"direction": self.direction, "rollout": int(self.base.rollout), "statistic": self.base.statistic}
+
+
+def contrast(
+    clean: Run,
+    corrupted: Run,
+    *,
+    names: Sequence[str],
+    base_names: Sequence[str] = (),
+    direction: Direction = "denoise",
+) -> RunPair:
+    """Record both runs."""
+    refuse_word("direction", direction, ("denoise", "noise"))
+    _refuse_unlike(clean, corrupted)
+    source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
+    if base.tokens_read and not base.rollout and source.forced_path is None:
+        source = source.following(base.path)
+    base_acts, source_acts = _record(base, base_names), _record(source, names)
+    same = (told_apart(base, source.point, base.point) == base.point).all(-1)
+    if same.any():
+        name = clean.batch.ids[int(np.argmax(same))]
+        raise InputError(
+            f"clean and corrupted forecasts of series {name!r} are the same, so there is nothing to recover: corrupt "
+            "more, or what the model reads"
+        )
+    return RunPair(base, source, direction, base_acts, source_acts)
+
+
+def _record(run: Run, names: Sequence[str]) -> Activations:
+    return run.record(names) if names else Activations(run.lens.registry.points, run.rollout, run.batch.ids)
+
+
+def _refuse_unlike(clean: Run, corrupted: Run) -> None:
+    if clean.lens is not corrupted.lens:
+        raise InputError(
+            f"the clean run is of {clean.lens.model_id}, the corrupted of {corrupted.lens.model_id} as another lens; "
+            "make both with the same lens"
+        )
+    for what in ("horizon", "rollout", "num_samples", "seed"):
+        one, other = getattr(clean, what), getattr(corrupted, what)
+        if one != other:
+            raise InputError(f"the clean run has {what} {one}, the corrupted {other}; make both with the same {what}")
+    batch, changed = clean.batch, corrupted.batch
+    if batch.lengths != changed.lengths:
+        raise InputError(
+            f"the clean series have lengths {batch.lengths}, the corrupted {changed.lengths}: their tokens must "
+            "stand at the same positions, so corrupt values without adding or removing steps"
+        )
+    if not np.array_equal(batch.group_index, changed.group_index):
+        raise InputError("clean and corrupted series are grouped into items differently, so variates would differ")
+    if batch.ids != changed.ids and set(batch.ids) == set(changed.ids):
+        raise InputError(
+            f"clean series are in the order {', '.join(batch.ids)}, corrupted in {', '.join(changed.ids)}; "
+            "corrupted.select(clean.batch.ids) puts them in order"
+        )
+
+
+@probe("attribution_patching", "pair")
+def attribution_patching(
+    clean: Run,
+    corrupted: Run,
+    *,
+    at: str | Sequence[str | Component] = "stream",
+    stack: str | None = None,
+    positions: str | int | None = None,
+    direction: Direction = "denoise",
+    exact: bool = True,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Estimate what patching each place would recover, from the gradient at the unpatched run.
+
+    A saturated gate or softmax has no gradient, so the estimate misses its part.
+
+    Args:
+        clean, corrupted, at, stack, positions, direction: see :func:`tsfm_lens.probes.activation_patching`.
+        exact: also patch, to measure the estimate's error.
+        progress: of the exact patching.
+
+    Returns:
+        Dataset of kind "attribution_patching" over (component, position, series): ``first_order``, the estimated share
+        recovered; with ``exact`` also ``recovered``, ``error`` = first_order - recovered, and attributes
+        ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares what
+        :func:`tsfm_lens.probes.findings.judge` adds, with the noise of both runs.
+
+    Source:
+        Nanda 2023; Syed et al. 2023.
+
+    Raises:
+        InputError: gradients that are no derivatives, a multivariate batch, or a horizon longer than one pass.
+
+    Example:
+        >>> probes.attribution_patching(run, corrupted, exact=False)["first_order"].dims
+        ('component', 'position', 'series')
+    """
+    lens = clean.lens
+    refuse_gradients(lens.wiring)
+    places = places_of(lens, at, stack)
+    names = sorted({place.point for place in places})
+    pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), names=names, direction=direction)
+    acts = slopes(pair, names)
+    groups, where = grid_of(pair, places, positions)
+    first_order = np.array([[_products(place, pair.source_acts, acts, group) for group in groups] for place in places])
+    data = pair.dataset().assign_coords({**place_coords(places), **where})
+    axes = ("component", "position", "series")
+    data["first_order"] = (axes, first_order)
+    parameters: dict[str, object] = {**pair.parameters(), "positions": str(positions)}
+    if exact:
+        forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
+        recovered = pair.recovered(forecasts).reshape(first_order.shape)
+        data["recovered"], data["error"] = (axes, recovered), (axes, first_order - recovered)
+        parameters["mean_absolute_error"] = float(np.abs(first_order - recovered).mean())
+        parameters["rank_correlation"] = rank_correlation(first_order, recovered)
+    source = "Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348"
+    data.attrs = pair.base.describe("attribution_patching", "Attribution patching", source, **parameters)
+    return pair.judged(data)
+
+
+def slopes(pair: RunPair, names: Sequence[str]) -> Activations:
+    """Record the base run with the gradients of the share recovered, under ``name + "_grad"``."""
+    run, encoded = pair.base, pair.base.encoded
+    if run.batch.multivariate:
+        raise InputError("gradients of variates that see each other cannot be told apart; patch them exactly instead")
+    way = torch.as_tensor(pair.way)
+    weight = way / way.square().sum(-1, keepdim=True)
+
+    def share(output: Tensor) -> Tensor:
+        forecast = run.read(output, encoded)
+        return (forecast * weight.to(forecast)).sum()
+
+    acts = with_gradients(run, names, share)
+    for name in names:
+        finite = acts[f"{name}_grad"].isfinite().flatten(1).all(1)
+        if not finite.all():
+            series = encoded.rows[int(finite.int().argmin())]
+            raise InputError(
+                f"{run.lens.wiring.architecture} has no finite gradient at {name} for series {series!r}, as where "
+                "padding is divided by its zero norm; take series of one length, or one at a time, or patch exactly"
+            )
+    return acts
+
+
+def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]) -> Activations:
+    """Record activations of one forward and a loss's gradients at them; weights get none, which cost as much."""
+    lens, leaves = run.lens, dict[str, list[Tensor]]()
+    refuse_run(lens, rollout=False, gradients=True, loss=loss)
+
+    def enter(value: Tensor, hook: HookPoint) -> Tensor:
+        """Continue the forward from a leaf tensor, whether or not the model's weights are frozen."""
+        leaf = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+        leaves.setdefault(str(hook.name), []).append(leaf)
+        return leaf
+
+    with torch.enable_grad(), lens.hooks([(name, enter) for name in names]):
+        output, acts = lens.run_with_cache(run.encoded, names_filter=list(names))
+        places = [(name, call) for name in names for call in range(len(leaves[name]))]
+        tensors = [leaves[name][call] for name, call in places]
+        losses = loss(output)
+        of_each = [
+            torch.autograd.grad(one, tensors, allow_unused=True, materialize_grads=True, retain_graph=True)
+            for one in losses.reshape(-1)
+        ]
+        gradients = of_each[0] if not losses.ndim else [torch.stack(parts) for parts in zip(*of_each, strict=True)]
+    for (name, call), gradient in zip(places, gradients, strict=True):
+        acts.recorded.setdefault(f"{name}_grad", []).append(replace(acts.calls(name)[call], value=gradient))
+    return acts
+
+
+def _products(place: Place, source: Activations, base: Activations, group: Sequence[int] | None) -> np.ndarray:
+    """Sum change times gradient over the tokens of a group, over all of them for None, (series,)."""
+    change = source[place.point] - base[place.point]
+    product = change * base[f"{place.point}_grad"]
+    if place.head is not None:
+        product = product[:, :, place.head]
+    total = (product if group is None else product[:, list(group)]).sum(dim=(1, 2))
+    return np.asarray(total.detach().cpu().double().numpy())
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Compute Spearman's correlation over all cells; 0 where one of them is constant."""
+    return float(1.0 - spearman_distance(a.reshape(-1), b.reshape(-1))) if a.size > 1 else 0.0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
+import torch
 import xarray as xr
 from torch import Tensor
 
@@ -18,16 +20,17 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows, rows_in_place
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.state import RunState
+from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.contrast import Direction, RunPair, contrast
-from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
+from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.patching import Direction, RunPair, contrast, slopes
+from tsfm_lens.probes.places import Place, later_branches, listed, nodes_of, place_coords, place_of, places_of
 from tsfm_lens.registry import probe
 
-__all__ = ["path_patching"]
+__all__ = ["edge_attribution", "path_patching"]
 
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
 OUTPUT = "output"
-_INPUTS = ("all", "q", "k", "v")
 # least senders run together, numbers in memory up to which more of them are, and most paths gathered before a run
 _SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
 
@@ -45,23 +48,20 @@ def path_patching(
 ) -> xr.Dataset:
     """Patch the path from each sender to each receiver.
 
-    First the sender is patched from the source run, while every later branch, attention and MLP alike, is held at the
-    base run's write. Each receiver's activation under this change is recorded. Then only the receiver is set to that
-    activation, and all behind it is free. (Wang et al. hold attention only, and their paths include MLPs.)
-
-    A sender that does the same on both series passes no difference on. No path out of it is found, however much the
-    forecast needs it: in planted Chronos models those of a head that marks the last period.
+    The sender is patched from the source run while every later branch is held at the base run's write, and each
+    receiver's activation is recorded. Then only the receiver is set to that activation, and all behind it is free.
+    (Wang et al. hold attention only.)
 
     Args:
-        clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`.
+        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`.
         senders: heads and branches; the heads and MLPs of the stack that is read out if None.
         receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
         via: the input of receiving heads that changes: "all", "q", "k" or "v".
         progress: called with (done, of), in senders.
 
     Returns:
-        Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation
-        patching, with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+        Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation patching,
+        with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
@@ -75,49 +75,38 @@ def path_patching(
         >>> dict(data["recovered"].sizes)
         {'sender': 1, 'receiver': 1, 'series': 1}
     """
-    if via not in _INPUTS:
-        raise InputError(f"via={via!r} is not known, choose one of {', '.join(_INPUTS)}")
+    refuse_word("via", via, ("all", "q", "k", "v"))
     lens = clean.lens
-    default: list[str | Component] = list(writers(lens.wiring))
-    froms = places_of(lens, default if senders is None else listed(senders, "senders"))
-    targets = [*default, OUTPUT] if receivers is None else listed(receivers, "receivers")
+    froms = nodes_of(lens, senders, "senders")
+    targets: list[str | Component] = [*writers(lens.wiring), OUTPUT]
+    if receivers is not None:
+        targets = listed(receivers, "receivers")
     to_output = OUTPUT in targets
-    inner = [receiver for receiver in targets if receiver != OUTPUT]
-    tos = places_of(lens, inner) if inner else []
+    tos = places_of(lens, [receiver for receiver in targets if receiver != OUTPUT]) if targets != [OUTPUT] else []
     if via != "all":
         tos = [place for place in tos if place.head is not None] if receivers is None else tos
         if any(place.head is None for place in tos):
             raise InputError(f"via={via!r} is an input of heads; name only heads as receivers")
     pair = sender_contrast(clean, corrupted, froms, direction=direction)
-    forecasts = np.full((len(froms), len(tos) + to_output, *pair.base_forecast.shape), np.nan)
-    edges: list[tuple[int, int]] = []
-    variants: list[Variant] = []
-
-    def run_paths() -> None:
-        """Run the gathered paths, so that no more than that are held."""
-        if edges:
-            forecasts[tuple(zip(*edges, strict=True))] = point_forecasts(pair.base, variants)
-        edges.clear()
-        variants.clear()
-
-    for row, (sender, direct, receiver_acts) in enumerate(heard_by(pair, froms, tos, via)):
-        later = set(later_branches(lens.wiring, component_at(sender)))
-        columns = [column for column, place in enumerate(tos) if branch_at(place) in later]
-        edges += [(row, column) for column in columns]
-        variants += [Variant("path", (_receive(tos[column], receiver_acts, via),)) for column in columns]
+    forecasts = np.full((len(froms), len(tos) + to_output, *pair.base.point.shape), np.nan)
+    paths: dict[tuple[int, int], Variant] = {}
+    for row, (sender, direct, receiver_acts) in enumerate(chain.from_iterable(heard_in_groups(pair, froms, tos, via))):
+        later = set(later_branches(lens.wiring, sender.component))
+        columns = [column for column, place in enumerate(tos) if place.branch in later]
+        paths |= {(row, column): Variant("path", (_receive(tos[column], receiver_acts, via),)) for column in columns}
         if to_output:
             forecasts[row, -1] = direct
-        if len(variants) >= _MOST_PATHS:
-            run_paths()
+        if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(froms)):
+            forecasts[tuple(zip(*paths, strict=True))] = point_forecasts(pair.base, list(paths.values()))
+            paths.clear()
         if progress is not None:
             progress(row + 1, len(froms))
-    run_paths()
     data = pair.dataset().assign_coords(place_coords(froms, "sender"))
     names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
     data = data.assign_coords(receiver=names)
-    data["recovered"] = (("sender", "receiver", "series"), pair.recovered(forecasts))
-    data["effect"] = (("sender", "receiver", "series"), pair.effect(forecasts))
-    data["forecast"] = (("sender", "receiver", "series", "step"), forecasts)
+    axes = ("sender", "receiver", "series")
+    shares = {"recovered": (axes, pair.recovered(forecasts)), "effect": (axes, pair.effect(forecasts))}
+    data = data.assign(shares | {"forecast": ((*axes, "step"), forecasts)})
     data.attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters(), via=via)
     return pair.judged(data)
 
@@ -125,31 +114,16 @@ def path_patching(
 def sender_contrast(clean: Run, corrupted: Run, senders: Sequence[Place], *, direction: Direction = "noise") -> RunPair:
     """Record a contrast: the senders' activations in the source, every branch's write in the base."""
     wiring = clean.lens.wiring
-    branch_points = {
-        f"{wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
-        for sender in senders
-        for branch in later_branches(wiring, component_at(sender))
-    }
+    later = {branch for sender in senders for branch in later_branches(wiring, sender.component)}
+    branch_points = sorted({place_of(wiring, branch).point for branch in later})
     names = sorted({place.point for place in senders})
-    return contrast(clean, corrupted, names=names, base_names=sorted(branch_points), direction=direction)
-
-
-def heard_by(
-    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
-) -> Iterator[tuple[Place, np.ndarray, Activations]]:
-    """Yield each sender, its direct effect's forecast (series, step), and the activations of its receivers.
-
-    Activations are those under the sender's change alone: heads' outputs or MLPs' writes, or with ``via`` heads'
-    queries, keys or values.
-    """
-    for group in heard_in_groups(pair, senders, receivers, via):
-        yield from group
+    return contrast(clean, corrupted, names=names, base_names=branch_points, direction=direction)
 
 
 def heard_in_groups(
     pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
 ) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
-    """Yield the results of :func:`heard_by` in lists, of as many senders as are run together."""
+    """Yield senders, forecasts (series, step) of their direct effects, and receivers' activations, in groups."""
     points = len({place.point for place in receivers})
     tokens = max(len(spans) for spans in pair.base.spans.values()) * len(pair.base.batch)
     fit = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
@@ -165,16 +139,14 @@ def _run_together(
     stores: list[dict[str, list[Call]]] = [{} for _ in senders]
     variants = []
     for sender, store in zip(senders, stores, strict=True):
-        later = later_branches(run.lens.wiring, component_at(sender))
-        points = dict.fromkeys(_input(place, via) for place in receivers if branch_at(place) in later)
+        later = later_branches(run.lens.wiring, sender.component)
+        points = dict.fromkeys(_input(place, via) for place in receivers if place.branch in later)
         listeners = [_Listener(point, store) for point in points]
         # a branch is recorded before it is held, so listeners come first
         patches = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listeners, *patches)))
-    direct = point_forecasts(run, variants)
-    receiver_acts = [
-        Activations(run.lens.registry.points, run.rollout, run.batch.ids, recorded=store) for store in stores
-    ]
+    direct, hook_points = point_forecasts(run, variants), run.lens.registry.points
+    receiver_acts = [Activations(hook_points, run.rollout, run.batch.ids, recorded=store) for store in stores]
     return list(zip(senders, direct, receiver_acts, strict=True))
 
 
@@ -234,18 +206,75 @@ def _input(place: Place, via: str) -> str:
     return place.point if via == "all" else place.point.replace("hook_z", f"hook_{via}")
 
 
-def component_at(place: Place) -> Component:
-    """Return the component at a place.
+@probe("edges", "pair")
+def edge_attribution(
+    clean: Run, corrupted: Run, *, nodes: Sequence[str | Component] | None = None, direction: Direction = "noise"
+) -> xr.Dataset:
+    """Score the edge from every component to every later one.
+
+    The receiver's change when the sender alone changes is exact (one forward a sender). Its effect on the forecast
+    comes from the gradient at the receiver; edges to the output are exact.
+
+    Args:
+        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`; in single forwards.
+        nodes: heads and branches; the heads and MLPs of the stack that is read out if None.
+
+    Returns:
+        Dataset of kind "edges" over (sender, receiver, series): ``score``, the estimated share of the way to the
+        source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
+        :func:`tsfm_lens.probes.findings.judge` adds, with the noise of both runs. The last receiver is "output".
+
+    Source:
+        Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the receiver to first order.
 
     Raises:
-        InputError: it is a residual stream.
+        InputError: gradients that are no derivatives, a multivariate batch, or as in activation patching.
+
+    Example:
+        >>> data = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])
+        >>> data["receiver"].values.tolist()
+        ['decoder.0.mlp', 'decoder.1.mlp', 'output']
     """
-    if isinstance(place.target, str):
-        raise InputError(f"{place.target} is a residual stream; paths run between components")
-    return place.target
+    lens = clean.lens
+    refuse_gradients(lens.wiring)
+    places = nodes_of(lens, nodes, "nodes")
+    pair = sender_contrast(clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction)
+    data = pair.dataset().assign_coords(place_coords(places, "sender"))
+    data = data.assign_coords(receiver=[*(str(place.target) for place in places), OUTPUT])
+    scores = edge_scores(pair, places)
+    source = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
+    data.attrs = pair.base.describe("edges", "Edge attribution", source, **pair.parameters())
+    axes = ("sender", "receiver", "series")
+    # receivers that come after the sender, and the output
+    after = [later_branches(lens.wiring, place.component) for place in places]
+    possible = np.array([[*(place.branch in later for place in places), True] for later in after])
+    result = pair.judged(data.assign(score=(axes, np.where(possible[..., None], scores, np.nan))))
+    return result.assign(score=(axes, scores))
 
 
-def branch_at(place: Place) -> Component:
-    """Return the branch that a place is, or is a head of."""
-    component = component_at(place)
-    return Component(component.stack, component.layer, component.kind)
+def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
+    """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
+    at = slopes(pair, sorted({place.point for place in places}))
+    row_of = {place.target: row for row, place in enumerate(places)}
+    columns: dict[str, list[int]] = {}
+    for column, place in enumerate(places):
+        columns.setdefault(place.point, []).append(column)
+    scores = np.zeros((len(places), len(places) + 1, len(pair.base.batch)))
+    for group in heard_in_groups(pair, places, places):
+        rows = [row_of[sender.target] for sender, _, _ in group]
+        scores[rows, -1] = pair.recovered(np.stack([direct for _, direct, _ in group]))
+        for point, receivers in columns.items():
+            entries = [
+                (row, receiver_acts[point])
+                for row, (_, _, receiver_acts) in zip(rows, group, strict=True)
+                if point in receiver_acts
+            ]
+            if not entries:
+                continue
+            changes = torch.stack([value for _, value in entries]) - at[point]
+            # sums over tokens and width leave (sender, series), and a head axis at heads
+            products = (changes * at[f"{point}_grad"]).sum(dim=(2, -1)).detach().cpu().double().numpy()
+            heads = [head for column in receivers if (head := places[column].head) is not None]
+            shares = products[..., heads] if heads else products[..., None]
+            scores[np.ix_([row for row, _ in entries], receivers)] = shares.swapaxes(1, 2)
+    return scores

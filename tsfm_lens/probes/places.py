@@ -9,7 +9,7 @@ from typing import Any
 import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.hooks.component import Component, components
+from tsfm_lens.hooks.component import Component, components, writers
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack, Wiring
@@ -21,15 +21,7 @@ MOST_GROUPS = 32
 
 @dataclass(frozen=True)
 class Place:
-    """Activation that can be patched.
-
-    Attributes:
-        target: component or name of a hook point, as an intervention takes it.
-        point: the hook point.
-        stack, layer: where it is.
-        kind: of the branch, or "stream".
-        head: index, None for a whole branch or stream.
-    """
+    """Activation that can be patched."""
 
     target: Component | str
     point: str
@@ -38,20 +30,26 @@ class Place:
     kind: str
     head: int | None = None
 
+    @property
+    def component(self) -> Component:
+        """Head or branch at this place; a residual stream is refused."""
+        if isinstance(self.target, str):
+            raise InputError(f"{self.target} is a residual stream; paths and circuits are made of heads and branches")
+        return self.target
+
+    @property
+    def branch(self) -> Component:
+        """Branch that this is, or is a head of."""
+        return Component(self.stack, self.layer, self.component.kind)
+
+
+def nodes_of(lens: Lens, names: Any, what: str) -> list[Place]:
+    """Return heads and branches by name; the heads and MLPs of the stack that is read out for None."""
+    return places_of(lens, writers(lens.wiring) if names is None else listed(names, what))
+
 
 def places_of(lens: Lens, at: str | Sequence[str | Component], stack: str | None = None) -> list[Place]:
-    """Return places by a word, or by names and globs.
-
-    Args:
-        lens: the model.
-        at: "stream" for the residual stream before each layer and after the last, "branches" for every attention and
-            MLP, "heads" for every head; or components and residual hook points by name or glob.
-        stack: the stack that the words refer to; the first if None.
-
-    Raises:
-        UnknownNameError: no such stack, component or hook point.
-        InputError: a hook point that is no residual stream.
-    """
+    """Return places by a word, or by names and globs."""
     wiring = lens.wiring
     row = stack_named(wiring, stack, wiring.stacks[0])
     if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
@@ -61,15 +59,11 @@ def places_of(lens: Lens, at: str | Sequence[str | Component], stack: str | None
         before = [f"{row.prefix}.{layer}.hook_resid_pre" for layer in range(row.n_layers)]
         return [_stream(lens, name) for name in [*before, f"{row.prefix}.{row.n_layers - 1}.hook_resid_post"]]
     level = {"branches": "branch", "heads": "head"}[at]
-    return [_component(wiring, c) for c in components(wiring) if c.stack == row.name and c.level == level]
+    return [place_of(wiring, c) for c in components(wiring) if c.stack == row.name and c.level == level]
 
 
 def stack_named(wiring: Wiring, name: str | None, default: Stack) -> Stack:
-    """Return a stack by its name, the default for None.
-
-    Raises:
-        UnknownNameError: no such stack.
-    """
+    """Return a stack by its name, the default for None."""
     stacks = {each.name: each for each in wiring.stacks}
     if name is not None and name not in stacks:
         raise unknown_name("stack", name, list(stacks))
@@ -77,11 +71,7 @@ def stack_named(wiring: Wiring, name: str | None, default: Stack) -> Stack:
 
 
 def listed(names: Any, what: str) -> list[str | Component]:
-    """Return names of components as a list, each once; one by itself stands for a list of one.
-
-    Raises:
-        InputError: the list is empty, or holds something else than a name or component.
-    """
+    """Return names of components as a list, each once; one by itself stands for a list of one."""
     if isinstance(names, str | Component):
         return [names]
     try:
@@ -101,14 +91,14 @@ def _places_at(lens: Lens, name: str | Component) -> list[Place]:
         return [_stream(lens, each) for each in select(lens.registry.points, name)]
     # a layer is its branches
     return [
-        _component(lens.wiring, each)
+        place_of(lens.wiring, each)
         for component in lens.components(name)
-        for each in ([component] if component.kind else _branches(lens.wiring, component))
+        for each in ([component] if component.kind else _branches(lens.wiring, component.stack, component.layer))
     ]
 
 
-def _branches(wiring: Wiring, layer: Component) -> list[Component]:
-    return [Component(layer.stack, layer.layer, row.kind) for row in wiring.stack(layer.stack).rows(layer.layer)]
+def _branches(wiring: Wiring, stack: str, layer: int) -> list[Component]:
+    return [Component(stack, layer, row.kind) for row in wiring.stack(stack).rows(layer)]
 
 
 def _stream(lens: Lens, name: str) -> Place:
@@ -118,7 +108,8 @@ def _stream(lens: Lens, name: str) -> Place:
     return Place(name, name, point.stack, max(point.layer, 0), "stream")
 
 
-def _component(wiring: Wiring, component: Component) -> Place:
+def place_of(wiring: Wiring, component: Component) -> Place:
+    """Return the place of a head or branch."""
     at = f"{wiring.stack(component.stack).prefix}.{component.layer}.{component.kind}"
     end = "hook_out" if component.head is None else "hook_z"
     return Place(component, f"{at}.{end}", component.stack, component.layer, str(component.kind), component.head)
@@ -139,10 +130,10 @@ def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
     """Return :func:`place_coords` of components, and of other writers by name: kind is the name, layer_index -1."""
     return place_coords(
         [
-            Place(name, "", name.stack, name.layer, name.kind or "layer", name.head)
-            if isinstance(name, Component)
-            else Place(name, "", "", -1, name)
-            for name in names
+            Place(each, "", "", -1, each)
+            if isinstance(each, str)
+            else Place(each, "", each.stack, each.layer, each.kind or "layer", each.head)
+            for each in names
         ]
     )
 
@@ -159,34 +150,24 @@ def later_branches(wiring: Wiring, component: Component) -> list[Component]:
         each
         for stack in wiring.stacks
         for layer in range(stack.n_layers)
-        for each in _branches(wiring, Component(stack.name, layer))
+        for each in _branches(wiring, stack.name, layer)
     ]
-    own = Component(component.stack, component.layer, component.kind)
+    own = _branches(wiring, component.stack, component.layer)[-1]
+    if component.kind is not None:
+        own = Component(component.stack, component.layer, component.kind)
     return branches[branches.index(own) + 1 :]
 
 
 def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list[int]]:
-    """Group token positions that are patched together.
-
-    Args:
-        spans: of the stack's tokens.
-        positions: "all" at once, "each" on its own, or a number per group; None makes at most 32 groups. Special tokens
-            (register, end of sequence) always stand alone, except under "all".
-
-    Raises:
-        InputError: no such word, or a number below 1.
-    """
+    """Group token positions that are patched together."""
     everything = list(range(len(spans)))
     if positions == "all":
         return [everything]
     ordinary = [token for token in everything if not spans.special[token]]
-    if isinstance(positions, str) and positions != "each":
-        raise InputError(f"positions={positions!r} is not known, choose 'all', 'each' or a number of tokens")
-    size = 1 if positions == "each" else positions
-    if size is None:
-        size = max(-(-len(ordinary) // MOST_GROUPS), 1)
+    few = max(-(-len(ordinary) // MOST_GROUPS), 1)
+    size: Any = few if positions is None else 1 if positions == "each" else positions
     if not is_count(size):
-        raise InputError(f"positions={positions!r}: expected 1 or more tokens a group")
+        raise InputError(f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more tokens a group")
     size = int(size)
     variates = spans.variate or (0,) * len(spans)
     groups = [[token] for token in everything if spans.special[token]]
@@ -198,21 +179,18 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
 
 
 def group_coords(spans: TokenSpans, groups: Sequence[Sequence[int]], dim: str = "position") -> dict[str, Any]:
-    """Return coordinates of groups: first token, start and stop of the steps covered, and a special token's word.
-
-    Where variates share a sequence, also the place of the group's variate in its item.
-    """
+    """Return coordinates of groups: first token, start and stop of the steps covered, and a special token's word."""
 
     def steps(group: Sequence[int], edge: Any, of: Any) -> int:
         ordinary = [token for token in group if not spans.special[token]] or list(group)
         return int(of(edge[token] for token in ordinary))
 
-    alone = [len(group) == 1 and spans.special[group[0]] for group in groups]
+    words = [spans.special[group[0]] if len(group) == 1 else "" for group in groups]
     variate = {f"{dim}_variate": (dim, [spans.variate[group[0]] for group in groups])} if spans.variate else {}
     return {
         **variate,
         dim: [group[0] for group in groups],
         f"{dim}_start": (dim, [steps(group, spans.start, min) for group in groups]),
         f"{dim}_stop": (dim, [steps(group, spans.stop, max) for group in groups]),
-        f"{dim}_special": (dim, [str(word) if word else "" for word in alone]),
+        f"{dim}_special": (dim, words),
     }

@@ -9,10 +9,9 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.metrics import mae, relative_change, spearman_distance
+from tsfm_lens.ablation.metrics import mae, relative_change
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
@@ -22,7 +21,7 @@ from tsfm_lens.models.noise import Measure, noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.head_choice import diffuse_heads, sharp_heads
-from tsfm_lens.probes.zero_ablation import seasonal_scales
+from tsfm_lens.probes.zero_ablation import rank_distance, seasonal_scales, size_of
 from tsfm_lens.registry import probe
 
 __all__ = ["ablated_share", "ablation_recipes"]
@@ -51,9 +50,7 @@ def ablation_recipes(
     quantiles: Sequence[float] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Forecast with all components of a recipe ablated together, along the whole rollout.
-
-    Sampling models draw with the same seed under every recipe, so differences come from the ablation.
+    """Forecast with all components of a recipe ablated together, along the rollout, each recipe under the same draws.
 
     Args:
         run: the forecast to explain, also beyond one pass, by the library's own forecasts; with a truth for the errors.
@@ -63,13 +60,12 @@ def ablation_recipes(
         progress: called with (done, of) after each forecast.
 
     Returns:
-        Dataset of kind "recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (recipe,
-        series, quantile, step) and, of sampling models, ``sample`` (recipe, series, draw, step), in data units;
-        ``spearman_distance`` to the original; ``spread_ratio``, the median forecast's standard deviation over that of
-        as many last context steps, near 0 where a forecast has fallen to its mean; with a truth ``mae`` and ``mase``,
-        and ``mae_change``, ablated over original less 1. For the distance and the change what
-        :func:`tsfm_lens.probes.findings.judge` adds: of the recipes, the original aside. Per recipe ``components``,
-        ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it touches, and ``n_mlps``.
+        Dataset of kind "recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (…, quantile,
+        step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``spearman_distance`` to the original;
+        ``spread_ratio``, the median forecast's standard deviation over that of as many last context steps; with a truth
+        ``mae``, ``mase``, and ``mae_change``, ablated over original less 1; for distance and change what
+        :func:`tsfm_lens.probes.findings.judge` adds. Per recipe ``components``, ``n_heads``, ``heads_share`` of all
+        heads of the kinds of attention that it touches, and ``n_mlps``.
 
     Source:
         tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY, S3-SPEAR).
@@ -79,8 +75,7 @@ def ablation_recipes(
         UnknownNameError: a component does not exist.
 
     Example:
-        >>> data = probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})
-        >>> data["recipe"].values.tolist()
+        >>> probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})["recipe"].values.tolist()
         ['original', 'no MLPs']
     """
     lens = run.lens
@@ -92,17 +87,9 @@ def ablation_recipes(
     ]
     # where the run's own levels will do, its forecast is the original
     plain = run.forecast if quantiles is None else None
-    levels = run.forecast.levels if quantiles is None else quantiles
-    result = forecast_variants(
-        lens,
-        run.batch,
-        run.horizon,
-        variants if plain is None else variants[1:],
-        quantiles=levels,
-        num_samples=run.num_samples,
-        seed=run.seed,
-        progress=progress,
-    )
+    options: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed, "progress": progress}
+    options["quantiles"] = run.forecast.levels if quantiles is None else quantiles
+    result = forecast_variants(lens, run.batch, run.horizon, variants[plain is not None :], **options)
     forecasts, samples = result.quantiles, result.samples
     if plain is not None:
         forecasts = np.concatenate([plain.quantiles[None], forecasts])
@@ -119,37 +106,18 @@ def ablation_recipes(
         n_mlps=("recipe", [mlps for _, _, mlps in counts]),
     )
     middle = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
-    data = _with_distances(data, run.batch, forecasts[:, :, middle])
     source = "tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)"
     facts = {"how": how, "num_samples": 0 if samples is None else samples.shape[2], "statistic": "median"}
     data.attrs = run.describe("recipes", "Forecasts under heavy ablation", source, **facts)
-    return _add_statistics(data, run.rolled_out())
-
-
-def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """Add intervals, floors and what stands out."""
-    ways: dict[str, Measure] = {"spearman_distance": spearman_distance}
-    if run.truth is not None:
-        truth = run.truth
-        error = data["mae"].values
-        data["mae_change"] = (("recipe", "series"), relative_change(error, error[0]))
-        ways["mae_change"] = lambda other, plain: np.abs(relative_change(mae(other, truth), mae(plain, truth)))
-    for name, measure in ways.items():
-        if name in data:
-            effect = data[name].where(data["recipe"] != ORIGINAL)
-            data = judge(data, name, floor=noise_floor(run, measure), signed=name != "spearman_distance", values=effect)
-    return data
+    return _add_effects(data, run.rolled_out(), forecasts[:, :, middle])
 
 
 def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int, int, int]:
-    """Count the heads and MLPs that a recipe takes of a model.
+    """Count the heads that a recipe takes, all heads of the kinds of attention touched, and the MLPs that it takes.
 
     Args:
         wiring: of the model.
         components: heads, branches or layers.
-
-    Returns:
-        Heads ablated; all heads of the kinds of attention touched, in their stacks; MLPs ablated.
 
     Example:
         >>> probes.ablated_share(lens.wiring, lens.components("decoder.0.cross_attn"))
@@ -188,17 +156,20 @@ def _resolve(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> di
     return components_of
 
 
-def _with_distances(data: xr.Dataset, batch: SeriesBatch, medians: np.ndarray) -> xr.Dataset:
-    """Add distances, spreads and errors of median forecasts (recipe, series, step)."""
-    steps = medians.shape[-1]
-    where = ("recipe", "series")
-    if steps > 1:
-        distance = spearman_distance(medians, np.broadcast_to(medians[0], medians.shape))
-        data["spearman_distance"] = (where, distance)
-    past = np.array([np.nanstd(values[-steps:]) for values in batch.values])
+def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
+    """Add distances, spreads and errors of median forecasts (recipe, series, step), and what stands out."""
+    steps, where = medians.shape[-1], ("recipe", "series")
+    measures: dict[str, Measure] = {"spearman_distance": rank_distance} if steps > 1 else {}
+    past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
     spread = medians.std(axis=-1)
     data["spread_ratio"] = (where, np.divide(spread, past, out=np.full_like(spread, np.nan), where=past > 0))
-    if "truth" in data:
-        error = mae(medians, data["truth"].values)
-        data["mae"], data["mase"] = (where, error), (where, error / seasonal_scales(batch))
+    if run.truth is not None:
+        truth = run.truth
+        error = mae(medians, truth)
+        data["mae"], data["mase"] = (where, error), (where, error / seasonal_scales(run.batch))
+        measures["mae_change"] = lambda other, plain: relative_change(mae(other, truth), mae(plain, truth))
+    for name, measure in measures.items():
+        data[name] = (where, measure(medians, medians[0]))
+        floor, effect = noise_floor(run, size_of(measure)), data[name].where(data["recipe"] != ORIGINAL)
+        data = judge(data, name, floor=floor, signed=name == "mae_change", values=effect)
     return data

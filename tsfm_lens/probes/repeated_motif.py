@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,14 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import pick_attention, row_entropy
+from tsfm_lens.probes.attention import pick_attention, row_entropy, token_steps
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.induction import induction_scores
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import ratio_units
 
-__all__ = ["repeated_motif"]
+__all__ = ["repeated_motif", "training_history"]
 
 TARGETS = ("after_last", "last", "after_any")
 LONGEST = 8  # tokens of a motif by default
@@ -58,16 +61,9 @@ def repeated_motif(
 ) -> xr.Dataset:
     """Repeat random values, and measure which heads look at what followed the last match.
 
-    Motifs are independent standard normal values, a whole number of tokens long, so that a patch repeats value by
-    value. Their lengths differ from series to series. Every head is tested a second time on series that repeat nothing,
-    at the same places: a head that reads at a fixed lag, whatever is there, has no ``advantage``.
-
-    A query's target depends on its token. A token that shows a patch of the context looks for the patch after the last
-    match. A token that a forecast is read from looks for the steps that it forecasts, a whole number of motifs earlier.
-    Where one token forecasts many patches (Chronos-Bolt), it looks for all of these, up to one motif.
-
-    Attention is not effect: in planted Chronos models an idle head that looks where the copying head looks stands out,
-    too. It does not by the copy score of :func:`tsfm_lens.probes.induction_scores`.
+    Motifs are independent standard normal values, a whole number of tokens long. Every head is tested a second time, at
+    the same places, on series that repeat nothing. A context token looks for the patch after its last match, a token
+    that a forecast is read from for the steps that it forecasts, a whole number of motifs earlier.
 
     Args:
         lens: the model.
@@ -77,22 +73,20 @@ def repeated_motif(
         noise: standard deviation of the noise added to every context value, in those of the motif.
         horizon: forecast steps; the model's own, at most the longest motif, if None.
         kind: kind of attention; the last one over time of the stack that is read out if None.
-        queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last
-            repeat; None takes the former where the stack has such tokens, else the latter.
+        queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last repeat;
+            None takes the former where the stack has such tokens, else the latter.
         num_samples: of the forecasts.
         seed: of motifs and forecasts.
 
     Returns:
         Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head): mean attention to the tokens that
         followed the last match ("after_last"), to the match itself ("last"), and to what followed any match
-        ("after_any"); ``control``, the same places in series that repeat nothing; ``advantage``, the difference, with
-        what :func:`tsfm_lens.probes.findings.judge` adds: leaders are found for each target;
-        ``chance`` (target), what an even spread over all keys that a query may see would pay. ``entropy_share`` (layer,
-        head), the entropy of those queries' attention over that of an even spread. ``copy_error`` and
-        ``naive_error`` (series), the mean absolute error of the forecast and of the context's mean against the
-        motif's continuation, and ``relative_copy_error``, their ratio: 0 is a perfect copy, 1 no better than the
-        mean. (Not for models of token ids.) ``motif_length`` (series) in steps; ``context``, ``truth``,
-        ``forecast``.
+        ("after_any"); ``control``, the same in series that repeat nothing; ``advantage``, the difference, with what
+        :func:`tsfm_lens.probes.findings.judge` adds for each target; ``chance`` (target) of an even spread over the
+        keys that a query may see; ``entropy_share`` (layer, head), the entropy over that of an even spread;
+        ``copy_error``, ``naive_error`` and ``relative_copy_error`` (series), mean absolute errors of the forecast and
+        of the context's mean against the motif's continuation, and their ratio (not for models of token ids);
+        ``motif_length`` (series) in steps; ``context``, ``truth``, ``forecast``.
 
     Source:
         Olsson et al. 2022; tsfm-lens paper, appendix G, which tests tokens only (S3-RRT, S3-PREF).
@@ -120,19 +114,24 @@ def repeated_motif(
     control = lens.run(context, steps, forced_path=future, **options)
     places = _targets(run.encoded, row, keys_from, lengths, plan, queries)
     points = [f"{row.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
-    plain, entropies, visible = _masses(run, points, places)
+    plain, entropies, chance = _masses(run, points, places)
     other, _, _ = _masses(control, points, places)
     data = run.dataset().assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
     where = ("target", "layer", "head")
-    data["prefix_matching"] = (where, plain.mean(-1))
-    data["control"] = (where, other.mean(-1))
-    data["advantage"] = (where, (plain - other).mean(-1))
-    data["chance"] = (("target",), _chance(places, visible))
-    data["entropy_share"] = (("layer", "head"), entropies)
-    data["motif_length"] = (("series",), lengths, {"units": "steps"})
-    data["forecast"] = (("series", "step"), run.forecast.median)
+    data = data.assign(
+        prefix_matching=(where, plain.mean(-1)),
+        control=(where, other.mean(-1)),
+        advantage=(where, (plain - other).mean(-1)),
+        chance=("target", chance),
+        entropy_share=(where[1:], entropies),
+        motif_length=("series", lengths, {"units": "steps"}),
+        forecast=(("series", "step"), run.forecast.median),
+    )
     if not lens.takes_ids:
-        data = _add_copy_errors(data)
+        truth, mean = data["truth"].values, data["context"].mean("time").values[:, None]
+        error, naive = mae(data["forecast"].values, truth), mae(np.broadcast_to(mean, truth.shape), truth)
+        errors = {"copy_error": error, "naive_error": naive, "relative_copy_error": error / naive}
+        data = data.assign({name: ("series", values) for name, values in errors.items()})
     settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
     settings |= {"noise": noise, "attention": attention, "stack": row.name}
     data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
@@ -143,16 +142,11 @@ def repeated_motif(
 def _token_steps(lens: Lens, stack: str) -> int:
     """Return the number of steps that one token of a stack shows."""
     values = _values(lens, np.random.default_rng(0), (1, min(lens.context_length, 256)))
-    spans = lens.encode(as_series(values)).spans[stack]
-    widths = {
-        stop - start for start, stop, word in zip(spans.start, spans.stop, spans.special, strict=True) if not word
-    }
+    start, stop, ordinary = token_steps(lens.encode(as_series(values)).spans[stack])
+    widths = sorted(set((stop - start)[ordinary].tolist()))
     if len(widths) != 1:
-        raise InputError(
-            f"the tokens of {lens.model_id} show {sorted(widths)} steps; a motif of whole tokens needs tokens of one "
-            "length"
-        )
-    return widths.pop()
+        raise InputError(f"the tokens of {lens.model_id} show {widths} steps; a motif needs tokens of one length")
+    return int(widths[0])
 
 
 def _lengths(lens: Lens, motif: int | tuple[int, int] | None, repeats: int, patch: int) -> tuple[int, int]:
@@ -202,25 +196,21 @@ def _targets(
     encoded: Encoded, row: Stack, keys_from: str, lengths: np.ndarray, plan: _Plan, queries: str | None
 ) -> np.ndarray:
     """Mark the keys that each query should look at, (target, series, query, key); none for queries without a place."""
-    query_spans, key_spans = encoded.spans[row.name], encoded.spans[keys_from]
-    is_forecast = [
-        not word and 0 <= start < plan.steps for start, word in zip(query_spans.start, query_spans.special, strict=True)
-    ]
-    mode = queries or ("forecast" if any(is_forecast) else "context")
-    is_context = [not word and stop <= 0 for stop, word in zip(query_spans.stop, query_spans.special, strict=True)]
-    if mode not in ("forecast", "context"):
-        raise InputError(f"queries={queries!r} is not known, choose 'forecast' or 'context'")
-    possible = any(is_forecast) if mode == "forecast" else keys_from == row.name
+    starts, stops, ordinary = token_steps(encoded.spans[row.name])
+    key_starts, key_stops, timed = token_steps(encoded.spans[keys_from])
+    tokens = {"forecast": ordinary & (starts >= 0) & (starts < plan.steps), "context": ordinary & (stops <= 0)}
+    mode = queries or ("forecast" if tokens["forecast"].any() else "context")
+    refuse_word("queries", mode, ("forecast", "context"))
+    possible = tokens["forecast"].any() if mode == "forecast" else keys_from == row.name
     if not possible:
         other = "context" if mode == "forecast" else "forecast"
         raise InputError(f"no token of the {row.name or 'model'} is a {mode} query; choose queries={other!r}")
-    keys = enumerate(zip(key_spans.start, key_spans.stop, key_spans.special, strict=True))
-    place = {start: index for index, (start, stop, word) in keys if not word and stop <= 0}
-    out = np.zeros((len(TARGETS), len(lengths), len(query_spans), len(key_spans)), dtype=bool)
+    place = {int(key_starts[index]): int(index) for index in np.flatnonzero(timed & (key_stops <= 0))}
+    out = np.zeros((len(TARGETS), len(lengths), len(starts), len(key_starts)), dtype=bool)
     for series, length in enumerate(lengths):
-        for query in np.flatnonzero(is_forecast if mode == "forecast" else is_context):
+        for query in np.flatnonzero(tokens[mode]):
             # the steps that come next from a query's point of view
-            first, last = query_spans.start[query], query_spans.stop[query]
+            first, last = int(starts[query]), int(stops[query])
             if mode == "context":
                 if first < -length:
                     continue
@@ -248,7 +238,7 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
 
 
 def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return attention to targets (target, layer, head, series), entropy shares, and a mask (query, key) of weights."""
+    """Return attention to targets (target, layer, head, series), entropy shares, and an even spread's (target,)."""
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
     target_mask, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])
@@ -260,22 +250,94 @@ def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray
         masses.append(ratio_units(weights @ within.T, counts))
         entropies.append(row_entropy(pattern[series, :, query]))
         visible |= (pattern > 0).any(axis=(0, 1))
-    even = np.log(np.maximum(visible[query].sum(-1), 2))[:, None]
-    return np.stack(masses, axis=1), (np.stack(entropies) / even).mean(axis=1), visible
-
-
-def _chance(places: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    """Compute the share of the targets among the keys that each query may see, (target,)."""
-    series, query = np.nonzero(places[0].any(axis=-1))
     keys = visible[query]
-    return ((places[:, series, query] & keys).sum(-1) / np.maximum(keys.sum(-1), 1)).mean(axis=-1)
+    even = np.log(np.maximum(keys.sum(-1), 2))[:, None]
+    chance = ((places[:, series, query] & keys).sum(-1) / np.maximum(keys.sum(-1), 1)).mean(axis=-1)
+    return np.stack(masses, axis=1), (np.stack(entropies) / even).mean(axis=1), chance
 
 
-def _add_copy_errors(data: xr.Dataset) -> xr.Dataset:
-    """Add the forecast's error against the motif's continuation, and over that of the context's mean."""
-    truth, mean = data["truth"].values, data["context"].mean("time").values[:, None]
-    error, naive = mae(data["forecast"].values, truth), mae(np.broadcast_to(mean, truth.shape), truth)
-    data["copy_error"] = (("series",), error)
-    data["naive_error"] = (("series",), naive)
-    data["relative_copy_error"] = (("series",), error / naive)
+def training_history(
+    checkpoints: Mapping[int, Lens],
+    *,
+    losses: Mapping[int, float] | None = None,
+    name: str = "",
+    seed: int = 0,
+    **options: Any,
+) -> xr.Dataset:
+    """Score the heads of every checkpoint on the same repeated motifs.
+
+    Token models with cross-attention take :func:`tsfm_lens.probes.induction_scores`, with forced decoding; others
+    :func:`tsfm_lens.probes.repeated_motif`.
+
+    Args:
+        checkpoints: lens by optimiser step; each is read from the mapping once, and not kept.
+        losses: training loss by step, at these steps or others.
+        name: of the model that was trained; that of its last checkpoint if "".
+        seed: of the motifs.
+        options: of the probe above.
+
+    Returns:
+        Dataset of kind "training_history" over (training_step, layer, head). Of token models ``prefix_matching``,
+        ``copy_score`` and ``prefix_floor`` (training_step); of others ``advantage``; each with ``_low``, ``_high`` and
+        ``_stands_out``. ``entropy_share``, the entropy of the attention rows over that of an even spread. ``copying``
+        (training_step), of token models the share of right tokens, of others 1 less the relative copy error. ``loss``
+        over (loss_step).
+
+    Source:
+        After Olsson et al. 2022, who watch induction heads form over training.
+
+    Raises:
+        InputError: no checkpoints, they are not of one shape, or as in the probe.
+
+    Example:
+        >>> probes.training_history({0: lens}, n_sequences=4, motif=8)["prefix_matching"].dims
+        ('training_step', 'layer', 'head')
+    """
+    if not checkpoints:
+        raise InputError("no checkpoints: expected at least one lens by optimiser step")
+    steps = sorted(checkpoints)
+    scores: list[xr.Dataset] = []
+    for step in steps:
+        lens = checkpoints[step]
+        is_token_model = lens.tokens is not None and "cross_attn" in lens.wiring.output_stack.attention_kinds()
+        score = (_of_tokens if is_token_model else _of_values)(lens, seed, options)
+        shape, first = (tuple(one["entropy_share"].shape) for one in (score, [*scores, score][0]))
+        if shape != first:
+            raise InputError(f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}")
+        scores.append(score)
+    data = xr.concat(scores, dim="training_step", data_vars="all", combine_attrs="override")
+    data = data.assign_coords(training_step=steps)
+    if losses:
+        loss_steps = sorted(losses)
+        data["loss"] = (("loss_step",), np.array([losses[step] for step in loss_steps]))
+        data = data.assign_coords(loss_step=loss_steps)
+    data.attrs |= {"kind": "training_history", "title": "Heads over training"}
+    data.attrs["source"] = "after Olsson et al. 2022, arXiv:2209.11895 (induction over training)"
+    data.attrs["model"] = name or data.attrs["model"]
+    # every checkpoint has noise of its own: an effect may be below one floor and stand out of another
+    if any(bool(data[one].any()) for one in data if str(one).endswith("_stands_out")):
+        data.attrs.pop("below_noise", None)
     return data
+
+
+def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+    result = induction_scores(lens, seed=seed, **{"decoding": "forced", "positions": "all", **options})
+    # the context's tokens, and the end token
+    keys = result.attrs["motif"] * result.attrs["repeats"] + 1
+    return result[_with_interval("prefix_matching") + _with_interval("copy_score")].assign(
+        prefix_floor=1.0 / keys,
+        copying=result["copy_accuracy"],
+        entropy_share=(result["entropy"] / np.log(keys)).drop_attrs(),
+    )
+
+
+def _of_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+    result = repeated_motif(lens, seed=seed, **options)
+    record = result[_with_interval("advantage")].sel(target="after_last", drop=True)
+    if "relative_copy_error" in result:
+        record["copying"] = 1.0 - result["relative_copy_error"].mean("series")
+    return record.assign(entropy_share=result["entropy_share"])
+
+
+def _with_interval(name: str) -> list[str]:
+    return [name, *(f"{name}_{part}" for part in ("low", "high", "stands_out"))]

@@ -1,20 +1,17 @@
-"""Attention along a forecast: the paper's roll-out maps, Abnar and Zuidema's rollout, norm-weighted attention.
-
-The literature calls all three rollout or weighting of attention; each has its own name here.
-"""
+"""Attention along a forecast: the paper's roll-out maps, Abnar and Zuidema's rollout, norm-weighted attention."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Stack
@@ -22,18 +19,20 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import (
     describe_attention,
+    forecast_queries,
     layers_in_time,
+    pattern_coords,
     pick_attention,
     refuse_several,
     refuse_variates,
     row_entropy,
     span_coords,
 )
+from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.spectra import head_spectra
 from tsfm_lens.registry import probe
 
-__all__ = ["attention_rollout", "norm_weighted_attention", "autoregressive_attention"]
-
-KEYS = ("time", "window")
+__all__ = ["attention_rollout", "autoregressive_attention", "norm_weighted_attention", "patch_attention"]
 
 
 @probe("autoregressive_attention", "first")
@@ -42,35 +41,27 @@ def autoregressive_attention(
 ) -> xr.Dataset:
     """Map the attention of every head over the context, one column a forecast token.
 
-    Not a product of matrices: the attention rows of all forecast tokens stand side by side, as the tsfm-lens
-    paper draws them. Heads whose columns are narrow are sharp, and often read at a fixed lag.
-
     Beyond one pass, models that re-read their context with the forecast so far appended (Chronos, Chronos-Bolt,
-    Chronos-2, Moirai 2) are followed pass by pass, each pass along the median of the library's own forecast, or along
-    the path that the run follows. Patterns go into the map layer by layer while the model runs, so memory holds hardly
-    more than the map itself.
+    Chronos-2, Moirai 2) are followed pass by pass, along the run's path or the library's median.
 
     Args:
         run: the forecast to explain, of exactly one series.
         kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
         stack: "encoder", "decoder"; the one that is read out if None.
-        keys: "time" has a key for every step that any pass read, forecast steps included; "window" one for every
-            place in the window that a pass reads, as in the paper: beyond one pass the window moves on, and keys count
-            from the start of their own pass. Within one pass both are the same.
+        keys: "time" has a key for every step that any pass read, forecast steps included; "window" one for every place
+            in the window that a pass reads, as in the paper. Within one pass both are the same.
 
     Returns:
-        Dataset of kind "autoregressive_attention": ``attention`` (layer, head, key, query), columns over the keys
-        summing to 1; ``entropy`` (layer, head) in nats, mean over columns; ``sharpness_rank`` (layer, head), 0 for the
-        sharpest head of all. Coordinates place keys and queries in time: ``key_start``, ``key_stop`` in steps from
-        the forecast start, ``key_special`` for tokens that cover no step, and ``pass_start`` (query), the forecast
-        steps that were known to the pass.
+        Dataset of kind "autoregressive_attention": ``attention`` (layer, head, key, query), columns summing to 1;
+        ``entropy`` (layer, head) in nats, mean over columns; ``sharpness_rank`` (layer, head), 0 for the sharpest of
+        all. Coordinates ``key_start``, ``key_stop`` in steps from the forecast start, ``key_special`` for tokens that
+        cover no step (and for queries), and ``pass_start`` (query), the forecast steps that were known to the pass.
 
     Source:
         tsfm-lens paper, appendix D.2 (S3-ROLL).
 
     Raises:
-        InputError: more than one series or variate; ``keys`` is not as above; a horizon beyond one pass of a model that
-            does not re-read its forecast.
+        InputError: several series or variates, no such ``keys``, or a horizon beyond one pass where nothing is re-read.
         UnknownNameError: the model has no such stack or kind of attention.
 
     Example:
@@ -79,8 +70,7 @@ def autoregressive_attention(
     """
     refuse_variates(run.batch)
     refuse_several(run, "roll-out maps are drawn")
-    if keys not in KEYS:
-        raise InputError(f"keys={keys!r} is not known, choose 'time' or 'window'")
+    refuse_word("keys", keys, ("time", "window"))
     row, attention_kind, layers = pick_attention(run.lens, stack, kind)
     passes = _passes(run)
     key_stack = row.attention(attention_kind, layers[0]).keys_from or row.name
@@ -94,7 +84,7 @@ def autoregressive_attention(
         width = slice(offset, offset + len(tokens))
         offset += len(tokens)
         fill = {
-            point: _filler(attention[index, :, :, width], entropy[index], place, tokens)
+            point: partial(_fill, attention[index, :, :, width], entropy[index], place, tokens)
             for index, point in enumerate(points)
         }
         acts = run.in_one_pass().find_record(points) if len(passes) == 1 else None
@@ -105,11 +95,12 @@ def autoregressive_attention(
         with torch.no_grad():
             run.lens.run_with_cache(encoded, names_filter=points, reduce=fill)
     entropy /= max(len(query_axis), 1)
+    ranks = entropy.ravel().argsort(kind="stable").argsort(kind="stable")
     data = xr.Dataset(
         {
             "attention": (("layer", "head", "key", "query"), attention),
             "entropy": (("layer", "head"), entropy, {"units": "nats"}),
-            "sharpness_rank": (("layer", "head"), _ranks(entropy)),
+            "sharpness_rank": (("layer", "head"), ranks.reshape(entropy.shape)),
         },
         coords={"layer": list(map(str, layers)), "head": range(row.n_heads)},
     )
@@ -179,20 +170,14 @@ def _columns(passes: list[tuple[int, Encoded]], stack: str) -> tuple[TokenSpans,
     return axis, tokens
 
 
-def _filler(
-    target: np.ndarray, entropy: np.ndarray, keys: np.ndarray, queries: np.ndarray
-) -> Callable[[Tensor], Tensor]:
-    """Return a function that writes a layer's pattern into (head, key, query) and adds to the entropies (head,)."""
-
-    def take(pattern: Tensor) -> Tensor:
-        # head by head, as the entropy needs double precision
-        for head, rows in enumerate(pattern[0]):
-            weights = rows[queries].cpu().double().numpy()
-            target[head, keys] = weights.T
-            entropy[head] += row_entropy(weights).sum()
-        return pattern.new_empty(0)
-
-    return take
+def _fill(target: np.ndarray, entropy: np.ndarray, keys: np.ndarray, queries: np.ndarray, pattern: Tensor) -> Tensor:
+    """Write a layer's pattern into (head, key, query), and add to the entropies (head,)."""
+    # head by head, as the entropy needs double precision
+    for head, rows in enumerate(pattern[0]):
+        weights = rows[queries].cpu().double().numpy()
+        target[head, keys] = weights.T
+        entropy[head] += row_entropy(weights).sum()
+    return pattern.new_empty(0)
 
 
 @probe("attention_rollout", "first")
@@ -209,11 +194,10 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
         Dataset of kind "attention_rollout": ``flow`` (layer, query, key), after each layer; rows sum to 1.
 
     Source:
-        Abnar and Zuidema 2020, equation 1. It bounds nothing and sees neither values nor MLPs, and counts heads that
-        write nothing like those that do.
+        Abnar and Zuidema 2020, equation 1.
 
     Raises:
-        InputError: more than one series, several variates, or the horizon is longer than one pass.
+        InputError: several series or variates, or a horizon longer than one pass.
         UnknownNameError: no stack of this name attends to itself over time.
 
     Example:
@@ -232,28 +216,16 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     layers = layers_in_time(column, kinds[column.name])
     points = [f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers]
     acts = run.in_one_pass().record(points)
-    flows = rolled([acts[point][0].double() for point in points])
-    data = xr.Dataset(
-        {"flow": (("layer", "query", "key"), np.stack([flow.cpu().numpy() for flow in flows]))},
-        coords={
-            "layer": list(map(str, layers)),
-            **span_coords(query=run.encoded.spans[column.name], key=run.encoded.spans[column.name]),
-        },
-    )
+    flows = np.stack([flow.cpu().numpy() for flow in rolled([acts[point][0].double() for point in points])])
+    coords = pattern_coords(run, column, kinds[column.name], layers)
+    data = xr.Dataset({"flow": (("layer", "query", "key"), flows)}, coords=coords).drop_vars("head")
     facts = {"stack": column.name, "series": run.batch.ids[0]}
     data.attrs = run.describe("attention_rollout", "Attention flow", "Abnar and Zuidema 2020, equation 1", **facts)
     return data
 
 
 def rolled(patterns: list[Tensor]) -> list[Tensor]:
-    """Multiply (A + I) / 2 over layers, A the mean over heads with its rows normalised.
-
-    Args:
-        patterns: (head, query, key) a layer, queries and keys being the same tokens.
-
-    Returns:
-        (query, key) after every layer.
-    """
+    """Multiply (A + I) / 2 over layers, A the mean over heads with its rows normalised."""
     flows: list[Tensor] = []
     for pattern in patterns:
         mean = pattern.mean(dim=0)
@@ -270,24 +242,19 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
 def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """Measure the length of the vector that each key contributes to a query's write, head by head.
 
-    A key may get much attention and contribute little, if its value is short, as end tokens often do. A long vector
-    need not matter either: the norm does not show whether later components read the write.
-
     Args:
         run: the forecast to explain, of exactly one series.
         kind: kind of attention of the stack that is read out; its last one over time if None.
 
     Returns:
-        Dataset of kind "norm_weighted": ``norm`` (layer, head, query, key), the length of
-        ``pattern * (v W_O)`` in units of the residual stream, before a post-norm. Coordinates place keys and
-        queries in time.
+        Dataset of kind "norm_weighted": ``norm`` (layer, head, query, key), the length of ``pattern * (v W_O)`` in
+        units of the residual stream, before a post-norm; coordinates as of :func:`attention_patterns`.
 
     Source:
         Kobayashi et al. 2020, equation 4.
 
     Raises:
-        InputError: more than one series, the horizon is longer than one pass, or attention of this kind is between
-            variates.
+        InputError: several series, a horizon longer than one pass, or attention between variates.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -306,12 +273,8 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
             values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
             writes = torch.einsum("phc,hcd->hpd", values, weights.W_O)
             norms.append(acts[f"{place}.hook_pattern"][0] * writes.norm(dim=-1)[:, None] * weights.scale)
-    data = xr.Dataset(
-        {"norm": (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())},
-        coords={"layer": list(map(str, layers)), "head": range(stack.n_heads)},
-    )
-    keys = stack.attention(attention, layers[0]).keys_from or stack.name
-    data = data.assign_coords(span_coords(query=run.encoded.spans[stack.name], key=run.encoded.spans[keys]))
+    norm = (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())
+    data = xr.Dataset({"norm": norm}, coords=pattern_coords(run, stack, attention, layers))
     facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
     data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **facts)
     return data
@@ -323,5 +286,51 @@ def _own_kind(stack: Stack) -> str:
     return next((row.kind for row in rows if not row.keys_from and row.over == "time"), "")
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    return values.ravel().argsort(kind="stable").argsort(kind="stable").reshape(values.shape)
+@probe("patch_attention", "first")
+def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
+    """Compute a matrix a head, forecast × context tokens, its stable rank, and the patch that it reads most.
+
+    Beyond one pass every pass has its own rows, and keys are places in the window that it reads, as in the paper.
+
+    Args:
+        run: the forecast to explain, of exactly one series.
+        kind: kind of attention of the stack that is read out; its last one over time if None.
+
+    Returns:
+        Dataset of kind "patch_attention": ``attention`` (layer, head, query, key), rows summing to 1; ``stable_rank``
+        (layer, head) of W_Q W_Kᵀ; ``entropy`` (layer, head) in nats; ``argmax_key`` (layer, head), the key over time of
+        the largest mean weight over the tokens that forecast, ``argmax_weight``, that weight, and ``argmax_start``, the
+        first step that the key covers in the first pass; the context, the truth, and the library's
+        ``quantile_forecast``.
+
+    Source:
+        tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK).
+
+    Raises:
+        InputError, UnknownNameError: see :func:`tsfm_lens.probes.autoregressive_attention`.
+
+    Example:
+        >>> bolt = tsfm_lens.load("bolt-nano").run(run.batch, 12)
+        >>> probes.patch_attention(bolt)["attention"].dims
+        ('layer', 'head', 'query', 'key')
+    """
+    maps = autoregressive_attention(run, kind=kind, keys="window")
+    attention, stack = str(maps.attrs["attention"]), str(maps.attrs["stack"])
+    data = run.dataset().assign_coords(quantile=list(run.forecast.levels))
+    data["quantile_forecast"] = (("series", "quantile", "step"), run.forecast.quantiles)
+    data["attention"] = maps["attention"].transpose("layer", "head", "query", "key")
+    data["entropy"] = maps["entropy"]
+    spectra = head_spectra(run.lens, kind=attention, stack=stack, products=["QK"])
+    data["stable_rank"] = spectra["stable_rank"].sel(product="QK", drop=True).sel(layer=maps["layer"])
+    # special tokens cover no time, so that none of them can be marked in a series
+    timed = np.flatnonzero([not str(word) for word in maps["key_special"].values])
+    # a causal model has rows for its context too, which read only what is before them
+    mean = data["attention"].values[:, :, forecast_queries(data)].mean(axis=2)[..., timed]
+    most = timed[mean.argmax(axis=-1)]
+    data["argmax_weight"] = (("layer", "head"), mean.max(axis=-1))
+    data["argmax_key"] = (("layer", "head"), most)
+    data["argmax_start"] = (("layer", "head"), maps["key_start"].values[most])
+    title = "Attention between forecast and context tokens"
+    source = "tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK)"
+    data.attrs = run.describe("patch_attention", title, source, stack=stack, attention=attention)
+    return data

@@ -9,7 +9,7 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.given import describe
 from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.weight_ranks import Matrix, weight_matrices
 from tsfm_lens.ranks import angles
@@ -34,10 +34,8 @@ def row_angles(
 ) -> xr.Dataset:
     """Compute angles between the directions of the stream that the heads of a layer read, or write.
 
-    A row is one dimension of one head, as a line in the stream: its angle with another is from 0 to 90 degrees. Rows of
-    one head stand side by side, so a head whose dimensions read alike is a dark block on the diagonal. The difference
-    of angles between heads and within a head is compared with that of rows shuffled among the heads. A layer stands out
-    if its difference exceeds 95 % of the largest differences, over layers, that shuffling gives.
+    A layer stands out if the difference of angles between heads and within a head exceeds 95 % of the largest
+    differences, over layers, of rows shuffled among the heads.
 
     Args:
         lens: the model.
@@ -50,15 +48,13 @@ def row_angles(
 
     Returns:
         Dataset of kind "row_angles", in degrees: ``angle`` (layer, row, other_row), with coordinates ``row_head`` and
-        ``row_dimension``, NaN with rows of zeros; ``block_angle`` (layer, head, other_head), means over pairs of
-        different rows; ``within`` and ``between`` (layer), means over pairs of rows of one head and of different heads;
-        ``closer`` (layer), between less within, with ``closer_floor``, what shuffled rows reach, and
-        ``closer_stands_out``. Keys and values that several query heads share are one head. ``attrs["random_angle"]``
-        is the mean angle of random lines in the stream.
+        ``row_dimension``, NaN with rows of zeros; ``block_angle`` (layer, head, other_head), ``within`` and ``between``
+        (layer), means over pairs of different rows; ``closer`` (layer), between less within, with ``closer_floor`` and
+        ``closer_stands_out``. Heads that share keys and values are one. ``attrs["random_angle"]`` is that of random
+        lines.
 
     Source:
-        Flow of ranks, equation 2 with the arccos of appendix H, figures 9 and 12 (S0-ANG); Westfall and Young 1993 for
-        the largest over layers.
+        Flow of ranks, equation 2 with the arccos of appendix H, figures 9 and 12 (S0-ANG); Westfall and Young 1993.
 
     Raises:
         UnknownNameError: no such part, stack or kind of attention.
@@ -78,16 +74,16 @@ def row_angles(
     n_heads = column.attention(attention, layers[0]).heads_of({"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads)
     layers_rows = [_Rows.of(one, n_heads) for one in matrices]
     heads = layers_rows[0].heads
-    sample = _evenly(len(heads) // n_heads, max(rows // n_heads, 1), n_heads)
+    # rows of every head, evenly spaced
+    size = len(heads) // n_heads
+    own = np.unique(np.linspace(0, size - 1, min(max(rows // n_heads, 1), size)).round().astype(int))
+    sample = (np.arange(n_heads)[:, None] * size + own).ravel()
     means = np.array([one.within_and_between(one.heads[one.nonzero]) for one in layers_rows])
     closer = means[:, 1] - means[:, 0]
     floors, stands = _shuffle_floors(layers_rows, closer, permutations, seed)
     data = xr.Dataset(
         {
-            "angle": (
-                ("layer", "row", "other_row"),
-                np.stack([one.angle[np.ix_(sample, sample)] for one in layers_rows]),
-            ),
+            "angle": (("layer", "row", "other_row"), np.stack([one.angle[sample][:, sample] for one in layers_rows])),
             "block_angle": (("layer", "head", "other_head"), np.stack([one.blocks(n_heads) for one in layers_rows])),
             "within": ("layer", means[:, 0]),
             "between": ("layer", means[:, 1]),
@@ -100,7 +96,7 @@ def row_angles(
             "head": range(n_heads),
             "other_head": range(n_heads),
             "row_head": ("row", heads[sample]),
-            "row_dimension": ("row", sample % (len(heads) // n_heads)),
+            "row_dimension": ("row", sample % size),
         },
     )
     for name in ("angle", "block_angle", "within", "between", "closer", "closer_floor"):
@@ -129,9 +125,8 @@ class _Rows:
             raise InputError(f"{matrix} holds values that are not finite, so its rows have no angles; mend the weights")
         angle = np.degrees(angles(lines))
         count = lines.shape[1]
-        return cls(
-            angle, np.repeat(np.arange(n_heads), count // n_heads), np.flatnonzero(np.linalg.norm(lines, axis=0))
-        )
+        heads = np.repeat(np.arange(n_heads), count // n_heads)
+        return cls(angle, heads, np.flatnonzero(np.linalg.norm(lines, axis=0)))
 
     def _sums(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum angles over pairs of different nonzero rows, and count the pairs, (label, label)."""
@@ -176,12 +171,6 @@ def _shuffle_floors(
     reach = np.sort(largest)[int(np.ceil(CONFIDENCE * (permutations + 1))) - 1]
     floors = middle + reach * spread
     return floors, usable & (closer > floors)
-
-
-def _evenly(size: int, count: int, n_heads: int) -> np.ndarray:
-    """Return rows of every head, evenly spaced."""
-    own = np.unique(np.linspace(0, size - 1, min(count, size)).round().astype(int))
-    return (np.arange(n_heads)[:, None] * size + own).ravel()
 
 
 def random_angle(dimensions: int) -> float:

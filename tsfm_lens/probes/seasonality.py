@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,12 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
     Returns:
         Dataset of kind "seasonality" over ``series``: ``period``; ``context_amplitude``, ``forecast_amplitude`` and,
         with a truth, ``truth_amplitude`` of the sine at that period, in data units; ``amplitude_ratio``, forecast over
-        context (0 is a forecast without the season), and ``amplitude_change``, that less 1; ``spread_ratio``, standard
-        deviation of the forecast over the context's, small where a model regresses to the mean; and for models that
-        read patches ``patch_amplitude`` and ``patch_pull``, the forecast's amplitude at the patch length less the
-        context's, in standard deviations of the context; for the change and the pull what
-        :func:`tsfm_lens.probes.findings.judge` adds. ``amplitude`` (part, series, trial_period) has the amplitudes at
-        periods from 3 steps to the horizon, in standard deviations of the context, of stretches of equal length: the
-        end of the context, the forecast, the truth. NaN where a stretch is shorter than the period.
+        context, and ``amplitude_change``, that less 1; ``spread_ratio``, standard deviation of the forecast over the
+        context's; for models that read patches ``patch_amplitude`` and ``patch_pull``, the forecast's amplitude at the
+        patch length less the context's, in standard deviations of the context; for change and pull what
+        :func:`tsfm_lens.probes.findings.judge` adds. ``amplitude`` (part, series, trial_period), at periods from 3
+        steps to the horizon, in standard deviations of the context, of the end of the context, the forecast, the truth.
+        NaN where a stretch is shorter than the period.
 
     Source:
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and periods tied to the patch.
@@ -50,12 +50,9 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
     batch, steps, forecast = run.batch, run.horizon, run.forecast.median
     period = np.array([dominant_period(values) for values in batch.values]) if periods is None else np.asarray(periods)
     if period.shape != (len(batch),) or (np.asarray(period, dtype=float) <= 1).any():
-        raise InputError(
-            f"periods {period.tolist()}: expected one number of steps above 1 for each of {len(batch)} series"
-        )
+        raise InputError(f"periods {period.tolist()}: expected a number above 1 for each of {len(batch)} series")
     data = run.dataset()
-    context = np.array([amplitude_at(v, p) for v, p in zip(batch.values, period, strict=True)])
-    ahead = np.array([amplitude_at(v, p) for v, p in zip(forecast, period, strict=True)])
+    context, ahead = amplitudes(batch.values, period), amplitudes(forecast, period)
     spread = np.array([np.nanstd(values) for values in batch.values])
     spread = np.where(spread > 0, spread, np.nan)
     ratio = ahead / np.where(context > 0, context, np.nan)
@@ -68,15 +65,14 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
         "spread_ratio": forecast.std(axis=1) / spread,
     }
     if "truth" in data:
-        truth = data["truth"].values
-        columns["truth_amplitude"] = np.array([amplitude_at(v, p) for v, p in zip(truth, period, strict=True)])
+        columns["truth_amplitude"] = amplitudes(data["truth"].values, period)
     spans = run.lens.encode(batch).spans.values()
     widths = [stop - start for axis in spans for start, stop in zip(axis.start, axis.stop, strict=True)]
     patch = next((width for width in widths if width > 0), 0)
     if patch > 1:
-        own = np.array([amplitude_at(values, patch) for values in batch.values])
-        columns["patch_amplitude"] = np.array([amplitude_at(values, patch) for values in forecast])
-        columns["patch_pull"] = (columns["patch_amplitude"] - own) / spread
+        patches = np.full(len(batch), patch)
+        columns["patch_amplitude"] = amplitudes(forecast, patches)
+        columns["patch_pull"] = (columns["patch_amplitude"] - amplitudes(batch.values, patches)) / spread
     for name, values in columns.items():
         data[name] = (("series",), values)
     data["forecast"] = (("series", "step"), forecast)
@@ -89,31 +85,26 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
     data["amplitude"] = (("part", "series", "trial_period"), np.array(grid) / spread[:, None])
     source = "tsfm-lens paper, section 5 and figure 20"
     data.attrs = {**run.describe("seasonality", "Seasonality bias", source, patch=patch), "statistic": "median"}
-    references = {"amplitude_change": (period, context)} | (
-        {"patch_pull": (period * 0 + patch, spread)} if patch > 1 else {}
-    )
+    references = {"amplitude_change": (period, context)}
+    if patch > 1:
+        references["patch_pull"] = (patches, spread)
     for name, (periods, scale) in references.items():
 
         def change(other: np.ndarray, plain: np.ndarray, periods: Any = periods, scale: Any = scale) -> np.ndarray:
-            each = zip(other, plain, periods, strict=True)
-            gap = np.array([abs(amplitude_at(o, at) - amplitude_at(p, at)) for o, p, at in each])
+            gap = np.abs(amplitudes(other, periods) - amplitudes(plain, periods))
             return np.divide(gap, scale, out=np.full(gap.shape, np.nan), where=scale > 0)
 
         data = judge(data, name, floor=noise_floor(run.rolled_out(), change), signed=True)
     return data
 
 
+def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.ndarray:
+    """Compute :func:`amplitude_at` of each stretch at its period."""
+    return np.array([amplitude_at(values, period) for values, period in zip(stretches, periods, strict=True)])
+
+
 def amplitude_at(values: np.ndarray, period: float) -> float:
-    """Fit the amplitude of the sine of one period, beside a constant and a straight line.
-
-    Args:
-        values: (time,), NaN where missing.
-        period: steps.
-
-    Returns:
-        The amplitude in the units of the values; NaN for stretches shorter than the period, or with gaps that
-        leave fewer than five values.
-    """
+    """Fit the amplitude of the sine of one period, beside a constant and a straight line."""
     finite = np.isfinite(values)
     if len(values) < period or finite.sum() < 5:
         return float("nan")
@@ -126,11 +117,7 @@ def amplitude_at(values: np.ndarray, period: float) -> float:
 
 
 def dominant_period(values: np.ndarray) -> float:
-    """Find the period with the largest amplitude, from 2 steps to a third of the series.
-
-    It is that of the largest Fourier amplitude of the detrended series, refined among the periods around it; 2 where
-    fewer than 6 values are known.
-    """
+    """Find the period with the largest amplitude, from 2 steps to a third of the series."""
     finite = np.isfinite(values)
     if finite.sum() < 6:
         return 2.0

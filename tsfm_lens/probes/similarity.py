@@ -23,19 +23,16 @@ __all__ = ["head_similarity", "layer_similarity"]
 def layer_similarity(run: Run) -> xr.Dataset:
     """Compare the layers of the stack that is read out.
 
-    Args:
-        run: the forecast to explain.
-
     Returns:
-        Dataset of kind "layer_similarity": ``update_cosine`` (layer, other_layer), the cosine between what two
-        layers add to the stream at a token, mean over tokens and series; ``cka`` (stream, other_stream), linear
-        centred kernel alignment of the residual streams over all tokens ("embed", then after every layer).
+        Dataset of kind "layer_similarity": ``update_cosine`` (layer, other_layer) between what two layers add to the
+        stream at a token, mean over tokens and series; ``cka`` (stream, other_stream), linear centred kernel alignment
+        of the streams over all tokens ("embed", then after every layer).
 
     Source:
         tsfm-lens paper, section 4; Kornblith et al. 2019, equation 6, for CKA.
 
     Raises:
-        InputError: the horizon is longer than one pass of the model.
+        InputError: a horizon longer than one pass.
 
     Example:
         >>> probes.layer_similarity(run)["cka"].dims
@@ -71,7 +68,7 @@ def head_similarity(run: Run, *, kind: str | None = None) -> xr.Dataset:
         Dataset of kind "head_similarity": ``cosine`` (layer, head, other_head), 1 on the diagonal.
 
     Raises:
-        InputError: the horizon is longer than one pass of the model.
+        InputError: a horizon longer than one pass.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -105,14 +102,7 @@ def _head_cosines(lens: Lens, writes: Tensor, visible: Tensor) -> Tensor:
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:
-    """Compute linear centred kernel alignment of every pair, ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) in Frobenius norms.
-
-    Args:
-        representations: (sample, feature) each, with the same samples; features may differ in number.
-
-    Returns:
-        (n, n), between 0 and 1; NaN against a constant representation.
-    """
+    """Compute linear CKA of every pair of (sample, feature), ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) (Kornblith et al. 2019)."""
     centred = [x - x.mean(dim=0, keepdim=True) for x in representations]
     cross = torch.stack([torch.stack([(x.T @ y).square().sum() for y in centred]) for x in centred])
     own = cross.diagonal().sqrt()

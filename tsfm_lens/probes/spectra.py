@@ -12,7 +12,7 @@ from torch import Tensor
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import HeadWeights
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.given import describe
 from tsfm_lens.probes.places import stack_named
 from tsfm_lens.registry import probe
 
@@ -30,11 +30,7 @@ def head_spectra(
     products: Iterable[str] = PRODUCTS,
     fold_norm: bool = False,
 ) -> xr.Dataset:
-    """Compute singular values of W_Q W_Kᵀ and W_V W_O of every head.
-
-    The products have d_model × d_model entries and at most d_head singular values. These come from a d_head × d_head
-    core, after a QR factorisation of both factors, so the products are never formed. Weights alone do not show whether
-    a head has any effect: heads planted to do nothing have the stable ranks of those that work.
+    """Compute singular values of W_Q W_Kᵀ and W_V W_O of every head, from a d_head × d_head core of each product.
 
     Args:
         lens: the model.
@@ -44,10 +40,9 @@ def head_spectra(
         fold_norm: with the gain of the norm before the branch in the matrices.
 
     Returns:
-        Dataset of kind "spectra": ``singular_value`` (product, layer, head, mode), descending;
-        ``stable_rank`` (product, layer, head), the squared Frobenius norm over the squared spectral norm,
-        between 1 and d_head; ``order`` (product, layer, head), the place of a head in its layer by ascending
-        stable rank. A head of zero weights has stable rank NaN.
+        Dataset of kind "spectra": ``singular_value`` (product, layer, head, mode), descending; ``stable_rank``
+        (product, layer, head), the squared Frobenius over the squared spectral norm, NaN for zero weights; ``order``
+        (product, layer, head), the place of a head in its layer by ascending stable rank.
 
     Source:
         tsfm-lens paper, definition 5.1 (S3-SRANK); factors of 1/sqrt(d_head) change no stable rank.
@@ -102,30 +97,14 @@ def stable_rank(singular_values: np.ndarray) -> np.ndarray:
 
 
 def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
-    """Compute the singular values of ``left @ right``, descending, in float64.
-
-    Args:
-        left: (…, n, r).
-        right: (…, r, m).
-
-    Returns:
-        (…, r).
-    """
+    """Compute the singular values of ``left @ right``, descending, in float64."""
     a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
     core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.transpose(-2, -1)
     return torch.linalg.svdvals(core)
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the singular value decomposition of ``left @ right`` without that product, in float64.
-
-    Args:
-        left: (…, n, r).
-        right: (…, r, m).
-
-    Returns:
-        U (…, n, r), the singular values (…, r), descending, and Vᵀ (…, r, m).
-    """
+    """Compute the singular value decomposition of ``left @ right`` without that product, in float64."""
     a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
     (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a), torch.linalg.qr(b)
     u, s, vt = torch.linalg.svd(r_a @ r_b.transpose(-2, -1))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.given import describe
 from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.ranks import decade_histogram, effective_rank, epsilon_rank, participation_ratio
@@ -39,12 +39,10 @@ def weight_ranks(
     parts: Iterable[str] = PARTS,
     decades: int = DECADES,
 ) -> xr.Dataset:
-    """Compute singular values and ranks of the matrices of every attention and every MLP.
+    """Compute singular values and ranks of the matrices of every attention and every MLP, in float64.
 
-    All singular values are computed in float64 from the stored weights. Rounding to the precision of the checkpoint
-    moves each of them by about ``rounding_floor`` times the largest. Smaller ones cannot be told from zero, and a rank
-    at a smaller ε counts rounding errors. ``told`` is false for such ranks, and an ε at which all ranks are such is
-    refused. Keys and values that several query heads share stand once in W_K and W_V.
+    Rounding to the checkpoint's precision moves them by about ``rounding_floor`` times the largest; ``told`` is false
+    for ranks at a smaller ε.
 
     Args:
         lens: the model.
@@ -57,19 +55,18 @@ def weight_ranks(
     Returns:
         Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of one head
         "decoder.3.cross_attn.5.W_Q"), with coordinates ``stack``, ``layer``, ``layer_kind``, ``part``, ``head`` ("" for
-        the whole matrix), ``rows`` and ``columns`` (it acts from the right, so W_Q has d_model rows), and ``full``, the
-        largest possible rank. ``singular_value`` (matrix, mode), descending, NaN beyond the last; ``epsilon_rank``
-        (epsilon, matrix), ``rank_share``, the same over the largest possible, and ``told``; ``stable_rank``,
-        ``effective_rank``, ``participation_ratio`` and ``rounding_floor`` (matrix), NaN for a matrix of zeros;
-        ``decade_count`` (matrix, decade), the relative singular values up to each power of ten and above the next.
+        the whole matrix), ``rows`` and ``columns`` (it acts from the right), and ``full``, the largest possible rank.
+        ``singular_value`` (matrix, mode), descending, NaN beyond the last; ``epsilon_rank`` (epsilon, matrix),
+        ``rank_share``, the same over the largest possible, and ``told``; ``stable_rank``, ``effective_rank``,
+        ``participation_ratio`` and ``rounding_floor`` (matrix), NaN for a matrix of zeros; ``decade_count`` (matrix,
+        decade), the relative singular values up to each power of ten and above the next.
 
     Source:
         Flow of ranks, equation 1 and figures 4, 5, 6, 9 and 10 (S0-ERANK, S0-FOR, S0-HIST).
 
     Raises:
         UnknownNameError: no such stack or part.
-        InputError: an ε outside (0, 1) or below what the weights can tell; a matrix with values that are not finite;
-            the model has none of the parts.
+        InputError: an ε outside (0, 1) or below what the weights can tell; values that are not finite; no part.
 
     Example:
         >>> data = probes.weight_ranks(lens, epsilon=0.01)
@@ -82,13 +79,22 @@ def weight_ranks(
         raise InputError(f"{lens.model_id} has none of {', '.join(parts)}")
     precision = stored_precision(lens)
     spectra, floors = zip(*(_measure(one, precision) for one in matrices), strict=True)
-    _refuse_rounding(levels, np.array(floors), precision)
+    name, finite = str(precision).removeprefix("torch."), [floor for floor in floors if np.isfinite(floor)]
+    if finite and min(levels) < min(finite):
+        raise InputError(
+            f"epsilon {min(levels):g} is below what these weights can tell: they are stored in {name}, whose rounding "
+            f"moves relative singular values by {min(finite):.1g}; choose a larger one"
+        )
     data = ranks_of(spectra, floors, levels, "matrix").assign(
         decade_count=(("matrix", "decade"), np.stack([decade_histogram(spectrum, decades) for spectrum in spectra]))
     )
-    data = data.assign_coords(decade=[10.0**-place for place in range(decades)], **_coordinates(matrices))
+    names = ("stack", "layer", "layer_kind", "part", "head", "rows", "columns", "full")
+    rows = [(m.stack, str(m.layer), m.kind, m.part, m.head, *m.weight.shape, min(m.weight.shape)) for m in matrices]
+    columns = {each: ("matrix", list(column)) for each, column in zip(names, zip(*rows, strict=True), strict=True)}
+    data = data.assign_coords(matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(decades)])
+    data = data.assign_coords(columns)
     title, source = "Ranks of the weights", "Flow of ranks, equation 1 (S0-ERANK)"
-    data.attrs = describe(lens, "weight_ranks", title, source, precision=_name(precision), per_head=int(per_head))
+    data.attrs = describe(lens, "weight_ranks", title, source, precision=name, per_head=int(per_head))
     return data
 
 
@@ -107,23 +113,11 @@ class Matrix:
         places = (self.stack, str(self.layer), self.kind, self.head, self.part)
         return ".".join(place for place in places if place)
 
-    @property
-    def full(self) -> int:
-        """Largest possible rank."""
-        return min(self.weight.shape)
-
 
 def weight_matrices(
     lens: Lens, *, stack: str | None = None, parts: Iterable[str] = PARTS, per_head: bool = False
 ) -> Iterator[Matrix]:
-    """Yield the matrices of all attentions and MLPs, in order of writing, each followed by those of its heads.
-
-    Args:
-        lens, stack, parts, per_head: see :func:`weight_ranks`.
-
-    Raises:
-        UnknownNameError: no such stack or part.
-    """
+    """Yield the matrices of all attentions and MLPs, in order of writing, each followed by those of its heads."""
     names = list(parts)
     for part in names:
         if part not in PARTS:
@@ -133,8 +127,17 @@ def weight_matrices(
         for layer in range(column.n_layers):
             for row in column.rows(layer):
                 for part, weight in _weights_of(lens, column, layer, row):
-                    if part in names:
-                        yield from _whole_and_heads((column.name, layer, row.kind), part, weight, per_head)
+                    place = (column.name, layer, row.kind, part)
+                    if part not in names:
+                        continue
+                    if weight.ndim == 2:
+                        yield Matrix(*place, weight.detach())
+                        continue
+                    # heads stand side by side where they are read, one below the other where they write
+                    whole = weight.flatten(0, 1) if part == "W_O" else weight.transpose(0, 1).flatten(1)
+                    yield Matrix(*place, whole.detach())
+                    for head, head_weight in enumerate(weight.detach() if per_head else ()):
+                        yield Matrix(*place, head_weight, str(head))
 
 
 def _weights_of(lens: Lens, column: Stack, layer: int, row: Writer) -> Iterator[tuple[str, Tensor]]:
@@ -151,18 +154,6 @@ def _weights_of(lens: Lens, column: Stack, layer: int, row: Writer) -> Iterator[
     yield "W_out", mlp.W_out
 
 
-def _whole_and_heads(place: tuple[str, int, str], part: str, weight: Tensor, per_head: bool) -> Iterator[Matrix]:
-    weight = weight.detach()
-    if weight.ndim == 2:
-        yield Matrix(*place, part, weight)
-        return
-    # heads stand side by side where they are read, one below the other where they write
-    yield Matrix(*place, part, weight.flatten(0, 1) if part == "W_O" else weight.transpose(0, 1).flatten(1))
-    if per_head:
-        for head, head_weight in enumerate(weight):
-            yield Matrix(*place, part, head_weight, str(head))
-
-
 def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
     """Compute singular values, and how far the rounding of the entries moves them, over the largest."""
     weight = matrix.weight.cpu().double()
@@ -176,12 +167,7 @@ def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]
 
 
 def ranks_of(spectra: Sequence[np.ndarray], floors: Sequence[float], levels: Sequence[float], dim: str) -> xr.Dataset:
-    """Compute the ranks of matrices from their singular values, each descending.
-
-    Returns:
-        ``singular_value`` (dim, mode), NaN beyond the last; ``epsilon_rank``, ``rank_share`` and ``told`` (epsilon,
-        dim); ``stable_rank``, ``effective_rank``, ``participation_ratio`` and ``rounding_floor`` (dim).
-    """
+    """Compute the ranks of matrices from their singular values, each descending."""
     full = np.array([len(values) for values in spectra])
     padded = [np.pad(values, (0, full.max() - len(values)), constant_values=np.nan) for values in spectra]
     ranks, axes = np.stack([epsilon_rank(values, levels) for values in spectra], axis=1), ("epsilon", dim)
@@ -204,18 +190,7 @@ def ranks_of(spectra: Sequence[np.ndarray], floors: Sequence[float], levels: Seq
 
 
 def rounding_floor(values: np.ndarray, longest: float, error: float, size: int) -> float:
-    """Bound how far errors of the entries move singular values, over the largest; NaN for a matrix of zeros.
-
-    Args:
-        values: singular values, descending.
-        longest: the largest norm of a row plus the largest norm of a column.
-        error: standard deviation of the error of an entry, relative to the entry.
-        size: the longer side, for the rounding of the decomposition itself.
-
-    Source:
-        Weyl 1912, for singular values under errors of a spectral norm; Bandeira and van Handel 2016, for that norm
-        where the errors are independent.
-    """
+    """Bound how far errors of the entries move singular values, over the largest; NaN for a matrix of zeros."""
     if not values[0] > 0:
         return float("nan")
     return error * longest / float(values[0]) + size * float(np.finfo(float).eps)
@@ -230,16 +205,8 @@ def stored_precision(lens: Lens) -> torch.dtype:
     return torch.float64
 
 
-def _name(precision: torch.dtype) -> str:
-    return str(precision).removeprefix("torch.")
-
-
 def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
-    """Check values of ε, and return them, the largest first, each once.
-
-    Raises:
-        InputError: there is none, or one is no number above 0 and below 1.
-    """
+    """Check values of ε, and return them, the largest first, each once."""
     levels = list(epsilon) if isinstance(epsilon, Iterable) else [epsilon]
     for level in levels:
         if isinstance(level, bool) or not isinstance(level, int | float | np.number) or not 0 < level < 1:
@@ -249,19 +216,47 @@ def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
     return sorted({float(level) for level in levels}, reverse=True)
 
 
-def _refuse_rounding(levels: Sequence[float], floor: np.ndarray, precision: torch.dtype) -> None:
-    """Refuse an ε that no matrix can tell from rounding."""
-    finite = floor[np.isfinite(floor)]
-    if len(finite) and min(levels) < finite.min():
-        raise InputError(
-            f"epsilon {min(levels):g} is below what these weights can tell: they are stored in "
-            f"{_name(precision)}, whose rounding moves relative singular values by {finite.min():.1g}; "
-            "choose a larger one"
-        )
+class StreamedSpectrum:
+    """Triangular factor of a QR factorisation of a tall matrix whose rows come in parts (Demmel et al. 2012)."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._factor = torch.zeros(0, width, dtype=torch.float64)
+        self._longest = 0.0
+        self._eps = torch.finfo(torch.float64).eps
+        self.rows = 0
+
+    def add(self, rows: Tensor) -> None:
+        """Add a part of the rows, (n, width), of any precision."""
+        if not len(rows):
+            return
+        if not torch.isfinite(rows).all():
+            raise InputError("the model holds values that are not finite, so its tokens have no singular values")
+        self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
+        part = rows.cpu().double()
+        self.rows += len(part)
+        self._longest = max(self._longest, float(part.norm(dim=1).max()))
+        self._factor = torch.linalg.qr(torch.cat([self._factor, part]), mode="r").R
+
+    def singular_values(self) -> np.ndarray:
+        """Compute all of them, descending: as many as the shorter side of the matrix is long."""
+        return torch.linalg.svdvals(self._factor).numpy()
+
+    def singular_values_through(self, map_of_rows: Tensor) -> np.ndarray:
+        """Compute those of the matrix times another one, (width, any), descending."""
+        return torch.linalg.svdvals(self._factor @ map_of_rows.detach().cpu().double()).numpy()
+
+    def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
+        """Bound how far the rounding of a forward moves singular values, over the largest."""
+        longest = self._longest + float(self._factor.norm(dim=0).max())
+        error = self._eps / 2 / math.sqrt(3) * math.sqrt(1 + 100 * blocks)
+        return rounding_floor(values, longest, error, max(self.rows, self._factor.shape[1]))
 
 
-def _coordinates(matrices: Sequence[Matrix]) -> dict[str, Any]:
-    names = ("stack", "layer", "layer_kind", "part", "head", "rows", "columns", "full")
-    rows = [(one.stack, str(one.layer), one.kind, one.part, one.head, *one.weight.shape, one.full) for one in matrices]
-    columns = zip(names, zip(*rows, strict=True), strict=True)
-    return {"matrix": list(map(str, matrices))} | {name: ("matrix", list(column)) for name, column in columns}
+def ranks_of_rows(
+    spectra: Sequence[StreamedSpectrum], levels: Sequence[float], dim: str, blocks: Sequence[int]
+) -> xr.Dataset:
+    """Compute the ranks of matrices that came in parts, each from a stream after so many blocks."""
+    values = [each.singular_values() for each in spectra]
+    floors = [each.rounding_floor(own, count) for each, own, count in zip(spectra, values, blocks, strict=True)]
+    return ranks_of(values, floors, levels, dim)

@@ -27,7 +27,7 @@ LENS_LOGITS = measurement(
     "lens_logits",
     theme="Activations",
     title="Lens logits",
-    summary="logits of every value after each layer, and of single components (`lens_logits.component_logits`)",
+    summary="logits of every value after each layer",
     description="The logits that the output head gives to every value when it reads the residual stream after each "
     "layer.",
     source="tsfm-lens, section 2 and figure 1C",

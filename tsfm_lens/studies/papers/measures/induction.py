@@ -12,8 +12,7 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
 from tsfm_lens.probes.attention import SHARP_BELOW
-from tsfm_lens.probes.induction import COPY_FROM, PREFIX_FROM, frequent_tokens
-from tsfm_lens.probes.induction_overlap import ENTROPY_GRID
+from tsfm_lens.probes.induction import COPY_FROM, ENTROPY_GRID, PREFIX_FROM, frequent_tokens
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.verdicts import Resampled, judged_together, percentiles
 
