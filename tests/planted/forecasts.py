@@ -16,9 +16,7 @@ LAYERS = ("embed", "0", "1")
 
 
 def forecast(
-    on: xr.Dataset = THREE,
-    bands: Mapping[float, np.ndarray | float] | None = None,
-    paths: Sequence[float] = (),
+    on: xr.Dataset = THREE, bands: Mapping[float, np.ndarray | float] | None = None, paths: Sequence[float] = ()
 ) -> xr.Dataset:
     """The median misses the truth by 1 at every step; the 80 % band holds it at the first three steps."""
     bands = {0.1: 1 - REACH, 0.5: 1.0, 0.9: 1 + REACH} if bands is None else bands

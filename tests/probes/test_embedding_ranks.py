@@ -17,8 +17,8 @@ from tsfm_lens.probes import embedding_ranks, row_angles, signal_families
 from tsfm_lens.probes.row_angles import random_angle
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import embedding_spectra, head_closeness, row_angle_map, token_angle_map
-from tsfm_lens.viz.embedding_ranks import read_embedding_ranks, read_token_angles
-from tsfm_lens.viz.row_angles import read_row_angles
+from tsfm_lens.viz.flow_of_ranks import read_embedding_ranks, read_token_angles
+from tsfm_lens.viz.weight_ranks import read_row_angles
 
 NAMES = sorted(architectures())
 

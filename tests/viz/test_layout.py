@@ -19,11 +19,9 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz import printing, saving
-from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, SCALE, fits, for_print
-from tsfm_lens.viz.room import shortened, text_width
-from tsfm_lens.viz.sheet import Sheet, blank, sheet
+from tsfm_lens.viz.sheet import Sheet, blank, log_axis, panel_grid, sheet, shortened, text_width, title_axes
 
 # sizes are whole pixels of the screen (0.26 mm, rounded) and whole points of the page
 A_PIXEL, A_POINT = 0.2, 1.0

@@ -12,8 +12,7 @@ from tsfm_lens import explain, registry, viz
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
-from tsfm_lens.viz.input_attribution import read_inputs
-from tsfm_lens.viz.input_effects import read_effects
+from tsfm_lens.viz.input_attribution import read_effects, read_inputs
 
 HORIZON = 8
 

@@ -9,7 +9,7 @@ import xarray as xr
 import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.viz.kernel_regression import LEAST
+from tsfm_lens.viz.spectra import LEAST
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.grid import columns_for
 from tsfm_lens.viz.logit_lens import visible_rows
 from tsfm_lens.viz.panels import fitted_range
+from tsfm_lens.viz.sheet import columns_for
 
 
 def named(fig, name):

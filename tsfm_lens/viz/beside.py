@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.room import legend_rows
+from tsfm_lens.viz.sheet import legend_rows
 from tsfm_lens.viz.theme import LEGEND_ROW, dress, plain
 
 __all__ = ["compare"]
@@ -127,11 +127,7 @@ def _half(figure: go.Figure, shift: int, start: float, width: float) -> tuple[Pa
 
 
 def _agree(one: Part, other: Part) -> None:
-    """Give axes of the same title the same range, and the same meaning the same colours.
-
-    Raises:
-        InputError: colours mean different things.
-    """
+    """Give axes of the same title the same range, and the same meaning the same colours."""
     for kind in ("yaxis", "coloraxis"):
         groups = [[name for name in layout if name.startswith(kind)] for layout in (one, other)]
         for name, name_of_other in zip(*groups, strict=False):

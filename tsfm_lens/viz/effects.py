@@ -10,14 +10,23 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import measurement
-from tsfm_lens.viz.noise import Finding, finding
+from tsfm_lens.viz.noise import WORTH_A_WORD, Finding, finding, judged
 from tsfm_lens.viz.panels import fitted_range, means
 from tsfm_lens.viz.places import Places, places_in
-from tsfm_lens.viz.select import array, kind_word, model_of, names, over_series, series_rows, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    capital,
+    kind_word,
+    listed,
+    model_of,
+    names,
+    over_series,
+    series_rows,
+    unit_of,
+    verb,
+)
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
-from tsfm_lens.viz.standing import WORTH_A_WORD, Standing
 from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, percent, plain
-from tsfm_lens.viz.words import capital, listed, verb
 
 __all__ = ["effects_scatter", "self_repair_bars"]
 _MAX_LABELS = 6
@@ -26,25 +35,16 @@ _WIDTH = 84 + round(6.6 / _LETTER)  # pixels at which letters have that share
 _MAX_NAMES = 3  # components in a sentence
 _NEEDS = ("direct", "direct_share", "self_repair")
 
-
-EFFECTS = measurement(
-    "effects",
-    theme="Causes",
-    title="Direct and total effects",
-    summary="direct, indirect and total effects; self-repair",
-    description="Each component is taken out twice: with everything behind it held as it was, and with everything "
-    "free to respond. Where later components undo part of the loss, the model repairs itself.",
-    source="Pearl 2001; McGrath et al. 2023",
-)
+EFFECTS = measurement("effects")
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:
     """Describe the components that act most on the forecast directly."""
     labels, way = names(ds, "component"), capital(ablation_word(ds))
     counts, most, large = [], [], []
-    for share in (Standing(ds, f"{effect}_share", "component") for effect in ("direct", "total")):
-        count = int(share.stands_out.sum())
-        more = int((share.stands_out & (share.estimate >= WORTH_A_WORD)).sum())
+    for share in (judged(ds, f"{effect}_share", "component") for effect in ("direct", "total")):
+        count = int(share.stands.sum())
+        more = int((share.stands & (share.estimate >= WORTH_A_WORD)).sum())
         counts.append(count)
         most.append([f"{labels[flat]} ({share.told(flat, percent)})" for flat in share.named(_MAX_NAMES)])
         large.append(f"{'all' if more == count else more or 'none'} of them by {percent(WORTH_A_WORD)} or more")
@@ -63,11 +63,11 @@ def read_effects(ds: xr.Dataset) -> list[str]:
 
 def read_self_repair(ds: xr.Dataset) -> list[str]:
     """State how many direct effects are undone later, and whose most."""
-    repair, labels = Standing(ds, "self_repair", "component"), names(ds, "component")
+    repair, labels = judged(ds, "self_repair", "component"), names(ds, "component")
     count = int(np.isfinite(repair.estimate).sum())
     if not count:
         return ["No component has a direct effect large enough to say what share of it is undone."]
-    positive, negative = repair.stands_out & (repair.estimate > 0), repair.stands_out & (repair.estimate < 0)
+    positive, negative = repair.stands & (repair.estimate > 0), repair.stands & (repair.estimate < 0)
     out = [
         f"Of {count} components the direct effect is large enough on some series to say what share of it is undone. "
         + (
@@ -83,10 +83,7 @@ def read_self_repair(ds: xr.Dataset) -> list[str]:
 
 
 def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return direct and total effects, (component, series), and their unit: that of one series, or shares of the range.
-
-    The direct effect is a mean size over steps; the total one its part along it, NaN where there is no direct effect.
-    """
+    """Return direct and total effects."""
     rest = 1 - array(ds, "self_repair", "component", "series")[:, series]
     if len(series) == 1:
         later = slice(int(ds.attrs.get("first_step", 0)), None)
@@ -97,25 +94,10 @@ def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, s
 
 
 @EFFECTS.figure(
-    "Direct against total effect of every component.",
-    variables=_NEEDS,
-    table=("direct", "total", "indirect"),
-    sentences=read_effects,
+    "Direct against total effect of every component.", table=("direct", "total", "indirect"), sentences=read_effects
 )
 def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Draw total against direct effect of every component: below the diagonal, later components undo part of it.
-
-    The direct effect is its mean size over steps, the total one its part along the direct one (a projection), so that
-    the self-repair of a series is exactly one minus their ratio.
-
-    Args:
-        ds: of kind "effects".
-        series: id, or place counted from 0; the mean over series unless given.
-
-    Returns:
-        Dots coloured by kind, the largest named, hollow within the noise, over regions that say what later components
-        do; of several series as shares of each series' range.
-    """
+    """Draw total against direct effect of every component: below the diagonal, later components undo part of it."""
     rows = series_rows(ds, series)
     (direct, total, unit), places = _sizes(ds, rows), places_in(ds)
     x, y = means(direct)[places.order], means(total)[places.order]
@@ -145,20 +127,9 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     )
 
 
-@EFFECTS.figure(
-    "What later layers repair after an ablation.", variables=_NEEDS, table=("self_repair",), sentences=read_self_repair
-)
+@EFFECTS.figure("What later layers repair after an ablation.", table=("self_repair",), sentences=read_self_repair)
 def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
-    """Draw how much of its direct effect later components undo, for the largest direct effects.
-
-    Args:
-        ds: of kind "effects".
-        top: how many components.
-        series: id, or place counted from 0; the mean over series unless given.
-
-    Returns:
-        A row per component, the largest direct effect first: that effect, and self-repair with a dot per series.
-    """
+    """Draw how much of its direct effect later components undo, for the largest direct effects."""
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     ids, rows = names(ds, "series"), series_rows(ds, series)

@@ -8,37 +8,41 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import measurement
-from tsfm_lens.viz.contrast import way
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.needs import GRADIENTS
+from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.panels import means
+from tsfm_lens.viz.patching import way
 from tsfm_lens.viz.places import OUTPUT, places_in, places_named, separate
-from tsfm_lens.viz.select import array, model_of, names, over_series, series_position, series_rows, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    capital,
+    frame,
+    listed,
+    model_of,
+    names,
+    over_series,
+    series_position,
+    series_rows,
+    signed,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import blank
-from tsfm_lens.viz.standing import Standing
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import PALE, plain
-from tsfm_lens.viz.words import capital, listed, signed
 
 __all__ = ["path_map"]
+
 _MAX_NAMES = 3  # places in a sentence
 KINDS = {"paths": "Path patching", "edges": "Edge attribution"}
 WORDS = {"recovered": "share recovered", "effect": "mean change", "score": "estimated share recovered"}
 _CROWD = 0.99  # where the colours end if the largest values are far above the rest
 
-PATHS = measurement(
-    "paths",
-    theme="Causes",
-    title="Path patching",
-    summary="path patching between components, through all inputs or through q, k or v",
-    description="What one component does through one other, with every other path held: who reads what from whom.",
-    source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
-)
+PATHS = measurement("paths")
 
 
 def read_paths(ds: xr.Dataset) -> list[str]:
     """Describe the strongest direct paths to the output, and the strongest between components."""
-    paths = Standing(ds, "score" if ds.attrs["kind"] == "edges" else "recovered", "sender", "receiver")
+    paths = judged(ds, "score" if ds.attrs["kind"] == "edges" else "recovered", "sender", "receiver")
     senders, receivers = names(ds, "sender"), names(ds, "receiver")
     direct = np.array([name == OUTPUT for name in receivers])
     out = []
@@ -62,13 +66,7 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     """Draw the sender × receiver matrix of what travels straight from one component to another, and on to the forecast.
 
     Args:
-        ds: of kind "paths" or "edges".
         value: "recovered" or "effect" of paths, "score" of edges; the first if None.
-        series: id, or place counted from 0; the mean over all unless given.
-
-    Returns:
-        One heat map, senders downwards and receivers to the right by depth, layers parted by lines, the output last.
-        Grey where there is no path; of edges also where the score is exactly 0.
     """
     kind = str(ds.attrs["kind"])
     available = [name for name in WORDS if name in ds and (name == "score") == (kind == "edges")]
@@ -138,3 +136,12 @@ def _limit(z: np.ndarray) -> tuple[float, str]:
         return largest, ""
     count = int((sizes > most).sum())
     return most, f"{count} {'value reaches' if count == 1 else 'values reach'} beyond the colours, to {largest:.2g}"
+
+
+EDGES = measurement("edges", needs=GRADIENTS)
+
+EDGES.figure(
+    "Gradient estimates of what flows between single components.",
+    table=lambda ds: frame(ds, "score").query("score != 0"),
+    sentences=read_paths,
+)(path_map)

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.room import legend_rows
+from tsfm_lens.viz.sheet import legend_rows
 from tsfm_lens.viz.theme import BLACK, BLUE, GREEN, LEGEND_ROW, ORANGE, PURPLE, SKY, VERMILION, template
 
 __all__ = ["for_print"]

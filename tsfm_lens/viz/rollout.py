@@ -11,13 +11,28 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.attention import attention_kind, pattern_heads, single_series, weight_colours
-from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.select import array, layer_names, model_of, names, positions
-from tsfm_lens.viz.sheet import Sheet
-from tsfm_lens.viz.tables import frame, tokens_table
+from tsfm_lens.viz.select import (
+    array,
+    capital,
+    count_of,
+    extremes,
+    frame,
+    head_at,
+    is_head,
+    layer_names,
+    layers,
+    listed,
+    model_of,
+    names,
+    nats_of,
+    num,
+    positions,
+    tokens_table,
+    verb,
+)
+from tsfm_lens.viz.sheet import Sheet, panel_grid, title_axes
 from tsfm_lens.viz.theme import number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pooled, ruler, token_axis
-from tsfm_lens.viz.words import capital, count_of, extremes, head_at, is_head, layers, listed, nats_of, num, verb
 
 __all__ = ["attention_rollout_map", "norm_weighted_map", "autoregressive_attention_map"]
 _GREYS = [(0.0, "#ffffff"), (1.0, "#000000")]
@@ -26,37 +41,10 @@ _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
 _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
-AUTOREGRESSIVE_ATTENTION = measurement(
-    "autoregressive_attention",
-    theme="Activations",
-    title="Roll-out maps",
-    summary="roll-out maps: context × horizon, head by head",
-    description="What each head reads in the context for every token of the forecast, side by side. A diagonal band"
-    " reads at a fixed lag, a horizontal one the same steps throughout.",
-    source="tsfm-lens, appendix D.2",
-)
+AUTOREGRESSIVE_ATTENTION = measurement("autoregressive_attention")
 
-
-ATTENTION_ROLLOUT = measurement(
-    "attention_rollout",
-    theme="Activations",
-    title="Attention flow",
-    summary="attention roll-out through the layers",
-    description="How much of each input token may have reached each token after a layer: the attention of all layers "
-    "multiplied, with half of each token staying in place.",
-    source="Abnar and Zuidema 2020",
-)
-
-
-NORM_WEIGHTED = measurement(
-    "norm_weighted",
-    theme="Activations",
-    title="Norm-weighted attention",
-    summary="attention weighted by the length of what it moves",
-    description="The attention weight times the length of what it brings. A token can be much attended to and bring "
-    "little.",
-    source="Kobayashi et al. 2020",
-)
+ATTENTION_ROLLOUT = measurement("attention_rollout")
+NORM_WEIGHTED = measurement("norm_weighted")
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
@@ -137,25 +125,15 @@ def _token(axis: TokenAxis, token: int) -> str:
     return f"step {first}" if first == last else f"the token of steps {first} to {last}"
 
 
-@AUTOREGRESSIVE_ATTENTION.figure(
-    "What the sharpest heads read along the forecast.", variables=("attention", "entropy", "sharpness_rank")
-)
+@AUTOREGRESSIVE_ATTENTION.figure("What the sharpest heads read along the forecast.")
 def autoregressive_attention_map(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None, zmax: float | None = None
 ) -> go.Figure:
     """Draw the roll-out maps of the sharpest or the most diffuse heads, each head a panel.
 
-    A diagonal band is a head that reads at a fixed lag; a horizontal one reads the same steps throughout.
-
     Args:
-        ds: of kind "autoregressive_attention".
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
         count: panels; nine if None, of few heads half, so that none is among the sharpest and the most diffuse.
-        zmax: weight that is black; 0.1 or the 99.9 % quantile, whichever is larger, if None.
-
-    Returns:
-        Small multiples on shared axes: queries to the right, keys upwards, tokens as wide as their steps, special keys
-        above the dotted line. Of long maps a cell is the largest weight of several tokens.
     """
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
@@ -197,23 +175,13 @@ def heads_shown(heads: int) -> int:
 
 @ATTENTION_ROLLOUT.figure(
     "How much of each token may have reached each other.",
-    variables=("flow",),
     table=lambda ds: tokens_table(ds, "flow", _LEAST),
     sentences=read_flow,
 )
 def attention_rollout_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
 ) -> go.Figure:
-    """Draw how much of each input token may have reached each token after every layer (Abnar and Zuidema).
-
-    Args:
-        ds: of kind "attention_rollout".
-        layers: labels to draw, all unless given.
-        zmax: share at which the colours end; the 99 % quantile of each token's largest share but its own if None.
-
-    Returns:
-        A panel per layer, all on the same axes and colours; special keys stand right of the dotted line.
-    """
+    """Draw how much of each input token may have reached each token after every layer (Abnar and Zuidema)."""
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
@@ -267,7 +235,6 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
 
 @NORM_WEIGHTED.figure(
     "How long the vectors are that keys contribute.",
-    variables=("norm",),
     table=lambda ds: tokens_table(ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))),
     sentences=read_norm_weighted,
 )
@@ -281,14 +248,7 @@ def norm_weighted_map(
     """Draw layer × head small multiples of how much each key contributes to each query's write.
 
     Args:
-        ds: of kind "norm_weighted": ``norm`` (layer, head, query, key) with the coordinates start, stop and
-            special of keys and queries.
-        layers: labels to draw, all if None.
         heads: numbers to draw, all if None.
-        zmax: length at which the colours end; the 99.5 % quantile of each query's longest from ordinary keys if None.
-
-    Returns:
-        Panels as in :func:`attention_grid`; next to that one, keys that get attention but write little are pale.
     """
     title = f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}"
     remark = "length of what each key adds to the residual stream"

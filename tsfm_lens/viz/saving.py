@@ -80,11 +80,7 @@ def rendered(
 
 
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write several files, all of them or none: each beside its place, then all moved once the last is whole.
-
-    Raises:
-        InputError: one of them cannot be written.
-    """
+    """Write several files, all of them or none: each beside its place, then all moved once the last is whole."""
     with ExitStack() as parts:
         for path, content in contents.items():
             parts.enter_context(writing_to(path))

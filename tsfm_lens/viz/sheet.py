@@ -1,14 +1,13 @@
-"""Grammar of figures: a sheet of panels, and the look of curves, fans, points, bars and maps on them.
-
-What a result says of its noise is drawn here, and nowhere else: bands, whiskers, hollow points, hatched bars, and maps
-whose cells in the noise are pale.
-"""
+"""Grammar of figures: a sheet of panels, and the look of curves, fans, points, bars and maps on them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import ceil
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from tsfm_lens.viz.noise import NOT_ABOVE, Finding
-from tsfm_lens.viz.room import legend_rows, text_width, wrapped
 from tsfm_lens.viz.theme import GREY, INK, LABEL_TYPE, PALE, TITLE_TYPE, dress, mixed, plain, true_minus
 
 Look = dict[str, Any]
@@ -34,19 +32,7 @@ _BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels: beside the panels for a colour bar
 
 @dataclass
 class Sheet:
-    """Panels in rows and columns, the room that they take, and what legend and subtitle say of them.
-
-    Attributes:
-        fig: the figure.
-        places: (row, column) of each panel, counted from 1; none on a sheet of one panel.
-        plot_height: of all panels together; min_width: that the marks need, words: that words need in the panels; in
-            pixels.
-        above: pixels over the highest panels, for their titles and for notes; below: under the lowest, for ticks and
-            titles.
-        legend: entries of the legend so far; each is listed once, however many panels have it.
-        signs: how what does not stand out of the noise is drawn; floors: the noise floors that the figure has;
-            has_band: whether one is drawn.
-    """
+    """Panels in rows and columns, the room that they take, and what legend and subtitle say of them."""
 
     fig: go.Figure
     places: list[tuple[int, int]]
@@ -100,12 +86,7 @@ class Sheet:
         self.words = max([self.words, *gaps, *(width - 2 * _RIGHT for _, width in widths)])
 
     def dress(self, title: str, *remarks: str) -> go.Figure:
-        """Finish the figure.
-
-        Args:
-            title: plain words.
-            remarks: parts of the subtitle; empty ones are left out, what is drawn of the noise is added.
-        """
+        """Finish the figure."""
         left = self._letter_axes()
         names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in self.fig.data if trace.showlegend]
         least = max(self.min_width, left + self.words + (self.fig.layout.margin.r or _RIGHT), _HALF * left, *names)
@@ -174,15 +155,7 @@ def sheet(
     below: int = 52,
     **options: Any,
 ) -> Sheet:
-    """Make a sheet of rows and columns.
-
-    Args:
-        heights: of the rows in pixels; widths: of the columns, in any unit.
-        titles: over the panels; title_type: their size in pixels.
-        row_gap: pixels between rows; column_gap: between columns, a share of the width.
-        min_width, above, below: see :class:`Sheet`.
-        options: of plotly's ``make_subplots``.
-    """
+    """Make a sheet of rows and columns."""
     total = int(sum(heights) + row_gap * (len(heights) - 1))
     fig = make_subplots(
         rows=len(heights),
@@ -206,10 +179,7 @@ def sheet(
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes of a sheet, and what can be drawn on it.
-
-    ``hover`` is always plotly's template of a hover box, "" for none; names are shown letter by letter.
-    """
+    """One pair of axes of a sheet, and what can be drawn on it."""
 
     sheet: Sheet
     at: dict[str, Any]
@@ -318,16 +288,7 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """Draw a heat map on the sheet's colours.
-
-        Args:
-            z: (row, column), NaN where there is nothing.
-            x, y: labels or edges.
-            write: how a number is written in its cell, none if None.
-            printed: the most cells that get their number.
-            noise: of (row, column); cells that do not stand out of it are drawn pale under a dot, or with their
-                number in brackets.
-        """
+        """Draw a heat map on the sheet's colours."""
         where = {name: value for name, value in (("x", x), ("y", y)) if value is not None}
         pale = np.zeros(z.shape, dtype=bool) if noise is None else noise.pale & np.isfinite(z)
         texts = None
@@ -403,10 +364,7 @@ class Panel:
         return {ref: name.replace("axis", "") for ref, name in names.items()}
 
     def floor(self, noise: Finding | None, *, signed: bool = True, across: bool = False) -> None:
-        """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known.
-
-        It is left out where the noise of one series exceeds every effect that stands out in the others.
-        """
+        """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known."""
         if noise is None or not noise.floor > 0:
             return
         if noise.stands.any() and noise.floor > np.abs(noise.estimate[noise.stands]).max():
@@ -471,3 +429,125 @@ def _titled(title: str | None) -> dict[str, str]:
 
 def _stroke(colour: str, width: float, dash: str | None) -> dict[str, Any]:
     return {"color": colour, "width": width} | ({"dash": dash} if dash else {})
+
+
+_GAP = 36  # pixels between two rows of panels
+_DIGITS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))  # of labels: as many as have room
+_LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
+
+
+def columns_for(panels: int, most: int = 5) -> int:
+    """Choose how many panels, at most ``most``, to put side by side so that few places stay empty."""
+    if panels <= 4 or most < 3:
+        return min(max(panels, 1), most)
+    return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
+
+
+def width_for(columns: int, least: int = 110) -> int:
+    """Return the pixels that panels side by side need for their marks."""
+    return 110 + columns * least
+
+
+def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 5) -> Sheet:
+    """Make a grid whose panels share both axes; ticks only at the left and at the foot of each column."""
+    # long names take a second line
+    words = ["\n".join(shortened(line, _LONGEST, _TYPE, 2) for line in title) for title in titles]
+    columns = columns_for(len(titles), most)
+    rows = -(-len(titles) // columns)
+    lines = max(title.count("\n") for title in words)
+    canvas = sheet(
+        [row_height] * rows,
+        [1] * columns,
+        titles=words,
+        title_type=_TYPE,
+        row_gap=_GAP + 14 * lines,
+        column_gap=min(0.08, 0.3 / columns),
+        above=30 + 14 * lines,
+        min_width=width_for(columns),
+        shared_xaxes="all",
+        shared_yaxes="all",
+    )
+    places, empty = canvas.places[: len(titles)], canvas.places[len(titles) :]
+    for row, column in empty:
+        canvas.panel(row, column).x(visible=False)
+        canvas.panel(row, column).y(visible=False)
+    for row, column in places:
+        canvas.panel(row, column).x(showticklabels=(row + 1, column) not in places)
+        canvas.panel(row, column).y(showticklabels=column == 1)
+    canvas.places = places
+    return canvas
+
+
+def log_axis(values: np.ndarray) -> dict[str, Any]:
+    """Return settings of a logarithmic axis: 1, 2 and 5 written out over few decades, else powers of ten."""
+    positive = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(np.log10(positive.min())), float(np.log10(positive.max()))) if len(positive) else (-1.0, 0.0)
+    if high - low > 2.5:
+        step = max(1, round((high - low) / 6))
+        exponents = range(step * int(np.floor(low / step)), int(np.ceil(high)) + step, step)
+        texts = [_power(power) for power in exponents]
+        return {"type": "log", "tickvals": [10.0**power for power in exponents], "ticktext": texts}
+    # nearly equal values are shown in the middle of what is around them
+    ends = (low, high) if high - low > 0.3 else ((low + high) / 2 - 0.3, (low + high) / 2 + 0.3)
+    for digits in _DIGITS:
+        powers = range(int(np.floor(ends[0])), int(np.ceil(ends[1])) + 1)
+        ticks = [digit * 10.0**power for power in powers for digit in digits]
+        visible = [place for place in np.log10(ticks) if ends[0] <= place <= ends[1]]
+        near = float(np.diff(visible).min(initial=1.0))
+        if near > 0.14 * (ends[1] - ends[0]):
+            break
+    look = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+    return look if ends == (low, high) else {**look, "range": list(ends)}
+
+
+def _power(power: int) -> str:
+    """Write a power of ten as the label of an axis."""
+    if -2 <= power <= 3:
+        return f"{10.0**power:g}"
+    return f"10<sup>{str(power).replace('-', '−')}</sup>"
+
+
+def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
+    """Label the lowest x axis of every column and, halfway down, the value axis that all rows share."""
+    middle = (max(row for row, _ in grid.places) + 1) // 2
+    columns = max(column for _, column in grid.places)
+    grid.x(nticks={1: 8, 2: 6, 3: 4}.get(columns, 3 if x_title == "date" else 4))
+    for row, column in grid.places:
+        if (row + 1, column) not in grid.places:
+            grid.panel(row, column).x(x_title)
+        if column == 1 and row == middle:
+            grid.panel(row, column).y(y_title)
+
+
+_LETTER = 0.6  # width of a letter, in type sizes; that of DejaVu Sans, which browsers fall back to
+_TAG = re.compile(r"<(?!br)[^>]*>")
+_SIGN = 45  # pixels of an entry of the legend beside its name
+
+
+def text_width(text: str, size: float) -> float:
+    """Estimate the width in pixels of the longest line of a text, markup apart."""
+    return _LETTER * size * max(len(line) for line in re.split(r"<br>|\n", _TAG.sub("", text)))
+
+
+def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
+    """Break a text into at most so many lines of a width in pixels, cut off with an ellipsis where it is longer."""
+    letters = max(int(width / (_LETTER * size)), 6)
+    parts = [part for line in text.split("\n") for part in wrap(line, letters) or [""]]
+    if len(parts) > lines:
+        parts = [*parts[: lines - 1], parts[lines - 1][: letters - 1].rstrip() + "…"]
+    return "\n".join(parts)
+
+
+def wrapped(title: str, length: float, size: float) -> str:
+    """Break a title, safe for plotly, before its unit and at spaces into lines of a length in pixels."""
+    letters = max(int(length / (_LETTER * size)), 8)
+    words = title if len(title) <= letters or "<br>" in title else title.replace(" (", "<br>(", 1)
+    return "<br>".join(part for line in words.split("<br>") for part in wrap(line, letters, break_long_words=False))
+
+
+def legend_rows(fig: go.Figure, width: float) -> int:
+    """Estimate the rows of the legend under a figure of a width in pixels; none without a legend."""
+    if fig.layout.showlegend is False:
+        return 0
+    entries = [trace.name for trace in fig.data if trace.showlegend and trace.legend in (None, "legend")]
+    return ceil(sum(text_width(name, 12) + _SIGN for name in entries) / (width - 84))

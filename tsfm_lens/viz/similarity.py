@@ -11,37 +11,33 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, check, measurement
 from tsfm_lens.viz.attention import attention_kind
-from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.maps import colour_scale, two_digits
-from tsfm_lens.viz.select import array, layer_name, layer_names, model_of, names, positions
-from tsfm_lens.viz.sheet import blank
-from tsfm_lens.viz.tables import frame
-from tsfm_lens.viz.theme import plain
-from tsfm_lens.viz.words import capital, extremes, layers, listed, num, signed
+from tsfm_lens.viz.select import (
+    array,
+    capital,
+    extremes,
+    frame,
+    layer_name,
+    layer_names,
+    layers,
+    listed,
+    model_of,
+    names,
+    num,
+    positions,
+    signed,
+)
+from tsfm_lens.viz.sheet import Look, blank, panel_grid, title_axes
+from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
 
-__all__ = ["head_similarity_map", "similarity_map"]
+__all__ = ["entropic_rank_line", "head_similarity_map", "similarity_map"]
+
 _MAX_NUMBERED = 36  # cells of a panel that still have room for their number
 
-LAYER_SIMILARITY = measurement(
-    "layer_similarity",
-    theme="Activations",
-    title="Similarity of layers",
-    summary="similarity of layers (CKA, cosine of updates)",
-    description="How alike the residual stream is after different layers, and what the layers add to it. Neighbours"
-    " that are almost the same change little.",
-    source="Kornblith et al. 2019",
-)
+LAYER_SIMILARITY = measurement("layer_similarity")
 
-
-HEAD_SIMILARITY = measurement(
-    "head_similarity",
-    theme="Activations",
-    title="Similarity of heads",
-    summary="similarity of the heads of a layer",
-    description="Whether the heads of a layer write in the same direction (1), at right angles (0) or against each "
-    "other (−1).",
-    source="Kornblith et al. 2019",
-)
+HEAD_SIMILARITY = measurement("head_similarity")
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
@@ -94,11 +90,7 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     """Draw how alike the layers of a stack are, each against each.
 
     Args:
-        ds: of kind "layer_similarity".
         measure: "cka" of the residual streams, or "update_cosine" of what the layers add.
-
-    Returns:
-        A heat map; cosines in two colours around 0.
     """
     if measure not in ("cka", "update_cosine"):
         raise InputError(f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'")
@@ -123,19 +115,9 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     )
 
 
-@HEAD_SIMILARITY.figure(
-    "How alike the heads of a layer write.", variables=("cosine",), table=("cosine",), sentences=read_head_similarity
-)
+@HEAD_SIMILARITY.figure("How alike the heads of a layer write.", table=("cosine",), sentences=read_head_similarity)
 def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
-    """Draw how alike the heads of a layer write, each against each, a panel per layer.
-
-    Args:
-        ds: of kind "head_similarity".
-        layers: labels to draw, all unless given.
-
-    Returns:
-        Heat maps of the cosines, in two colours around 0; 1 on the diagonal.
-    """
+    """Draw how alike the heads of a layer write, each against each, a panel per layer."""
     rows, heads = positions(ds, "layer", layers), names(ds, "head")
     labels = layer_names(ds, rows)
     grid = panel_grid([(label,) for label in labels], row_height=max(150, 16 * min(len(heads), 16)))
@@ -158,3 +140,54 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for each in ("cka", "update_cosine"):
         yield ReportPanel(similarity_map(ds, measure=each), frame(ds, each), read_layer_similarity(ds, each))
+
+
+ENTROPIC_RANK = measurement("entropic_rank")
+
+
+def read_entropic_rank(ds: xr.Dataset) -> list[str]:
+    """Describe where the heads write most apart."""
+    rank, words, heads = array(ds, "rank", "layer"), layers(ds), int(ds.attrs.get("heads", 0))
+    low, high = extremes(rank)
+    most = f" of at most {heads}" if heads else ""
+    out = [
+        f"The heads write in most directions in {words[high]} ({num(rank[high])}{most}) and in fewest in "
+        f"{words[low]} ({num(rank[low])})."
+    ]
+    each = np.exp(array(ds, "entropy", "layer", "series"))
+    if each.shape[1] > 1:
+        reach = np.ptp(each, axis=1)
+        at = int(reach.argmax())
+        out.append(f"The series differ most in {words[at]}: from {num(each[at].min())} to {num(each[at].max())}.")
+    return out
+
+
+@ENTROPIC_RANK.figure(
+    "Directions that the heads of a layer write in.",
+    table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"),
+    sentences=read_entropic_rank,
+)
+def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
+    """Draw the entropic rank layer by layer: how many directions the heads of a layer write in."""
+    labels, ids = layer_names(ds), names(ds, "series")
+    heads, canvas = int(ds.attrs.get("heads", 0)), blank(280)
+    panel, hover = canvas.panel(), "%{text}<br>entropic rank %{y:.3g}"
+    thin: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
+    for name, line in zip(ids, np.exp(array(ds, "entropy", "layer", "series")).T, strict=True):
+        panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **thin)
+    bold: Look = {"colour": BLUE, "width": 2.5, "mode": "lines+markers", "text": labels}
+    panel.line(labels, array(ds, "rank", "layer"), "all series", f"all series, {hover}", **bold)
+    if heads:
+        panel.level(heads, dash="dot")
+        words = f"{heads} heads: no two share a direction"
+        panel.note(words, 1, heads, colour=GREY, xref="domain", xanchor="right", yanchor="bottom")
+        panel.y(range=[0.9, heads + 0.12 * (heads - 0.9)])
+    panel.x("layer", type="category")
+    few_ticks(canvas, labels)
+    panel.y("entropic rank (directions)")
+    return canvas.dress(
+        f"Entropic rank of the heads of {model_of(ds)}",
+        attention_kind(ds),
+        f"entropy averaged over tokens and {len(ids)} series",
+        "1: all heads write along one line",
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import ReportPanel, check, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, VERMILION, mixed, plain
@@ -24,29 +24,8 @@ _COUNTS = {"n_resilient": "datasets with a rise of MASE below 5 %", "n_improved"
 _ROW = 22  # pixels: height of a row of dots
 _COLOUR_CAP = 25  # percent at which the table's colours end
 
-
-SWEEP_RECIPES = measurement(
-    "sweep_recipes",
-    theme="Sweeps",
-    title="Heavy ablations",
-    summary="heavy ablations on every metric",
-    description="Many heads and MLPs in several layers are ablated together, as a recipe lists them.",
-    source="tsfm-lens, tables 1 and 4",
-    paper=("S3-T1", "S3-T4"),
-    subject=sweep.sweep_subject,
-)
-
-
-SWEEP_SELECTION = measurement(
-    "sweep_selection",
-    theme="Sweeps",
-    title="Informed and random choices",
-    summary="informed against random choices of heads",
-    description="The same recipes with as many heads of each layer drawn at random: if the choice did not matter, both "
-    "would cost the same.",
-    source="tsfm-lens, figures 12 and 13",
-    subject=sweep.sweep_subject,
-)
+SWEEP_RECIPES = measurement("sweep_recipes", subject=sweep.sweep_subject)
+SWEEP_SELECTION = measurement("sweep_selection", subject=sweep.sweep_subject)
 
 
 def read_recipes(table: pd.DataFrame) -> list[str]:
@@ -86,13 +65,8 @@ def read_selection(table: pd.DataFrame) -> list[str]:
 
 
 def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
-    """Return the entries of recipes with ``label`` (model and what goes) and ``chosen`` (how its heads were chosen).
-
-    Args:
-        table: of kind "sweep_recipes".
-        random: whether entries with heads at random are among them; they are if there are no others.
-    """
-    table = sweep.table_of(table, "sweep_recipes", *_KEYS, *_SIZES)
+    """Return the entries of recipes with ``label`` (model and what goes) and ``chosen`` (how its heads were chosen)."""
+    check(table, "sweep_recipes", *_KEYS, *_SIZES)
     # a recipe without a result on some metrics still has a row
     sweep.finished(table.assign(there=1.0), "heavy recipes", "there")
     informed = table[table["selection"] != "random"]
@@ -104,18 +78,9 @@ def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
     return table.assign(label=labels.where(~several, labels + ", " + table["recipe"]), chosen=choices)
 
 
-@sweep.figure(SWEEP_RECIPES, "Heavy ablations on every metric.", *_COUNTS, "n_datasets")
+@SWEEP_RECIPES.figure("Heavy ablations on every metric.", variables=(*_COUNTS, "n_datasets"))
 def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
-    """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved.
-
-    Args:
-        table: of kind "sweep_recipes" with ``n_resilient``, ``n_improved`` and ``n_datasets``.
-        random: whether heads at random have rows beside informed choices.
-
-    Returns:
-        A row a recipe and choice of heads, a column a metric coloured by its change, bold where it stands after Holm's
-        correction. The last columns count datasets whose MASE rises by less than 5 % (resilient) and falls (improved).
-    """
+    """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved."""
     entries = recipe_rows(table, random=random)
     several = entries["chosen"].nunique() > 1
     columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + ["resilient", "improved"]
@@ -145,18 +110,9 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     )
 
 
-@sweep.figure(SWEEP_RECIPES, "The same numbers as dots with intervals.")
+@SWEEP_RECIPES.figure("The same numbers as dots with intervals.")
 def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
-    """Draw what heavy recipes cost in every metric, with intervals.
-
-    Args:
-        table: of kind "sweep_recipes".
-        random: whether heads at random are drawn beside informed choices.
-
-    Returns:
-        A panel a metric with a row a recipe and a dot for each choice of its heads; filled where the change stands
-        after Holm's correction. Below 0 is better.
-    """
+    """Draw what heavy recipes cost in every metric, with intervals."""
     entries = recipe_rows(table, random=random)
     rows, kinds, metrics = (list(dict.fromkeys(entries[name])) for name in ("label", "selection", "metric"))
     canvas = _rows_of_dots(rows, _ROW * max(len(kinds), 2), [1] * len(metrics), 60 + 130 * len(metrics), 0.025)
@@ -221,17 +177,9 @@ def _table_cell(row: dict[str, Any]) -> str:
     return f'{main}<br><span style="font-size:10px">{span}</span>' if span else main
 
 
-@sweep.figure(SWEEP_SELECTION, "Informed and random choices of as many heads.", *_KEYS, *_DIFF)
+@SWEEP_SELECTION.figure("Informed and random choices of as many heads.", variables=(*_KEYS, *_DIFF))
 def selection_comparison(table: pd.DataFrame) -> go.Figure:
-    """Draw whether it matters which heads go: informed choices against random heads at the same counts.
-
-    Args:
-        table: of kind "sweep_selection", with ``diff`` and its interval on the rows of informed choices.
-
-    Returns:
-        Left the change of MASE of a recipe: of the informed choice, filled where it stands after Holm's correction, of
-        each random seed, and their mean; right the informed choice minus that mean, filled where that stands.
-    """
+    """Draw whether it matters which heads go: informed choices against random heads at the same counts."""
     entries, remark = sweep.finished(table, "recipes against random heads", "change")
     choices = [sweep.selection_words(row["selection"], row["seed"]) for row in sweep.told(entries)]
     entries = entries.assign(label=entries["model"] + ", " + entries["recipe"], chosen=choices)

@@ -13,42 +13,35 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, check, measurement
-from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.noise import Finding, finding
+from tsfm_lens.viz.noise import WORTH_A_WORD, Finding, finding
 from tsfm_lens.viz.panels import fit, means, scene
 from tsfm_lens.viz.places import Places, coordinate, places_in
 from tsfm_lens.viz.select import (
     array,
+    count_of,
     forecast_series,
     kind_word,
+    measured,
     model_of,
     names,
+    num,
     over_series,
     positions,
+    signed,
     statistic_of,
+    steps_table,
     unit_of,
+    verb,
 )
-from tsfm_lens.viz.sheet import Sheet, sheet
-from tsfm_lens.viz.standing import WORTH_A_WORD
-from tsfm_lens.viz.tables import steps_table
+from tsfm_lens.viz.sheet import Sheet, panel_grid, sheet, title_axes
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
-from tsfm_lens.viz.words import count_of, measured, num, signed, verb
 
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
 _MAX_SERIES = 2  # series with a figure of their own
 
-ABLATION = measurement(
-    "ablation",
-    theme="Causes",
-    title="Ablation",
-    summary="ablation of every head, MLP and layer",
-    description="Each attention head, MLP and layer is set to zero in turn, and the forecast is made again. What "
-    "changes it most, it depends on most.",
-    source="tsfm-lens, section 3",
-    paper=("S3-F2", "S3-F8", "S3-F9"),
-)
+ABLATION = measurement("ablation")
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
@@ -153,10 +146,7 @@ def ablated_forecast_table(ds: xr.Dataset, series: int, components: list[str]) -
 
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """Return the heads and MLPs with the largest Spearman distance on one series, strongest first.
-
-    Where the result says which components stand out of the noise, only these; all if none does.
-    """
+    """Return the heads and MLPs with the largest Spearman distance on one series, strongest first."""
     return _rank_components(ds, series, count)[0]
 
 
@@ -177,12 +167,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     """Draw what zeroing each head, MLP and layer does, layer × component, as the mean over series.
 
     Args:
-        ds: of kind "ablation" with ``metric`` (component, series).
         metric: "spearman_distance", "mase", "mae" (sizes) or "mase_change", "mae_change" (relative).
-
-    Returns:
-        One heat map per stack and kind of component: heads side by side, MLP and whole layer in columns of their own
-        with their numbers. The colours end at the largest head effect.
     """
     available = [name for name in MEASURES if name in ds]
     if metric not in available:
@@ -205,26 +190,15 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     )
 
 
-@ABLATION.figure("Forecasts without single components.", variables=("forecast", "baseline_forecast"))
+@ABLATION.figure("Forecasts without single components.")
 def ablation_forecasts(
-    ds: xr.Dataset,
-    *,
-    components: Sequence[str] | None = None,
-    series: str | int = 0,
-    context_steps: int | None = None,
+    ds: xr.Dataset, *, components: Sequence[str] | None = None, series: str | int = 0, context_steps: int | None = None
 ) -> go.Figure:
     """Draw the forecast with and without a component, one panel each.
 
     Args:
-        ds: of kind "ablation" with ``forecast`` (component, series, step), ``baseline_forecast``
-            (series, step), ``context`` and, where known, ``truth``.
         components: names to draw; if None the six heads and MLPs of the largest Spearman distance, of those that stand
             out of the noise if any does.
-        series: id, or place counted from 0.
-        context_steps: of the context; two horizons, at least 24, if None.
-
-    Returns:
-        Panels with shared axes, each with "unablated", "ablated", context and truth.
     """
     view, words = scene(ds, series, context_steps, least=24), ""
     if components is None:
@@ -358,7 +332,7 @@ def _describe(
     """Describe a component, with the value of every series, strongest first."""
     ids = names(ds, "series")
     head = f"without <b>{plain(names(ds, 'component')[i])}</b><br>{measure.word} {measure.tell(middle[i])}"
-    tail = [] if noise is None else [noise.told(i)]
+    tail = [] if noise is None else [noise.hover(i)]
     if len(ids) == 1:
         return "<br>".join([head, plain(ids[0]), *tail])
     order = np.argsort(-np.abs(np.nan_to_num(effect[i])))

@@ -11,13 +11,11 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, measurement
-from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.places import Places, places_in, separate
-from tsfm_lens.viz.select import array, model_of, names, position
-from tsfm_lens.viz.tables import frame
+from tsfm_lens.viz.select import array, count_of, frame, listed, model_of, names, num, position
+from tsfm_lens.viz.sheet import panel_grid, title_axes
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
-from tsfm_lens.viz.words import count_of, listed, num
 
 __all__ = ["scoring_errors"]
 
