@@ -106,9 +106,8 @@ class Probe:
         takes: its positional arguments: "run", the "first" item's run, the "lens", a "pair" of runs (the first series,
             and the same with its season half a period later), "lenses" of several models, kinds of other results, or
             a function that makes them of the results of a run.
-        words: what is computed on what, for captions and lists.
-        options: of the function, fixed, or computed from the results of a run.
-        each: the results that a report on a lens shows, options by name; one, of the measurement's kind, if None.
+        words: what is computed on what. options: of the function, of the results of a run.
+        each: options by name of the results that a report shows; one result without options if None.
     """
 
     function: Callable[..., xr.Dataset]
@@ -128,11 +127,9 @@ class Figure:
     """One way to draw a measurement; :meth:`Measurement.figure` declares it.
 
     Attributes:
-        title: content, as a sentence.
-        options: of the function where the figure is drawn by its name alone.
+        title: content, as a sentence. options: of the function where the figure is drawn by its name alone.
         beside: kinds of further results that the function takes.
-        needs: requirement on a model beyond that of the measurement.
-        instead: figure for models that do not meet it.
+        needs: requirement on a model beyond that of the measurement; instead: figure for models that do not meet it.
         table, sentences: of the result, for the panel of a report.
     """
 
@@ -170,17 +167,12 @@ class Measurement:
     """One kind of result: how it is drawn, tabulated and told; :func:`measurement` declares it.
 
     Attributes:
-        kind: of its result, ``result.attrs["kind"]``.
-        theme: one of :data:`THEMES`.
-        title: heading of its section in a report.
-        summary: what is measured, in one line of a table.
-        description: what a reader of the section must know, in one or two sentences.
-        source: where the definition is from.
-        paper: ids of the reported values that it measures, as ``tsfm-lens reproduce`` knows them.
-        needs: requirement on a model; None for every model.
-        maker: origin of the result if no probe of a run gives it, in words.
+        kind: of its result, ``result.attrs["kind"]``. theme: one of :data:`THEMES`.
+        title: heading of its section. summary: what is measured, in one line. description: in one or two sentences.
+        source: of the definition. paper: ids of reported values that it measures, as ``tsfm-lens reproduce`` has them.
+        needs: requirement on a model; None for every model. maker: origin of a result that no probe of a run gives.
         subject: words for what a section is about; the result's model and series if None.
-        figures: all ways to draw it.
+        titles: of figures, by the names of their functions.
         panels_of: makes the panels of a report; one for each figure with a table if None.
         home: module that declares it.
     """
@@ -195,6 +187,7 @@ class Measurement:
     needs: Needs | None = None
     maker: str = ""
     subject: Callable[[Any], str] | None = None
+    titles: Mapping[str, str] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
     panels_of: Callable[[Any], Iterator[ReportPanel]] | None = None
     home: str = ""
@@ -219,7 +212,7 @@ class Measurement:
 
     def figure(
         self,
-        title: str,
+        title: str = "",
         *,
         variables: Sequence[str] = (),
         table: Sequence[str] | Callable[[Any], pd.DataFrame] | None = None,
@@ -229,7 +222,7 @@ class Measurement:
         """Register a function that draws the result, which then refuses results of other kinds; see :class:`Figure`.
 
         Args:
-            title: content of the figure, as a sentence.
+            title: content of the figure, as a sentence; that of ``measurements.yaml`` unless given.
             variables: that the result must have.
             table: of the report's panel: variables that share their dimensions, or a function of the result.
             sentences: of the report's panel.
@@ -237,8 +230,9 @@ class Measurement:
 
         def register(function: Draw[P]) -> Draw[P]:
             draw = _checked(function, self.kind, tuple(variables))
-            columns = table if callable(table) or table is None else _table_of(table)
-            self.figures.append(Figure(draw, title, table=columns, sentences=sentences, **facts))
+            columns = table if callable(table) or table is None else lambda ds: frame(ds, *table)
+            words = title or self.titles[function.__name__]
+            self.figures.append(Figure(draw, words, table=columns, sentences=sentences, **facts))
             return draw
 
         return register
@@ -284,7 +278,8 @@ def measurement(kind: str, **facts: Any) -> Measurement:
         raise InputError(f"kind {kind!r} is taken by {_MEASUREMENTS[kind].home}; choose another")
     if facts["theme"] not in THEMES:
         raise InputError(f"theme={facts['theme']!r} is not known, choose one of {', '.join(THEMES)}")
-    entry = _MEASUREMENTS[kind] = Measurement(kind, home=home, **{**facts, "paper": tuple(facts.get("paper", ()))})
+    facts |= {"paper": tuple(facts.get("paper", ())), "titles": facts.pop("figures", {})}
+    entry = _MEASUREMENTS[kind] = Measurement(kind, home=home, **facts)
     return entry
 
 
@@ -316,8 +311,10 @@ def probe(
             load_extensions(PROBES)
         if kind in _PROBES and _PROBES[kind].function.__module__ != function.__module__:
             raise InputError(f"kind {kind!r} is computed by {_PROBES[kind].name}; choose another")
+        of_kinds = f" of {' and '.join(takes)}" if isinstance(takes, tuple) else ""
+        on = _INPUT_WORDS[takes] if isinstance(takes, str) else of_kinds
         how = options if callable(options) else lambda results: options or {}
-        _PROBES[kind] = Probe(function, takes, words or f"{_name_of(function)}{_words_for(takes)}", how, each)
+        _PROBES[kind] = Probe(function, takes, words or f"{_name_of(function)}{on}", how, each)
         return function
 
     return register
@@ -394,22 +391,14 @@ def _documentation(function: Callable[..., Any], kind: str, parameters: list[str
     return f"{head}\n\nArgs:\n{''.join(shared)}{own}".rstrip() + _RAISES
 
 
-def _table_of(variables: Sequence[str]) -> Callable[[xr.Dataset], pd.DataFrame]:
-    """Return a function that tabulates variables, a row per combination of labels."""
-    return lambda ds: (
-        ds[[name for name in variables if name in ds]].reset_coords(drop=True).to_dataframe().reset_index()
-    )
+def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
+    """Tabulate those of the variables that a result has, a row per combination of labels, a column per variable."""
+    return ds[[name for name in variables if name in ds]].reset_coords(drop=True).to_dataframe().reset_index()
 
 
 def _name_of(function: Callable[..., Any]) -> str:
     package = function.__module__.rpartition(".")[0].removeprefix("tsfm_lens").removeprefix(".probes")
     return f"{package}.{function.__name__}".lstrip(".")
-
-
-def _words_for(takes: Takes) -> str:
-    if isinstance(takes, str):
-        return _INPUT_WORDS[takes]
-    return f" of {' and '.join(takes)}" if isinstance(takes, tuple) else ""
 
 
 def extensible(owner: C) -> C:

@@ -15,8 +15,8 @@ from tsfm_lens.models import Lens
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.report.build import _on_series
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.input_attribution import read_use
 from tsfm_lens.viz import noise
+from tsfm_lens.viz.covariate_use import read_use
 
 STEPS, HORIZON = 160, 16
 

@@ -97,10 +97,7 @@ def lens_logits(on: xr.Dataset = THREE) -> xr.Dataset:
 
 
 def recipes(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and + 1.
-
-    Its distance is 0, 0.25 and 1 for the first series, and twice that for the others.
-    """
+    """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and + 1."""
     ds = described(on, "recipes").assign_coords(recipe=["original", "few", "many"], quantile=list(LEVELS))
     median = ds["truth"].values[None] + 10.0 * np.arange(3)[:, None, None]
     spread = 4 * (np.array(LEVELS) - 0.5)[None, None, :, None]

@@ -19,9 +19,17 @@ from tsfm_lens.viz.forecast import read_forecast
 from tsfm_lens.viz.logit_lens import read_entropy, read_gain, read_lens_forecast, read_logit_map
 from tsfm_lens.viz.parroting import read_lag, read_parroting, read_seasons
 from tsfm_lens.viz.rollout import read_flow, read_norm_weighted, read_rollout
-from tsfm_lens.viz.select import is_head, nats_of, num, signed
-from tsfm_lens.viz.similarity import read_entropic_rank, read_head_similarity, read_layer_similarity
-from tsfm_lens.viz.spectra import read_bandwidths, read_bound, read_spectra, read_stable_rank, read_tilt
+from tsfm_lens.viz.spectra import (
+    read_bandwidths,
+    read_bound,
+    read_entropic_rank,
+    read_head_similarity,
+    read_layer_similarity,
+    read_spectra,
+    read_stable_rank,
+    read_tilt,
+)
+from tsfm_lens.viz.words import is_head, nats_of, num, signed
 from tsfm_lens.viz.zero_ablation import read_ablation, read_ablation_forecasts
 
 

@@ -24,9 +24,9 @@ from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.results.gathering import gather
 from tsfm_lens.sweep.run.sweeping import run_sweep
 from tsfm_lens.viz.sweep_entries import methods_of, runs
-from tsfm_lens.viz.sweep_heads import read_curves, read_datasets, read_heads, read_heads_at
+from tsfm_lens.viz.sweep_heads import read_curves, read_heads, read_heads_at
 from tsfm_lens.viz.sweep_layers import read_components, read_distances
-from tsfm_lens.viz.sweep_recipes import read_recipes, read_selection
+from tsfm_lens.viz.sweep_recipes import read_datasets, read_recipes, read_selection
 
 PROVENANCE = {"models": {"alpha": {"layers": 4, "revision": None}}, "datasets": [{"name": "x", "windows": 8}]}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens import explain, registry, viz
+from tsfm_lens import explain, viz
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
@@ -76,14 +76,6 @@ def test_a_single_step_is_drawn() -> None:
     assert viz.input_map(ds).layout.xaxis.ticktext == ("step 0",)
 
 
-def test_a_gap_between_segments_stays_empty() -> None:
-    ds = results()["exact"]
-    fig = viz.input_timeline(ds.isel(segment=[0, 2, 3]))
-    (first, _) = [trace for trace in fig.data if trace.type == "heatmap"]
-    assert np.isnan(np.ravel(first.z)[1])
-    assert len(first.x) == 4
-
-
 @pytest.mark.parametrize("name", ["exact", "occlusion", "sampled"])
 def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
     ds = results()[name]
@@ -124,13 +116,6 @@ def test_each_series_is_a_dot_in_each_row() -> None:
         viz.input_map(ds)
 
 
-def test_dots_in_one_place_stand_in_line() -> None:
-    ds = results()["effects"].copy(deep=True)
-    ds["effect"][:] = 1.0
-    heights = [float(y) for trace in viz.input_beeswarm(ds).data for y in trace.y]
-    assert len(set(heights)) == ds["effect"].size
-
-
 def test_readings_tell_the_sum_and_what_stands_out() -> None:
     told = read_inputs(results()["exact"])
     first = results()["exact"]["segment"].values[int(np.abs(effect(results()["exact"])).argmax())]
@@ -145,10 +130,3 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     assert "50 standard deviations of the context from its mean" in " ".join(read_inputs(far))
     kinds = read_effects(results()["effects"])
     assert [each.split(":")[0] for each in kinds] == ["Past", "Known covariate"]
-
-
-def test_report_panels_are_drawn() -> None:
-    for kind, name in (("input_attribution", "exact"), ("input_effects", "effects")):
-        panels = list(registry.find(kind).draw_panels(results()[name]))
-        assert panels[0].sentences
-        assert all(len(panel.table) and panel.figure.data for panel in panels)

@@ -17,7 +17,7 @@ from tsfm_lens.viz.flow_of_ranks import (
     read_rank_rise,
     read_token_angles,
 )
-from tsfm_lens.viz.weight_ranks import read_histograms, read_row_angles, read_weight_ranks
+from tsfm_lens.viz.weight_ranks import read_histograms, read_weight_ranks
 
 KINDS = ("weight_ranks", "row_angles", "embedding_ranks", "flow_of_ranks")
 
@@ -37,20 +37,6 @@ def test_weights_whose_ranks_cannot_be_told_are_left_empty() -> None:
     line = viz.weight_spectra(ds, parts=["W_Q"]).data[1]
     np.testing.assert_array_equal(line.y, [1, 0.5, 0.2, np.nan])
     assert "the median attention matrix, 25 % to 75 % over all" in read_histograms(ds)[0]
-
-
-def test_blocks_of_heads() -> None:
-    ds = planted.row_angles()
-    fig = viz.row_angle_map(ds, layers=["0", "1"])
-    np.testing.assert_array_equal(fig.data[0].z, ds["angle"][0])
-    corners = {(shape.x0, shape.x1, shape.y0, shape.y1) for shape in fig.layout.shapes}
-    assert corners == {(-0.5, 1.5, -0.5, 1.5), (1.5, 3.5, 1.5, 3.5)}
-    assert read_row_angles(ds) == [
-        "Rows of W_Q of one head are closer to each other than shuffled ones are by chance in 1 of 2 layers; most in "
-        "layer 0, 10° against 80°."
-    ]
-    reach = next(line for line in viz.head_closeness(ds).data if line.name == "what shuffled rows reach")
-    assert list(reach.y) == [60, 75]
 
 
 def test_families_are_told_apart_only_where_their_intervals_are() -> None:

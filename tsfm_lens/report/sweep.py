@@ -18,8 +18,8 @@ from tsfm_lens.report.build import page_of, panels_of
 from tsfm_lens.report.sweep_tables import latex
 from tsfm_lens.viz.printing import for_print
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
-from tsfm_lens.viz.select import listed
 from tsfm_lens.viz.sweep_entries import methods_of
+from tsfm_lens.viz.words import listed
 
 _VECTOR_FORMATS = ("svg", "pdf")
 

@@ -13,35 +13,15 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
-from tsfm_lens.viz.panels import Timeline, draw_bands, fitted_range, mark_start, scene, timeline, value_hover
-from tsfm_lens.viz.select import (
-    array,
-    capital,
-    count_of,
-    extremes,
-    frame,
-    head_at,
-    is_head,
-    kind_word,
-    layer_names,
-    layers,
-    listed,
-    model_of,
-    names,
-    nats_of,
-    num,
-    position,
-    positions,
-    tokens_table,
-    unit_of,
-    value_title,
-    verb,
-)
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, panel_grid, sheet
-from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, nats, number, percent, plain
+from tsfm_lens.viz.panels import Timeline, mark_start, timeline, value_hover
+from tsfm_lens.viz.select import array, kind_word, model_of, names, position, positions, unit_of, value_title
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.tables import tokens_table
+from tsfm_lens.viz.theme import BLUE, GREY, INK, nats, number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pool, pooled, ruler, token_axis
+from tsfm_lens.viz.words import capital, extremes, head_at, is_head, layer_names, layers, listed, nats_of, num
 
-__all__ = ["attention_grid", "attention_map", "head_entropy_map", "patch_attention_grid", "selected_patch"]
+__all__ = ["attention_grid", "attention_map", "head_entropy_map"]
 
 _CELLS = 60_000  # more would be narrower than a dot
 _MAX_TEXTS = 20_000  # up to so many cells, each names its tokens when hovered
@@ -182,7 +162,7 @@ def single_series(ds: xr.Dataset) -> str:
     return str(ds.attrs.get("series", "")) or (names(ds, "series") or ["the series"])[0]
 
 
-@ATTENTION.figure("What one head of the last layer reads.", options={"layer": -1})
+@ATTENTION.figure(options={"layer": -1})
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: float | None = None) -> go.Figure:
     """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover."""
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
@@ -279,7 +259,7 @@ def _draw_series(panel: Panel, ds: xr.Dataset, time: Timeline, keys: _Side) -> N
         mark_start(panel, time)
 
 
-@ATTENTION.figure("What every head reads.")
+@ATTENTION.figure()
 def attention_grid(
     ds: xr.Dataset,
     *,
@@ -314,17 +294,10 @@ def pattern_heads(
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
     limit = zmax or float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    canvas = sheet(
-        [int(np.clip(560 / max(rows, columns), 52, 150))] * rows,
-        [1] * columns,
-        row_gap=8,
-        column_gap=0.08 / columns,
-        min_width=max(420, 130 + (110 if columns <= _MAX_NUMBERED else 60) * columns),
-        above=28,
-        below=56,
-        shared_xaxes="all",
-        shared_yaxes="all",
-    )
+    look: Look = {"column_gap": 0.08 / columns}
+    look |= {"min_width": max(420, 130 + (110 if columns <= _MAX_NUMBERED else 60) * columns), "below": 56}
+    look |= {"shared_xaxes": "all", "shared_yaxes": "all"}
+    canvas = sheet([int(np.clip(560 / max(rows, columns), 52, 150))] * rows, [1] * columns, row_gap=8, above=28, **look)
     entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
     quantity = word.split(" (")[0].removeprefix("attention ")
     row_names, column_names = layer_names(cut), names(cut, "head")
@@ -408,11 +381,7 @@ def read_head_entropy(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@HEAD_ENTROPY.figure(
-    "How widely every head spreads its attention.",
-    table=("entropy", "normalised", "sharp"),
-    sentences=read_head_entropy,
-)
+@HEAD_ENTROPY.figure(table=("entropy", "normalised", "sharp"), sentences=read_head_entropy)
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the attention entropy: dark heads are sharp, light ones diffuse."""
     normalised, sharp = array(ds, "normalised", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
@@ -429,106 +398,3 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
         f"outlined: {int(sharp.sum())} of {sharp.size} heads are sharp, below {least} of the range over all heads",
         outlined=sharp,
     )
-
-
-_FEW = 5  # rows that are all numbered
-_NARROW = 600  # steps that one column has room for
-
-PATCH_ATTENTION = measurement("patch_attention")
-
-
-def read_patches(ds: xr.Dataset) -> list[str]:
-    """Describe how many heads have a favourite patch, and where it is."""
-    weight, start = (array(ds, name, "layer", "head") for name in ("argmax_weight", "argmax_start"))
-    strong = weight > 0.5
-    heads = int(strong.sum())
-    out = [
-        f"{count_of(heads, weight.size, 'heads')} {verb(heads, 'give')} more than half of "
-        f"{verb(heads, 'their', 'its')} attention to one token over time."
-    ]
-    if strong.any():
-        first, counts = np.unique(start[strong], return_counts=True)
-        most = int(counts.argmax())
-        out.append(f"The token from step {num(int(first[most]))} on is that of {int(counts[most])} of them.")
-    return out
-
-
-@PATCH_ATTENTION.figure("Attention matrices of the first layer, head by head.")
-def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | None = None) -> go.Figure:
-    """Draw every head of a layer as a matrix, forecast tokens downwards and context tokens to the right."""
-    at = position(ds, "layer", layer)
-    everything = array(ds, "attention", "layer", "head", "query", "key")
-    limit = zmax or float(np.nanquantile(everything, 0.999)) or 1.0
-    ranks, heads = array(ds, "stable_rank", "layer", "head")[at], names(ds, "head")
-    titles = [(f"head {h}", f"stable rank {number(r)}") for h, r in zip(heads, ranks, strict=True)]
-    spans = zip(ds["key_start"].values, ds["key_stop"].values, ds["key_special"].values, strict=True)
-    words = [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]
-    grid = panel_grid(titles, row_height=130)
-    for panel, head, weights in zip(grid, heads, everything[at], strict=True):
-        panel.cells(
-            weights.astype(np.float32),
-            hover=f"head {plain(head)}, forecast token %{{y}}<br>context token %{{x}} %{{text}}<br>weight %{{z:.3g}}",
-            text=[words] * ds.sizes["query"] if weights.size <= 20_000 else None,
-            xgap=0,
-            ygap=0,
-        )
-    ticks: Look = {"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}
-    grid.y(autorange="reversed", **ticks)
-    grid.x(nticks=4)
-    # a causal model has queries in its context too
-    ahead = "query_start" not in ds.coords or bool((ds["query_start"] >= 0).all())
-    for row, col in grid.places:
-        if (row + 1, col) not in grid.places:
-            grid.panel(row, col).x("context token")
-        if col == 1:
-            grid.panel(row, col).y("forecast token" if ahead else "query token")
-    grid.colours(weight_colours(limit))
-    special = [str(word) for word in ds["key_special"].values if str(word)]
-    width = int((ds["key_stop"] - ds["key_start"]).max())
-    return grid.dress(
-        f"{sentence_start(ds)} of {layer_names(ds)[at]} of {model_of(ds)}",
-        f"{names(ds, 'series')[0]}, {ds.sizes['step']} steps ahead",
-        f"context tokens of {width} step{'s' * (width > 1)}" + (f", then {', '.join(special)}" if special else ""),
-        f"darkest: {number(limit)} and more",
-    )
-
-
-@PATCH_ATTENTION.figure("The patch that a head of the last layer selects.")
-def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None) -> go.Figure:
-    """Draw the forecast over its context, and a dashed line at the patch that a head reads most.
-
-    Args:
-        head: number; the one with the largest mean weight on one patch if None.
-    """
-    at = position(ds, "layer", layer)
-    weights = array(ds, "argmax_weight", "layer", "head")[at]
-    which = int(np.argmax(weights)) if head is None else position(ds, "head", head)
-    view = scene(ds, 0, ds.sizes["time"])
-    values = array(ds, "quantile_forecast", "quantile", "step", series=0)
-    sheet = blank(260, min_width=430 if len(view.past) + len(view.future) <= _NARROW else 640)
-    panel = sheet.panel()
-    draw_bands(panel, view, ds["quantile"].values, values)
-    view.draw(panel)
-    start = int(ds["argmax_start"].values[at, which])
-    bounds, _ = fitted_range(np.append(view.observations, values), np.empty(0))
-    place, where = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}", view.time.at(float(start))
-    words = f"{plain(place)} reads most from {plain(view.time.label(start))} on"
-    look: Look = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
-    panel.line([where, where], list(bounds), f"most read by {place}", words, **look)
-    view.title_axes(panel)
-    # a patch at the very start does not stand on the axis
-    ends = (view.past[0] - 0.02 * len(view.past), view.future[-1] + 0.5)
-    panel.x(range=[view.time.scalar(float(end)) for end in ends])
-    panel.y(range=bounds)
-    return sheet.dress(
-        f"Forecast of {view.id} by {model_of(ds)}, and the patch that {place} selects",
-        f"{ds.sizes['step']} steps ahead from {view.remark}",
-        f"the patch holds {percent(float(weights[which]))} of the weight, mean over forecast tokens",
-    )
-
-
-@PATCH_ATTENTION.panels
-def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = frame(ds, "stable_rank", "entropy", "argmax_start", "argmax_weight")
-    yield ReportPanel(patch_attention_grid(ds, layer=-1), table, read_patches(ds))
-    yield ReportPanel(selected_patch(ds), table, [])

@@ -19,20 +19,18 @@ from tsfm_lens.viz.select import (
     array,
     forecast_series,
     kind_word,
-    listed,
     median_position,
     model_of,
     names,
-    over_series,
     position,
     series_position,
     series_rows,
-    signed,
     statistic_of,
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, text_width
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PALE, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.words import listed, over_series, signed
 
 __all__ = ["attribution_bars", "attribution_heatmap", "stream_scheme"]
 
@@ -118,7 +116,7 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
     return pd.concat([table, steps], axis=1)
 
 
-@ATTRIBUTION.figure("Who writes the forecast, component by component.")
+@ATTRIBUTION.figure()
 def attribution_bars(
     ds: xr.Dataset,
     *,
@@ -174,7 +172,7 @@ def _keep_readable(panel: Panel, lengths: np.ndarray, ratio: float = 5.0) -> Non
     panel.note(words, 0.97 * limit * sign, giant, size=11, xanchor=end, bgcolor="#FFFFFF", borderpad=1)
 
 
-@ATTRIBUTION.figure("Who writes the forecast, step by step.")
+@ATTRIBUTION.figure()
 def attribution_heatmap(
     ds: xr.Dataset,
     *,
@@ -297,7 +295,7 @@ def read_shares(ds: xr.Dataset) -> list[str]:
     return [f"Of the sizes of all contributions to the forecast, these shares are written: {listed(parts)}."]
 
 
-@STREAM_SHARES.figure("Who writes to the residual stream.", table=("size", "share"), sentences=read_shares)
+@STREAM_SHARES.figure(table=("size", "share"), sentences=read_shares)
 def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw the stream from the embedding to the readout, its writers as boxes, and the share that each writes."""
     rows = series_rows(ds, series)

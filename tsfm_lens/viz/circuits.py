@@ -11,28 +11,15 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, check, measurement
-from tsfm_lens.viz.effects import ablation_word
+from tsfm_lens.registry import ReportPanel, check, frame, measurement
+from tsfm_lens.viz.effects import ablation_word, path_values
 from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.panels import fit, scene
-from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, places_in
-from tsfm_lens.viz.select import (
-    array,
-    forecast_series,
-    frame,
-    kind_word,
-    listed,
-    measured,
-    model_of,
-    names,
-    num,
-    over_series,
-    shown,
-    unit_of,
-)
+from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, PURPLE, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.words import listed, measured, num, over_series
 
 __all__ = ["circuit_curve", "circuit_forecasts", "circuit_graph"]
 _HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
@@ -103,7 +90,7 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@CIRCUIT.figure("A minimal circuit and the edges between its components.", beside=("edges",))
+@CIRCUIT.figure(beside=("edges",))
 def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30) -> go.Figure:
     """Draw the circuit on the model: every head and MLP at its place, those of the circuit filled.
 
@@ -143,7 +130,7 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
     )
 
 
-@CIRCUIT.figure("What is lost as a circuit gets smaller.")
+@CIRCUIT.figure()
 def circuit_curve(ds: xr.Dataset) -> go.Figure:
     """Draw faithfulness against the number of components kept, on the way to the circuit."""
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
@@ -181,7 +168,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@CIRCUIT.figure("Forecasts of a minimal circuit and of its complement.")
+@CIRCUIT.figure()
 def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
     """Draw the forecasts of the whole model, the circuit alone, all but the circuit, and none of the components."""
     view, sheet = scene(ds, series, context_steps, least=24), blank()

@@ -8,27 +8,16 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.registry import frame, measurement
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import (
-    array,
-    frame,
-    layer_name,
-    layer_names,
-    layers,
-    listed,
-    model_of,
-    names,
-    num,
-    positions,
-    shown,
-    signed,
-)
-from tsfm_lens.viz.sheet import blank, log_axis, panel_grid, sheet, title_axes
+from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
+from tsfm_lens.viz.sheet import blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, VERMILION, mixed, plain
 from tsfm_lens.viz.weight_ranks import angle_map, depth_lines, level_position, relative
+from tsfm_lens.viz.words import layer_names, layers, listed, num, signed
 
 __all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "rank_rise", "token_angle_map"]
 
@@ -112,9 +101,7 @@ def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     ]
 
 
-@FLOW_OF_RANKS.figure(
-    "Ranks of the stream and of W_Q, layer by ε.", table=("epsilon_rank", "rank_share", "told"), sentences=read_flow_map
-)
+@FLOW_OF_RANKS.figure(table=("epsilon_rank", "rank_share", "told"), sentences=read_flow_map)
 def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     """Draw layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q."""
     levels = [f"{float(level):g}" for level in ds["epsilon"].values]
@@ -140,7 +127,6 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
 
 
 @FLOW_OF_RANKS.figure(
-    "Singular values of the stream and of W_Q through the depth.",
     table=lambda ds: frame(ds, "weight_rank").merge(frame(ds, "query_key_norm", "value_norm"), on="layer"),
     sentences=read_bound,
 )
@@ -183,9 +169,7 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
 
 
 @FLOW_OF_RANKS.figure(
-    "How the rank of single series rises through the depth.",
-    table=("rank_rise_estimate", "rank_rise_low", "rank_rise_high", "rank_rise_stands_out"),
-    sentences=read_rank_rise,
+    table=("rank_rise_estimate", "rank_rise_low", "rank_rise_high", "rank_rise_stands_out"), sentences=read_rank_rise
 )
 def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
     """Draw by how much the rank of single series rises from the embedding through the depth."""
@@ -264,7 +248,6 @@ def read_token_angles(ds: xr.Dataset) -> list[str]:
 
 
 @EMBEDDING_RANKS.figure(
-    "Singular values of embedded families of signals.",
     table=("epsilon_rank", "told", "signal_rank_estimate", "signal_rank_low", "signal_rank_high"),
     sentences=read_embedding_ranks,
 )
@@ -290,7 +273,6 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
 
 
 @EMBEDDING_RANKS.figure(
-    "Angles between embedded tokens, family by family.",
     table=("tokens", "full", "mean_angle", "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"),
     sentences=read_token_angles,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,27 +13,15 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, as_dataset, measurement
+from tsfm_lens.registry import ReportPanel, as_dataset, frame, measurement
+from tsfm_lens.viz.grid import panel_grid, title_axes, width_for
 from tsfm_lens.viz.noise import judged
 from tsfm_lens.viz.panels import Scene, Timeline, draw_bands, fit, scene
-from tsfm_lens.viz.select import (
-    add_quantiles,
-    array,
-    capital,
-    forecast_series,
-    frame,
-    listed,
-    measured,
-    median_position,
-    model_of,
-    names,
-    positions,
-    shown,
-    steps_table,
-    unit_of,
-)
-from tsfm_lens.viz.sheet import Panel, Sheet, blank, panel_grid, sheet, shortened, title_axes, width_for
+from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, positions, shown, unit_of
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet, shortened
+from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed, percent
+from tsfm_lens.viz.words import capital, listed, measured
 
 __all__ = ["compressed_forecasts", "forecast_fan", "recipe_forecasts", "size_and_error"]
 
@@ -78,14 +67,13 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
 
 def forecast_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
     """Tabulate date, quantiles and truth, a row per step."""
-    table = steps_table(ds, series)
-    add_quantiles(table, ds, array(ds, "quantile_forecast", "quantile", "step", series=series))
+    table = quantile_table(ds, series)
     if "truth" in ds:
         table["truth"] = array(ds, "truth", "step", series=series)
     return table
 
 
-@FORECAST.figure("A forecast over context and truth.")
+@FORECAST.figure()
 def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = None, samples: int = 0) -> go.Figure:
     """Draw a forecast's quantile bands and median over context and truth.
 
@@ -141,14 +129,8 @@ RECIPES = measurement("recipes")
 
 def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate quantiles, a row per recipe, series and step."""
-    parts = []
-    for place, recipe in enumerate(names(ds, "recipe")):
-        for i in forecast_series(ds):
-            part = steps_table(ds, i)
-            part.insert(0, "recipe", recipe)
-            add_quantiles(part, ds, array(ds, "quantile_forecast", "quantile", "step", recipe=place, series=i))
-            parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+    rows = product(range(ds.sizes["recipe"]), forecast_series(ds))
+    return pd.concat([quantile_table(ds, i, recipe=recipe) for recipe, i in rows], ignore_index=True)
 
 
 def read_recipes(ds: xr.Dataset) -> list[str]:
@@ -167,7 +149,7 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@RECIPES.figure("Forecasts without sharp or diffuse heads.", table=_recipe_table, sentences=read_recipes)
+@RECIPES.figure(table=_recipe_table, sentences=read_recipes)
 def recipe_forecasts(
     ds: xr.Dataset,
     *,
@@ -239,17 +221,9 @@ def _title(ds: xr.Dataset, recipe: int, series: int, *, first: bool) -> tuple[st
 def _table(titles: list[list[tuple[str, ...]]]) -> Sheet:
     """Make panels in rows of their own value axis and columns of one time axis."""
     rows, columns = len(titles), len(titles[0])
-    grid = sheet(
-        [_PANEL] * rows,
-        [1] * columns,
-        titles=["\n".join(title) for row in titles for title in row],
-        row_gap=_GAP,
-        column_gap=0.02,
-        above=16 + 14 * len(titles[0][0]),
-        min_width=width_for(columns, least=150),
-        shared_xaxes="all",
-        shared_yaxes="rows",
-    )
+    look: Look = {"row_gap": _GAP, "column_gap": 0.02, "above": 16 + 14 * len(titles[0][0])}
+    look |= {"min_width": width_for(columns, least=150), "shared_xaxes": "all", "shared_yaxes": "rows"}
+    grid = sheet([_PANEL] * rows, [1] * columns, titles=["\n".join(title) for row in titles for title in row], **look)
     grid.fig.update_annotations(font={"size": 11})
     for (row, _), panel in zip(grid.places, grid, strict=True):
         panel.x("step" if row == rows else "", showticklabels=row == rows, nticks=5)
@@ -324,7 +298,6 @@ def read_quality(ds: xr.Dataset) -> list[str]:
 
 
 @COMPRESSION.figure(
-    "Error over what is left of a model, by method of compression.",
     table=("parameters", "rank_ratio", "factor_ratio", "mase_rise", "mase_rise_low", "mase_rise_high", "wql_rise"),
     sentences=read_curve,
 )
@@ -372,7 +345,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@COMPRESSION_QUALITY.figure("Forecasts before and after compression.")
+@COMPRESSION_QUALITY.figure()
 def compressed_forecasts(
     ds: xr.Dataset, *, series: Sequence[str | int] | None = None, context_steps: int | None = None
 ) -> go.Figure:

@@ -14,9 +14,10 @@ import xarray as xr
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.attention import attention_kind
+from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.panels import Scene, Timeline, as_text, mark_start, scene, timeline
-from tsfm_lens.viz.select import array, layer_name, median_position, model_of, names, num, position, unit_of
-from tsfm_lens.viz.sheet import Look, Sheet, log_axis, sheet, shortened, text_width
+from tsfm_lens.viz.select import array, layer_name, median_position, model_of, names, position, unit_of
+from tsfm_lens.viz.sheet import Look, Sheet, sheet, shortened, text_width
 from tsfm_lens.viz.theme import (
     BLUE,
     GREEN,
@@ -31,6 +32,7 @@ from tsfm_lens.viz.theme import (
     percent,
     plain,
 )
+from tsfm_lens.viz.words import num
 
 __all__ = ["explore_figure"]
 Update = dict[str, dict[str, Any]]
@@ -112,7 +114,7 @@ def read_explore(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@EXPLORE.figure("One head: what it reads, what it writes, and the forecast without it.")
+@EXPLORE.figure()
 def explore_figure(
     ds: xr.Dataset,
     *,

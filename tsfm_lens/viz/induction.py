@@ -13,9 +13,10 @@ from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.needs import SEQUENCES
 from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.panels import fitted_range
-from tsfm_lens.viz.select import array, head_at, kind_word, listed, model_of, names, num, position
+from tsfm_lens.viz.select import array, kind_word, model_of, names, position
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, VERMILION, number, percent, plain
+from tsfm_lens.viz.words import head_at, listed, num
 
 __all__ = ["induction_corner", "induction_maps", "overlap_thresholds", "repeated_motif_map"]
 
@@ -56,11 +57,7 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return surely, np.logical_and.reduce(could) & ~surely
 
 
-@INDUCTION.figure(
-    "Prefix-matching and copying of every head.",
-    table=("prefix_matching", "copy_score", "induction"),
-    sentences=read_induction,
-)
+@INDUCTION.figure(table=("prefix_matching", "copy_score", "induction"), sentences=read_induction)
 def induction_maps(ds: xr.Dataset) -> go.Figure:
     """Draw layer × head maps of prefix matching and copy score, and of the entropy where known."""
     surely, perhaps = past_both(ds)
@@ -93,7 +90,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     )
 
 
-_INDUCTION_OVERLAP_THRESHOLDS = {
+_ALL_THRESHOLDS = {
     "prefix_matching": "prefix_from",
     "copy_score": "copy_from",
     "normalised": "sharp_below",
@@ -120,17 +117,13 @@ def read_overlap(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@INDUCTION_OVERLAP.figure(
-    "Prefix-matching, copying and entropy against each other.",
-    table=(*_AXES, "induction", "sharp"),
-    sentences=read_overlap,
-)
+@INDUCTION_OVERLAP.figure(table=(*_AXES, "induction", "sharp"), sentences=read_overlap)
 def induction_corner(ds: xr.Dataset) -> go.Figure:
     """Draw prefix matching, copy score and normalised entropy of all heads, each against each."""
     scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
     ranges = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
     canvas = sheet([156] * 3, [1] * 3, row_gap=26, column_gap=0.07, min_width=640)
-    thresholds, dashes = {name: float(ds.attrs[key]) for name, key in _INDUCTION_OVERLAP_THRESHOLDS.items()}, "4px,3px"
+    thresholds, dashes = {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()}, "4px,3px"
     for row, below in enumerate(_AXES, start=1):
         for col, beside in enumerate(_AXES, start=1):
             panel = canvas.panel(row, col)
@@ -164,10 +157,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@INDUCTION_OVERLAP.figure(
-    "Overlap of induction and sharp heads over thresholds.",
-    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
-)
+@INDUCTION_OVERLAP.figure(table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"))
 def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds."""
     sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
@@ -236,11 +226,7 @@ def read_motif(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@REPEATED_MOTIF.figure(
-    "Attention to the last instance of a repeated motif.",
-    table=("prefix_matching", "control", "advantage"),
-    sentences=read_motif,
-)
+@REPEATED_MOTIF.figure(table=("prefix_matching", "control", "advantage"), sentences=read_motif)
 def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
     """Draw which heads look at what followed a match, beyond what they look at anyway.
 

@@ -10,26 +10,15 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.input_attribution import read_proof
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.noise import finding, judged
-from tsfm_lens.viz.select import (
-    array,
-    capital,
-    frame,
-    kind_word,
-    listed,
-    measured,
-    model_of,
-    names,
-    segment_words,
-    shown,
-    unit_of,
-)
+from tsfm_lens.viz.select import array, kind_word, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, shortened, text_width
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.words import capital, listed, measured, segment_words
 
 __all__ = ["carried_dots", "faithfulness_dots", "route_map", "route_river"]
 
@@ -107,11 +96,7 @@ class _Column(NamedTuple):
     low: np.ndarray
 
 
-@INPUT_ROUTES.figure(
-    "Through which components stretches of the input reach the forecast.",
-    table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True),
-    sentences=read_routes,
-)
+@INPUT_ROUTES.figure(table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True), sentences=read_routes)
 def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     """Draw what each segment moves the forecast, as a river over components to the forecast's steps.
 
@@ -249,11 +234,7 @@ def past_attention(share: float) -> str:
     return f"{percent(share)} of the effect bypasses attention"
 
 
-@INPUT_ROUTES.figure(
-    "How much of each stretch's influence goes through each component.",
-    table=("total", "no_component", "no_attention", "rest"),
-    sentences=read_kinds,
-)
+@INPUT_ROUTES.figure(table=("total", "no_component", "no_attention", "rest"), sentences=read_kinds)
 def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     """Draw how much of each segment's influence goes through each component.
 
@@ -286,8 +267,6 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     )
 
 
-_ROUTE_EFFECTS_ARMS, _ROUTE_EFFECTS_ROWS = 10, 24  # components that are drawn by name
-
 ROUTE_EFFECTS = measurement("route_effects", needs=SERIES)
 
 
@@ -304,10 +283,8 @@ def read_carried(ds: xr.Dataset) -> list[str]:
     return [f"Most of the input's influence goes through {listed(most)}; each carries more {beyond}."]
 
 
-@ROUTE_EFFECTS.figure(
-    "What part of the input's influence each component carries.", table=("carried",), sentences=read_carried
-)
-def carried_dots(ds: xr.Dataset, *, components: int = _ROUTE_EFFECTS_ROWS) -> go.Figure:
+@ROUTE_EFFECTS.figure(table=("carried",), sentences=read_carried)
+def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     """Draw what part of the input's influence goes through each component, over many series.
 
     Args:
@@ -352,7 +329,6 @@ ROUTE_FAITHFULNESS = measurement("route_faithfulness", needs=SERIES)
 
 
 @ROUTE_FAITHFULNESS.figure(
-    "What cutting and restoring the named routes does.",
     table=("necessity", "sufficiency", "necessity_p", "sufficiency_p", "prediction_error", "overlap"),
     sentences=read_proof,
 )

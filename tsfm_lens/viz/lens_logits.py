@@ -9,26 +9,16 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.registry import frame, measurement
+from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.logit_lens import central_range, logit_sheet, visible_rows
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import TOKENS
 from tsfm_lens.viz.panels import Scene, fitted_range, scene
-from tsfm_lens.viz.select import (
-    array,
-    frame,
-    layer_name,
-    layer_names,
-    layers,
-    listed,
-    model_of,
-    names,
-    num,
-    positions,
-    shown,
-)
-from tsfm_lens.viz.sheet import Look, Panel, panel_grid, sheet, title_axes
+from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
+from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLACK, BLUE, GREY, PURPLE, SKY, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.words import layer_names, layers, listed, num
 
 __all__ = ["lens_logit_map", "thought_counts", "thought_lines"]
 
@@ -52,7 +42,7 @@ def read_lens_logits(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@LENS_LOGITS.figure("Logits of values, read after each layer.", table=_largest_logits, sentences=read_lens_logits)
+@LENS_LOGITS.figure(table=_largest_logits, sentences=read_lens_logits)
 def lens_logit_map(
     ds: xr.Dataset,
     *,
@@ -138,7 +128,6 @@ def read_thought(ds: xr.Dataset) -> list[str]:
 
 
 @LINES_OF_THOUGHT.figure(
-    "Modes of the lens distribution through depth.",
     table=("start", "stop", "mean_value", "mass", "continuous", "survives", "spurious", "birth", "death"),
     sentences=read_thought,
 )
@@ -174,7 +163,7 @@ def thought_lines(
     )
 
 
-@LINES_OF_THOUGHT.figure("How many lines of thought there are, and which die out.", table=("count", "spurious_count"))
+@LINES_OF_THOUGHT.figure(table=("count", "spurious_count"))
 def thought_counts(ds: xr.Dataset) -> go.Figure:
     """Draw how many lines of thought each layer has, and how much probability its spurious ones hold."""
     labels, ids = layer_names(ds), names(ds, "series")

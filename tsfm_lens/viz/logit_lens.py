@@ -12,32 +12,26 @@ import xarray as xr
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.stats import leader
+from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import TOKENS
 from tsfm_lens.viz.noise import Finding, finding, judged
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, medians, scene
 from tsfm_lens.viz.select import (
-    add_quantiles,
     array,
-    capital,
     forecast_series,
-    layer_names,
-    layers,
-    listed,
-    measured,
     median_position,
     model_of,
     names,
-    num,
     positions,
     shown,
     statistic_of,
-    steps_table,
     unit_of,
-    verb,
 )
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, panel_grid, sheet, title_axes
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
+from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, PALE, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.words import capital, layer_names, layers, listed, measured, num, verb
 
 __all__ = ["layer_entropy", "layer_gain", "lens_forecast", "logit_map"]
 
@@ -137,13 +131,7 @@ def _truth(ds: xr.Dataset, series: int) -> np.ndarray:
 
 def lens_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
     """Tabulate quantiles, a row per layer and step."""
-    parts = []
-    for i, layer in enumerate(names(ds, "layer")):
-        part = steps_table(ds, series)
-        part.insert(0, "layer", layer)
-        add_quantiles(part, ds, array(ds, "quantile_forecast", "quantile", "step", series=series, layer=i))
-        parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat([quantile_table(ds, series, layer=i) for i in range(ds.sizes["layer"])], ignore_index=True)
 
 
 def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) -> pd.DataFrame:
@@ -173,7 +161,7 @@ def entropy_table(ds: xr.Dataset) -> pd.DataFrame:
     return table
 
 
-@LOGIT_LENS.figure("Probabilities of values, read after each layer.", needs=TOKENS, instead="lens_forecast")
+@LOGIT_LENS.figure(needs=TOKENS, instead="lens_forecast")
 def logit_map(
     ds: xr.Dataset,
     *,
@@ -275,7 +263,7 @@ def _draw_lines(panel: Panel, view: Scene, weight: float) -> None:
     mark_start(panel, view.time)
 
 
-@LOGIT_LENS.figure("The forecast that each layer holds.")
+@LOGIT_LENS.figure()
 def lens_forecast(
     ds: xr.Dataset,
     *,
@@ -302,7 +290,7 @@ def lens_forecast(
     )
 
 
-@LOGIT_LENS.figure("Uncertainty of the next value after each layer.", needs=TOKENS, instead="lens_forecast")
+@LOGIT_LENS.figure(needs=TOKENS, instead="lens_forecast")
 def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw how uncertain each layer is: a thin line per series (mean over steps) and their median.
 
@@ -349,16 +337,9 @@ def series_lines(
         # under the lines, which it would hide
         panel.band(labels, noise.low, noise.high, mixed(INK, 0.15), "interval of the mean", legend=True)
     for i, name in enumerate(ids):
-        panel.line(
-            labels,
-            values[:, i],
-            name if coloured else "one series each",
-            f"{plain(name)}, {hover}",
-            colour=CATEGORICAL[i] if coloured else "#A8A8A8",
-            width=1.2 if several else 2,
-            mode="lines" if several else "lines+markers",
-            text=labels,
-        )
+        options: Look = {"colour": CATEGORICAL[i] if coloured else "#A8A8A8", "width": 1.2 if several else 2}
+        options |= {"mode": "lines" if several else "lines+markers", "text": labels}
+        panel.line(labels, values[:, i], name if coloured else "one series each", f"{plain(name)}, {hover}", **options)
     if noise is not None:
         hover = f"mean of {len(ids)} series, {hover}"
         word, mean = "mean over series", noise.estimate
@@ -424,7 +405,7 @@ def gain_table(ds: xr.Dataset) -> pd.DataFrame:
     return table.assign(gain_percent=array(ds, "gain", *dims).ravel())
 
 
-@LAYER_GAIN.figure("What each layer adds to the accuracy.")
+@LAYER_GAIN.figure()
 def layer_gain(
     ds: xr.Dataset, *, metrics: Sequence[str] | None = None, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
@@ -476,7 +457,7 @@ def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
 
 
 @LAYER_GAIN.panels
-def _layer_gain_panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+def _gain_panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     # where every layer's forecast is exact there is no gain
     if np.isfinite(ds["gain"].values).any():
         yield ReportPanel(layer_gain(ds), gain_table(ds), read_gain(ds))

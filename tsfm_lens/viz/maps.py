@@ -11,9 +11,10 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.noise import Finding
-from tsfm_lens.viz.select import layer_names, names
+from tsfm_lens.viz.select import names
 from tsfm_lens.viz.sheet import PRINTED, Look, sheet, shortened
 from tsfm_lens.viz.theme import DIVERGING, LABEL_TYPE, SEQUENTIAL, VERMILION, plain
+from tsfm_lens.viz.words import layer_names
 
 _MAX_NUMBERED = 60  # cells of one of several maps that still have room for their number
 _ABREAST = 3  # maps in one row; of more, two
@@ -112,30 +113,15 @@ def head_maps(
     width = max(150, 16 * len(heads)) if several else 26 * len(heads)
     titles = [shortened(one.label, 0.95 * width, LABEL_TYPE) for one in maps]
     foot = _FOOT + _BAR + 14 * max(title.count("\n") for title in titles)
-    canvas = sheet(
-        [max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns),
-        [1] * columns,
-        titles=[one.title for one in maps] if several else None,
-        row_gap=foot + 30,
-        column_gap=0.06,
-        min_width=110 + columns * width if several else max(360, 150 + width),
-        below=foot if several else 52,
-        shared_yaxes=True,
-    )
+    look: Look = {"titles": [one.title for one in maps] if several else None, "row_gap": foot + 30, "column_gap": 0.06}
+    look |= {"min_width": 110 + columns * width if several else max(360, 150 + width), "below": foot if several else 52}
+    look |= {"shared_yaxes": True}
+    canvas = sheet([max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns), [1] * columns, **look)
     for index, (one, panel) in enumerate(zip(maps, canvas, strict=False)):
         axis = f"coloraxis{index + 1 if index else ''}"
-        panel.cells(
-            one.values,
-            heads,
-            layers,
-            one.hover,
-            write=one.write or two_digits,
-            printed=_MAX_NUMBERED if several else PRINTED,
-            noise=one.noise,
-            coloraxis=axis,
-            name=one.title,
-            customdata=one.words,
-        )
+        look = {"printed": _MAX_NUMBERED if several else PRINTED, "coloraxis": axis, "name": one.title}
+        look |= {"customdata": one.words}
+        panel.cells(one.values, heads, layers, one.hover, write=one.write or two_digits, noise=one.noise, **look)
         if several:
             place = canvas.fig.get_subplot(*canvas.places[index])
             colours = one.colours(titles[index], **_under(place, canvas.plot_height))

@@ -11,8 +11,9 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.stats import mean_interval
-from tsfm_lens.viz.select import array, num
+from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import number, percent
+from tsfm_lens.viz.words import num
 
 NOT_ABOVE = "does not stand out of the noise"
 WORTH_A_WORD = 0.01

@@ -10,30 +10,16 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind, single_series
+from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.panels import fit, means, scene
-from tsfm_lens.viz.select import (
-    array,
-    count_of,
-    forecast_series,
-    frame,
-    head_at,
-    listed,
-    model_of,
-    names,
-    num,
-    over_series,
-    series_position,
-    series_rows,
-    shown,
-    signed,
-    verb,
-)
-from tsfm_lens.viz.sheet import Panel, panel_grid, sheet, title_axes
+from tsfm_lens.viz.select import array, forecast_series, model_of, names, series_position, series_rows, shown
+from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, number, percent, plain
+from tsfm_lens.viz.words import count_of, head_at, listed, num, over_series, signed, verb
 
 __all__ = ["head_parroting_map", "lag_attention_map", "parroting_forecast", "season_amplitudes"]
 
@@ -96,7 +82,7 @@ def read_lag(ds: xr.Dataset) -> list[str]:
     return [f"{even}; {len(above)} of {mass.size} heads pay more than twice that, most of all {listed(top)}."]
 
 
-@PARROTING.figure("The forecast beside the best shifted copy of its context.")
+@PARROTING.figure()
 def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
     """Draw a forecast, the context repeated at its best lag and the naive parrot; below, the error of every lag."""
     at, horizon = scene(ds, series, None).place, ds.sizes["step"]
@@ -133,7 +119,7 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
     )
 
 
-@LAG_ATTENTION.figure("Attention one season before each step.", table=("mass",), sentences=read_lag)
+@LAG_ATTENTION.figure(table=("mass",), sentences=read_lag)
 def lag_attention_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the attention on tokens whole lags before the step that is forecast."""
     mass = 100 * array(ds, "mass", "layer", "head")
@@ -204,11 +190,7 @@ def read_heads(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@HEAD_PARROTING.figure(
-    "What every head adds to the copy of the context.",
-    table=("mass", "copy_error_change", "parrot_error_change"),
-    sentences=read_heads,
-)
+@HEAD_PARROTING.figure(table=("mass", "copy_error_change", "parrot_error_change"), sentences=read_heads)
 def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw where each head looks, and how the forecast without it departs from copying."""
     at = series_rows(ds, series)
@@ -280,11 +262,7 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@SEASONALITY.figure(
-    "Seasonal amplitude of the forecast against that of context and truth.",
-    table=("amplitude",),
-    sentences=read_seasons,
-)
+@SEASONALITY.figure(table=("amplitude",), sentences=read_seasons)
 def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = None) -> go.Figure:
     """Draw how strong each period is in the end of the context, the forecast and the truth, a panel per series."""
     rows = [series_position(ds, one) for one in (range(min(ds.sizes["series"], 9)) if series is None else series)]

@@ -13,33 +13,30 @@ import xarray as xr
 from plotly.colors import sample_colorscale
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import ReportPanel, check, measurement
+from tsfm_lens.registry import ReportPanel, check, frame, measurement
+from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import GRADIENTS
 from tsfm_lens.viz.noise import Finding, finding, judged
 from tsfm_lens.viz.panels import Timeline, fit, fitted_range, mark_start, timeline, value_hover
-from tsfm_lens.viz.places import Places, places_in, separate
+from tsfm_lens.viz.places import Places, places_in
 from tsfm_lens.viz.select import (
     array,
     forecast_series,
-    frame,
     kind_word,
-    listed,
-    measured,
     model_of,
     names,
-    num,
     series_position,
     series_rows,
     shown,
-    signed,
     statistic_of,
     unit_of,
     value_title,
 )
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, panel_grid, sheet, title_axes
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, PALE, SEQUENTIAL, VERMILION, mixed, number, percent, plain
 from tsfm_lens.viz.tokens import token_axis
+from tsfm_lens.viz.words import listed, measured, num, signed
 
 __all__ = ["attribution_patching_scatter", "patched_forecasts", "patching_map"]
 
@@ -118,7 +115,7 @@ def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
     return frame(ds, *variables).merge(steps, on="position")
 
 
-@PATCHING.figure("Where the season is: what a patched stream brings back.")
+@PATCHING.figure()
 def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int = 0) -> go.Figure:
     """Draw the place × time map of what patching does, under the two series on the same time axis.
 
@@ -161,7 +158,7 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
     return None if noise is None else noise.at(places.order).without_interval
 
 
-@PATCHING.figure("Forecasts after single patches.")
+@PATCHING.figure()
 def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) -> go.Figure:
     """Draw the forecasts of the places that recover most, between the clean and the corrupted forecast."""
     if top < 1:
@@ -203,15 +200,9 @@ def _map(
     axes = [(lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)]
     height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
     aside = any(len(axis.aside) for _, axis in axes)
-    canvas = sheet(
-        [_UPPER, *(height for _ in axes)],
-        [0.94, 0.06] if aside else [1],
-        row_gap=_GAP,
-        column_gap=0.03,
-        above=14,
-        min_width=560,
-        specs=[[{}, None] if aside else [{}], *([{}, {}] if aside else [{}] for _ in axes)],
-    )
+    look: Look = {"column_gap": 0.03, "min_width": 560}
+    look |= {"specs": [[{}, None] if aside else [{}], *([{}, {}] if aside else [{}] for _ in axes)]}
+    canvas = sheet([_UPPER, *(height for _ in axes)], [0.94, 0.06] if aside else [1], row_gap=_GAP, above=14, **look)
     view, top = Contrast.of(ds, series), canvas.panel(1, 1)
     view.draw(top, unit_of(ds, series))
     top.y(value_title(ds, series))
@@ -236,7 +227,7 @@ def _map(
                 ygap=1 if len(labels) <= 40 else 0,
             )
             panel.y(autorange="reversed", showline=False, **places.ticks())
-            separate(panel, places.breaks)
+            panel.partings(places.breaks)
         canvas.panel(row, 1).y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
         if aside:
             canvas.panel(row, 2).y(showticklabels=False, ticks="")
@@ -274,7 +265,7 @@ def _bars(
     below.level(0.0)
     if value in ("recovered", "first_order") and np.nanmax(values) > 0.5:
         below.level(1.0, dash="dash")
-    separate(below, places.breaks, across=False)
+    below.partings(places.breaks, across=False)
     below.x("component", tickangle=-90, range=[-0.6, len(places.names) - 0.4], **places.ticks(60))
     below.y(_bar_title(value, unit))
     canvas.fig.update_layout(bargap=0.25)
@@ -366,7 +357,7 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
     return [f"The largest estimates for {name}, as shares of the way, are at {listed(most)}."]
 
 
-@ATTRIBUTION_PATCHING.figure("Gradient estimates of patching against the exact values.")
+@ATTRIBUTION_PATCHING.figure()
 def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw the estimate against what patching recovers, a dot per place, position and series."""
     ids, rows, places = names(ds, "series"), series_rows(ds, series), places_in(ds)
@@ -426,7 +417,7 @@ def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
         yield ReportPanel(patching_map(ds, value="first_order", series=i), table, read_estimate(ds, i))
 
 
-ATTRIBUTION_PATCHING.figure("Gradient estimates, place by place.", options={"value": "first_order"})(patching_map)
+ATTRIBUTION_PATCHING.figure(options={"value": "first_order"})(patching_map)
 
 
 def way(ds: xr.Dataset) -> tuple[str, str]:

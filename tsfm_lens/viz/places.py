@@ -13,7 +13,6 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.select import names
-from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 
 _STREAM_ENDS = {"hook_embed": -2, "hook_resid_pre": -1, "hook_resid_mid": 100, "hook_resid_mid2": 101}
@@ -110,11 +109,6 @@ def places_named(labels: Sequence[str]) -> Places:
         np.array([int(match["layer"]) if match else _LAST for match in matches]),
         np.array([int(match["head"] or -1) if match else -1 for match in matches]),
     )
-
-
-def separate(panel: Panel, breaks: Sequence[float], *, across: bool = True) -> None:
-    """Draw thin lines where layers meet, across the rows of a panel (or down its columns)."""
-    panel.partings(breaks, across=across)
 
 
 def _sort(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:

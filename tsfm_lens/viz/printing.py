@@ -27,9 +27,7 @@ _HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
 def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     """Copy a figure for a printed column: its width, type from 6 pt on, no title inside.
 
-    The title goes to the caption: it stays in ``layout.meta``. Lines of different colours get different dashes,
-    markers different symbols, bars different hatches, where they have none of their own; sequential maps darken
-    throughout. Diverging maps need colour: without it, both their ends are dark.
+    Lines of different colours get different dashes, markers different symbols, bars different hatches.
 
     Args:
         fig: any figure of ``tsfm_lens.viz``.
@@ -37,9 +35,8 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
             be read at if None.
 
     Returns:
-        A figure with ``layout.width`` and ``layout.height`` in pixels of 1/96 inch; ``layout.meta`` has
-        ``width_mm``, ``height_mm`` and ``type_pt``, the smallest type in points: below 6 where a figure has more
-        panels or longer names than a page of 183 mm holds.
+        A figure in pixels of 1/96 inch; ``layout.meta`` has its title, ``width_mm``, ``height_mm`` and ``type_pt``, the
+        smallest type in points.
 
     Raises:
         InputError: no such column, or one in which the figure cannot be read at 6 pt.

@@ -330,7 +330,7 @@ class Panel:
         """Draw a plotly shape between two corners."""
         self.sheet.fig.add_shape(type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **look, **self.at)
 
-    def partings(self, places: Sequence[float], *, across: bool) -> None:
+    def partings(self, places: Sequence[float], *, across: bool = True) -> None:
         """Draw thin lines across the panel, or from its foot to its top."""
         free, fixed = ("y", "x") if across else ("x", "y")
         refs = self._axes()
@@ -429,94 +429,6 @@ def _titled(title: str | None) -> dict[str, str]:
 
 def _stroke(colour: str, width: float, dash: str | None) -> dict[str, Any]:
     return {"color": colour, "width": width} | ({"dash": dash} if dash else {})
-
-
-_GAP = 36  # pixels between two rows of panels
-_DIGITS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))  # of labels: as many as have room
-_LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
-
-
-def columns_for(panels: int, most: int = 5) -> int:
-    """Choose how many panels, at most ``most``, to put side by side so that few places stay empty."""
-    if panels <= 4 or most < 3:
-        return min(max(panels, 1), most)
-    return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
-
-
-def width_for(columns: int, least: int = 110) -> int:
-    """Return the pixels that panels side by side need for their marks."""
-    return 110 + columns * least
-
-
-def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 5) -> Sheet:
-    """Make a grid whose panels share both axes; ticks only at the left and at the foot of each column."""
-    # long names take a second line
-    words = ["\n".join(shortened(line, _LONGEST, _TYPE, 2) for line in title) for title in titles]
-    columns = columns_for(len(titles), most)
-    rows = -(-len(titles) // columns)
-    lines = max(title.count("\n") for title in words)
-    canvas = sheet(
-        [row_height] * rows,
-        [1] * columns,
-        titles=words,
-        title_type=_TYPE,
-        row_gap=_GAP + 14 * lines,
-        column_gap=min(0.08, 0.3 / columns),
-        above=30 + 14 * lines,
-        min_width=width_for(columns),
-        shared_xaxes="all",
-        shared_yaxes="all",
-    )
-    places, empty = canvas.places[: len(titles)], canvas.places[len(titles) :]
-    for row, column in empty:
-        canvas.panel(row, column).x(visible=False)
-        canvas.panel(row, column).y(visible=False)
-    for row, column in places:
-        canvas.panel(row, column).x(showticklabels=(row + 1, column) not in places)
-        canvas.panel(row, column).y(showticklabels=column == 1)
-    canvas.places = places
-    return canvas
-
-
-def log_axis(values: np.ndarray) -> dict[str, Any]:
-    """Return settings of a logarithmic axis: 1, 2 and 5 written out over few decades, else powers of ten."""
-    positive = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(np.log10(positive.min())), float(np.log10(positive.max()))) if len(positive) else (-1.0, 0.0)
-    if high - low > 2.5:
-        step = max(1, round((high - low) / 6))
-        exponents = range(step * int(np.floor(low / step)), int(np.ceil(high)) + step, step)
-        texts = [_power(power) for power in exponents]
-        return {"type": "log", "tickvals": [10.0**power for power in exponents], "ticktext": texts}
-    # nearly equal values are shown in the middle of what is around them
-    ends = (low, high) if high - low > 0.3 else ((low + high) / 2 - 0.3, (low + high) / 2 + 0.3)
-    for digits in _DIGITS:
-        powers = range(int(np.floor(ends[0])), int(np.ceil(ends[1])) + 1)
-        ticks = [digit * 10.0**power for power in powers for digit in digits]
-        visible = [place for place in np.log10(ticks) if ends[0] <= place <= ends[1]]
-        near = float(np.diff(visible).min(initial=1.0))
-        if near > 0.14 * (ends[1] - ends[0]):
-            break
-    look = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
-    return look if ends == (low, high) else {**look, "range": list(ends)}
-
-
-def _power(power: int) -> str:
-    """Write a power of ten as the label of an axis."""
-    if -2 <= power <= 3:
-        return f"{10.0**power:g}"
-    return f"10<sup>{str(power).replace('-', '−')}</sup>"
-
-
-def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
-    """Label the lowest x axis of every column and, halfway down, the value axis that all rows share."""
-    middle = (max(row for row, _ in grid.places) + 1) // 2
-    columns = max(column for _, column in grid.places)
-    grid.x(nticks={1: 8, 2: 6, 3: 4}.get(columns, 3 if x_title == "date" else 4))
-    for row, column in grid.places:
-        if (row + 1, column) not in grid.places:
-            grid.panel(row, column).x(x_title)
-        if column == 1 and row == middle:
-            grid.panel(row, column).y(y_title)
 
 
 _LETTER = 0.6  # width of a letter, in type sizes; that of DejaVu Sans, which browsers fall back to

@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel
-from tsfm_lens.viz.select import listed
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, INK, VERMILION, percent
+from tsfm_lens.viz.words import listed
 
 PARTS = {"both": "heads and MLPs", "heads": "heads", "mlp": "MLPs"}
 PART_COLOURS = {"heads": BLUE, "mlp": VERMILION, "both": GREEN}

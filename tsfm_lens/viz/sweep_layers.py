@@ -12,10 +12,11 @@ import plotly.graph_objects as go
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz import sweep_entries as sweep
+from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
-from tsfm_lens.viz.select import listed, num
-from tsfm_lens.viz.sheet import Panel, blank, panel_grid, shortened, text_width, title_axes
+from tsfm_lens.viz.sheet import Panel, blank, shortened, text_width
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, percent, plain
+from tsfm_lens.viz.words import listed, num
 
 __all__ = ["component_errors", "layer_distances", "range_curves"]
 _CHANGE = ("model", "family", "label", "part", "first", "last", "change", "lower", "upper", "stands")
@@ -115,7 +116,7 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
     return out
 
 
-@SWEEP_EFFECTS.figure("Distance of the forecast without layers and groups of layers.", variables=(*_DISTANCE, *_CHANGE))
+@SWEEP_EFFECTS.figure(variables=(*_DISTANCE, *_CHANGE))
 def layer_distances(table: pd.DataFrame, *, part: str = "both") -> go.Figure:
     """Draw how far the forecast moves without single layers and without groups of consecutive layers.
 
@@ -170,9 +171,7 @@ def _hover(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-@SWEEP_EFFECTS.figure(
-    "Error without the MLP, the heads, or both of the most ablatable layer.", variables=(*_MASE, *_CHANGE)
-)
+@SWEEP_EFFECTS.figure(variables=(*_MASE, *_CHANGE))
 def component_errors(table: pd.DataFrame) -> go.Figure:
     """Draw the error without the most ablatable layer of every model: without its MLP, its heads, and all of it."""
     rows = _sized(table)
@@ -236,7 +235,7 @@ def _bar(layers: pd.DataFrame, model: str, layer: int, part: str) -> dict[str, f
     return {"mase": row["mase"], **ends, "text": f"<b>{text}</b>" if row.get("stands") else text}
 
 
-@SWEEP_EFFECTS.figure("Error over growing ranges of layers.", variables=(*_MASE, *_CHANGE))
+@SWEEP_EFFECTS.figure(variables=(*_MASE, *_CHANGE))
 def range_curves(table: pd.DataFrame) -> go.Figure:
     """Draw the error as a contiguous range of layers loses its heads, its MLPs, or both."""
     rows = _sized(table)

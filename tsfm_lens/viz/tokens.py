@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.viz.sheet import Look
 from tsfm_lens.viz.theme import plain
 
 
@@ -111,13 +112,8 @@ def ruler(axis: TokenAxis) -> Ruler:
     elif count:
         edges, owner = np.append(edges, end + 0.04 * span), np.append(owner, -1)
     aside = edges[-1] + 0.06 * span * np.arange(1, count + 1)
-    return Ruler(
-        axis=axis,
-        edges=np.concatenate([edges, aside]),
-        owner=np.concatenate([owner, axis.aside]).astype(int),
-        timed=timed,
-        end=end,
-    )
+    look: Look = {"owner": np.concatenate([owner, axis.aside]).astype(int)}
+    return Ruler(axis=axis, edges=np.concatenate([edges, aside]), timed=timed, end=end, **look)
 
 
 def group_for(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:

@@ -11,25 +11,14 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import ReportPanel, frame, measurement
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import (
-    array,
-    frame,
-    kind_word,
-    layer_name,
-    layer_names,
-    layers,
-    listed,
-    model_of,
-    names,
-    num,
-    position,
-    positions,
-)
-from tsfm_lens.viz.sheet import Panel, blank, log_axis, panel_grid, text_width, title_axes
+from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position, positions
+from tsfm_lens.viz.sheet import Panel, blank, text_width
 from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.words import layer_names, layers, listed, num
 
 __all__ = ["head_closeness", "rank_histograms", "row_angle_map", "weight_rank_map", "weight_spectra"]
 
@@ -106,7 +95,7 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@WEIGHT_RANKS.figure("What share of its directions each weight matrix uses.")
+@WEIGHT_RANKS.figure()
 def weight_rank_map(
     ds: xr.Dataset, *, measure: str = "rank_share", epsilon: float | None = None, stack: str | None = None
 ) -> go.Figure:
@@ -150,7 +139,7 @@ def _values(ds: xr.Dataset, measure: str, epsilon: float | None) -> tuple[np.nda
     return np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan), words
 
 
-@WEIGHT_RANKS.figure("Singular values of all weight matrices, layer by layer.")
+@WEIGHT_RANKS.figure()
 def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> go.Figure:
     """Draw relative singular values of the weights, a panel per kind of matrix and a line per layer.
 
@@ -176,7 +165,7 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
     )
 
 
-@WEIGHT_RANKS.figure("Singular values of a matrix by power of ten, layer by layer.")
+@WEIGHT_RANKS.figure()
 def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = None) -> go.Figure:
     """Draw how many relative singular values of a matrix lie in each power of ten, a panel per layer.
 
@@ -292,9 +281,7 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@ROW_ANGLES.figure(
-    "Angles between the rows of W_Q, with the blocks of the heads.", table=("block_angle",), sentences=read_row_angles
-)
+@ROW_ANGLES.figure(table=("block_angle",), sentences=read_row_angles)
 def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.
 
@@ -328,10 +315,7 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
     )
 
 
-@ROW_ANGLES.figure(
-    "How much closer rows of one head lie than rows of different heads.",
-    table=("within", "between", "closer", "closer_floor", "closer_stands_out"),
-)
+@ROW_ANGLES.figure(table=("within", "between", "closer", "closer_floor", "closer_stands_out"))
 def head_closeness(ds: xr.Dataset) -> go.Figure:
     """Draw the mean angle between rows of one head and of different heads, layer by layer."""
     labels, canvas = layer_names(ds), blank(280)

@@ -13,29 +13,16 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, check, measurement
+from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import WORTH_A_WORD, Finding, finding
 from tsfm_lens.viz.panels import fit, means, scene
 from tsfm_lens.viz.places import Places, coordinate, places_in
-from tsfm_lens.viz.select import (
-    array,
-    count_of,
-    forecast_series,
-    kind_word,
-    measured,
-    model_of,
-    names,
-    num,
-    over_series,
-    positions,
-    signed,
-    statistic_of,
-    steps_table,
-    unit_of,
-    verb,
-)
-from tsfm_lens.viz.sheet import Sheet, panel_grid, sheet, title_axes
+from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, positions, statistic_of, unit_of
+from tsfm_lens.viz.sheet import Look, Sheet, sheet
+from tsfm_lens.viz.tables import steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
+from tsfm_lens.viz.words import count_of, measured, num, over_series, signed, verb
 
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
@@ -162,7 +149,7 @@ def _rank_components(ds: xr.Dataset, series: int, count: int) -> tuple[list[str]
     return [names(ds, "component")[i] for i in (standing or fine)[:count]], words
 
 
-@ABLATION.figure("What the forecast loses without a head, an MLP or a layer.")
+@ABLATION.figure()
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
     """Draw what zeroing each head, MLP and layer does, layer × component, as the mean over series.
 
@@ -190,7 +177,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     )
 
 
-@ABLATION.figure("Forecasts without single components.")
+@ABLATION.figure()
 def ablation_forecasts(
     ds: xr.Dataset, *, components: Sequence[str] | None = None, series: str | int = 0, context_steps: int | None = None
 ) -> go.Figure:
@@ -305,23 +292,13 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
             continue
         layers, first = rows[stack], stack not in stacks
         stacks.add(stack)
-        panel.cells(
-            np.where(there, middle[grid], np.nan),
-            np.arange(grid.shape[1]),
-            layers,
-            "%{customdata}",
-            write=measure.write if heads <= 8 or not count else None,
-            noise=None if noise is None else noise.at(grid),
-            customdata=[[words[i] if i >= 0 else "" for i in row] for row in grid],
-        )
-        panel.y(
-            (f"{stack} layer" if len(rows) > 1 else "layer") if first else "",
-            autorange="reversed",
-            showticklabels=first,
-            tickvals=layers[:: -(-len(layers) // 12)],
-            showline=False,
-            ticks="outside" if first else "",
-        )
+        look: Look = {"write": measure.write if heads <= 8 or not count else None}
+        look |= {"noise": None if noise is None else noise.at(grid)}
+        look |= {"customdata": [[words[i] if i >= 0 else "" for i in row] for row in grid]}
+        panel.cells(np.where(there, middle[grid], np.nan), np.arange(grid.shape[1]), layers, "%{customdata}", **look)
+        look = {"showticklabels": first, "tickvals": layers[:: -(-len(layers) // 12)], "showline": False}
+        look |= {"ticks": "outside" if first else ""}
+        panel.y((f"{stack} layer" if len(rows) > 1 else "layer") if first else "", autorange="reversed", **look)
         panel.x("head" if count else "", tickvals=np.arange(0, count, -(-max(count, 1) // 12)), showline=False)
     return canvas
 

@@ -10,10 +10,12 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.studies.declared import Declarations
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import two_digits
-from tsfm_lens.viz.select import array, listed, names, num
-from tsfm_lens.viz.sheet import Panel, blank, log_axis, panel_grid, sheet, title_axes
+from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.sheet import Panel, blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, VERMILION, mixed, number, plain
+from tsfm_lens.viz.words import listed, num
 
 __all__ = [
     "chebyshev_curves",

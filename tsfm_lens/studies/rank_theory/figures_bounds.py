@@ -10,9 +10,11 @@ import xarray as xr
 
 from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.studies.rank_theory.figures import COMMON, LEAST, ROW, draws_in, seen
-from tsfm_lens.viz.select import array, names, num
-from tsfm_lens.viz.sheet import Panel, blank, log_axis, sheet
+from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.sheet import Panel, blank, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, VERMILION, mixed, plain
+from tsfm_lens.viz.words import num
 
 __all__ = ["compression_bound_lines", "embedding_bound_lines", "growth_bound_lines", "sketch_bound_dots"]
 

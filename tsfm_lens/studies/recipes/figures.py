@@ -11,10 +11,12 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.studies.declared import Declarations
+from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import array, layer_name, listed, names, num, signed
-from tsfm_lens.viz.sheet import Look, panel_grid, sheet, title_axes
+from tsfm_lens.viz.select import array, layer_name, names
+from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, plain
+from tsfm_lens.viz.words import listed, num, signed
 
 __all__ = ["low_rank_skill", "training_spectra", "vocabulary_ranks"]
 

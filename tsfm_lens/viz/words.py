@@ -1,0 +1,96 @@
+"""Numbers, lists and names as sentences write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.viz.select import layer_name, names, shown
+from tsfm_lens.viz.theme import nats, significant, true_minus
+
+_MAX_NAMES = 3  # heads alike that are named
+
+
+def segment_words(ds: xr.Dataset) -> list[str]:
+    """Name segments as figures do: their steps with true minus signs."""
+    return [true_minus(name) for name in names(ds, "segment")]
+
+
+def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
+    """Name the series that a figure shows, and how several were put together."""
+    ids = names(ds, "series")
+    return f"{how} over " * (len(rows) > 1) + shown([ids[i] for i in rows])
+
+
+def layer_names(ds: xr.Dataset, rows: Sequence[int] | None = None) -> list[str]:
+    """Name the layers in words, all or those at some places."""
+    labels = [layer_name(label) for label in names(ds, "layer")]
+    return labels if rows is None else [labels[i] for i in rows]
+
+
+def num(value: float) -> str:
+    """Write three significant digits."""
+    return significant(value, 3)
+
+
+def signed(value: float) -> str:
+    """Write three significant digits with a true sign."""
+    return f"{'' if value < 0 else '+'}{num(value)}"
+
+
+def capital(text: str) -> str:
+    """Write the text as a sentence begins."""
+    return text[:1].upper() + text[1:]
+
+
+def nats_of(entropy: float) -> str:
+    """Write an entropy to three digits."""
+    return nats(entropy, 3)
+
+
+def listed(words: list[str]) -> str:
+    """Join words with commas and an "and"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def layers(ds: xr.Dataset, dim: str = "layer") -> list[str]:
+    """Name the layers in words."""
+    words = [layer_name(v) for v in names(ds, dim)]
+    return ["the embedding" if word == "embedding" else word for word in words]
+
+
+def measured(unit: str) -> Callable[[float], str]:
+    """Return a function that writes a value in this unit."""
+    return lambda value: f"{num(value)} {unit}".rstrip()
+
+
+def head_at(ds: xr.Dataset, place: int) -> str:
+    """Name the head at a flat place of (layer, head)."""
+    layer, head = divmod(int(place), ds.sizes["head"])
+    return f"{layer_name(names(ds, 'layer')[layer])}, head {names(ds, 'head')[head]}"
+
+
+def count_of(count: int, whole: int, noun: str) -> str:
+    """Write how many of a whole, as a sentence begins: "None of the 12 heads", "1 of 12 heads"."""
+    return f"{count} of {whole} {noun}" if count else f"None of the {whole} {noun}"
+
+
+def verb(count: int, plural: str, single: str = "") -> str:
+    """Inflect a verb for so many: "give" for two, "gives" for none and one."""
+    return plural if count > 1 else single or f"{plural}s"
+
+
+def is_head(ds: xr.Dataset, values: np.ndarray, flat: int, write: Callable[[float], str]) -> str:
+    """Name the head at a flat place, and all that cannot be told from it, as "is …" or "are …"."""
+    alike = [i for i, value in enumerate(np.ravel(values)) if write(value) == write(np.ravel(values)[flat])]
+    if len(alike) > _MAX_NAMES:
+        return f"are {len(alike)} heads alike"
+    return f"{'is' if len(alike) == 1 else 'are'} {listed([head_at(ds, i) for i in alike])}"
+
+
+def extremes(values: np.ndarray) -> tuple[int, int]:
+    """Return flat places of the smallest and the largest finite value."""
+    flat = np.asarray(values, dtype=float).ravel()
+    return int(np.nanargmin(flat)), int(np.nanargmax(flat))
