@@ -20,9 +20,7 @@ from tsfm_lens.viz import saving
 from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, fits, for_print
 from tsfm_lens.viz.sheet import shortened, text_width
 
-# sizes are whole pixels of the screen (0.26 mm, rounded) and whole points of the page
-A_PIXEL, A_POINT = 0.2, 1.0
-LONG = "thousand standard cubic metres per working day"
+A_PIXEL = 0.2  # mm: sizes are whole pixels of the screen
 needs_browser = pytest.mark.skipif(
     not (shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")),
     reason="no Chromium on the path",

@@ -17,14 +17,6 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.noise import NOT_ABOVE
 
 SENDERS = ["decoder.*.cross_attn.*", "decoder.*.mlp"]
-DRAWN = {
-    "patching": [viz.patching_map, viz.patched_forecasts],
-    "attribution": [viz.patching_map, viz.attribution_patching_scatter],
-    "paths": [viz.path_map],
-    "edges": [viz.path_map],
-    "effects": [viz.effects_scatter, viz.self_repair_bars],
-    "circuit": [viz.circuit_graph, viz.circuit_forecasts, viz.circuit_curve],
-}
 
 
 @cache

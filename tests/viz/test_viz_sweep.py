@@ -17,7 +17,6 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.sweep_entries import baseline_of, order_words
 
 EVIL = '<script>x</script>&%{y}"$'
-RECIPES = ("light", "heavy")
 DRAW = {
     "layers": (viz.layer_distances, viz.component_errors, viz.range_curves),
     "heads": (viz.head_changes,),
@@ -170,9 +169,7 @@ def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: 
 
 
 # where no head can go, counts decide nothing but which columns are empty
-@pytest.mark.parametrize(
-    ("counts", "harm"), [*((counts, 0.0) for counts in (None, (0, 3), (2,), (1, 4), (4,))), (None, 2.0), ((1, 4), 2.0)]
-)
+@pytest.mark.parametrize(("counts", "harm"), [(None, 0.0), ((2,), 0.0), ((0, 3), 0.0), ((1, 4), 2.0)])
 def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
     counts: tuple[int, ...] | None, harm: float
 ) -> None:

@@ -196,13 +196,9 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
     canvas.fig.update_layout(showlegend=False)
     entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries" if "entropy" in ds else ""
     place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
-    return canvas.dress(
-        f"{sentence_start(ds)}, {place} of {model_of(ds)}",
-        single_series(ds),
-        entropy,
-        "each row sums to 1",
-        grouped(group) or "tokens as wide as the time they cover",
-    )
+    remarks = [single_series(ds), entropy, "each row sums to 1"]
+    remarks += [grouped(group) or "tokens as wide as the time they cover"]
+    return canvas.dress(f"{sentence_start(ds)}, {place} of {model_of(ds)}", *remarks)
 
 
 def _draw_cells(

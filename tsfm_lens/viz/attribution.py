@@ -195,12 +195,10 @@ def attribution_heatmap(
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
     panel.x("date" if time.stamps is not None else "forecast step")
     canvas.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
-    return canvas.dress(
-        f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}",
-        shares.note,
-        f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else "",
-        beyond,
-    )
+    title = f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}"
+    remarks = [shares.note, f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else ""]
+    remarks += [beyond]
+    return canvas.dress(title, *remarks)
 
 
 def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:

@@ -158,14 +158,10 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     panel.x("components kept", range=[-0.5, sizes[-1] + 0.5])
     panel.y("faithfulness", range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)], showgrid=True, gridcolor=PALE)
     ranking = str(ds.attrs.get("ranking", ""))
-    return sheet.dress(
-        f"How many components of {model_of(ds)} keep {_behaviour(ds)}",
-        f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
-        f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
-        "1: the whole model, 0: none of the components",
-        remark,
-        str(ds.attrs.get("refused", "")),
-    )
+    remarks = [f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}"]
+    remarks += [f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else "")]
+    remarks += ["1: the whole model, 0: none of the components", remark, str(ds.attrs.get("refused", ""))]
+    return sheet.dress(f"How many components of {model_of(ds)} keep {_behaviour(ds)}", *remarks)
 
 
 @CIRCUIT.figure()
@@ -180,12 +176,9 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
     core = np.concatenate([view.observations, forecasts["model"], forecasts["circuit"]])
     cut = fit(sheet, core, np.append(forecasts["complement"], forecasts["nothing"]), reach=1.0)
     view.title_axes(panel)
-    return sheet.dress(
-        f"Forecasts of {view.id} by {model_of(ds)} and by its circuit alone",
-        _quality(ds, view.place),
-        f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}",
-        cut,
-    )
+    remarks = [_quality(ds, view.place)]
+    remarks += [f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}", cut]
+    return sheet.dress(f"Forecasts of {view.id} by {model_of(ds)} and by its circuit alone", *remarks)
 
 
 @dataclass(frozen=True)

@@ -163,12 +163,10 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     short = unit.replace("the series' range", "range")
     left.x(f"direct effect\n({short})", nticks=5)
     right.x("self-repair\n(share of the direct effect undone)", range=bounds)
-    return canvas.dress(
-        f"Self-repair in {model_of(ds)} after its strongest components are taken out",
-        f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time",
-        "0: nothing undone, 1: all of it (dashed), below 0: added to",
-        "what leaves the axis is cut off" if cut else "",
-    )
+    remarks = [f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time"]
+    remarks += ["0: nothing undone, 1: all of it (dashed), below 0: added to"]
+    remarks += ["what leaves the axis is cut off" if cut else ""]
+    return canvas.dress(f"Self-repair in {model_of(ds)} after its strongest components are taken out", *remarks)
 
 
 def ablation_word(ds: xr.Dataset) -> str:
@@ -318,11 +316,8 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     noise = finding(ds, variable, "sender", "receiver", unit=unit if variable == "effect" else "")
     limit, beyond = _limit(z)
     height = int(np.clip(17 * len(senders.names), 220, 620))
-    sheet = blank(
-        height,
-        min_width=140 + max(height, 10 * len(receivers.names)),
-        below=50 + 6 * max(len(label) for label in receivers.ticks()["ticktext"]),
-    )
+    options: Look = {"below": 50 + 6 * max(len(label) for label in receivers.ticks()["ticktext"])}
+    sheet = blank(height, min_width=140 + max(height, 10 * len(receivers.names)), **options)
     panel, gap = sheet.panel(), 1 if max(z.shape) <= 60 else 0
     look: Look = {"noise": None if noise is None else noise.at(cells)}
     look |= {"text": [[f"{plain(a)} → {plain(b)}" for b in receivers.names] for a in senders.names], "xgap": gap}
@@ -337,14 +332,11 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     sheet.fig.update_layout(plot_bgcolor=PALE)
     base, source = way(ds)
     via = str(ds.attrs.get("via", "all"))
-    return sheet.dress(
-        f"{KINDS[kind]} of {model_of(ds)}: what each component passes on to later ones",
-        f"{over_series(ds, rows)}, {source} activations in the {base} run",
-        f"via the receiver's {via}" if via != "all" else "",
-        f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else "",
-        f"grey: no path{', or no effect' if kind == 'edges' else ''}",
-        beyond,
-    )
+    remarks = [f"{over_series(ds, rows)}, {source} activations in the {base} run"]
+    remarks += [f"via the receiver's {via}" if via != "all" else ""]
+    remarks += [f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else ""]
+    remarks += [f"grey: no path{', or no effect' if kind == 'edges' else ''}", beyond]
+    return sheet.dress(f"{KINDS[kind]} of {model_of(ds)}: what each component passes on to later ones", *remarks)
 
 
 def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> np.ndarray:

@@ -160,12 +160,9 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     canvas.y(**log_axis(np.concatenate([values.ravel(), weights.ravel()])))
     left.y("singular value / largest")
     canvas.x("mode")
-    return canvas.dress(
-        f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}",
-        "the deeper the darker",
-        f"{_stack_words(ds)}, {shown(names(ds, 'series'))}",
-        "theorem 4 says nothing of this model" if np.isnan(bound).all() else "",
-    )
+    remarks = ["the deeper the darker", f"{_stack_words(ds)}, {shown(names(ds, 'series'))}"]
+    remarks += ["theorem 4 says nothing of this model" if np.isnan(bound).all() else ""]
+    return canvas.dress(f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}", *remarks)
 
 
 @FLOW_OF_RANKS.figure(
@@ -191,11 +188,9 @@ def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
     panel.x("stream", type="category")
     few_ticks(canvas, labels)
     panel.y("rank, less that of the embedding")
-    return canvas.dress(
-        f"Rise of the rank of single series through {model_of(ds)}",
-        f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens",
-        f"{_stack_words(ds)}, {int(finite.sum())} series",
-    )
+    remarks = [f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens"]
+    remarks += [f"{_stack_words(ds)}, {int(finite.sum())} series"]
+    return canvas.dress(f"Rise of the rank of single series through {model_of(ds)}", *remarks)
 
 
 def _stream_names(ds: xr.Dataset) -> list[str]:
@@ -265,11 +260,8 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
         panel.line(modes, line, family, hover, colour=colour, width=1.8, dots=7.0 * alone)
     panel.y("singular value / largest", **log_axis(values))
     panel.x("mode")
-    return canvas.dress(
-        f"Spectra of series as {model_of(ds)} embeds them",
-        "tokens before the first layer",
-        "each spectrum relative to its largest value",
-    )
+    remarks = ["tokens before the first layer", "each spectrum relative to its largest value"]
+    return canvas.dress(f"Spectra of series as {model_of(ds)} embeds them", *remarks)
 
 
 @EMBEDDING_RANKS.figure(
@@ -291,9 +283,7 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
     title_axes(grid, "token", "token")
     grid.y(autorange="reversed")
     grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
-    return grid.dress(
-        f"Angles between tokens that {model_of(ds)} embeds",
-        "tokens before the first layer, as lines",
-        f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart",
-        "empty: tokens that are zero, or fewer of them",
-    )
+    remarks = ["tokens before the first layer, as lines"]
+    remarks += [f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
+    remarks += ["empty: tokens that are zero, or fewer of them"]
+    return grid.dress(f"Angles between tokens that {model_of(ds)} embeds", *remarks)

@@ -92,11 +92,9 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
     draw_bands(panel, view, ds["quantile"].values, values, bands=not len(paths), statistic="median")
     view.draw(panel)
     view.title_axes(panel)
-    return sheet.dress(
-        f"Forecast of {view.id} by {model_of(ds)}",
-        f"{len(view.future)} steps ahead from {view.remark}",
-        "sampled paths" if len(paths) else "bands: central intervals of the forecast distribution",
-    )
+    remarks = [f"{len(view.future)} steps ahead from {view.remark}"]
+    remarks += ["sampled paths" if len(paths) else "bands: central intervals of the forecast distribution"]
+    return sheet.dress(f"Forecast of {view.id} by {model_of(ds)}", *remarks)
 
 
 @FORECAST.panels
@@ -338,11 +336,9 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     panel.x("numbers that are left (% of the model's)")
     panel.y("rise of MASE (%)")
     count = int(ds.attrs.get("n_series", 0))
-    return canvas.dress(
-        f"Size and error of {model_of(ds)}, compressed",
-        f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals",
-        "ring: the choice" if choice else "no point is known to be harmless",
-    )
+    remarks = [f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals"]
+    remarks += ["ring: the choice" if choice else "no point is known to be harmless"]
+    return canvas.dress(f"Size and error of {model_of(ds)}, compressed", *remarks)
 
 
 @COMPRESSION_QUALITY.figure()
@@ -379,11 +375,9 @@ def compressed_forecasts(
         view.forecast(panel, other[middle], "compressed model (median)", VERMILION, words="compressed model")
         panel.x(view.time.title if view is views[-1] else "")
         panel.y(view.title)
-    return canvas.dress(
-        f"Forecasts of {model_of(ds)} before and after compression",
-        f"{ds.sizes['step']} steps ahead from {views[0].remark}",
-        f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile",
-    )
+    remarks = [f"{ds.sizes['step']} steps ahead from {views[0].remark}"]
+    remarks += [f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile"]
+    return canvas.dress(f"Forecasts of {model_of(ds)} before and after compression", *remarks)
 
 
 @COMPRESSION_QUALITY.panels

@@ -180,11 +180,9 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
     # 0 is white, so what is undefined must not be
     canvas.fig.update_layout(plot_bgcolor=PALE)
-    return canvas.dress(
-        f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds",
-        f"left and middle: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}",
-        "grey: no head to take a share of",
-    )
+    remarks = [f"left and middle: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"]
+    remarks += ["grey: no head to take a share of"]
+    return canvas.dress(f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds", *remarks)
 
 
 def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:

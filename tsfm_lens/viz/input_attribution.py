@@ -203,13 +203,8 @@ def input_waterfall(
     low, high = float(min(begins.min(), ends.min(), start)), float(max(begins.max(), ends.max(), start))
     span = (high - low) or max(abs(high), 1.0)
     panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.32 * span], nticks=6)
-    return canvas.dress(
-        f"How the forecast of {view.target} by {model_of(ds)} comes about",
-        view.when,
-        view.how,
-        "bars: what each segment adds; diamonds: both forecasts",
-        view.sampled,
-    )
+    remarks = [view.when, view.how, "bars: what each segment adds; diamonds: both forecasts", view.sampled]
+    return canvas.dress(f"How the forecast of {view.target} by {model_of(ds)} comes about", *remarks)
 
 
 @INPUT_ATTRIBUTION.figure(
@@ -400,8 +395,5 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         panel.x("segments masked" if name == "deletion" else "segments shown", dtick=max(1, len(count) // 12))
     canvas.panel(1, 1).y(f"distance from the\nwhole forecast ({unit})", rangemode="tozero")
     areas = [f"{name} {a:.2f} (p {q:.2g})" for name, a, q in zip(explanations, area, p, strict=True)]
-    return canvas.dress(
-        f"Deletion and insertion on {model_of(ds)}",
-        f"forecast of {ds.attrs.get('target', '')}",
-        f"area between the curves, random 0: {', '.join(areas)}",
-    )
+    remarks = [f"forecast of {ds.attrs.get('target', '')}", f"area between the curves, random 0: {', '.join(areas)}"]
+    return canvas.dress(f"Deletion and insertion on {model_of(ds)}", *remarks)

@@ -259,12 +259,8 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     search = ""
     if ds.attrs.get("search") == "gradient":
         search = f"tried by gradient; {percent(float(ds.attrs['miss_rate']))} of spot checks were missed"
-    return sheet.dress(
-        f"What goes through which component of {model_of(ds)}",
-        f"forecast of {ds.attrs.get('target', '')}",
-        more,
-        search,
-    )
+    remarks = [f"forecast of {ds.attrs.get('target', '')}", more, search]
+    return sheet.dress(f"What goes through which component of {model_of(ds)}", *remarks)
 
 
 ROUTE_EFFECTS = measurement("route_effects", needs=SERIES)
@@ -318,11 +314,9 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     panel.x("share of all components' effects" if name == "carried_share" else whole)
     ticks = [plain(labels[i]) for i in order]
     panel.y(tickvals=list(range(len(order))), ticktext=ticks, range=[len(order) - 0.5, -0.5])
-    return sheet.dress(
-        f"What carries the input through {model_of(ds)}",
-        f"mean over {shown(names(ds, 'series'))}",
-        f"the {len(order)} of {len(labels)} components that carry most" * (len(order) < len(labels)),
-    )
+    remarks = [f"mean over {shown(names(ds, 'series'))}"]
+    remarks += [f"the {len(order)} of {len(labels)} components that carry most" * (len(order) < len(labels))]
+    return sheet.dress(f"What carries the input through {model_of(ds)}", *remarks)
 
 
 ROUTE_FAITHFULNESS = measurement("route_faithfulness", needs=SERIES)
@@ -368,8 +362,6 @@ def faithfulness_dots(ds: xr.Dataset) -> go.Figure:
     change.x("forecast step")
     change.y(f"change of the forecast ({unit})")
     error = float(array(ds, "prediction_error", "segment")[0])
-    return canvas.dress(
-        f"Routes of {model_of(ds)}, cut and restored",
-        f"forecast of {ds.attrs.get('target', '')}",
-        f"at the right {segments[0]}, error of the prediction {number(100 * error)} %",
-    )
+    remarks = [f"forecast of {ds.attrs.get('target', '')}"]
+    remarks += [f"at the right {segments[0]}, error of the prediction {number(100 * error)} %"]
+    return canvas.dress(f"Routes of {model_of(ds)}, cut and restored", *remarks)

@@ -207,7 +207,16 @@ def logit_sheet(
             xgap=0,
             ygap=0,
         )
-        _draw_lines(panel, view, 0.7 if long else 1.0)
+        weight = 0.7 if long else 1.0
+        future = view.time.at(view.future)
+        if view.has_truth:
+            # a white edge keeps the dashes visible on the map's dark cells
+            panel.line(future, view.truth, "edge", colour="rgba(255,255,255,0.7)", width=2.6 * weight, legend=False)
+        panel.line(view.time.at(view.past), view.context, "context", view.hover("context"), width=1.2 * weight)
+        if view.has_truth:
+            look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
+            panel.line(future, view.truth, "truth", view.hover("truth"), **look)
+        mark_start(panel, view.time)
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     ticks = np.arange(round(np.log10(FLOOR)), 1)
@@ -251,18 +260,6 @@ def central_range(centres: np.ndarray, probability: np.ndarray, core: np.ndarray
     return fitted_range(core, np.concatenate(ends), reach=1.0)[0]
 
 
-def _draw_lines(panel: Panel, view: Scene, weight: float) -> None:
-    future = view.time.at(view.future)
-    if view.has_truth:
-        # a white edge keeps the dashes visible on the map's dark cells
-        panel.line(future, view.truth, "edge", colour="rgba(255,255,255,0.7)", width=2.6 * weight, legend=False)
-    panel.line(view.time.at(view.past), view.context, "context", view.hover("context"), width=1.2 * weight)
-    if view.has_truth:
-        look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
-        panel.line(future, view.truth, "truth", view.hover("truth"), **look)
-    mark_start(panel, view.time)
-
-
 @LOGIT_LENS.figure()
 def lens_forecast(
     ds: xr.Dataset,
@@ -281,13 +278,8 @@ def lens_forecast(
     cut = fit(grid, np.append(view.observations, values[-1]), values.ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    return grid.dress(
-        f"Forecast of {view.id} read from each layer of {model_of(ds)}",
-        "the head applied to the residual stream after each layer",
-        view.remark,
-        view.time.remark,
-        cut,
-    )
+    remarks = ["the head applied to the residual stream after each layer", view.remark, view.time.remark, cut]
+    return grid.dress(f"Forecast of {view.id} read from each layer of {model_of(ds)}", *remarks)
 
 
 @LOGIT_LENS.figure(needs=TOKENS, instead="lens_forecast")
@@ -319,12 +311,8 @@ def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[
     panel.x("layer whose residual stream is read", type="category")
     panel.y(f"{word} ({unit})", rangemode="tozero")
     few_ticks(canvas, labels)
-    return canvas.dress(
-        f"{title}, layer by layer, in {model_of(ds)}",
-        f"logit lens on {shown(names(ds, 'series'))}",
-        f"mean over {ds.sizes['step']} forecast steps",
-        meaning,
-    )
+    remarks = [f"logit lens on {shown(names(ds, 'series'))}", f"mean over {ds.sizes['step']} forecast steps", meaning]
+    return canvas.dress(f"{title}, layer by layer, in {model_of(ds)}", *remarks)
 
 
 def series_lines(
@@ -436,12 +424,9 @@ def layer_gain(
     canvas.panel().y("change of the error (%)\nnegative = better")
     few_ticks(canvas, labels, 8)
     against = "the truth" if ds.attrs.get("reference", "truth") == "truth" else "the model's own forecast"
-    return canvas.dress(
-        f"Gain of each layer of {model_of(ds)}",
-        f"change of the error against {against} from layer to layer; negative = better",
-        shown(ids),
-        f"{beyond} value{'s' if beyond > 1 else ''} beyond the axis" if beyond else "",
-    )
+    remarks = [f"change of the error against {against} from layer to layer; negative = better", shown(ids)]
+    remarks += [f"{beyond} value{'s' if beyond > 1 else ''} beyond the axis" if beyond else ""]
+    return canvas.dress(f"Gain of each layer of {model_of(ds)}", *remarks)
 
 
 def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:

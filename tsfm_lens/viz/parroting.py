@@ -284,10 +284,7 @@ def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = No
     title_axes(grid, "period (steps)", "amplitude (sd of the context)")
     ticks = [tick for tick in _TICKS if trial[0] <= tick <= trial[-1]]
     grid.x(type="log", tickvals=ticks[:: -(-len(ticks) // 7) or 1])
-    return grid.dress(
-        f"Seasons in the forecasts of {model_of(ds)}",
-        f"amplitude of the best sine of each period over {ds.sizes['step']} steps",
-        "dashed: the context's strongest period",
-        f"dotted: the patch length, {patch} steps" if patch > 1 else "",
-        shown([ids[i] for i in rows]),
-    )
+    remarks = [f"amplitude of the best sine of each period over {ds.sizes['step']} steps"]
+    remarks += ["dashed: the context's strongest period"]
+    remarks += [f"dotted: the patch length, {patch} steps" if patch > 1 else "", shown([ids[i] for i in rows])]
+    return grid.dress(f"Seasons in the forecasts of {model_of(ds)}", *remarks)

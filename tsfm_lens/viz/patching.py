@@ -398,12 +398,9 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         if name in ds.attrs
     ]
     base, source = way(ds)
-    return sheet.dress(
-        f"Attribution patching of {model_of(ds)} against patching",
-        ", ".join(quality) or "each dot a place, position and series",
-        f"{places.what()}, {shown([ids[row] for row in rows])}",
-        f"1 is the {source} forecast, 0 the {base}",
-    )
+    remarks = [", ".join(quality) or "each dot a place, position and series"]
+    remarks += [f"{places.what()}, {shown([ids[row] for row in rows])}", f"1 is the {source} forecast, 0 the {base}"]
+    return sheet.dress(f"Attribution patching of {model_of(ds)} against patching", *remarks)
 
 
 @ATTRIBUTION_PATCHING.panels

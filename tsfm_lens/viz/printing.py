@@ -72,7 +72,16 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     }
     printed = go.Figure({"data": _scaled([trace.to_plotly_json() for trace in fig.data], scale), "layout": layout})
     for trace in printed.data:
-        _tell_apart(trace)
+        if trace.type == "bar":
+            hatch = _HATCHES.get(trace.marker.color) if isinstance(trace.marker.color, str) else None
+            if hatch and trace.marker.pattern.shape is None:
+                trace.marker.pattern = {"shape": hatch, "size": 5, "solidity": 0.25}
+        elif trace.type in ("scatter", "scattergl"):
+            colour = trace.line.color if trace.marker.color is None else trace.marker.color
+            if "lines" in (trace.mode or "") and trace.line.dash is None:
+                trace.line.dash = DASHES.get(trace.line.color)
+            if "markers" in (trace.mode or "") and trace.marker.symbol is None and isinstance(colour, str):
+                trace.marker.symbol = SYMBOLS.get(colour)
     return printed
 
 
@@ -109,17 +118,3 @@ def _width(fig: go.Figure, column: str | float | None) -> float:
     if width < COLUMNS["double"] and not fits(fig, width):
         raise InputError(f"this figure has too many panels to be read at {width:g} mm; choose column='double' (183 mm)")
     return width
-
-
-def _tell_apart(trace: Any) -> None:
-    """Give a coloured line, marker or bar a form of its own, unless it has one."""
-    if trace.type == "bar":
-        hatch = _HATCHES.get(trace.marker.color) if isinstance(trace.marker.color, str) else None
-        if hatch and trace.marker.pattern.shape is None:
-            trace.marker.pattern = {"shape": hatch, "size": 5, "solidity": 0.25}
-    elif trace.type in ("scatter", "scattergl"):
-        colour = trace.line.color if trace.marker.color is None else trace.marker.color
-        if "lines" in (trace.mode or "") and trace.line.dash is None:
-            trace.line.dash = DASHES.get(trace.line.color)
-        if "markers" in (trace.mode or "") and trace.marker.symbol is None and isinstance(colour, str):
-            trace.marker.symbol = SYMBOLS.get(colour)

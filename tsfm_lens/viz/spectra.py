@@ -97,11 +97,8 @@ def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str 
     shares[shares < 1e-12] = np.nan
     grid = head_lines(ds, rows, shares, "%{y:.3g} of the largest")
     title_axes(grid, "mode", "singular value / largest")
-    return grid.dress(
-        f"Spectra of the {_PRODUCTS[product][0]} products of {model_of(ds)}",
-        _in_full(ds, product),
-        "each spectrum relative to its largest value",
-    )
+    remarks = [_in_full(ds, product), "each spectrum relative to its largest value"]
+    return grid.dress(f"Spectra of the {_PRODUCTS[product][0]} products of {model_of(ds)}", *remarks)
 
 
 def head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str) -> Sheet:
@@ -184,11 +181,9 @@ def kernel_bandwidths(ds: xr.Dataset, *, layers: Sequence[str | int] | None = No
     rows = positions(ds, "layer", layers)
     grid = head_lines(ds, rows, array(ds, "bandwidth", "layer", "head", "mode")[rows], "bandwidth %{y:.3g}")
     title_axes(grid, "mode", "bandwidth (residual stream units)")
-    return grid.dress(
-        f"Kernel bandwidths of the cross-attention of {model_of(ds)}",
-        "standard deviation 1/√σ of the Gaussian kernel along each singular direction of W_Q W_Kᵀ",
-        "narrow: queries and keys must agree",
-    )
+    remarks = ["standard deviation 1/√σ of the Gaussian kernel along each singular direction of W_Q W_Kᵀ"]
+    remarks += ["narrow: queries and keys must agree"]
+    return grid.dress(f"Kernel bandwidths of the cross-attention of {model_of(ds)}", *remarks)
 
 
 @KERNEL_REGRESSION.figure(table=("tilt_share", "identity_error"), sentences=read_tilt)
@@ -322,12 +317,9 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     panel.x(type="category", ticks="", nticks=12)
     panel.y(type="category", autorange="reversed", ticks="", nticks=24)
     what = "residual streams after each layer" if cka else "what each layer adds to the residual stream"
-    return canvas.dress(
-        f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}",
-        f"{word} of {what}, over all tokens",
-        "1: alike" + ("" if cka else ", −1: opposite"),
-        f"empty: the {' and '.join(alike)}, the same at every token" if alike else "",
-    )
+    remarks = [f"{word} of {what}, over all tokens", "1: alike" + ("" if cka else ", −1: opposite")]
+    remarks += [f"empty: the {' and '.join(alike)}, the same at every token" if alike else ""]
+    return canvas.dress(f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}", *remarks)
 
 
 @HEAD_SIMILARITY.figure(table=("cosine",), sentences=read_head_similarity)
@@ -344,11 +336,9 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
     grid.x(type="category", ticks="")
     grid.y(type="category", ticks="", autorange="reversed")
     grid.colours(colour_scale("cosine", high=1.0, diverging=True))
-    return grid.dress(
-        f"Similarity of the heads of {model_of(ds)}",
-        attention_kind(ds),
-        "cosine between what two heads of a layer write at a token, mean over tokens and series",
-    )
+    remarks = [attention_kind(ds)]
+    remarks += ["cosine between what two heads of a layer write at a token, mean over tokens and series"]
+    return grid.dress(f"Similarity of the heads of {model_of(ds)}", *remarks)
 
 
 @LAYER_SIMILARITY.panels
@@ -398,9 +388,6 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     panel.x("layer", type="category")
     few_ticks(canvas, labels)
     panel.y("entropic rank (directions)")
-    return canvas.dress(
-        f"Entropic rank of the heads of {model_of(ds)}",
-        attention_kind(ds),
-        f"entropy averaged over tokens and {len(ids)} series",
-        "1: all heads write along one line",
-    )
+    remarks = [attention_kind(ds), f"entropy averaged over tokens and {len(ids)} series"]
+    remarks += ["1: all heads write along one line"]
+    return canvas.dress(f"Entropic rank of the heads of {model_of(ds)}", *remarks)

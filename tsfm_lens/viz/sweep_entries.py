@@ -20,7 +20,6 @@ PART_COLOURS = {"heads": BLUE, "mlp": VERMILION, "both": GREEN}
 MASE_WORDS = "MASE (geometric mean over datasets, seasonal naive = 1)"
 STANDS = "filled: the change of MASE stands after Holm's correction"
 NO_AXIS = {"ticks": "", "showline": False}
-LETTER = 6.4  # pixels: width of a letter of a label
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
 
 

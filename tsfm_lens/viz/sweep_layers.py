@@ -260,13 +260,9 @@ def range_curves(table: pd.DataFrame) -> go.Figure:
     cut = fit(grid, lines, ends, reach=0.25)
     title_axes(grid, "layers in the range", "MASE")
     sweep.whole_ticks(grid, float(rows["size"].max()))
-    return grid.dress(
-        "Error as a growing range of layers is ablated",
-        f"{sweep.MASE_WORDS}; dashed: unablated; bands: {sweep.intervals_of(table)} of the change",
-        cut,
-        sweep.STANDS,
-        remark,
-    )
+    remarks = [f"{sweep.MASE_WORDS}; dashed: unablated; bands: {sweep.intervals_of(table)} of the change", cut]
+    remarks += [sweep.STANDS, remark]
+    return grid.dress("Error as a growing range of layers is ablated", *remarks)
 
 
 def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> None:

@@ -81,13 +81,15 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         panel.y(title)
         if name == "prefix_matching":
             panel.line(x, array(ds, "prefix_floor", "training_step"), "even attention", colour=GREY, dash="dot")
-    _steps_axis(canvas, steps, start)
+    powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(max(steps.max(), start)))) + 1)
+    ticks = {10.0**power: f"{10.0**power:,.0f}" for power in powers if 10.0**power > 1.2 * start}
+    if (steps == 0).any():
+        ticks = {start: "0", **ticks}
+    canvas.x(type="log", tickvals=list(ticks), ticktext=list(ticks.values()), showticklabels=False)
+    canvas.panel(*canvas.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)
     spread = ", bands: 95 % intervals over motifs" if any(f"{name}_low" in ds for name, _, _ in heads) else ""
-    return canvas.dress(
-        f"Heads of {model_of(ds)} over its training",
-        f"{len(steps)} checkpoints on the same repeated motifs",
-        f"a line per head{spread}",
-    )
+    remarks = [f"{len(steps)} checkpoints on the same repeated motifs", f"a line per head{spread}"]
+    return canvas.dress(f"Heads of {model_of(ds)} over its training", *remarks)
 
 
 def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str) -> None:
@@ -110,16 +112,6 @@ def _left_end(steps: np.ndarray) -> float:
     if not len(later):
         return 1.0
     return float(later[0] / min(3.0, later[1] / later[0] if len(later) > 1 else 3.0))
-
-
-def _steps_axis(canvas: Sheet, steps: np.ndarray, start: float) -> None:
-    """Set a logarithmic axis whose left end is step 0."""
-    powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(max(steps.max(), start)))) + 1)
-    ticks = {10.0**power: f"{10.0**power:,.0f}" for power in powers if 10.0**power > 1.2 * start}
-    if (steps == 0).any():
-        ticks = {start: "0", **ticks}
-    canvas.x(type="log", tickvals=list(ticks), ticktext=list(ticks.values()), showticklabels=False)
-    canvas.panel(*canvas.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)
 
 
 _SIDE = 280  # pixels

@@ -158,11 +158,8 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
         depth_lines(panel, labels, values[rows], "mode")
     grid.y(**log_axis(values[whole]))
     title_axes(grid, "mode", "singular value / largest")
-    return grid.dress(
-        f"Spectra of the weights of {model_of(ds)}",
-        "a line per layer, the deeper the darker",
-        "each spectrum relative to its largest value",
-    )
+    remarks = ["a line per layer, the deeper the darker", "each spectrum relative to its largest value"]
+    return grid.dress(f"Spectra of the weights of {model_of(ds)}", *remarks)
 
 
 @WEIGHT_RANKS.figure()
@@ -308,11 +305,8 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
     grid.x(**ticks)
     grid.y(autorange="reversed", **ticks)
     grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
-    return grid.dress(
-        f"Angles between the rows of {ds.attrs.get('part', 'W_Q')} of {model_of(ds)}",
-        _where(ds),
-        f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart",
-    )
+    remarks = [_where(ds), f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
+    return grid.dress(f"Angles between the rows of {ds.attrs.get('part', 'W_Q')} of {model_of(ds)}", *remarks)
 
 
 @ROW_ANGLES.figure(table=("within", "between", "closer", "closer_floor", "closer_stands_out"))
@@ -330,11 +324,8 @@ def head_closeness(ds: xr.Dataset) -> go.Figure:
     panel.x("layer", type="category")
     few_ticks(canvas, labels)
     panel.y("mean angle (degrees)")
-    return canvas.dress(
-        f"Rows of one head and of different heads of {model_of(ds)}",
-        f"{ds.attrs.get('part', 'W_Q')}, {_where(ds)}",
-        "below the dashed line: closer than chance",
-    )
+    remarks = [f"{ds.attrs.get('part', 'W_Q')}, {_where(ds)}", "below the dashed line: closer than chance"]
+    return canvas.dress(f"Rows of one head and of different heads of {model_of(ds)}", *remarks)
 
 
 def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None:

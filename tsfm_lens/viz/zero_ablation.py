@@ -169,12 +169,9 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     noise = finding(ds, f"{metric}_change" if metric in ("mae", "mase") else metric, "component")
     canvas = _draw(ds, middle, effect, measure, noise)
     canvas.colours(_scale(middle[heads] if heads.any() else middle, measure))
-    return canvas.dress(
-        f"Ablation of every component of {model_of(ds)}: {measure.word}",
-        f"{measure.words}{unit}, {over_series(ds, range(effect.shape[1]))}",
-        "zeroed one at a time",
-        "colours up to the largest head" if heads.any() else "",
-    )
+    remarks = [f"{measure.words}{unit}, {over_series(ds, range(effect.shape[1]))}", "zeroed one at a time"]
+    remarks += ["colours up to the largest head" if heads.any() else ""]
+    return canvas.dress(f"Ablation of every component of {model_of(ds)}: {measure.word}", *remarks)
 
 
 @ABLATION.figure()
@@ -209,13 +206,9 @@ def ablation_forecasts(
     cut = fit(grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0)
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    return grid.dress(
-        f"Forecasts of {view.id} by {model_of(ds)} without single components",
-        f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one",
-        words,
-        cut,
-        view.time.remark,
-    )
+    remarks = [f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"]
+    remarks += [words, cut, view.time.remark]
+    return grid.dress(f"Forecasts of {view.id} by {model_of(ds)} without single components", *remarks)
 
 
 @dataclass(frozen=True)
