@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import xarray as xr
 
-DISTRIBUTION, VERSION = "tsfm-lens-toolbox", "0.1.0"
+VERSION = "0.1.0"
 THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
 PROBES, FIGURES, COMMANDS = "tsfm_lens.probes", "tsfm_lens.figures", "tsfm_lens.commands"
 """Groups of entry points: modules that register probes, measurements with their figures, commands."""
@@ -230,7 +230,7 @@ class Measurement:
 
         def register(function: Draw[P]) -> Draw[P]:
             draw = _checked(function, self.kind, tuple(variables))
-            columns = table if callable(table) or table is None else lambda ds: frame(ds, *table)
+            columns = table if callable(table) or table is None else _table_of(table)
             words = title or self.titles[function.__name__]
             self.figures.append(Figure(draw, words, table=columns, sentences=sentences, **facts))
             return draw
@@ -276,8 +276,8 @@ def measurement(kind: str, **facts: Any) -> Measurement:
         load_extensions(FIGURES)
     if kind in _MEASUREMENTS and _MEASUREMENTS[kind].home != home:
         raise InputError(f"kind {kind!r} is taken by {_MEASUREMENTS[kind].home}; choose another")
-    if facts["theme"] not in THEMES:
-        raise InputError(f"theme={facts['theme']!r} is not known, choose one of {', '.join(THEMES)}")
+    if (theme := facts.get("theme")) not in THEMES:
+        raise InputError(f"theme={theme!r} is not known, choose one of {', '.join(THEMES)}")
     facts |= {"paper": tuple(facts.get("paper", ())), "titles": facts.pop("figures", {})}
     entry = _MEASUREMENTS[kind] = Measurement(kind, home=home, **facts)
     return entry
@@ -287,7 +287,8 @@ def measurement(kind: str, **facts: Any) -> Measurement:
 def _texts(folder: Path) -> dict[str, dict[str, Any]]:
     """Read the texts of the measurements that modules of a folder declare, by kind."""
     file = folder / "measurements.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    texts: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return texts
 
 
 def probe(
@@ -389,6 +390,10 @@ def _documentation(function: Callable[..., Any], kind: str, parameters: list[str
     texts = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS} if parameters else {}
     shared = [f"    {name}: {texts[name]}\n" for name in parameters if name in texts and f"    {name}" not in own]
     return f"{head}\n\nArgs:\n{''.join(shared)}{own}".rstrip() + _RAISES
+
+
+def _table_of(variables: Sequence[str]) -> Callable[[xr.Dataset], pd.DataFrame]:
+    return lambda ds: frame(ds, *variables)
 
 
 def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:

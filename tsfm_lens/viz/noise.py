@@ -32,7 +32,7 @@ class Finding:
     floor: float
     lowest: float
     unit: str = ""
-    leads: np.ndarray | None = None
+    leads: Any = None
     series: int = 1
 
     @property
