@@ -1,4 +1,4 @@
-"""Attention patterns of single heads and of whole layers."""
+"""Attention patterns of single heads and whole layers, and their entropies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attribution: contributions of components to the forecast."""
+"""Attribution: contributions of components to the forecast, and to the residual stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Direct against total effects of components."""
+"""Direct, total and path effects of components."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flow of ranks: ranks of the residual stream from layer to layer."""
+"""Ranks of embedded series and of the residual stream from layer to layer."""
 
 from __future__ import annotations
 

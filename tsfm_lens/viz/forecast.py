@@ -1,4 +1,4 @@
-"""Forecasts: median, quantiles and truth."""
+"""Forecasts: of whole models, without many parts, and of compressed models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Induction heads on repeated tokens."""
+"""Induction heads, their overlap with sharp heads, and repeated motifs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attribution of the forecast to stretches of the input and to covariates."""
+"""Attribution of the forecast to stretches of the input and to covariates, over many items, and its proof."""
 
 from __future__ import annotations
 

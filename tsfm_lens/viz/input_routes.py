@@ -1,4 +1,4 @@
-"""Routes of the input through components to the forecast."""
+"""Routes of the input through components to the forecast, over many series, and their proof."""
 
 from __future__ import annotations
 

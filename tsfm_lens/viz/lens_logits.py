@@ -1,4 +1,4 @@
-"""Logits of every value after each layer."""
+"""Logits of every value after each layer, and modes of their distribution through depth."""
 
 from __future__ import annotations
 

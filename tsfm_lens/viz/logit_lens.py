@@ -1,4 +1,4 @@
-"""Logit lens: the forecast read after every layer."""
+"""Logit lens: the forecast read after every layer, and the gain of each layer."""
 
 from __future__ import annotations
 

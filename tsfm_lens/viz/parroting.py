@@ -1,4 +1,4 @@
-"""Context parroting, and attention at the lag of the season."""
+"""Context parroting, heads that copy, attention at a lag, and seasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activation patching of the residual stream."""
+"""Activation patching of the residual stream, and its gradient estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention rollout, attention flow and norm-weighted attention."""
+"""Attention along rollouts and through layers, weighted by norms, and between patches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spectra and stable ranks of the heads' matrices."""
+"""Spectra of the heads' matrices, heads as kernels, and similarity of layers and heads."""
 
 from __future__ import annotations
 

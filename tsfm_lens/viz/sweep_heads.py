@@ -1,4 +1,4 @@
-"""Sweeps of heads across datasets: one by one, and in growing numbers."""
+"""Sweeps of heads: one by one, in growing numbers, and those that must stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heavy ablations and rules of selection across datasets."""
+"""Heavy ablations and rules of selection across datasets, and changes by dataset."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ SWEEP_SELECTION.panels(
 )
 
 
-_DATASETS_ROW, _CELL, _LETTER = 17, 27, 5.4  # pixels: height of a row, width of a cell, of a letter of a name
+_MAP_ROW, _CELL, _LETTER = 17, 27, 5.4  # pixels: height of a row, width of a cell, of a letter of a name
 _LEAST = 150  # pixels: height of a map of few datasets
 SWEEP_DATASETS = measurement("sweep_datasets", subject=sweep.sweep_subject)
 
@@ -299,7 +299,7 @@ def dataset_heatmap(
     ]
     labels = [plain(each) for each in selection]
     canvas = sheet(
-        [max(_DATASETS_ROW * len(selection), _LEAST) + 20],
+        [max(_MAP_ROW * len(selection), _LEAST) + 20],
         widths,
         titles=[f"layer {one['layer']}, keeps {one['kept']}\n{sweep.order_words(one['order'])}" for one in firsts],
         column_gap=0.02,

@@ -1,4 +1,4 @@
-"""Ranks of the weights' matrices."""
+"""Ranks of the weights' matrices, and angles between rows of query matrices."""
 
 from __future__ import annotations
 
