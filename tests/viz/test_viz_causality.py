@@ -78,9 +78,6 @@ def test_dates_put_cells_under_the_steps_that_they_cover() -> None:
     edges = np.asarray(tokens.x, dtype="datetime64[ns]")[1:-1]
     assert (stamps[inner - 1] < edges).all()
     assert (edges < stamps[inner]).all()
-    # one axis for both panels
-    assert fig.layout.xaxis2.matches == "x"
-    assert np.datetime64(fig.layout.xaxis.range[0]) <= np.asarray(tokens.x, dtype="datetime64[ns]")[0]
 
 
 def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:

@@ -53,10 +53,6 @@ def test_strips_cover_the_segments_of_each_series() -> None:
     drawn = {trace.name: trace for trace in fig.data if trace.name}
     np.testing.assert_array_equal(drawn["forecast"].y, ds["forecast"].sel(quantile=0.5))
     np.testing.assert_array_equal(drawn["reference forecast"].y, ds["reference_forecast"].sel(quantile=0.5))
-    other = viz.input_timeline(ds, step=2, quantile=0.9)
-    one = np.concatenate([np.ravel(trace.z) for trace in other.data if trace.type == "heatmap"])
-    np.testing.assert_allclose(one, ds["attribution"].sel(quantile=0.9)[:, 2])
-    assert "quantile 0.9, step 2" in other.layout.title.text + other.layout.meta.get("subtitle", "")
 
 
 @pytest.mark.parametrize("name", ["input_timeline", "input_waterfall", "input_map"])

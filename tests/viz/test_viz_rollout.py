@@ -11,7 +11,7 @@ import xarray as xr
 import planted
 from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.tokens import Ruler, ruler, token_axis
@@ -61,16 +61,9 @@ def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
         assert np.isnan(z[-2]).all()
         np.testing.assert_array_equal(z[-1], weights[-1])
         assert fig.data[0].name == f"layer {layer}, head {head}"
-    # a step's cell reaches half a step to both sides
-    assert (sharp.data[0].x[0], sharp.data[0].x[-1]) == (-0.5, 11.5)
-    assert sharp.data[0].y[0] == -60.5
     assert "above the dotted line: EOS" in sharp.layout.meta["subtitle"]
     assert sharp.layout.coloraxis.cmax >= 0.1
     assert viz.autoregressive_attention_map(ds, zmax=0.5).layout.coloraxis.cmax == 0.5
-    with pytest.raises(InputError, match="sharp"):
-        viz.autoregressive_attention_map(ds, heads="blunt")
-    with pytest.raises(InputError, match="count is 0"):
-        viz.autoregressive_attention_map(ds, count=0)
 
 
 def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:

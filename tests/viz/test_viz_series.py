@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import viz
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.grid import columns_for
 from tsfm_lens.viz.logit_lens import visible_rows
@@ -152,8 +152,6 @@ def test_layer_gain_leaves_an_outlier_beyond_the_axis_and_counts_it(gain):
     fig = viz.layer_gain(many)
     assert fig.layout.yaxis.range[1] < 100
     assert "1 value beyond the axis" in fig.layout.meta["subtitle"]
-    with pytest.raises(UnknownNameError, match="RMSE"):
-        viz.layer_gain(gain, metrics=["RSME"])
 
 
 def test_fitted_range_holds_the_core_and_reports_a_cut():
