@@ -78,17 +78,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch, as_series, bundled
-    from tsfm_lens.hooks import (
-        Activations,
-        Component,
-        EditPattern,
-        Mean,
-        Noise,
-        PatchFrom,
-        Resample,
-        Steer,
-        Zero,
-    )
+    from tsfm_lens.hooks import Activations, Component, EditPattern, Mean, Noise, PatchFrom, Resample, Steer, Zero
     from tsfm_lens.models import Forecast, Lens, Run, load
 
 

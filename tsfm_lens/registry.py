@@ -10,8 +10,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from inspect import cleandoc, signature
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import yaml
 
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import xarray as xr
 
-DISTRIBUTION, VERSION = "tsfm-lens-toolbox", "0.1.0"
+VERSION = "0.1.0"
 THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
 PROBES, FIGURES, COMMANDS = "tsfm_lens.probes", "tsfm_lens.figures", "tsfm_lens.commands"
 """Groups of entry points: modules that register probes, measurements with their figures, commands."""
@@ -42,6 +45,27 @@ _INPUT_WORDS = {
     "pair": ", the first series against itself with its season half a period later",
     "lenses": " of the models that are named",
 }
+_PARAMETERS = {
+    "series": "id, or place counted from 0; all, or their mean, where it is None.",
+    "layers": "labels to draw, all if None.",
+    "layer": "label; a negative integer counts from the last.",
+    "head": "number.",
+    "step": "of the forecast; the mean over all if None.",
+    "context_steps": "how much of the context is drawn, a few horizons if None.",
+    "value_range": "lowest and highest value; what the data need if None.",
+    "rows": "the most of a map, which puts adjacent values together to keep to it.",
+    "quantile": "level; the median if None.",
+    "samples": "sampled paths that are drawn.",
+    "top": "how many are drawn, the largest ones.",
+    "zmax": "where the colours end, at a high quantile if None.",
+    "decomposition": "label, the first if None.",
+    "product": '"QK" or "OV".',
+    "epsilon": "one of the result's, the middle one if None.",
+    "stack": "one stack, all if None.",
+    "model": "name or place.",
+    "random": "whether choices at random are drawn beside informed ones.",
+}
+"""Descriptions of parameters that many figures have."""
 _RAISES = """
 
 Raises:
@@ -52,14 +76,7 @@ Raises:
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirement of a definition on a model.
-
-    Attributes:
-        words: what the model must have, as the end of "is defined by …".
-        models: which have it, for lists.
-        met: whether a lens has it.
-        possible: whether a model of an architecture can have it, so that one that cannot is refused unopened.
-    """
+    """Requirement of a definition on a model: what it is defined by, which models meet it, and tests of it."""
 
     words: str
     models: str
@@ -67,20 +84,12 @@ class Needs:
     possible: Callable[[Any], bool] = lambda architecture: True
 
     def check(self, lens: Any, name: str, instead: str = "") -> None:
-        """Refuse a lens that does not have it.
-
-        Raises:
-            InputError: the message names what is asked for and what can be had instead.
-        """
+        """Refuse a lens that does not have it, naming what can be had ``instead``."""
         if not self.met(lens):
             raise self._refusal(name, lens.model_id, instead)
 
     def check_architecture(self, architecture: Any, model: str, name: str, instead: str = "") -> None:
-        """Refuse a model that is not open yet by its architecture.
-
-        Raises:
-            InputError: no model of this architecture has it; the message is that of :meth:`check`.
-        """
+        """Refuse a model that is not open yet by its architecture."""
         if not self.possible(architecture):
             raise self._refusal(name, model, instead)
 
@@ -94,13 +103,11 @@ class Probe:
     """Function that computes the result of a measurement; :func:`probe` declares it.
 
     Attributes:
-        function: gives the result.
         takes: its positional arguments: "run", the "first" item's run, the "lens", a "pair" of runs (the first series,
             and the same with its season half a period later), "lenses" of several models, kinds of other results, or
             a function that makes them of the results of a run.
-        words: what is computed on what, for captions and lists.
-        options: of the function, fixed, or computed from the results of a run.
-        each: the results that a report on a lens shows, options by name; one, of the measurement's kind, if None.
+        words: what is computed on what. options: of the function, of the results of a run.
+        each: options by name of the results that a report shows; one result without options if None.
     """
 
     function: Callable[..., xr.Dataset]
@@ -120,12 +127,9 @@ class Figure:
     """One way to draw a measurement; :meth:`Measurement.figure` declares it.
 
     Attributes:
-        function: draws the result, and those beside it.
-        title: content, as a sentence.
-        options: of the function where the figure is drawn by its name alone.
+        title: content, as a sentence. options: of the function where the figure is drawn by its name alone.
         beside: kinds of further results that the function takes.
-        needs: requirement on a model beyond that of the measurement.
-        instead: figure for models that do not meet it.
+        needs: requirement on a model beyond that of the measurement; instead: figure for models that do not meet it.
         table, sentences: of the result, for the panel of a report.
     """
 
@@ -162,20 +166,13 @@ class ReportPanel:
 class Measurement:
     """One kind of result: how it is drawn, tabulated and told; :func:`measurement` declares it.
 
-    Command line, report and documentation are made from these declarations.
-
     Attributes:
-        kind: of its result, ``result.attrs["kind"]``.
-        theme: one of :data:`THEMES`.
-        title: heading of its section in a report.
-        summary: what is measured, in one line of a table.
-        description: what a reader of the section must know, in one or two sentences.
-        source: where the definition is from.
-        paper: ids of the reported values that it measures, as ``tsfm-lens reproduce`` knows them.
-        needs: requirement on a model; None for every model.
-        maker: origin of the result if no probe of a run gives it, in words.
+        kind: of its result, ``result.attrs["kind"]``. theme: one of :data:`THEMES`.
+        title: heading of its section. summary: what is measured, in one line. description: in one or two sentences.
+        source: of the definition. paper: ids of reported values that it measures, as ``tsfm-lens reproduce`` has them.
+        needs: requirement on a model; None for every model. maker: origin of a result that no probe of a run gives.
         subject: words for what a section is about; the result's model and series if None.
-        figures: all ways to draw it.
+        titles: of figures, by the names of their functions.
         panels_of: makes the panels of a report; one for each figure with a table if None.
         home: module that declares it.
     """
@@ -190,6 +187,7 @@ class Measurement:
     needs: Needs | None = None
     maker: str = ""
     subject: Callable[[Any], str] | None = None
+    titles: Mapping[str, str] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
     panels_of: Callable[[Any], Iterator[ReportPanel]] | None = None
     home: str = ""
@@ -214,30 +212,27 @@ class Measurement:
 
     def figure(
         self,
-        title: str,
+        title: str = "",
         *,
-        variables: Sequence[str] | None = (),
+        variables: Sequence[str] = (),
         table: Sequence[str] | Callable[[Any], pd.DataFrame] | None = None,
         sentences: Callable[[Any], list[str]] | None = None,
         **facts: Any,
     ) -> Callable[[Draw[P]], Draw[P]]:
-        """Register a function that draws the result.
-
-        The function then takes runs and forecasts as their datasets, refuses results of other kinds, and its docstring
-        says so.
+        """Register a function that draws the result, which then refuses results of other kinds; see :class:`Figure`.
 
         Args:
-            title: content of the figure, as a sentence.
-            variables: what it needs of the dataset; None for a result that is a table and checked by the function.
+            title: content of the figure, as a sentence; that of ``measurements.yaml`` unless given.
+            variables: that the result must have.
             table: of the report's panel: variables that share their dimensions, or a function of the result.
             sentences: of the report's panel.
-            facts: see :class:`Figure`.
         """
 
         def register(function: Draw[P]) -> Draw[P]:
-            draw = function if variables is None else _checked(function, self.kind, tuple(variables))
+            draw = _checked(function, self.kind, tuple(variables))
             columns = table if callable(table) or table is None else _table_of(table)
-            self.figures.append(Figure(draw, title, table=columns, sentences=sentences, **facts))
+            words = title or self.titles[function.__name__]
+            self.figures.append(Figure(draw, words, table=columns, sentences=sentences, **facts))
             return draw
 
         return register
@@ -259,32 +254,41 @@ class Measurement:
                 )
 
     def check(self, lens: Any) -> None:
-        """Refuse a model that the definition does not allow.
-
-        Raises:
-            InputError: it does not have what the measurement needs.
-        """
+        """Refuse a model that the definition does not allow."""
         if self.needs is not None:
             self.needs.check(lens, f"{self.kind!r}")
 
 
-def measurement(kind: str, *, theme: str, **facts: Any) -> Measurement:
-    """Declare a measurement; see :class:`Measurement` for the facts.
+def measurement(kind: str, **facts: Any) -> Measurement:
+    """Declare a measurement; see :class:`Measurement`.
 
-    A module may declare its kind again, as a notebook does whose cell runs twice.
+    Args:
+        kind: of its result.
+        facts: those that the entry of this kind in a file ``measurements.yaml`` beside the module does not give.
 
     Raises:
         InputError: another module has taken the kind, or the theme is not one of :data:`THEMES`.
     """
-    home = str(sys._getframe(1).f_globals.get("__name__", ""))
+    module = sys._getframe(1).f_globals
+    home = str(module.get("__name__", ""))
+    facts = {**_texts(Path(module.get("__file__", "")).parent).get(kind, {}), **facts}
     if not home.startswith("tsfm_lens."):
         load_extensions(FIGURES)
     if kind in _MEASUREMENTS and _MEASUREMENTS[kind].home != home:
         raise InputError(f"kind {kind!r} is taken by {_MEASUREMENTS[kind].home}; choose another")
-    if theme not in THEMES:
+    if (theme := facts.get("theme")) not in THEMES:
         raise InputError(f"theme={theme!r} is not known, choose one of {', '.join(THEMES)}")
-    entry = _MEASUREMENTS[kind] = Measurement(kind, theme, home=home, **facts)
+    facts |= {"paper": tuple(facts.get("paper", ())), "titles": facts.pop("figures", {})}
+    entry = _MEASUREMENTS[kind] = Measurement(kind, home=home, **facts)
     return entry
+
+
+@cache
+def _texts(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read the texts of the measurements that modules of a folder declare, by kind."""
+    file = folder / "measurements.yaml"
+    texts: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return texts
 
 
 def probe(
@@ -298,8 +302,7 @@ def probe(
     """Register the function that computes the results of a kind; see :class:`Probe`.
 
     Raises:
-        InputError: a function of another module computes this kind.
-        UnknownNameError: ``takes`` is no word that a probe knows.
+        InputError: a function of another module computes this kind, or ``takes`` is no word that a probe knows.
     """
     if isinstance(takes, str) and takes not in _INPUT_WORDS:
         raise unknown_name("takes", takes, _INPUT_WORDS)
@@ -309,8 +312,10 @@ def probe(
             load_extensions(PROBES)
         if kind in _PROBES and _PROBES[kind].function.__module__ != function.__module__:
             raise InputError(f"kind {kind!r} is computed by {_PROBES[kind].name}; choose another")
+        of_kinds = f" of {' and '.join(takes)}" if isinstance(takes, tuple) else ""
+        on = _INPUT_WORDS[takes] if isinstance(takes, str) else of_kinds
         how = options if callable(options) else lambda results: options or {}
-        _PROBES[kind] = Probe(function, takes, words or f"{_name_of(function)}{_words_for(takes)}", how, each)
+        _PROBES[kind] = Probe(function, takes, words or f"{_name_of(function)}{on}", how, each)
         return function
 
     return register
@@ -323,11 +328,7 @@ def measurements() -> dict[str, Measurement]:
 
 
 def find(kind: str) -> Measurement:
-    """Look up a measurement by the kind of its result.
-
-    Raises:
-        UnknownNameError: there is none; the message has the nearest.
-    """
+    """Look up a measurement by the kind of its result."""
     entries = measurements()
     if kind not in entries:
         raise unknown_name("measurement", kind, entries, hint="`tsfm-lens measurements` lists them all.")
@@ -341,24 +342,21 @@ def drawn_by(kind: str) -> str:
 
 
 def check(ds: Any, kinds: str | Sequence[str], *variables: str) -> None:
-    """Refuse what is no labelled result of one of these kinds.
-
-    Raises:
-        InputError: ``ds`` is no Dataset, has another ``attrs["kind"]``, or lacks one of ``variables``.
-    """
+    """Refuse what is no result, a Dataset or a table of a sweep, of one of these kinds with these variables."""
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not hasattr(ds, "data_vars"):
+    if not hasattr(ds, "data_vars") and not getattr(ds, "attrs", {}).get("kind"):
         raise InputError(f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}.")
     actual = ds.attrs.get("kind")
+    form, part = ("table", "column") if kinds[0].startswith("sweep_") else ("Dataset", "variable")
     # a run holds its forecast
-    if actual not in kinds and not (actual == "run" and "forecast" in kinds):
+    if str(actual) not in kinds and not (actual == "run" and "forecast" in kinds):
         help_text = f" {figures} draws that kind." if (figures := drawn_by(actual)) else ""
-        raise InputError(f"a Dataset of kind {kinds[0]!r} is needed, this one is of kind {actual!r}.{help_text}")
-    missing = [name for name in variables if name not in ds]
-    if missing:
-        has = ", ".join(map(str, ds.data_vars)) or "nothing"
-        kind = actual if actual in kinds else kinds[0]
-        raise InputError(f"the {kind!r} Dataset has no variable {missing[0]!r}; it has {has}.")
+        raise InputError(f"a {form} of kind {kinds[0]!r} is needed, this one is of kind {actual!r}.{help_text}")
+    for name in variables:
+        if name not in ds:
+            has = ", ".join(map(str, ds)) or "nothing"
+            kind = actual if actual in kinds else kinds[0]
+            raise InputError(f"the {kind!r} {form} has no {part} {name!r}; it has {has}.")
 
 
 def as_dataset(thing: Any) -> Any:
@@ -367,7 +365,7 @@ def as_dataset(thing: Any) -> Any:
 
 
 def _checked(function: Draw[P], kind: str, variables: tuple[str, ...]) -> Draw[P]:
-    """Let a figure's function check its dataset; one that is registered for several kinds takes all of them."""
+    """Let a figure's function check its result; one that is registered for several kinds takes all of them."""
     if hasattr(function, "kinds"):
         function.kinds.append(kind)
         return function
@@ -382,26 +380,30 @@ def _checked(function: Draw[P], kind: str, variables: tuple[str, ...]) -> Draw[P
         return function(*bound.args, **bound.kwargs)
 
     draw.kinds = kinds  # type: ignore[attr-defined]
-    draw.__doc__ = cleandoc(function.__doc__ or "") + _RAISES
+    draw.__doc__ = _documentation(function, kind, list(call.parameters))
     return draw
 
 
+def _documentation(function: Callable[..., Any], kind: str, parameters: list[str]) -> str:
+    """Complete a docstring with the arguments that many figures have, and with what is raised."""
+    head, _, own = cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
+    texts = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS} if parameters else {}
+    shared = [f"    {name}: {texts[name]}\n" for name in parameters if name in texts and f"    {name}" not in own]
+    return f"{head}\n\nArgs:\n{''.join(shared)}{own}".rstrip() + _RAISES
+
+
 def _table_of(variables: Sequence[str]) -> Callable[[xr.Dataset], pd.DataFrame]:
-    """Return a function that tabulates variables, a row per combination of labels."""
-    return lambda ds: (
-        ds[[name for name in variables if name in ds]].reset_coords(drop=True).to_dataframe().reset_index()
-    )
+    return lambda ds: frame(ds, *variables)
+
+
+def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
+    """Tabulate those of the variables that a result has, a row per combination of labels, a column per variable."""
+    return ds[[name for name in variables if name in ds]].reset_coords(drop=True).to_dataframe().reset_index()
 
 
 def _name_of(function: Callable[..., Any]) -> str:
     package = function.__module__.rpartition(".")[0].removeprefix("tsfm_lens").removeprefix(".probes")
     return f"{package}.{function.__name__}".lstrip(".")
-
-
-def _words_for(takes: Takes) -> str:
-    if isinstance(takes, str):
-        return _INPUT_WORDS[takes]
-    return f" of {' and '.join(takes)}" if isinstance(takes, tuple) else ""
 
 
 def extensible(owner: C) -> C:

@@ -42,9 +42,9 @@ def explore(run: Run, **options: Any) -> Any:
 @method_of("Run", "Forecast")
 def _repr_html_(result: Run | Forecast) -> str:
     """Draw the forecast in a notebook, under a line of facts."""
-    from tsfm_lens.viz import notebook
+    from tsfm_lens.viz.forecast import as_html
 
-    return notebook.as_html(result)
+    return as_html(result)
 
 
 @method_of("Lens")

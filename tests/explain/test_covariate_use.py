@@ -15,8 +15,8 @@ from tsfm_lens.models import Lens
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.report.build import _on_series
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz import noise
 from tsfm_lens.viz.covariate_use import read_use
-from tsfm_lens.viz.standing import Standing
 
 STEPS, HORIZON = 160, 16
 
@@ -125,9 +125,9 @@ def test_forecasts_that_move_unlike_each_other_are_not_said_to_stay(nano: Lens) 
 def test_series_are_counted_by_what_is_forecast(nano: Lens) -> None:
     """Covariates are shown to the model and not forecast, so that no mean is over them."""
     found = covariate_use(nano.run(as_series(items(3, 10)), HORIZON), shuffles=1)
-    assert Standing(found, "moved", "covariate", "way").series == 3
+    assert noise.judged(found, "moved", "covariate", "way").series == 3
     shown = nano.run(as_series(items(3, 10)), HORIZON).dataset()
     judged = judge(shown.assign(size=("series", np.ones(shown.sizes["series"]))), "size", floor=0.0)
     assert shown.sizes["series"] == 9
-    assert Standing(judged, "size").series == 3
+    assert judged(judged, "size").series == 3
     assert _on_series(shown).endswith(" on series-0/target, series-1/target, series-2/target")

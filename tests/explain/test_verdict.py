@@ -10,7 +10,7 @@ import xarray as xr
 
 from tsfm_lens.explain import verdict
 from tsfm_lens.verdict import rules_of
-from tsfm_lens.viz.deletion_curves import read_proof
+from tsfm_lens.viz.input_attribution import read_proof
 
 DRAWS = 39
 """So many that 5 % of them can be told."""

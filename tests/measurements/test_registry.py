@@ -143,19 +143,8 @@ def test_chapters_that_cannot_be_are_refused_before_anything_is_written(
     sections: str, words: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "report"
-    args = [
-        "report",
-        "bolt-nano",
-        "--data",
-        "bundled:nile",
-        "--horizon",
-        "6",
-        "--sections",
-        sections,
-        "--out",
-        str(out),
-    ]
-    result = CliRunner().invoke(app, args)
+    args = "report bolt-nano --data bundled:nile --horizon 6 --sections".split()
+    result = CliRunner().invoke(app, [*args, sections, "--out", str(out)])
     assert result.exit_code == 1
     assert words in " ".join(result.stderr.split())
     assert not out.exists()

@@ -1,10 +1,6 @@
-"""Planted results: of every kind of measurement one, with known answers, made in one place.
+"""Planted results: of every kind of measurement one, with known answers, made in one place."""
 
-Every maker takes the series that its result is about; further arguments plant other values. That what is made looks
-like what the probes give is checked by ``tests/measurements/test_planted.py``, for tables of sweeps by
-``tests/sweep/test_results.py``.
-"""
-
+# ruff: noqa: F401
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -32,54 +28,6 @@ from planted.schema import differences, table_differences
 from planted.series import EMBED, IDS, components, rivers_and_roads, series, tokens, with_components
 from planted.structure import entropic_rank, head_similarity, layer_similarity, spectra
 from planted.sweep import sweep
-
-__all__ = [
-    "EMBED",
-    "ablation",
-    "attention",
-    "attention_rollout",
-    "attribution",
-    "attribution_patching",
-    "circuit",
-    "components",
-    "differences",
-    "edges",
-    "effects",
-    "embedding_ranks",
-    "entropic_rank",
-    "everything",
-    "explore",
-    "flow_of_ranks",
-    "forecast",
-    "head_entropy",
-    "head_similarity",
-    "in_report",
-    "kernel_regression",
-    "lag_attention",
-    "layer_gain",
-    "layer_similarity",
-    "lens_logits",
-    "norm_weighted",
-    "parroting",
-    "patch_attention",
-    "patching",
-    "paths",
-    "quantile_lens",
-    "recipes",
-    "rivers_and_roads",
-    "autoregressive_attention",
-    "row_angles",
-    "seasonality",
-    "series",
-    "spectra",
-    "stream_shares",
-    "sweep",
-    "table_differences",
-    "token_lens",
-    "tokens",
-    "weight_ranks",
-    "with_components",
-]
 
 
 def in_report(ids: Sequence[str] = IDS, **options: Any) -> dict[str, xr.Dataset]:

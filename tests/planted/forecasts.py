@@ -16,9 +16,7 @@ LAYERS = ("embed", "0", "1")
 
 
 def forecast(
-    on: xr.Dataset = THREE,
-    bands: Mapping[float, np.ndarray | float] | None = None,
-    paths: Sequence[float] = (),
+    on: xr.Dataset = THREE, bands: Mapping[float, np.ndarray | float] | None = None, paths: Sequence[float] = ()
 ) -> xr.Dataset:
     """The median misses the truth by 1 at every step; the 80 % band holds it at the first three steps."""
     bands = {0.1: 1 - REACH, 0.5: 1.0, 0.9: 1 + REACH} if bands is None else bands
@@ -99,10 +97,7 @@ def lens_logits(on: xr.Dataset = THREE) -> xr.Dataset:
 
 
 def recipes(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and + 1.
-
-    Its distance is 0, 0.25 and 1 for the first series, and twice that for the others.
-    """
+    """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and + 1."""
     ds = described(on, "recipes").assign_coords(recipe=["original", "few", "many"], quantile=list(LEVELS))
     median = ds["truth"].values[None] + 10.0 * np.arange(3)[:, None, None]
     spread = 4 * (np.array(LEVELS) - 0.5)[None, None, :, None]

@@ -30,16 +30,6 @@ def stand_in(architecture: str = "chronos-bolt", seed: int = 0) -> Planted:
     edges = ((ALIVE[0], ALIVE[1]), (ALIVE[0], "output"), (ALIVE[1], "output"))
     rule = LocalMean(width=16)
     about = {"name": f"stand-in-{seed}", "mechanism": "stand-in", "architecture": architecture, "seed": seed}
-    card = Card(
-        **about,
-        rotated=False,
-        weight_noise=0,
-        rule=rule,
-        parts=parts,
-        edges=edges,
-        attends=(),
-        context=(64, 64),
-        horizon=8,
-        error=0,
-    )
+    about |= {"rotated": False, "weight_noise": 0, "attends": (), "context": (64, 64), "horizon": 8, "error": 0}
+    card = Card(**about, rule=rule, parts=parts, edges=edges)
     return Planted(model, card)

@@ -50,16 +50,8 @@ def row_angles() -> xr.Dataset:
     """Two heads of two rows: of layer 0 the rows of a head lie 10° apart, 80° from the others'; all 80° in layer 1."""
     close = np.array([[0, 10, 80, 80], [10, 0, 80, 80], [80, 80, 0, 10], [80, 80, 10, 0.0]])
     apart = 80.0 * (1 - np.eye(4))
-    ds = described(
-        None,
-        "row_angles",
-        stack="encoder",
-        attention="self_attn",
-        part="W_Q",
-        permutations=99,
-        seed=0,
-        random_angle=60.0,
-    )
+    about = {"stack": "encoder", "attention": "self_attn", "part": "W_Q", "permutations": 99, "seed": 0}
+    ds = described(None, "row_angles", random_angle=60.0, **about)
     ds = ds.assign(
         angle=(("layer", "row", "other_row"), np.stack([close, apart])),
         block_angle=(("layer", "head", "other_head"), np.array([[[10.0, 80], [80, 10]], [[80, 80], [80, 80]]])),

@@ -1,9 +1,4 @@
-"""Results of a sweep computed from a synthetic error model, for the tests of figures, tables and reports.
-
-The scaled error of a window is drawn once; a variant multiplies it by ``exp(strength + noise)``. Everything else (MASE
-a dataset, geometric means, clustered paired bootstrap, Holm's correction) is computed from those errors as the real
-sweep does, by plain numpy.
-"""
+"""Results of a sweep computed from a synthetic error model, for the tests of figures, tables and reports."""
 
 from __future__ import annotations
 
@@ -13,20 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 from scipy.stats import norm
+from statsmodels.stats.multitest import multipletests
 
 WINDOWS, RESAMPLES, TOLERANCE = 8, 120, 0.01
 METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
 _ATTRS = {"sweep": "planted", "seed": 0, "confidence": 0.95}
 ORDERS = ("stable_rank:low", "stable_rank:high", "random:0")
-
-
-def holm(p: np.ndarray) -> np.ndarray:
-    """Holm's step-down corrected p-values."""
-    order = np.argsort(p)
-    steps = np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p))))
-    out = np.empty(len(p))
-    out[order] = np.minimum(steps, 1.0)
-    return out
 
 
 @dataclass
@@ -92,7 +79,7 @@ def in_families(rows: list[dict], *keys: str) -> list[dict]:
     """The rows with Holm's correction within each family, and which of them leads: planted errors have no doubt."""
     found = pd.DataFrame(rows)
     for _, own in found.groupby(list(keys), sort=False):
-        found.loc[own.index, "p_holm"] = holm(own["p_value"].to_numpy())
+        found.loc[own.index, "p_holm"] = multipletests(own["p_value"], method="holm")[1]
         found.loc[own.index, "tests"] = len(own)
     return found.assign(stands=found["p_holm"] < 0.05, tests=found["tests"].astype(int), leads="").to_dict("records")
 
@@ -149,9 +136,7 @@ def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm:
     for m in models:
         for layer in range(m.layers):
             for order in ORDERS:
-                worse = {"stable_rank:low": 1.0 + layer % 2, "stable_rank:high": 2.0 - layer % 2, "random:0": 2.5}[
-                    order
-                ]
+                worse = dict(zip(ORDERS, (1.0 + layer % 2, 2.0 - layer % 2, 2.5), strict=True))[order]
                 for count in range(m.heads + 1):
                     share = count / m.heads
                     if counts is not None and count not in counts:
@@ -161,13 +146,8 @@ def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm:
                     rows.append(
                         {"model": m.model, "layer": layer, "order": order, "ablated": count, "of": m.heads}
                         | {"share": share, "baseline_mase": m.baseline, "mase": m.baseline * (1 + found["change"])}
-                        | {
-                            "label": f"{count} of {m.heads} heads of layer {layer}",
-                            **found,
-                            "p_holm": found["p_value"],
-                            "stands": found["p_value"] < 0.001,
-                        }
-                        | {"tests": 1, "replicates": RESAMPLES}
+                        | {"label": f"{count} of {m.heads} heads of layer {layer}", "tests": 1, "replicates": RESAMPLES}
+                        | {**found, "p_holm": found["p_value"], "stands": found["p_value"] < 0.001}
                     )
     made = table(rows, "sweep_curves", tolerance=TOLERANCE)
     best = _kept(made).query("better")[["model", "layer", "order", "ablated", "leads"]]
@@ -242,21 +222,8 @@ def recipes(models: Sequence[Planted], seeds: int = 3) -> tuple[pd.DataFrame, pd
                 rows += [entry | {"metric": name, **found} for name, found in zip(METRICS, (own, *others), strict=True)]
             against.append({"model": m.model, "recipe": recipe, "selection": "listed"} | m.beside(listed, randoms))
     heavy = table(in_families(rows, "metric"), "sweep_recipes")
-    names = [
-        "model",
-        "recipe",
-        "selection",
-        "seed",
-        "label",
-        "change",
-        "lower",
-        "upper",
-        "p_value",
-        "p_holm",
-        "stands",
-        "leads",
-    ]
-    choice = heavy[heavy["metric"] == "MASE"][[*names, "tests", "replicates"]]
+    names = "model recipe selection seed label change lower upper p_value p_holm stands leads tests replicates".split()
+    choice = heavy[heavy["metric"] == "MASE"][names]
     choice = choice.merge(pd.DataFrame(against), on=["model", "recipe", "selection"], how="left")
     return heavy, table(choice.assign(diff_stands=choice["diff_p"] < 0.01), "sweep_selection")
 

@@ -8,11 +8,9 @@ import pytest
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.report.build import measurement_of
-from tsfm_lens.viz.attribution_patching import read_attribution_patching, read_estimate
 from tsfm_lens.viz.circuits import read_circuit, read_circuit_forecasts, read_curve
-from tsfm_lens.viz.effects import read_effects, read_self_repair
-from tsfm_lens.viz.patching import read_patched_forecasts, read_patching
-from tsfm_lens.viz.path_patching import read_paths
+from tsfm_lens.viz.effects import read_effects, read_paths, read_self_repair
+from tsfm_lens.viz.patching import read_attribution_patching, read_estimate, read_patched_forecasts, read_patching
 
 KINDS = ("patching", "attribution_patching", "paths", "edges", "effects", "circuit")
 

@@ -8,20 +8,27 @@ import xarray as xr
 
 import planted
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.viz.attention import head_entropy, read_attention, read_attention_map
-from tsfm_lens.viz.attribution import read_attribution, read_attribution_over_series, read_attribution_steps
-from tsfm_lens.viz.entropic_rank import read_entropic_rank
+from tsfm_lens.viz.attention import head_entropy, read_attention, read_attention_map, read_head_entropy
+from tsfm_lens.viz.attribution import (
+    read_attribution,
+    read_attribution_over_series,
+    read_attribution_steps,
+    read_shares,
+)
 from tsfm_lens.viz.forecast import read_forecast
-from tsfm_lens.viz.head_entropy import read_head_entropy
-from tsfm_lens.viz.kernel_regression import read_bandwidths, read_bound, read_tilt
-from tsfm_lens.viz.layer_gain import read_gain
-from tsfm_lens.viz.logit_lens import read_entropy, read_lens_forecast, read_logit_map
-from tsfm_lens.viz.parroting import read_lag, read_parroting
+from tsfm_lens.viz.logit_lens import read_entropy, read_gain, read_lens_forecast, read_logit_map
+from tsfm_lens.viz.parroting import read_lag, read_parroting, read_seasons
 from tsfm_lens.viz.rollout import read_flow, read_norm_weighted, read_rollout
-from tsfm_lens.viz.seasonality import read_seasons
-from tsfm_lens.viz.similarity import read_head_similarity, read_layer_similarity
-from tsfm_lens.viz.spectra import read_spectra, read_stable_rank
-from tsfm_lens.viz.stream_shares import read_shares
+from tsfm_lens.viz.spectra import (
+    read_bandwidths,
+    read_bound,
+    read_entropic_rank,
+    read_head_similarity,
+    read_layer_similarity,
+    read_spectra,
+    read_stable_rank,
+    read_tilt,
+)
 from tsfm_lens.viz.words import is_head, nats_of, num, signed
 from tsfm_lens.viz.zero_ablation import read_ablation, read_ablation_forecasts
 

@@ -23,12 +23,10 @@ from tsfm_lens.report.sweep_tables import latex
 from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.results.gathering import gather
 from tsfm_lens.sweep.run.sweeping import run_sweep
-from tsfm_lens.viz.sweep_datasets import read_datasets
 from tsfm_lens.viz.sweep_entries import methods_of, runs
-from tsfm_lens.viz.sweep_heads import read_curves, read_heads
-from tsfm_lens.viz.sweep_heads_at import read_heads_at
+from tsfm_lens.viz.sweep_heads import read_curves, read_heads, read_heads_at
 from tsfm_lens.viz.sweep_layers import read_components, read_distances
-from tsfm_lens.viz.sweep_recipes import read_recipes, read_selection
+from tsfm_lens.viz.sweep_recipes import read_datasets, read_recipes, read_selection
 
 PROVENANCE = {"models": {"alpha": {"layers": 4, "revision": None}}, "datasets": [{"name": "x", "windows": 8}]}
 
@@ -163,7 +161,7 @@ def test_a_failed_build_leaves_the_old_report(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     gain = pd.DataFrame()
     gain.attrs["kind"] = "gain"
-    with pytest.raises(InputError, match="of kind 'gain'; a sweep has sweep_datasets"):
+    with pytest.raises(InputError, match="of kind 'gain'; a sweep has sweep_heads"):
         build_sweep_report(one | {"x": gain}, tmp_path, title="New", provenance={})
     monkeypatch.setattr(room, "latex", lambda ds: 1 / 0)
     with pytest.raises(ZeroDivisionError):

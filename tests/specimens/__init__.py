@@ -1,9 +1,4 @@
-"""A result of every kind that the registry draws, in four cases that try the room for words.
-
-"plain" is as it is; "long" has names of 40 characters, a long unit and values about −1e6; "one" is the first series of
-that, and "forty" has forty series, models or datasets. Results of runs are measured on embedded models, those of no run
-are what the examples of their renderers draw, and sweeps are planted.
-"""
+"""A result of every kind that the registry draws, in four cases that try the room for words."""
 
 from __future__ import annotations
 
@@ -133,13 +128,7 @@ def kind_of(name: str) -> str:
 
 
 def figures_of(name: str, result: Any, beside: dict[str, Any]) -> Iterator[tuple[str, go.Figure]]:
-    """All figures that are drawn of a result: the panels of a report, then each renderer by its name.
-
-    Args:
-        name: of the result.
-        result: itself.
-        beside: other results by kind, for figures that take several.
-    """
+    """All figures that are drawn of a result: the panels of a report, then each renderer by its name."""
     measurement = find(kind_of(name))
     for place, panel in enumerate(measurement.draw_panels(result)):
         yield f"panel {place}", panel.figure

@@ -22,10 +22,7 @@ _STUDIES = ("experiments", "rank_theory", "recipes")
 
 
 def drawn_in_examples() -> list[xr.Dataset]:
-    """The results that docstrings draw of measurements that no run gives, each once.
-
-    A renderer without an example is found by ``tests/test_examples_in_docstrings.py``.
-    """
+    """The results that docstrings draw of measurements that no run gives, each once."""
     found: list[xr.Dataset] = []
 
     def recorded(name: str) -> Any:

@@ -16,10 +16,7 @@ _WORDS = {
 
 
 def unexplained(fig: go.Figure) -> list[str]:
-    """Marks that no legend lists, no colour bar and no axis measures, and no caption or note names.
-
-    One kind of unlisted mark in a panel is what the titles of its axes say; several kinds have to be told apart.
-    """
+    """Marks that no legend lists, no colour bar and no axis measures, and no caption or note names."""
     meta = fig.layout.meta or {}
     said = [
         str(meta.get("title", "")),

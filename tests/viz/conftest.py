@@ -61,10 +61,7 @@ def attribution() -> xr.Dataset:
 
 @pytest.fixture
 def attention() -> xr.Dataset:
-    """Patches of 4 over 12 context steps and a REG key; queries are two forecast steps and START.
-
-    Weight of head h, layer l from query q to key k is proportional to 1 + k + 5q + h + 2l.
-    """
+    """Patches of 4 over 12 context steps and a REG key; queries are two forecast steps and START."""
     q, k = np.arange(3)[:, None], np.arange(4)
     raw = 1.0 + k + 5 * q + np.arange(2)[:, None, None] + 2 * np.arange(2)[:, None, None, None]
     queries = {

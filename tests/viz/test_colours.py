@@ -1,10 +1,4 @@
-"""Colours under the three common deficiencies and in grey.
-
-Simulated after Machado et al. 2009 (doi:10.1109/TVCG.2009.113) by colorspacious, at full severity; differences are
-those of CAM02-UCS (Luo et al. 2006, doi:10.1002/col.20227), in which 1 is about what is just seen side by side. 10 is
-what colours need to be told apart as thin marks (Stone et al. 2014, "An engineering model for color difference as a
-function of size", figure 5: about 10 for marks of a third of a degree).
-"""
+"""Colours under the three common deficiencies and in grey."""
 
 from __future__ import annotations
 

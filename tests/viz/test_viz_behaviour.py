@@ -15,7 +15,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
 from tsfm_lens.viz.induction import read_induction
-from tsfm_lens.viz.maps import HeadMap, two_digits
+from tsfm_lens.viz.maps import two_digits
 from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.theme import PALE
 
@@ -66,17 +66,6 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     assert "these sequences do not tell" in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale
     assert len(coloured(viz.induction_maps(ds.drop_vars("entropy")))) == 2
-
-
-def test_colours_of_maps_leave_white_to_nothing() -> None:
-    values = np.array([[1.0, 3.0]])
-    assert HeadMap(values, "", "").colours()["cmin"] == pytest.approx(0.8)
-    assert HeadMap(values, "", "", reverse=True).colours()["cmax"] == pytest.approx(3.2)
-    assert HeadMap(values, "", "", low=0.0).colours()["cmin"] == 0
-    both = HeadMap(np.array([[-4.0, 1.0, np.nan]]), "", "", diverging=True).colours()
-    assert (both["cmin"], both["cmax"]) == (-4, 4)
-    none = HeadMap(np.full((1, 2), np.nan), "", "").colours()
-    assert none["cmin"] < none["cmax"]
 
 
 def test_the_corner_holds_every_head_once_a_panel() -> None:

@@ -9,8 +9,7 @@ import plotly.graph_objects as go
 import pytest
 import xarray as xr
 
-import planted
-from tsfm_lens import probes, registry, viz
+from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled, remove_motif, shift_phase
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
@@ -18,14 +17,6 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.noise import NOT_ABOVE
 
 SENDERS = ["decoder.*.cross_attn.*", "decoder.*.mlp"]
-DRAWN = {
-    "patching": [viz.patching_map, viz.patched_forecasts],
-    "attribution": [viz.patching_map, viz.attribution_patching_scatter],
-    "paths": [viz.path_map],
-    "edges": [viz.path_map],
-    "effects": [viz.effects_scatter, viz.self_repair_bars],
-    "circuit": [viz.circuit_graph, viz.circuit_forecasts, viz.circuit_curve],
-}
 
 
 @cache
@@ -87,9 +78,6 @@ def test_dates_put_cells_under_the_steps_that_they_cover() -> None:
     edges = np.asarray(tokens.x, dtype="datetime64[ns]")[1:-1]
     assert (stamps[inner - 1] < edges).all()
     assert (edges < stamps[inner]).all()
-    # one axis for both panels
-    assert fig.layout.xaxis2.matches == "x"
-    assert np.datetime64(fig.layout.xaxis.range[0]) <= np.asarray(tokens.x, dtype="datetime64[ns]")[0]
 
 
 def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
@@ -106,24 +94,6 @@ def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
     assert not [shape for shape in whole.layout.shapes if shape.type == "rect"]
 
 
-def test_colours_of_shares_are_centred_and_sizes_have_the_unit() -> None:
-    ds = results()["patching"]
-    shares, sizes = (viz.patching_map(ds, value=value).layout.coloraxis for value in ("recovered", "effect"))
-    assert shares.cmin == -shares.cmax < -0.99
-    assert "1 (all)" in shares.colorbar.ticktext
-    assert sizes.cmin == 0
-    assert "ppm" in sizes.colorbar.title.text
-    assert "ppm" in viz.patching_map(ds).layout.yaxis.title.text
-    with pytest.raises(UnknownNameError, match="recovered"):
-        viz.patching_map(ds, value="first_order")
-
-
-def test_the_words_say_which_run_is_patched() -> None:
-    denoised, noised = (viz.patching_map(results()[name]).layout.meta["subtitle"] for name in ("patching", "all"))
-    assert "clean run put into the corrupted run; 0: the corrupted" in denoised
-    assert "corrupted run put into the clean run; 0: the clean" in noised
-
-
 def test_all_positions_at_once_make_a_bar_a_head() -> None:
     ds = results()["all"]
     bars = [trace for trace in viz.patching_map(ds).data if trace.type == "bar"]
@@ -133,16 +103,6 @@ def test_all_positions_at_once_make_a_bar_a_head() -> None:
     # bars stand in the order of depth
     order = {x: name for bar in bars for x, name in zip(bar.x, bar.text, strict=True)}
     assert [order[i].split(".")[0] for i in range(len(order))] == sorted(name.split(".")[0] for name in order.values())
-
-
-def test_variates_in_one_sequence_have_a_map_each() -> None:
-    ds = undated("patching")
-    ordinary = np.flatnonzero(ds["position_special"].values == "")
-    twice = ds.isel(position=[*ordinary, *ordinary])
-    twice["recovered"] = twice["recovered"] + (np.arange(2 * len(ordinary)) >= len(ordinary))[:, None]
-    first, second = heatmaps(viz.patching_map(twice))
-    np.testing.assert_array_equal(first.x, second.x)
-    np.testing.assert_allclose(np.array(second.z), np.array(first.z) + 1)
 
 
 def test_patched_forecasts_are_those_that_recover_most() -> None:
@@ -179,18 +139,6 @@ def test_the_estimate_is_drawn_against_the_exact_share() -> None:
     deep = ds.isel(component=np.arange(16) % ds.sizes["component"])
     many = viz.attribution_patching_scatter(deep.assign_coords(layer_index=("component", np.arange(16))))
     assert (many.layout.coloraxis.cmin, many.layout.coloraxis.cmax) == (0, 15)
-
-
-def test_estimates_and_errors_have_maps() -> None:
-    ds = results()["attribution"]
-    ordinary = ds["position_special"].values == ""
-    for value in ("first_order", "recovered", "error"):
-        np.testing.assert_array_equal(
-            heatmaps(viz.patching_map(ds, value=value))[0].z, ds[value].values[:, ordinary, 0]
-        )
-    assert "estimated" in viz.patching_map(ds).layout.meta["title"]
-    with pytest.raises(UnknownNameError, match="error"):
-        viz.patching_map(results()["estimate"], value="error")
 
 
 def test_paths_are_ordered_by_depth_and_missing_ones_are_not_zero() -> None:
@@ -253,42 +201,6 @@ def test_self_repair_can_be_read_off_the_effects() -> None:
     assert "ppm" in fig.layout.xaxis.title.text
 
 
-def test_effects_of_several_series_are_the_shares_that_the_sentence_tells() -> None:
-    ds = results()["effects"]
-    fig = viz.effects_scatter(ds)
-    drawn = {
-        data[0]: x for t in fig.data if t.customdata is not None for x, data in zip(t.x, t.customdata, strict=True)
-    }
-    told = dict(zip(ds["component"].values, ds["direct_share_estimate"].values, strict=True))
-    assert max(told, key=lambda name: told[name]) in drawn
-    assert len(drawn) > 3
-    assert drawn == {name: told[name] for name in drawn}
-    assert "share of the series' range" in fig.layout.xaxis.title.text
-
-
-def test_names_stand_beside_the_diagonal_where_there_is_room() -> None:
-    rows = planted.components(1, 2, ("self_attn",), whole=False)
-    ds = planted.effects(planted.rivers_and_roads(), rows, np.array([1.0, 2.0, 3.0]), np.zeros((3, 2)))
-    dots = [trace for trace in viz.effects_scatter(ds).data if trace.text]
-    sides = [side for trace in dots for side, word in zip(trace.textposition, trace.text, strict=True) if word]
-    assert len(sides) == 3
-    assert set(sides) <= {"top left", "bottom right"}
-
-
-def test_self_repair_bars_follow_the_direct_effect() -> None:
-    ds = results()["effects"]
-    size, repair, dots = viz.self_repair_bars(ds, top=5).data
-    assert list(size.x) == sorted(size.x, reverse=True)
-    # a series whose direct effect is 0 has no share of it
-    np.testing.assert_allclose(repair.x, np.nanmean(ds["self_repair"].sel(component=list(size.y)), axis=-1))
-    np.testing.assert_allclose(dots.x, ds["self_repair"].sel(component=list(size.y)).values.ravel())
-    one = viz.self_repair_bars(ds, top=3, series=1)
-    assert len(one.data) == 2
-    np.testing.assert_allclose(one.data[1].x, ds["self_repair"].sel(component=list(one.data[0].y)).values[:, 1])
-    with pytest.raises(InputError, match="top is 0"):
-        viz.self_repair_bars(ds, top=0)
-
-
 def test_the_circuit_stands_filled_at_its_places() -> None:
     ds = results()["circuit"]
     fig = viz.circuit_graph(ds)
@@ -322,15 +234,6 @@ def test_the_strongest_edges_are_drawn_as_wide_as_they_are_strong() -> None:
         viz.circuit_graph(circuit, results()["paths"])
 
 
-def test_the_circuits_forecasts_are_drawn() -> None:
-    ds = results()["circuit"]
-    fig = viz.circuit_forecasts(ds)
-    words = {"model": "whole model", "circuit": "circuit alone", "complement": "all but the circuit"}
-    for part, name in {**words, "nothing": "none of the components"}.items():
-        np.testing.assert_array_equal(line(fig, name).y, ds["forecast"].sel(part=part).values[0])
-    assert "ppm" in fig.layout.yaxis.title.text
-
-
 def test_the_curve_has_the_sizes_that_were_tried() -> None:
     ds = results()["circuit"].copy(deep=True)
     ds["curve"].values[3] = np.nan
@@ -341,14 +244,3 @@ def test_the_curve_has_the_sizes_that_were_tried() -> None:
     level, size = (shape for shape in fig.layout.shapes if shape.type == "line")
     assert level.y0 == level.y1 == pytest.approx(0.9)
     assert size.x0 == size.x1 == ds["in_circuit"].values.sum()
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_other_kinds_are_refused_with_what_draws_them(name: str) -> None:
-    kind = results()[name].attrs["kind"]
-    wrong = next(other for other in ("circuit", "effects") if other != name)
-    for draw in DRAWN[name]:
-        assert draw.__name__ in registry.drawn_by(kind)
-        with pytest.raises(InputError, match=f"is of kind '{wrong}'"):
-            draw(results()[wrong])
-        assert draw(results()[name]).layout.meta["title"]

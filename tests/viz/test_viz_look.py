@@ -45,16 +45,6 @@ def test_user_strings_show_letter_by_letter(forecast):
     assert fig.layout.meta["title"] == f"Forecast of {name} by {model}"
 
 
-def test_heights_leave_the_panels_their_room(forecast):
-    fig = viz.forecast_fan(forecast)
-    room = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
-    assert room == 300
-    bare = theme.untitled(fig)
-    assert bare.layout.title.text is None
-    assert bare.layout.height - bare.layout.margin.t - bare.layout.margin.b == 300
-    assert fig.layout.title.text
-
-
 def test_save_html_is_self_contained_and_json_round_trips(forecast, tmp_path):
     fig = viz.forecast_fan(forecast)
     text = viz.save(fig, tmp_path / "new" / "fan.html").read_text()

@@ -11,7 +11,6 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
-from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.zero_ablation import strongest
 
@@ -70,12 +69,6 @@ def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr
         assert not veils(fig)
         assert NOT_ABOVE not in subtitle(fig)
         assert (f"noise floor {FLOOR}" in subtitle(fig)) == floor
-
-
-def test_a_floor_far_below_the_effects_is_a_share_of_them(ablation: xr.Dataset) -> None:
-    ds = judged(ablation, "spearman_distance", ["component"], np.ones(ablation.sizes["component"], dtype=bool))
-    low = ds.assign(spearman_distance_floor=("series", np.full(ds.sizes["series"], 2.4e-5)))
-    assert "noise floor below 0.1 % of the largest effect" in subtitle(viz.ablation_heatmap(low))
 
 
 def test_cells_without_numbers_have_a_dot() -> None:
@@ -197,14 +190,3 @@ def test_only_what_stands_out_is_called_strongest(noisy: xr.Dataset) -> None:
     nothing = noisy.assign(spearman_distance_stands_out=("component", np.zeros(len(names), dtype=bool)))
     assert strongest(nothing, 0) == strongest(noisy.drop_vars("spearman_distance_stands_out"), 0)
     assert "none stands out of the noise" in subtitle(viz.ablation_forecasts(nothing))
-
-
-def test_the_map_of_ablations_draws_the_mean_that_was_judged() -> None:
-    count = planted.ablation().sizes["component"]
-    # of these three series the mean is twice the median
-    ds = planted.ablation(distance=np.arange(1.0, 1 + count)[:, None] / 100 * np.array([1.0, 1.0, 4.0]))
-    fig = viz.ablation_heatmap(ds)
-    maps = [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
-    cells = np.concatenate([np.asarray(trace.z, dtype=float).ravel() for trace in maps])
-    assert_close(np.sort(cells[np.isfinite(cells)]), np.sort(ds["spearman_distance_estimate"].values), depth=3)
-    assert "mean over a, b, c" in fig.layout.meta["subtitle"]

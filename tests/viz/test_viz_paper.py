@@ -8,7 +8,6 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close, last_digit
 from tsfm_lens.viz import theme
 
@@ -46,18 +45,6 @@ def test_recipes_are_columns_and_series_are_rows(recipes):
     assert fig.layout.yaxis.title.text == "rivers<br>(m³/s)"
 
 
-def test_one_series_and_no_paths_give_a_row_with_intervals(recipes):
-    fig = viz.recipe_forecasts(recipes.drop_vars("sample"), series=["roads"], recipes=["many"])
-    (low,), (high,) = lines(fig, "interval from"), lines(fig, "interval")
-    np.testing.assert_allclose(high.y - low.y, 3.2)
-    assert "0.1 to the 0.9 quantile" in fig.layout.meta["subtitle"]
-    assert len(lines(fig, "context")) == 1
-    with pytest.raises(UnknownNameError, match=r"'fex'.*few"):
-        viz.recipe_forecasts(recipes, recipes=["fex"])
-    with pytest.raises(InputError, match="recipe_forecasts draws"):
-        viz.forecast_fan(recipes)
-
-
 @pytest.fixture
 def logits() -> xr.Dataset:
     return planted.lens_logits(planted.rivers_and_roads())
@@ -83,15 +70,6 @@ def test_logit_maps_are_symmetric_and_peak_where_planted(logits):
     assert np.asarray(raw.data[0].z).max() <= 0
 
 
-def test_rows_of_several_bins_hold_their_mean(logits):
-    fig = viz.lens_logit_map(logits, value_range=(-50, 145), rows=10, raw=True)
-    custom = np.asarray(fig.data[0].customdata)
-    assert custom.shape == (10, STEPS)
-    np.testing.assert_allclose(
-        custom, -np.abs(logits["value"].values[0][:, None] - 5.0 * np.arange(STEPS)).reshape(10, 4, STEPS).mean(1)
-    )
-
-
 def test_the_scheme_shows_every_writer_with_its_share():
     ds = planted.stream_shares(planted.rivers_and_roads().isel(series=[0]))
     fig = viz.stream_scheme(ds)
@@ -114,15 +92,6 @@ def test_the_scheme_shows_every_writer_with_its_share():
 @pytest.fixture
 def patches() -> xr.Dataset:
     return planted.patch_attention(planted.rivers_and_roads())
-
-
-def test_patch_matrices_carry_the_stable_rank_of_their_layer(patches):
-    fig = viz.patch_attention_grid(patches, layer=-1)
-    assert_close(fig.data[1].z, patches["attention"].values[1, 1], depth=16, dtype=np.float32)
-    assert [a.text for a in fig.layout.annotations] == ["head 0<br>stable rank 3.5", "head 1<br>stable rank 4.5"]
-    assert "of 10 steps, then REG" in fig.layout.meta["subtitle"]
-    with pytest.raises(UnknownNameError, match="no layer '7'"):
-        viz.patch_attention_grid(patches, layer="7")
 
 
 def test_the_selected_patch_is_marked_at_its_first_step(patches):

@@ -17,7 +17,6 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.sweep_entries import baseline_of, order_words
 
 EVIL = '<script>x</script>&%{y}"$'
-RECIPES = ("light", "heavy")
 DRAW = {
     "layers": (viz.layer_distances, viz.component_errors, viz.range_curves),
     "heads": (viz.head_changes,),
@@ -87,11 +86,6 @@ def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, pd.DataFr
     bars = {trace.name: trace for trace in fig.data}
     assert list(bars["unablated"].x) == [baseline_of(ds, "alpha"), baseline_of(ds, "beta")]
     assert list(fig.layout.yaxis.ticktext) == [f"{model}<br>layer {best[model]}" for model in ("alpha", "beta")]
-    np.testing.assert_array_equal(np.round([bar.y for bar in bars.values()]), [[0, 1]] * 4)
-    # labels stand right of all bars and intervals, each at the height of its bar
-    assert {(note.x, note.xref, note.xanchor, note.font.size) for note in fig.layout.annotations} == {
-        (1, "paper", "left", 11)
-    }
     labels = {note.y: note.text for note in fig.layout.annotations}
     for name, part in (("without MLP", "mlp"), ("without all heads", "heads"), ("without heads and MLP", "both")):
         rows = [
@@ -169,33 +163,8 @@ def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: 
     assert starts == [(0.0, base)] * 3
 
 
-def test_what_is_not_decided_yet_is_not_judged(sweep: dict[str, pd.DataFrame]) -> None:
-    ds = sweep["curves"].assign(better=False, within=-1, judged_by="", order_stands=False)
-    fig = viz.head_curves(ds, model="alpha")
-    titles = [note.text.split("<br>") for note in fig.layout.annotations]
-    assert [words[1] for words in titles if len(words) == 2] == ["not decided yet"] * 6
-    assert not [t for t in fig.data if t.line.width is not None and t.line.width > 2]
-    assert len(traces(viz.head_curves(ds, by="model"), "x")) == 6
-
-
-def test_lines_by_model_are_the_better_orders(sweep: dict[str, pd.DataFrame]) -> None:
-    ds = table = sweep["curves"]
-    lines = traces(viz.head_curves(ds, by="model"), "x2")
-    assert len(lines) == 5
-    for layer, line in enumerate(lines):
-        mine = table[(table["model"] == "beta") & (table["layer"] == layer)]
-        # the first order where no head can go
-        better = mine.loc[mine["better"] & (mine["within"] > 0), "order"]
-        best = better.iloc[0] if len(better) else "stable_rank:low"
-        rows = mine[mine["order"] == best].sort_values("ablated")
-        assert_close(line.y, 100 * rows["change"], depth=1000)
-    assert len({line.line.color for line in lines}) == 5
-
-
 # where no head can go, counts decide nothing but which columns are empty
-@pytest.mark.parametrize(
-    ("counts", "harm"), [*((counts, 0.0) for counts in (None, (0, 3), (2,), (1, 4), (4,))), (None, 2.0), ((1, 4), 2.0)]
-)
+@pytest.mark.parametrize(("counts", "harm"), [(None, 0.0), ((2,), 0.0), ((0, 3), 0.0), ((1, 4), 2.0)])
 def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
     counts: tuple[int, ...] | None, harm: float
 ) -> None:
@@ -217,33 +186,6 @@ def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
     evaluated = set(range(5)) if counts is None else set(counts)
     assert set(map(int, cells.layout.xaxis.ticktext)) == evaluated | {1, 2, 3, 4}
     assert ("empty columns were not evaluated" in cells.layout.meta["subtitle"]) == (not {1, 2, 3, 4} <= evaluated)
-
-
-def test_a_model_without_finished_curves_is_left_out(sweep: dict[str, pd.DataFrame]) -> None:
-    ds = sweep["curves"].copy()
-    ds.loc[ds["model"] == "beta", "mase"] = np.nan
-    assert [note.text for note in viz.head_curves(ds, by="model").layout.annotations][:1] == ["alpha"]
-    with pytest.raises(InputError, match="no finished entry for heads by count of beta"):
-        viz.head_curves(ds, model="beta")
-
-
-def test_wide_bands_leave_the_lines_of_ranges_their_axis(sweep: dict[str, pd.DataFrame]) -> None:
-    ds = sweep["layers"].copy()
-    ds["upper"] = 40.0
-    fig = viz.range_curves(ds)
-    lines = [*ds.loc[ds["family"] == "ranges", "mase"], *ds["baseline_mase"]]
-    low, high = fig.layout.yaxis.range
-    assert low < min(lines) < max(lines) < high < max(lines) + 0.5 * (max(lines) - min(lines))
-    assert "what leaves the axis is cut off" in fig.layout.meta["subtitle"]
-    assert "cut off" not in viz.range_curves(sweep["layers"]).layout.meta["subtitle"]
-
-
-def test_recipes_of_one_size_are_told_apart_by_name(sweep: dict[str, pd.DataFrame]) -> None:
-    ds = sweep["recipes"].copy()
-    ds["heads_ablated"], ds["n_mlps"] = 6, 1
-    for draw in (viz.recipe_changes, viz.recipe_table):
-        rows = list(draw(ds).layout.yaxis.ticktext)
-        assert rows == [f"{m} ({s} % of heads + 1 MLP), {r}" for m, s in (("alpha", 25), ("beta", 40)) for r in RECIPES]
 
 
 def test_heads_kept_are_dots_coloured_by_share(sweep: dict[str, pd.DataFrame]) -> None:
@@ -284,15 +226,6 @@ def test_maps_are_capped_bold_and_framed_at_the_largest_count_within(sweep: dict
     )
     np.testing.assert_allclose(some.data[0].z, np.clip(100 * wanted.iloc[[2, 0]], -25, 25))
     assert list(some.layout.yaxis.ticktext) == ["set 2/H/short", "set 0/H/short"]
-
-
-def test_97_datasets_have_a_row_each_that_can_be_read() -> None:
-    ds = planted.sweep(models=("alpha",), datasets=97, layers=(2,), heads=(16,))["datasets"]
-    fig = viz.dataset_heatmap(ds)
-    room = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
-    assert room / 97 >= 14
-    assert len(fig.layout.yaxis.ticktext) == 97
-    assert fig.layout.meta["min_width"] / 34 >= 26
 
 
 def test_recipes_as_dots_and_as_a_table_hold_the_same_changes(sweep: dict[str, pd.DataFrame]) -> None:

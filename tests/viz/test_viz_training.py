@@ -15,7 +15,6 @@ import xarray as xr
 from tsfm_lens import registry, viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report.build import build_report, panels_of
-from tsfm_lens.results import Results
 from tsfm_lens.training import Watch, attention_norms, loss_landscape, together
 from tsfm_lens.viz.printing import COLUMNS
 
@@ -82,13 +81,6 @@ def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(which: str, tmp
     assert panels[0].sentences[0] in unescape((tmp_path / "index.html").read_text())
 
 
-def test_the_kinds_of_trainings_are_those_that_trainings_give() -> None:
-    kinds = {kind for kind, each in registry.measurements().items() if "`tsfm_lens.training`" in each.maker}
-    assert kinds == {result(which).attrs["kind"] for which in WHICH}
-    with pytest.raises(InputError, match="made while a model is trained"):
-        Results(None).compute("training_watch")  # type: ignore[arg-type]
-
-
 def test_measures_are_drawn_as_they_are() -> None:
     ds = result("one")
     fig = viz.training_measures(ds)
@@ -105,15 +97,6 @@ def test_measures_are_drawn_as_they_are() -> None:
     assert next(axis.type for axis in fig.select_yaxes()) == "log"
     assert np.log(TOKENS) in [shape.y0 for shape in fig.layout.shapes]
     assert {"log 5", "identity", "one row for all", "even"} <= {note.text for note in fig.layout.annotations}
-
-
-def test_the_band_of_a_sharpness_is_its_residual() -> None:
-    ds = result("one").copy(deep=True)
-    ds["sharpness_residual"][:] = 0.25
-    fig = viz.training_measures(ds)
-    low, high = (trace.y for trace in fig.data if trace.mode == "lines")
-    np.testing.assert_array_equal(high, ds["sharpness"] + 0.25)
-    np.testing.assert_array_equal(low, ds["sharpness"] - 0.25)
 
 
 def test_several_runs_have_a_line_each_and_a_band_over_seeds() -> None:

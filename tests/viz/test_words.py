@@ -138,13 +138,6 @@ def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> No
     assert faults_of(faults, name, drawn)[1] == []
 
 
-def test_titles_between_panels_have_room(faults: Faults) -> None:
-    rank_theory = pytest.importorskip("tsfm_lens.studies.rank_theory", reason="no studies are installed")
-    figures_bounds = pytest.importorskip("tsfm_lens.studies.rank_theory.figures_bounds")
-    fig = figures_bounds.embedding_bound_lines(rank_theory.embedding_bounds(dimension=12, n_tokens=40, draws=1))
-    assert faults_of(faults, "embedding_bounds", [("embedding_bound_lines", fig)])[1] == []
-
-
 @pytest.mark.campaign
 @pytest.mark.parametrize("source", specimens.SOURCES)
 def test_the_words_of_every_figure_can_be_read(faults: Faults, source: str) -> None:

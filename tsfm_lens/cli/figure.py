@@ -9,17 +9,7 @@ from typing import Annotated
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import (
-    DATA_HELP,
-    MODEL_HELP,
-    AsJson,
-    Holdout,
-    Samples,
-    Seed,
-    app,
-    open_lens,
-    progress_display,
-)
+from tsfm_lens.cli.common import DATA_HELP, MODEL_HELP, AsJson, Holdout, Samples, Seed, app, open_lens, progress_display
 from tsfm_lens.cli.early import check_out, check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
 from tsfm_lens.console import echo

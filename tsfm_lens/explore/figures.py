@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
+from tsfm_lens.viz.panels import as_text
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 from tsfm_lens.viz.theme import untitled
-from tsfm_lens.viz.timeline import as_text
 
 WIDTH = 920  # pixels
 _COORDINATES = ("x", "y", "base")

@@ -18,16 +18,7 @@ from tsfm_lens.hooks.stopping import passed_before, stopping_point
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
-from tsfm_lens.models.batching import (
-    Range,
-    by_row_hint,
-    cut,
-    forecast_part,
-    halved,
-    plan,
-    reason_uncut,
-    request_of,
-)
+from tsfm_lens.models.batching import Range, by_row_hint, cut, forecast_part, halved, plan, reason_uncut, request_of
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.memory import (
     LITTLE,

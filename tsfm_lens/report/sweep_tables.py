@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.viz.sweep_entries import intervals_of, order_words, selection_words, table_of, told, tolerance_of
+from tsfm_lens.registry import check
+from tsfm_lens.viz.sweep_entries import intervals_of, order_words, selection_words, told, tolerance_of
 from tsfm_lens.viz.sweep_recipes import recipe_rows
 from tsfm_lens.viz.theme import percent
 
@@ -52,7 +53,9 @@ def latex(table: pd.DataFrame) -> str:
     wide = {"sweep_recipes": _recipes, "sweep_datasets": _datasets}
     if kind in wide:
         return _to_latex(*wide[kind](table))
-    sheet = _SHEETS.get(kind) or _SHEETS[table_of(table, "sweep_effects").attrs["kind"]]
+    if kind not in _SHEETS:
+        check(table, "sweep_effects")
+    sheet = _SHEETS[kind]
     caption = sheet.caption.format(intervals=intervals_of(table), tolerance=percent(tolerance_of(table)))
     columns = sheet.words | sheet.numbers
     rows = told(sheet.rows(table))

@@ -25,11 +25,7 @@ from tsfm_lens.testing.oracles import (
 )
 from tsfm_lens.testing.oracles_attention import head_order, patterns
 from tsfm_lens.testing.oracles_ends import ends, gradients, rows_are_series
-from tsfm_lens.testing.oracles_runs import (
-    fan_out_equals_alone,
-    leaves_no_trace,
-    rollout_equals_forward,
-)
+from tsfm_lens.testing.oracles_runs import fan_out_equals_alone, leaves_no_trace, rollout_equals_forward
 from tsfm_lens.testing.oracles_weights import activation, weights
 
 ORACLES: tuple[Callable[[Case], OracleResult], ...] = (

@@ -1,7 +1,4 @@
-"""Figures of labelled results: ``xarray.Dataset`` in, plotly ``Figure`` out, never a model; one module a measurement.
-
-Importing this package registers the plotly template "tsfm_lens" and leaves plotly's default alone.
-"""
+"""Figures of labelled results: ``xarray.Dataset`` in, plotly ``Figure`` out, never a model."""
 
 from typing import TYPE_CHECKING
 
@@ -10,57 +7,30 @@ from tsfm_lens.registry import export
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
     from tsfm_lens.viz.attention import *
-    from tsfm_lens.viz.attention_norms import *
     from tsfm_lens.viz.attribution import *
-    from tsfm_lens.viz.attribution_patching import *
     from tsfm_lens.viz.beside import *
     from tsfm_lens.viz.circuits import *
-    from tsfm_lens.viz.compression import *
     from tsfm_lens.viz.covariate_use import *
-    from tsfm_lens.viz.deletion_curves import *
-    from tsfm_lens.viz.edge_attribution import *
     from tsfm_lens.viz.effects import *
-    from tsfm_lens.viz.embedding_ranks import *
-    from tsfm_lens.viz.entropic_rank import *
     from tsfm_lens.viz.flow_of_ranks import *
     from tsfm_lens.viz.forecast import *
-    from tsfm_lens.viz.head_entropy import *
-    from tsfm_lens.viz.head_parroting import *
     from tsfm_lens.viz.head_states import *
     from tsfm_lens.viz.induction import *
-    from tsfm_lens.viz.induction_overlap import *
     from tsfm_lens.viz.input_attribution import *
-    from tsfm_lens.viz.input_effects import *
     from tsfm_lens.viz.input_routes import *
-    from tsfm_lens.viz.kernel_regression import *
-    from tsfm_lens.viz.layer_gain import *
     from tsfm_lens.viz.lens_logits import *
-    from tsfm_lens.viz.lines_of_thought import *
     from tsfm_lens.viz.logit_lens import *
-    from tsfm_lens.viz.loss_landscape import *
     from tsfm_lens.viz.parroting import *
-    from tsfm_lens.viz.patch_attention import *
     from tsfm_lens.viz.patching import *
-    from tsfm_lens.viz.path_patching import *
     from tsfm_lens.viz.printing import *
-    from tsfm_lens.viz.recipes import *
-    from tsfm_lens.viz.repeated_motif import *
     from tsfm_lens.viz.rollout import *
-    from tsfm_lens.viz.route_effects import *
-    from tsfm_lens.viz.route_faithfulness import *
-    from tsfm_lens.viz.row_angles import *
     from tsfm_lens.viz.saving import *
-    from tsfm_lens.viz.seasonality import *
-    from tsfm_lens.viz.similarity import *
     from tsfm_lens.viz.spectra import *
-    from tsfm_lens.viz.stream_shares import *
-    from tsfm_lens.viz.sweep_datasets import *
     from tsfm_lens.viz.sweep_heads import *
-    from tsfm_lens.viz.sweep_heads_at import *
     from tsfm_lens.viz.sweep_layers import *
     from tsfm_lens.viz.sweep_recipes import *
+    from tsfm_lens.viz.training import *
     from tsfm_lens.viz.training_history import *
-    from tsfm_lens.viz.training_watch import *
     from tsfm_lens.viz.weight_ranks import *
     from tsfm_lens.viz.zero_ablation import *
 

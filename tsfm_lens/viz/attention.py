@@ -1,4 +1,4 @@
-"""Attention patterns of single heads and of whole layers."""
+"""Attention patterns of single heads and whole layers, and their entropies."""
 
 from __future__ import annotations
 
@@ -12,27 +12,17 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, measurement
-from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import mark_start, value_hover
-from tsfm_lens.viz.select import (
-    array,
-    kind_word,
-    layer_names,
-    model_of,
-    names,
-    position,
-    positions,
-    unit_of,
-    value_title,
-)
+from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
+from tsfm_lens.viz.panels import Timeline, mark_start, timeline, value_hover
+from tsfm_lens.viz.select import array, kind_word, model_of, names, position, positions, unit_of, value_title
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import BLUE, GREY, INK, nats, number, percent, plain
-from tsfm_lens.viz.timeline import Timeline, timeline
 from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pool, pooled, ruler, token_axis
-from tsfm_lens.viz.words import capital, extremes, head_at, is_head, listed, nats_of, num
+from tsfm_lens.viz.words import capital, extremes, head_at, is_head, layer_names, layers, listed, nats_of, num
 
-__all__ = ["attention_grid", "attention_map"]
+__all__ = ["attention_grid", "attention_map", "head_entropy_map"]
+
 _CELLS = 60_000  # more would be narrower than a dot
 _MAX_TEXTS = 20_000  # up to so many cells, each names its tokens when hovered
 _MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
@@ -42,14 +32,7 @@ _ALIKE = 1e-6  # relative difference of weights that is rounding
 _LEAST = 1e-4  # weight of a pair of tokens in a table
 _RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
 
-
-ATTENTION = measurement(
-    "attention",
-    theme="Activations",
-    title="Attention",
-    summary="what a head looks at, in time",
-    description="How much of its attention each head gives to each token, drawn over the time that the token covers.",
-)
+ATTENTION = measurement("attention")
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
@@ -179,19 +162,9 @@ def single_series(ds: xr.Dataset) -> str:
     return str(ds.attrs.get("series", "")) or (names(ds, "series") or ["the series"])[0]
 
 
-@ATTENTION.figure("What one head of the last layer reads.", variables=("pattern",), options={"layer": -1})
+@ATTENTION.figure(options={"layer": -1})
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: float | None = None) -> go.Figure:
-    """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover.
-
-    Args:
-        ds: of kind "attention", with ``pattern`` (layer, head, query, key).
-        layer, head: label and number; a negative integer counts from the last.
-        zmax: weight at which the colours end, the largest of this pattern unless given.
-
-    Returns:
-        The heat map over time, special tokens in strips at the right (keys) and the foot (queries), under the series.
-        Of long patterns a cell is the largest weight of several tokens.
-    """
+    """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover."""
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
     keys, queries, time = token_axis(ds, "key"), token_axis(ds, "query"), timeline(ds)
@@ -223,13 +196,9 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
     canvas.fig.update_layout(showlegend=False)
     entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries" if "entropy" in ds else ""
     place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
-    return canvas.dress(
-        f"{sentence_start(ds)}, {place} of {model_of(ds)}",
-        single_series(ds),
-        entropy,
-        "each row sums to 1",
-        grouped(group) or "tokens as wide as the time they cover",
-    )
+    remarks = [single_series(ds), entropy, "each row sums to 1"]
+    remarks += [grouped(group) or "tokens as wide as the time they cover"]
+    return canvas.dress(f"{sentence_start(ds)}, {place} of {model_of(ds)}", *remarks)
 
 
 def _draw_cells(
@@ -286,7 +255,7 @@ def _draw_series(panel: Panel, ds: xr.Dataset, time: Timeline, keys: _Side) -> N
         mark_start(panel, time)
 
 
-@ATTENTION.figure("What every head reads.", variables=("pattern",))
+@ATTENTION.figure()
 def attention_grid(
     ds: xr.Dataset,
     *,
@@ -297,13 +266,7 @@ def attention_grid(
     """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
 
     Args:
-        ds: of kind "attention", with ``pattern`` (layer, head, query, key).
         layers, heads: labels and numbers to draw, all unless given.
-        zmax: weight at which the colours end; unless given, the 99.5 % quantile of each query's largest on its steps.
-
-    Returns:
-        A panel per layer (rows) and head (columns) on the same axes and colours, special keys right of a dotted line.
-        Of long patterns a cell is the largest weight of several tokens.
     """
     title = f"{sentence_start(ds)} of every head of {model_of(ds)}"
     return pattern_heads(ds, "pattern", layers, heads, zmax, "attention weight", title, "")
@@ -327,17 +290,10 @@ def pattern_heads(
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
     limit = zmax or float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    canvas = sheet(
-        [int(np.clip(560 / max(rows, columns), 52, 150))] * rows,
-        [1] * columns,
-        row_gap=8,
-        column_gap=0.08 / columns,
-        min_width=max(420, 130 + (110 if columns <= _MAX_NUMBERED else 60) * columns),
-        above=28,
-        below=56,
-        shared_xaxes="all",
-        shared_yaxes="all",
-    )
+    look: Look = {"column_gap": 0.08 / columns}
+    look |= {"min_width": max(420, 130 + (110 if columns <= _MAX_NUMBERED else 60) * columns), "below": 56}
+    look |= {"shared_xaxes": "all", "shared_yaxes": "all"}
+    canvas = sheet([int(np.clip(560 / max(rows, columns), 52, 150))] * rows, [1] * columns, row_gap=8, above=28, **look)
     entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
     quantity = word.split(" (")[0].removeprefix("attention ")
     row_names, column_names = layer_names(cut), names(cut, "head")
@@ -399,3 +355,42 @@ def _attention(ds: xr.Dataset) -> Iterator[ReportPanel]:
         pattern = ds.isel(layer=layer, head=head).assign(weight=lambda one: one["pattern"].astype(float))
         reading = [words, *read_attention_map(ds, layer, head)]
         yield ReportPanel(fig, tokens_table(pattern, "weight", _LEAST), reading)
+
+
+HEAD_ENTROPY = measurement("head_entropy")
+
+
+def read_head_entropy(ds: xr.Dataset) -> list[str]:
+    """Describe the sharpest and the most diffuse head, and the layers with most sharp heads."""
+    entropy, sharp = array(ds, "entropy", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
+    low, high = extremes(entropy)
+    sharpest, widest = (f"{is_head(ds, entropy, at, nats_of)} ({nats_of(entropy.flat[at])})" for at in (low, high))
+    out = [f"Over all series the sharpest {sharpest}, the most diffuse {widest}."]
+    counts = sharp.sum(axis=1)
+    if counts.any():
+        most = [word for word, count in zip(layers(ds), counts, strict=True) if count == counts.max()]
+        out.append(
+            f"{int(counts.sum())} of {sharp.size} heads are sharp; most of them, {int(counts.max())}, "
+            f"{'in' if len(most) == 1 else 'each in'} {listed(most)}."
+        )
+    out.append("The threshold is relative to this model's own heads, so it compares no two models.")
+    return out
+
+
+@HEAD_ENTROPY.figure(table=("entropy", "normalised", "sharp"), sentences=read_head_entropy)
+def head_entropy_map(ds: xr.Dataset) -> go.Figure:
+    """Draw the layer × head map of the attention entropy: dark heads are sharp, light ones diffuse."""
+    normalised, sharp = array(ds, "normalised", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
+    notes = [
+        [f"<br>normalised {value:.2f}{', sharp' if mark else ''}" for value, mark in zip(*row, strict=True)]
+        for row in zip(normalised, sharp, strict=True)
+    ]
+    least = number(float(ds.attrs.get("sharp_below", np.nan)))
+    return head_maps(
+        ds,
+        [HeadMap(array(ds, "entropy", "layer", "head"), "", "entropy", "nats", reverse=True, notes=notes)],
+        f"Attention entropy of the heads of {model_of(ds)}",
+        f"{attention_kind(ds)}, mean over forecast steps and series",
+        f"outlined: {int(sharp.sum())} of {sharp.size} heads are sharp, below {least} of the range over all heads",
+        outlined=sharp,
+    )

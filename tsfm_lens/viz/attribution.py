@@ -1,4 +1,4 @@
-"""Attribution: contributions of components to the forecast."""
+"""Attribution: contributions of components to the forecast, and to the residual stream."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ import xarray as xr
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.noise import Finding
+from tsfm_lens.viz.noise import Finding, judged
+from tsfm_lens.viz.panels import timeline
 from tsfm_lens.viz.select import (
     array,
     forecast_series,
+    kind_word,
     median_position,
     model_of,
     names,
     position,
     series_position,
+    series_rows,
     statistic_of,
     unit_of,
 )
-from tsfm_lens.viz.sheet import Panel, blank
-from tsfm_lens.viz.standing import Standing
-from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, percent, plain
-from tsfm_lens.viz.timeline import timeline
-from tsfm_lens.viz.words import listed, signed
+from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, text_width
+from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PALE, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.words import listed, over_series, signed
 
-__all__ = ["attribution_bars", "attribution_heatmap"]
+__all__ = ["attribution_bars", "attribution_heatmap", "stream_scheme"]
+
 _OTHERS = "#9A9A9A"
 _BEYOND = {"embed": 2.0, "the first step": 1.25}  # so many times larger than all else, these leave the colours
 _METHOD_WORDS = {
@@ -46,16 +48,7 @@ _MAX_SERIES = 3  # series with figures of their own
 # of several attribution decompositions, the one whose unit a reader knows
 _PREFERRED = ("integrated", "expected_value", "linearised", "lens_difference")
 
-
-ATTRIBUTION = measurement(
-    "attribution",
-    theme="Activations",
-    title="Attribution",
-    summary="who writes the forecast",
-    description="The forecast is split into what each component writes to the residual stream adds to it, with its "
-    "sign.",
-    source="tsfm-lens, section 2; Sundararajan et al. 2017",
-)
+ATTRIBUTION = measurement("attribution")
 
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
@@ -84,7 +77,7 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
     if ds.sizes["series"] < 2:
         return []
     place = names(ds, "decomposition").index(decomposition)
-    share = Standing(ds, "attribution_share", "component", decomposition=place)
+    share = judged(ds, "attribution_share", "component", decomposition=place)
     heads = ds["head"].values >= 0
     out = []
     for word, among in (("head", heads), ("MLP", (ds["kind"].values == "mlp") & ~heads)):
@@ -123,7 +116,7 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
     return pd.concat([table, steps], axis=1)
 
 
-@ATTRIBUTION.figure("Who writes the forecast, component by component.", variables=("attribution",))
+@ATTRIBUTION.figure()
 def attribution_bars(
     ds: xr.Dataset,
     *,
@@ -133,19 +126,7 @@ def attribution_bars(
     quantile: float | None = None,
     top: int = 20,
 ) -> go.Figure:
-    """Draw the components that push the forecast most, as signed bars, largest first.
-
-    Args:
-        ds: of kind "attribution": ``attribution`` (decomposition, component, series[, quantile], step).
-        decomposition: label; the first unless given.
-        series: id, or place counted from 0.
-        step: forecast step; the mean over steps unless given.
-        quantile: level, for patch models; the median unless given.
-        top: how many bars; all other components are a grey one.
-
-    Returns:
-        Horizontal bars, vermilion for positive and blue for negative contributions, as in the map.
-    """
+    """Draw the components that push the forecast most, as signed bars, largest first."""
     shares = _shares_of(ds, decomposition, series, quantile)
     values, when = shares.values.mean(axis=1), f"mean over {shares.values.shape[1]} forecast steps"
     if step is not None:
@@ -191,7 +172,7 @@ def _keep_readable(panel: Panel, lengths: np.ndarray, ratio: float = 5.0) -> Non
     panel.note(words, 0.97 * limit * sign, giant, size=11, xanchor=end, bgcolor="#FFFFFF", borderpad=1)
 
 
-@ATTRIBUTION.figure("Who writes the forecast, step by step.", variables=("attribution",))
+@ATTRIBUTION.figure()
 def attribution_heatmap(
     ds: xr.Dataset,
     *,
@@ -200,18 +181,7 @@ def attribution_heatmap(
     quantile: float | None = None,
     top: int = 40,
 ) -> go.Figure:
-    """Draw the component × forecast step map of contributions.
-
-    Args:
-        ds: of kind "attribution": ``attribution`` (decomposition, component, series[, quantile], step).
-        decomposition: label; the first unless given.
-        series: id, or place counted from 0.
-        quantile: level, for patch models; the median unless given.
-        top: at most so many components, those with the largest mean size; they keep the model's order.
-
-    Returns:
-        One heat map, its colours symmetric about 0; an embedding or a first step that dwarfs all else is beyond them.
-    """
+    """Draw the component × forecast step map of contributions."""
     shares = _shares_of(ds, decomposition, series, quantile)
     time = timeline(ds, series_position(ds, series))
     size = np.abs(np.nan_to_num(shares.values)).mean(axis=1)
@@ -225,12 +195,10 @@ def attribution_heatmap(
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
     panel.x("date" if time.stamps is not None else "forecast step")
     canvas.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
-    return canvas.dress(
-        f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}",
-        shares.note,
-        f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else "",
-        beyond,
-    )
+    title = f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}"
+    remarks = [shares.note, f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else ""]
+    remarks += [beyond]
+    return canvas.dress(title, *remarks)
 
 
 def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
@@ -308,3 +276,97 @@ def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
         if decomposition == main:
             steps = read_attribution_steps(ds, main, i)
             yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps)
+
+
+_STREAM, _BOX, _ENDS = 0.0, (0.8, 3.25), (-0.95, 3.35)  # where the stream and the boxes stand, and where all ends
+_WIDTHS, _TYPE = (0.6, 0.4), 11  # of scheme and bars; pixels: type in the boxes
+_SHARE = 0.59 * (_BOX[1] - _BOX[0]) / (_ENDS[1] - _ENDS[0])  # of a box in the width of all panels
+
+STREAM_SHARES = measurement("stream_shares")
+
+
+def read_shares(ds: xr.Dataset) -> list[str]:
+    """State how much of what is written heads and MLPs write."""
+    share, kinds = array(ds, "share", "writer", "series").mean(-1), ds["kind"].values.astype(str)
+    words = {kind: kind_word(kind) for kind in kinds} | {"mlp": "the MLPs", "embed": "the embedding"}
+    parts = [f"{percent(float(share[kinds == kind].sum()))} by {words[kind]}" for kind in dict.fromkeys(kinds)]
+    return [f"Of the sizes of all contributions to the forecast, these shares are written: {listed(parts)}."]
+
+
+@STREAM_SHARES.figure(table=("size", "share"), sentences=read_shares)
+def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
+    """Draw the stream from the embedding to the readout, its writers as boxes, and the share that each writes."""
+    rows = series_rows(ds, series)
+    share = array(ds, "share", "writer", "series")[:, rows].mean(axis=1)
+    total = array(ds, "size", "writer", "series")[:, rows].sum(axis=0)
+    total[total == 0] = np.nan
+    heads = (array(ds, "head_size", "writer", "head", "series")[..., rows] / total).mean(axis=2)
+    kinds, layers = [str(k) for k in ds["kind"].values], [int(v) for v in ds["layer_index"].values]
+    count = len(kinds)
+    height = (24 if count <= 16 else 17) * (count + 1)
+    labels = [
+        f"{kind_word(k)} to the {s}" if s else kind_word(k) for k, s in zip(kinds, ds["keys_from"].values, strict=True)
+    ]
+    # words stand in the boxes
+    least = 84 + round(max(text_width(words, _TYPE) for words in labels) / _SHARE)
+    canvas = sheet([height], _WIDTHS, column_gap=0.02, min_width=max(480, least), shared_yaxes=True)
+    scheme, shares = canvas
+    _draw_layers(scheme, shares, layers)
+    scheme.arrow((_STREAM, -0.6), (_STREAM, count - 0.15), GREY, 3)
+    scheme.note("readout → forecast", _STREAM, count, xanchor="left", yanchor="bottom")
+    for row, (kind, words, amount) in enumerate(zip(kinds, labels, share, strict=True)):
+        _draw_writer(scheme, row, words, kind, amount, layers[row] >= 0)
+    _draw_shares(shares, names(ds, "writer"), kinds, share, heads)
+    scheme.x(visible=False, range=list(_ENDS))
+    canvas.y(visible=False, range=[-0.7, count + 0.35])
+    return canvas.dress(
+        f"What is written into the residual stream of {model_of(ds)}",
+        f"direct attribution ({ds.attrs.get('decomposition', '')}), absolute, mean over "
+        f"{ds.attrs.get('horizon', '')} steps, {over_series(ds, rows, 'mean')}",
+        "grey arrow: the stream; other arrows: writes, as thick as their share",
+        "dotted: what is read; circles: single heads",
+    )
+
+
+def _colour(kind: str) -> str:
+    return BLUE if "attn" in kind else ORANGE if kind == "mlp" else GREEN
+
+
+def _draw_layers(scheme: Panel, shares: Panel, layers: list[int]) -> None:
+    """Draw a pale band behind every second layer, and the layers' names at the left."""
+    for layer in sorted({each for each in layers if each >= 0}):
+        rows = [row for row, each in enumerate(layers) if each == layer]
+        low, high = min(rows) - 0.5, max(rows) + 0.5
+        if layer % 2 == 0:
+            for panel in (scheme, shares):
+                panel.stripe(low, high, mixed(PALE, 0.35))
+        scheme.note(f"layer {layer}", -0.9, (low + high) / 2, xanchor="left")
+
+
+def _draw_writer(panel: Panel, row: int, words: str, kind: str, share: float, reads: bool) -> None:
+    """Draw a box, the thin line by which it reads, and the arrow by which it writes."""
+    left, right = _BOX
+    colour = _colour(kind)
+    box = {"fillcolor": mixed(colour, 0.18), "line": {"color": colour, "width": 1}}
+    panel.shape("rect", _BOX, (row - 0.36, row + 0.36), **box)
+    panel.note(plain(words), (left + right) / 2, row, colour=INK, size=_TYPE)
+    if reads:
+        thin = {"color": GREY, "width": 0.8, "dash": "2px,2px"}
+        panel.shape("line", (_STREAM, left), (row - 0.26, row - 0.26), line=thin)
+    panel.arrow((left, row + 0.12), (_STREAM + 0.04, row + 0.12), colour, 0.8 + 9 * share, head=0.6)
+
+
+def _draw_shares(panel: Panel, writers: list[str], kinds: list[str], share: np.ndarray, heads: np.ndarray) -> None:
+    rows, finite = np.arange(len(writers)), np.isfinite(heads)
+    words = [f"{plain(name)}: {number(100 * value)} %" for name, value in zip(writers, share, strict=True)]
+    colours = [mixed(_colour(kind), 0.55) for kind in kinds]
+    panel.bars(rows, 100 * share, "", "%{customdata}", colour=colours, across=True, width=0.62, customdata=words)
+    where, which = np.nonzero(finite)
+    words = [f"{plain(writers[w])}.{h}: {number(100 * heads[w, h])} %" for w, h in zip(where, which, strict=True)]
+    look: Look = {"size": 4, "symbol": "circle-open", "legend": False, "customdata": words}
+    panel.dots(100 * heads[finite], where, "single heads", "%{customdata}", **look)
+    # numbers stand right of bar and points
+    ends = 100 * np.maximum(share, np.where(finite, heads, 0.0).max(axis=1))
+    look = {"mode": "text", "textposition": "middle right", "textfont": {"size": 10}}
+    panel.dots(ends + 0.03 * ends.max(), rows, text=[percent(float(value)) for value in share], **look)
+    panel.x("share of all writes (%)", range=[0, (float(ends.max()) or 1.0) * 1.35])

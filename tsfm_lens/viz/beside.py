@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.room import legend_rows
+from tsfm_lens.viz.sheet import legend_rows
 from tsfm_lens.viz.theme import LEGEND_ROW, dress, plain
 
 __all__ = ["compare"]
@@ -24,22 +24,15 @@ Part = dict[str, Any]
 
 
 def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "") -> go.Figure:
-    """Draw two figures of the same renderer beside each other, as of two models.
-
-    Axes of the same title get the same range, maps of the same meaning the same colours; what both have in their legend
-    is listed once.
+    """Draw two figures of the same renderer beside each other, on the same axes and colours, as of two models.
 
     Args:
-        figures: two, of :mod:`tsfm_lens.viz`.
+        figures: two, of :mod:`tsfm_lens.viz`, of which neither moves or is clicked.
         names: over each half.
         title: that of the first figure if "".
 
-    Returns:
-        A dressed figure, as wide as both.
-
     Raises:
-        InputError: there are not two; they move or are clicked, which two halves cannot share; they are too wide
-            together; their colours mean different things.
+        InputError: they cannot share a figure.
 
     Example:
         >>> ablated = results["ablation"]
@@ -127,11 +120,7 @@ def _half(figure: go.Figure, shift: int, start: float, width: float) -> tuple[Pa
 
 
 def _agree(one: Part, other: Part) -> None:
-    """Give axes of the same title the same range, and the same meaning the same colours.
-
-    Raises:
-        InputError: colours mean different things.
-    """
+    """Give axes of the same title the same range, and the same meaning the same colours."""
     for kind in ("yaxis", "coloraxis"):
         groups = [[name for name in layout if name.startswith(kind)] for layout in (one, other)]
         for name, name_of_other in zip(*groups, strict=False):

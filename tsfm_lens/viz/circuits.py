@@ -11,18 +11,15 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, check, measurement
-from tsfm_lens.viz.effects import ablation_word
-from tsfm_lens.viz.noise import finding
+from tsfm_lens.registry import ReportPanel, check, frame, measurement
+from tsfm_lens.viz.effects import ablation_word, path_values
+from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.panels import fit, scene
-from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, places_in
-from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, over_series, shown, unit_of
+from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank
-from tsfm_lens.viz.standing import Standing
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, PURPLE, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import listed, measured, num
+from tsfm_lens.viz.words import listed, measured, num, over_series
 
 __all__ = ["circuit_curve", "circuit_forecasts", "circuit_graph"]
 _HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
@@ -40,15 +37,7 @@ _WAYS = {
 }
 _MAX_SERIES = 3  # series with figures of their own
 
-
-CIRCUIT = measurement(
-    "circuit",
-    theme="Causes",
-    title="Minimal circuit",
-    summary="minimal circuits with faithfulness and completeness",
-    description="As few heads and MLPs as keep the forecast within a tolerance while everything else is taken out.",
-    source="Wang et al. 2022; Conmy et al. 2023; Marks et al. 2024",
-)
+CIRCUIT = measurement("circuit")
 
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
@@ -58,7 +47,7 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
     counts = {kind: (int(by_depth[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
     several = {kind: "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads" for kind in counts}
     parts = [f"{inside} of {whole} {several[kind]}" for kind, (inside, whole) in counts.items()]
-    faithful, complete = (Standing(ds, name).told(0, percent) for name in ("faithfulness", "completeness"))
+    faithful, complete = (judged(ds, name).told(0, percent) for name in ("faithfulness", "completeness"))
     rest = "" if mask.all() else f" Everything else is {ablation_word(ds)}."
     out = [
         f"{int(mask.sum())} of {len(mask)} components are kept: {listed(parts)}.{rest}",
@@ -101,17 +90,13 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@CIRCUIT.figure("A minimal circuit and the edges between its components.", variables=("in_circuit",), beside=("edges",))
+@CIRCUIT.figure(beside=("edges",))
 def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30) -> go.Figure:
     """Draw the circuit on the model: every head and MLP at its place, those of the circuit filled.
 
     Args:
-        ds: of kind "circuit".
         edges: of kind "edges", over the same components.
         most: how many edges are drawn, the strongest by the mean over series.
-
-    Returns:
-        Layers from left to right, in each a column a branch with its heads; edges are as wide as their scores.
     """
     places = places_in(ds)
     mask = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
@@ -145,17 +130,9 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
     )
 
 
-@CIRCUIT.figure("What is lost as a circuit gets smaller.", variables=("curve", "in_circuit"))
+@CIRCUIT.figure()
 def circuit_curve(ds: xr.Dataset) -> go.Figure:
-    """Draw faithfulness against the number of components kept, on the way to the circuit.
-
-    Args:
-        ds: of kind "circuit".
-
-    Returns:
-        A dot for each number of components that was tried, the mean over series; a dashed line at the allowed loss,
-        and the circuit's size with its interval.
-    """
+    """Draw faithfulness against the number of components kept, on the way to the circuit."""
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
     finite = np.isfinite(curve)
     size = int(ds["in_circuit"].values.sum())
@@ -181,30 +158,15 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     panel.x("components kept", range=[-0.5, sizes[-1] + 0.5])
     panel.y("faithfulness", range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)], showgrid=True, gridcolor=PALE)
     ranking = str(ds.attrs.get("ranking", ""))
-    return sheet.dress(
-        f"How many components of {model_of(ds)} keep {_behaviour(ds)}",
-        f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
-        f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
-        "1: the whole model, 0: none of the components",
-        remark,
-        str(ds.attrs.get("refused", "")),
-    )
+    remarks = [f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}"]
+    remarks += [f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else "")]
+    remarks += ["1: the whole model, 0: none of the components", remark, str(ds.attrs.get("refused", ""))]
+    return sheet.dress(f"How many components of {model_of(ds)} keep {_behaviour(ds)}", *remarks)
 
 
-@CIRCUIT.figure(
-    "Forecasts of a minimal circuit and of its complement.", variables=("forecast", "faithfulness", "completeness")
-)
+@CIRCUIT.figure()
 def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
-    """Draw the forecasts of the whole model, the circuit alone, all but the circuit, and none of the components.
-
-    Args:
-        ds: of kind "circuit".
-        series: id, or place counted from 0.
-        context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
-
-    Returns:
-        One panel.
-    """
+    """Draw the forecasts of the whole model, the circuit alone, all but the circuit, and none of the components."""
     view, sheet = scene(ds, series, context_steps, least=24), blank()
     panel = sheet.panel()
     forecasts = dict(zip(names(ds, "part"), array(ds, "forecast", "part", "step", series=view.place), strict=True))
@@ -214,12 +176,9 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
     core = np.concatenate([view.observations, forecasts["model"], forecasts["circuit"]])
     cut = fit(sheet, core, np.append(forecasts["complement"], forecasts["nothing"]), reach=1.0)
     view.title_axes(panel)
-    return sheet.dress(
-        f"Forecasts of {view.id} by {model_of(ds)} and by its circuit alone",
-        _quality(ds, view.place),
-        f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}",
-        cut,
-    )
+    remarks = [_quality(ds, view.place)]
+    remarks += [f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}", cut]
+    return sheet.dress(f"Forecasts of {view.id} by {model_of(ds)} and by its circuit alone", *remarks)
 
 
 @dataclass(frozen=True)

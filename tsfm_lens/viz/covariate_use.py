@@ -8,32 +8,19 @@ import xarray as xr
 
 from tsfm_lens.registry import measurement
 from tsfm_lens.viz.needs import COVARIATES
-from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.select import array, model_of, names, shown
 from tsfm_lens.viz.sheet import Look, sheet
-from tsfm_lens.viz.standing import Standing
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 from tsfm_lens.viz.words import listed, num
 
 __all__ = ["covariate_dots"]
+
 WORDS = {"removed": "removed", "constant": "constant, at its mean", "shuffled": "in random order"}
 _APART = 0.22
 FEWEST = 3  # series without which nothing is said of others
 _SHORT = {**WORDS, "constant": "at its mean"}
-
-
-COVARIATE_USE = measurement(
-    "covariate_use",
-    theme="Inputs",
-    title="Use of covariates",
-    summary="change of the forecast, and of its error, without each covariate, with its mean, and in random order",
-    description="Every item is forecast again without a covariate, with it at its mean, and with its values in random "
-    "order. A model that does not use it forecasts the same. Where the end is held out as the truth "
-    "(--holdout, in Python holdout=True), the change of the error tells whether using it helps. All in MASE: "
-    "multiples of the mean absolute seasonal difference.",
-    source="permutation importance (Breiman 2001) of whole series",
-    needs=COVARIATES,
-)
+COVARIATE_USE = measurement("covariate_use", needs=COVARIATES)
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
@@ -57,8 +44,8 @@ def _size(ds: xr.Dataset, place: int) -> str:
         return ""
     ways = names(ds, "way")
     way = max(range(len(ways)), key=lambda i: (above[i].any(), ways[i] == "shuffled"))
-    standing = Standing(ds, "moved", "way", covariate=place)
-    if standing.stands_out[way]:
+    standing = judged(ds, "moved", "way", covariate=place)
+    if standing.stands[way]:
         return f"{_SHORT[ways[way]]} it moves the forecast by {standing.told(way, _mase)}"
     # the size of a change is never below 0: that its mean is uncertain does not make it none
     sizes = change[way][above[way]]
@@ -74,13 +61,13 @@ def _describe(ds: xr.Dataset, place: int) -> str:
     shuffled = ways.index("shuffled")
     if "worth_estimate" not in ds:
         return f"{size}."
-    worth = Standing(ds, "worth", "way", covariate=place)
+    worth = judged(ds, "worth", "way", covariate=place)
     if worth.series < FEWEST:
         change = float(worth.estimate[shuffled])
         outcome = f"the error is {'larger' if change > 0 else 'smaller'} by {_mase(abs(change))} there"
         return f"{size}, and {outcome}; whether that is so in general takes {FEWEST} series or more."
-    helps = [i for i in range(len(ways)) if worth.stands_out[i] and worth.estimate[i] > 0]
-    harms = [i for i in range(len(ways)) if worth.stands_out[i] and worth.estimate[i] < 0]
+    helps = [i for i in range(len(ways)) if worth.stands[i] and worth.estimate[i] > 0]
+    harms = [i for i in range(len(ways)) if worth.stands[i] and worth.estimate[i] < 0]
     if helps and not harms:
         best = max(helps, key=lambda i: float(worth.low[i]))
         return f"{size}, and the error is larger by {worth.told(best, _mase)} when it is {ways[best]}: it helps."
@@ -98,22 +85,9 @@ def _mase(value: float) -> str:
     return f"{num(value)} MASE"
 
 
-@COVARIATE_USE.figure(
-    "What forecasts and their errors are without each covariate.",
-    variables=("moved", "moved_estimate"),
-    table=("moved", "error_without", "worth"),
-    sentences=read_use,
-)
+@COVARIATE_USE.figure(table=("moved", "error_without", "worth"), sentences=read_use)
 def covariate_dots(ds: xr.Dataset) -> go.Figure:
-    """Draw how much forecasts move without each covariate and, with the truth, what it was worth.
-
-    Args:
-        ds: of kind "covariate_use".
-
-    Returns:
-        A panel of the change of the forecast and, with a truth, one of its error; a row per covariate, with a dot and
-        its 95 % interval over series for each way to go without it, hollow within the noise.
-    """
+    """Draw how much forecasts move without each covariate and, with the truth, what it was worth."""
     covariates, ways = names(ds, "covariate"), names(ds, "way")
     panels = {"moved": "change of the median forecast\n(MASE)"}
     if "worth" in ds:

@@ -1,4 +1,4 @@
-"""Direct against total effects of components."""
+"""Direct, total and path effects of components."""
 
 from __future__ import annotations
 
@@ -8,43 +8,37 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.registry import measurement
-from tsfm_lens.viz.noise import Finding, finding
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import frame, measurement
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.needs import GRADIENTS
+from tsfm_lens.viz.noise import WORTH_A_WORD, Finding, finding, judged
 from tsfm_lens.viz.panels import fitted_range, means
-from tsfm_lens.viz.places import Places, places_in
-from tsfm_lens.viz.select import array, kind_word, model_of, names, over_series, series_rows, unit_of
+from tsfm_lens.viz.patching import way
+from tsfm_lens.viz.places import OUTPUT, Places, places_in, places_named
+from tsfm_lens.viz.select import array, kind_word, model_of, names, series_position, series_rows, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
-from tsfm_lens.viz.standing import WORTH_A_WORD, Standing
 from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, percent, plain
-from tsfm_lens.viz.words import capital, listed, verb
+from tsfm_lens.viz.words import capital, listed, over_series, signed, verb
 
-__all__ = ["effects_scatter", "self_repair_bars"]
+__all__ = ["effects_scatter", "path_map", "self_repair_bars"]
+
 _MAX_LABELS = 6
 _LETTER, _LINE = 0.0125, 0.04  # of a label, in shares of the axes
 _WIDTH = 84 + round(6.6 / _LETTER)  # pixels at which letters have that share
 _MAX_NAMES = 3  # components in a sentence
 _NEEDS = ("direct", "direct_share", "self_repair")
 
-
-EFFECTS = measurement(
-    "effects",
-    theme="Causes",
-    title="Direct and total effects",
-    summary="direct, indirect and total effects; self-repair",
-    description="Each component is taken out twice: with everything behind it held as it was, and with everything "
-    "free to respond. Where later components undo part of the loss, the model repairs itself.",
-    source="Pearl 2001; McGrath et al. 2023",
-)
+EFFECTS = measurement("effects")
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:
     """Describe the components that act most on the forecast directly."""
     labels, way = names(ds, "component"), capital(ablation_word(ds))
     counts, most, large = [], [], []
-    for share in (Standing(ds, f"{effect}_share", "component") for effect in ("direct", "total")):
-        count = int(share.stands_out.sum())
-        more = int((share.stands_out & (share.estimate >= WORTH_A_WORD)).sum())
+    for share in (judged(ds, f"{effect}_share", "component") for effect in ("direct", "total")):
+        count = int(share.stands.sum())
+        more = int((share.stands & (share.estimate >= WORTH_A_WORD)).sum())
         counts.append(count)
         most.append([f"{labels[flat]} ({share.told(flat, percent)})" for flat in share.named(_MAX_NAMES)])
         large.append(f"{'all' if more == count else more or 'none'} of them by {percent(WORTH_A_WORD)} or more")
@@ -63,11 +57,11 @@ def read_effects(ds: xr.Dataset) -> list[str]:
 
 def read_self_repair(ds: xr.Dataset) -> list[str]:
     """State how many direct effects are undone later, and whose most."""
-    repair, labels = Standing(ds, "self_repair", "component"), names(ds, "component")
+    repair, labels = judged(ds, "self_repair", "component"), names(ds, "component")
     count = int(np.isfinite(repair.estimate).sum())
     if not count:
         return ["No component has a direct effect large enough to say what share of it is undone."]
-    positive, negative = repair.stands_out & (repair.estimate > 0), repair.stands_out & (repair.estimate < 0)
+    positive, negative = repair.stands & (repair.estimate > 0), repair.stands & (repair.estimate < 0)
     out = [
         f"Of {count} components the direct effect is large enough on some series to say what share of it is undone. "
         + (
@@ -83,10 +77,7 @@ def read_self_repair(ds: xr.Dataset) -> list[str]:
 
 
 def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return direct and total effects, (component, series), and their unit: that of one series, or shares of the range.
-
-    The direct effect is a mean size over steps; the total one its part along it, NaN where there is no direct effect.
-    """
+    """Return direct and total effects."""
     rest = 1 - array(ds, "self_repair", "component", "series")[:, series]
     if len(series) == 1:
         later = slice(int(ds.attrs.get("first_step", 0)), None)
@@ -96,26 +87,9 @@ def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, s
     return share, share * rest, "share of the series' range"
 
 
-@EFFECTS.figure(
-    "Direct against total effect of every component.",
-    variables=_NEEDS,
-    table=("direct", "total", "indirect"),
-    sentences=read_effects,
-)
+@EFFECTS.figure(table=("direct", "total", "indirect"), sentences=read_effects)
 def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Draw total against direct effect of every component: below the diagonal, later components undo part of it.
-
-    The direct effect is its mean size over steps, the total one its part along the direct one (a projection), so that
-    the self-repair of a series is exactly one minus their ratio.
-
-    Args:
-        ds: of kind "effects".
-        series: id, or place counted from 0; the mean over series unless given.
-
-    Returns:
-        Dots coloured by kind, the largest named, hollow within the noise, over regions that say what later components
-        do; of several series as shares of each series' range.
-    """
+    """Draw total against direct effect of every component: below the diagonal, later components undo part of it."""
     rows = series_rows(ds, series)
     (direct, total, unit), places = _sizes(ds, rows), places_in(ds)
     x, y = means(direct)[places.order], means(total)[places.order]
@@ -145,20 +119,9 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     )
 
 
-@EFFECTS.figure(
-    "What later layers repair after an ablation.", variables=_NEEDS, table=("self_repair",), sentences=read_self_repair
-)
+@EFFECTS.figure(table=("self_repair",), sentences=read_self_repair)
 def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
-    """Draw how much of its direct effect later components undo, for the largest direct effects.
-
-    Args:
-        ds: of kind "effects".
-        top: how many components.
-        series: id, or place counted from 0; the mean over series unless given.
-
-    Returns:
-        A row per component, the largest direct effect first: that effect, and self-repair with a dot per series.
-    """
+    """Draw how much of its direct effect later components undo, for the largest direct effects."""
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     ids, rows = names(ds, "series"), series_rows(ds, series)
@@ -200,12 +163,10 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     short = unit.replace("the series' range", "range")
     left.x(f"direct effect\n({short})", nticks=5)
     right.x("self-repair\n(share of the direct effect undone)", range=bounds)
-    return canvas.dress(
-        f"Self-repair in {model_of(ds)} after its strongest components are taken out",
-        f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time",
-        "0: nothing undone, 1: all of it (dashed), below 0: added to",
-        "what leaves the axis is cut off" if cut else "",
-    )
+    remarks = [f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time"]
+    remarks += ["0: nothing undone, 1: all of it (dashed), below 0: added to"]
+    remarks += ["what leaves the axis is cut off" if cut else ""]
+    return canvas.dress(f"Self-repair in {model_of(ds)} after its strongest components are taken out", *remarks)
 
 
 def ablation_word(ds: xr.Dataset) -> str:
@@ -309,3 +270,97 @@ def _sides(
             _, placement[i], place = min(free, key=lambda one: one[0])
             boxes.append(place)
     return placement
+
+
+KINDS = {"paths": "Path patching", "edges": "Edge attribution"}
+WORDS = {"recovered": "share recovered", "effect": "mean change", "score": "estimated share recovered"}
+_CROWD = 0.99  # where the colours end if the largest values are far above the rest
+
+PATHS = measurement("paths")
+
+
+def read_paths(ds: xr.Dataset) -> list[str]:
+    """Describe the strongest direct paths to the output, and the strongest between components."""
+    paths = judged(ds, "score" if ds.attrs["kind"] == "edges" else "recovered", "sender", "receiver")
+    senders, receivers = names(ds, "sender"), names(ds, "receiver")
+    direct = np.array([name == OUTPUT for name in receivers])
+    out = []
+    for columns, words in ((direct, "straight to the output"), (~direct, "through another component")):
+        parts = []
+        for flat in paths.named(_MAX_NAMES, np.broadcast_to(columns, paths.estimate.shape)):
+            sender, receiver = divmod(flat, len(receivers))
+            end = "" if direct[receiver] else f" to {receivers[receiver]}"
+            parts.append(f"{senders[sender]}{end} ({signed(paths.estimate.flat[flat])})")
+        if parts:
+            out.append(f"{capital(words)}, the strongest paths are those of {listed(parts)}, as shares of the way.")
+    return out or ["No path changes the forecast by more than the noise."]
+
+
+@PATHS.figure(table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True), sentences=read_paths)
+def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | None = None) -> go.Figure:
+    """Draw the sender × receiver matrix of what travels straight from one component to another, and on to the forecast.
+
+    Args:
+        value: "recovered" or "effect" of paths, "score" of edges; the first if None.
+    """
+    kind = str(ds.attrs["kind"])
+    available = [name for name in WORDS if name in ds and (name == "score") == (kind == "edges")]
+    variable = available[0] if value is None and available else value
+    if variable is None or variable not in available:
+        raise unknown_name("value", str(variable), available)
+    senders, receivers = places_in(ds, "sender"), places_named(names(ds, "receiver"))
+    cells = np.ix_(senders.order, receivers.order)
+    z = path_values(ds, variable, series)[cells]
+    rows = series_rows(ds, series)
+    unit = unit_of(ds, rows[0] if len(rows) == 1 else None)
+    noise = finding(ds, variable, "sender", "receiver", unit=unit if variable == "effect" else "")
+    limit, beyond = _limit(z)
+    height = int(np.clip(17 * len(senders.names), 220, 620))
+    options: Look = {"below": 50 + 6 * max(len(label) for label in receivers.ticks()["ticktext"])}
+    sheet = blank(height, min_width=140 + max(height, 10 * len(receivers.names)), **options)
+    panel, gap = sheet.panel(), 1 if max(z.shape) <= 60 else 0
+    look: Look = {"noise": None if noise is None else noise.at(cells)}
+    look |= {"text": [[f"{plain(a)} → {plain(b)}" for b in receivers.names] for a in senders.names], "xgap": gap}
+    look |= {"ygap": gap}
+    panel.cells(z, np.arange(z.shape[1]), np.arange(z.shape[0]), f"%{{text}}<br>{WORDS[variable]} %{{z:.3g}}", **look)
+    panel.partings(senders.breaks)
+    panel.partings(receivers.breaks, across=False)
+    panel.x("receiver", tickangle=-90, showline=False, **receivers.ticks())
+    panel.y("sender", autorange="reversed", showline=False, **senders.ticks())
+    title = f"{WORDS[variable]} ({unit or 'data units'})" if variable == "effect" else WORDS[variable]
+    sheet.colours(colour_scale(title, low=0.0, high=limit, diverging=variable != "effect", nticks=7))
+    sheet.fig.update_layout(plot_bgcolor=PALE)
+    base, source = way(ds)
+    via = str(ds.attrs.get("via", "all"))
+    remarks = [f"{over_series(ds, rows)}, {source} activations in the {base} run"]
+    remarks += [f"via the receiver's {via}" if via != "all" else ""]
+    remarks += [f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else ""]
+    remarks += [f"grey: no path{', or no effect' if kind == 'edges' else ''}", beyond]
+    return sheet.dress(f"{KINDS[kind]} of {model_of(ds)}: what each component passes on to later ones", *remarks)
+
+
+def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> np.ndarray:
+    """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path."""
+    values = array(ds, value, "sender", "receiver", "series")
+    if ds.attrs.get("kind") == "edges":
+        values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
+    if series is not None:
+        return np.asarray(values[..., series_position(ds, series)])
+    return means(values.reshape(-1, values.shape[-1])).reshape(values.shape[:2])
+
+
+def _limit(z: np.ndarray) -> tuple[float, str]:
+    """Return where the colours end, and what the subtitle says where single values lie beyond."""
+    sizes = np.abs(z[np.isfinite(z)])
+    if not len(sizes) or not sizes.max():
+        return 1.0, ""
+    largest, most = float(sizes.max()), float(np.quantile(sizes, _CROWD))
+    if largest <= 2 * most or not most:
+        return largest, ""
+    count = int((sizes > most).sum())
+    return most, f"{count} {'value reaches' if count == 1 else 'values reach'} beyond the colours, to {largest:.2g}"
+
+
+EDGES = measurement("edges", needs=GRADIENTS)
+
+EDGES.figure(table=lambda ds: frame(ds, "score").query("score != 0"), sentences=read_paths)(path_map)

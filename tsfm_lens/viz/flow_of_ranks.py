@@ -1,37 +1,29 @@
-"""Flow of ranks: ranks of the residual stream from layer to layer."""
+"""Ranks of embedded series and of the residual stream from layer to layer."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
-from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.registry import frame, measurement
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import array, layer_name, layer_names, model_of, names, shown
+from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import blank, sheet
-from tsfm_lens.viz.tables import frame
-from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, plain
-from tsfm_lens.viz.weight_ranks import depth_lines, level_position, relative
-from tsfm_lens.viz.words import layers, num, signed
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, VERMILION, mixed, plain
+from tsfm_lens.viz.weight_ranks import angle_map, depth_lines, level_position, relative
+from tsfm_lens.viz.words import layer_names, layers, listed, num, signed
 
-__all__ = ["rank_flow_map", "rank_flow_spectra", "rank_rise"]
+__all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "rank_rise", "token_angle_map"]
+
 _MAX_NUMBERED = 200  # cells of a map that still have room for their number
 
-
-FLOW_OF_RANKS = measurement(
-    "flow_of_ranks",
-    theme="Activations",
-    title="Flow of ranks",
-    summary="how many directions the stream uses before each layer, and each W_Q, with the bound of theorem 4",
-    description="Every layer mixes what it reads in ways that are not linear, so that the rank of the stream may grow "
-    "with the depth, and with it the rank that the next layer can use.",
-    source="Flow of ranks, section 4, figure 5 and theorem 4",
-    paper=("S0-F5", "S0-F6"),
-)
+FLOW_OF_RANKS = measurement("flow_of_ranks")
 
 
 def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
@@ -109,21 +101,9 @@ def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     ]
 
 
-@FLOW_OF_RANKS.figure(
-    "Ranks of the stream and of W_Q, layer by ε.",
-    variables=("epsilon_rank", "weight_rank", "told"),
-    table=("epsilon_rank", "rank_share", "told"),
-    sentences=read_flow_map,
-)
+@FLOW_OF_RANKS.figure(table=("epsilon_rank", "rank_share", "told"), sentences=read_flow_map)
 def rank_flow_map(ds: xr.Dataset) -> go.Figure:
-    """Draw layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q.
-
-    Args:
-        ds: of kind "flow_of_ranks".
-
-    Returns:
-        Two heat maps on one colour scale; the deeper the lower. Cells that rounding of the forward may hide are empty.
-    """
+    """Draw layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q."""
     levels = [f"{float(level):g}" for level in ds["epsilon"].values]
     streams = _stream_names(ds)
     valid = array(ds, "told", "stream", "epsilon") > 0
@@ -147,21 +127,11 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
 
 
 @FLOW_OF_RANKS.figure(
-    "Singular values of the stream and of W_Q through the depth.",
-    variables=("singular_value", "weight_singular_value", "bound"),
     table=lambda ds: frame(ds, "weight_rank").merge(frame(ds, "query_key_norm", "value_norm"), on="layer"),
     sentences=read_bound,
 )
 def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
-    """Draw relative singular values of the stream before each layer and after the last, and of each layer's W_Q.
-
-    Args:
-        ds: of kind "flow_of_ranks".
-
-    Returns:
-        Two panels on one logarithmic axis, the deeper the darker, what theorem 4 allows after each layer dotted; in a
-        third the stream after each first attention and, dashed, what is allowed with measured constants, where known.
-    """
+    """Draw relative singular values of the stream before each layer and after the last, and of each layer's W_Q."""
     values = relative(array(ds, "singular_value", "stream", "mode"), array(ds, "rounding_floor", "stream"))
     weights = relative(array(ds, "weight_singular_value", "layer", "weight_mode"))
     bound = array(ds, "bound", "layer", "mode")
@@ -190,30 +160,16 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     canvas.y(**log_axis(np.concatenate([values.ravel(), weights.ravel()])))
     left.y("singular value / largest")
     canvas.x("mode")
-    return canvas.dress(
-        f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}",
-        "the deeper the darker",
-        f"{_stack_words(ds)}, {shown(names(ds, 'series'))}",
-        "theorem 4 says nothing of this model" if np.isnan(bound).all() else "",
-    )
+    remarks = ["the deeper the darker", f"{_stack_words(ds)}, {shown(names(ds, 'series'))}"]
+    remarks += ["theorem 4 says nothing of this model" if np.isnan(bound).all() else ""]
+    return canvas.dress(f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}", *remarks)
 
 
 @FLOW_OF_RANKS.figure(
-    "How the rank of single series rises through the depth.",
-    variables=("rank_rise",),
-    table=("rank_rise_estimate", "rank_rise_low", "rank_rise_high", "rank_rise_stands_out"),
-    sentences=read_rank_rise,
+    table=("rank_rise_estimate", "rank_rise_low", "rank_rise_high", "rank_rise_stands_out"), sentences=read_rank_rise
 )
 def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
-    """Draw by how much the rank of single series rises from the embedding through the depth.
-
-    Args:
-        ds: of kind "flow_of_ranks".
-        epsilon: one of the result's; the one in the middle unless given.
-
-    Returns:
-        A thin line per series, and their mean with its interval, hollow where the rise does not stand out.
-    """
+    """Draw by how much the rank of single series rises from the embedding through the depth."""
     place = level_position(ds, epsilon)
     rise, labels = array(ds, "rank_rise", "stream", "series", epsilon=place), _stream_names(ds)
     finite = np.isfinite(rise).any(axis=0)
@@ -232,11 +188,9 @@ def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
     panel.x("stream", type="category")
     few_ticks(canvas, labels)
     panel.y("rank, less that of the embedding")
-    return canvas.dress(
-        f"Rise of the rank of single series through {model_of(ds)}",
-        f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens",
-        f"{_stack_words(ds)}, {int(finite.sum())} series",
-    )
+    remarks = [f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens"]
+    remarks += [f"{_stack_words(ds)}, {int(finite.sum())} series"]
+    return canvas.dress(f"Rise of the rank of single series through {model_of(ds)}", *remarks)
 
 
 def _stream_names(ds: xr.Dataset) -> list[str]:
@@ -248,3 +202,88 @@ def _stack_words(ds: xr.Dataset) -> str:
     """Name the stack that the streams are of."""
     stack = str(ds.attrs.get("stack", ""))
     return f"stream of the {stack}" if stack else "residual stream"
+
+
+EMBEDDING_RANKS = measurement("embedding_ranks")
+
+
+def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
+    """State how many directions the families use, and which single signals differ beyond their intervals."""
+    place = level_position(ds, epsilon)
+    level, families = f"{float(ds['epsilon'].values[place]):g}", names(ds, "family")
+    rank, full = array(ds, "epsilon_rank", "family", epsilon=place), np.asarray(ds["full"].values)
+    valid = array(ds, "told", "family", epsilon=place) > 0
+    counts = [f"{name} {int(rank[i])} of {int(full[i])}" for i, name in enumerate(families) if valid[i]]
+    if not counts:
+        return [f"At ε = {level} rounding may hide every rank."]
+    out = [f"At ε = {level} embedded tokens use so many directions: {listed(counts)}."]
+    low, high = (array(ds, f"signal_rank_{end}", "family", epsilon=place) for end in ("low", "high"))
+    several = [i for i in np.flatnonzero(high > low) if valid[i]]
+    if len(several) > 1:
+        most = max(several, key=lambda i: low[i])
+        others = [i for i in several if i != most]
+        next_high = max(high[i] for i in others)
+        out.append(
+            f"A single signal of {families[most]} uses the most directions, {num(low[most])} to {num(high[most])}; "
+            f"one of any other family at most {num(next_high)}."
+            if low[most] > next_high
+            else "Of the numbers of directions that single signals use, the intervals overlap."
+        )
+    return out
+
+
+def read_token_angles(ds: xr.Dataset) -> list[str]:
+    """State how far apart tokens lie, against random lines."""
+    means = array(ds, "mean_angle", "family")
+    angles = [f"{name} {num(means[i])}°" for i, name in enumerate(names(ds, "family")) if np.isfinite(means[i])]
+    if not angles:
+        return ["All tokens are zero, so they have no angles."]
+    random = num(float(ds.attrs["random_angle"]))
+    return [f"Mean angles between two tokens: {listed(angles)}; between random lines {random}°."]
+
+
+@EMBEDDING_RANKS.figure(
+    table=("epsilon_rank", "told", "signal_rank_estimate", "signal_rank_low", "signal_rank_high"),
+    sentences=read_embedding_ranks,
+)
+def embedding_spectra(ds: xr.Dataset) -> go.Figure:
+    """Draw relative singular values of embedded families of signals, and of the vocabulary."""
+    values = relative(array(ds, "singular_value", "family", "mode"), array(ds, "rounding_floor", "family"))
+    tokens = array(ds, "tokens", "family").astype(int)
+    modes, canvas = np.arange(1, values.shape[1] + 1), blank(300)
+    panel = canvas.panel()
+    for place, (family, line) in enumerate(zip(names(ds, "family"), values, strict=True)):
+        # a single direction is no line
+        alone = int(np.isfinite(line).sum() == 1)
+        hover = f"{plain(family)}, {tokens[place]} tokens, mode %{{x}}<br>%{{y:.3g}} of the largest"
+        colour = CATEGORICAL[place % len(CATEGORICAL)]
+        panel.line(modes, line, family, hover, colour=colour, width=1.8, dots=7.0 * alone)
+    panel.y("singular value / largest", **log_axis(values))
+    panel.x("mode")
+    remarks = ["tokens before the first layer", "each spectrum relative to its largest value"]
+    return canvas.dress(f"Spectra of series as {model_of(ds)} embeds them", *remarks)
+
+
+@EMBEDDING_RANKS.figure(
+    table=("tokens", "full", "mean_angle", "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"),
+    sentences=read_token_angles,
+)
+def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) -> go.Figure:
+    """Draw angles between embedded tokens, a panel per family: dark where two tokens lie on one line.
+
+    Args:
+        families: to draw, all unless given.
+    """
+    rows = positions(ds, "family", families)
+    labels = [names(ds, "family")[place] for place in rows]
+    grid = panel_grid([(label,) for label in labels], row_height=190)
+    angles = array(ds, "angle", "family", "token", "other_token")[rows]
+    for panel, values, label in zip(grid, angles, labels, strict=True):
+        angle_map(panel, values, f"{plain(label)}<br>tokens %{{y}} and %{{x}}: %{{z:.1f}}°")
+    title_axes(grid, "token", "token")
+    grid.y(autorange="reversed")
+    grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
+    remarks = ["tokens before the first layer, as lines"]
+    remarks += [f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
+    remarks += ["empty: tokens that are zero, or fewer of them"]
+    return grid.dress(f"Angles between tokens that {model_of(ds)} embeds", *remarks)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.viz.room import shortened
-from tsfm_lens.viz.sheet import Sheet, sheet
+from tsfm_lens.viz.sheet import Look, Sheet, sheet, shortened
 
 _GAP = 36  # pixels between two rows of panels
 _DIGITS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))  # of labels: as many as have room
@@ -28,30 +27,15 @@ def width_for(columns: int, least: int = 110) -> int:
 
 
 def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 5) -> Sheet:
-    """Make a grid whose panels share both axes; ticks only at the left and at the foot of each column.
-
-    Args:
-        titles: per panel the lines of its title.
-        row_height: pixels.
-        most: panels side by side, 2 for those that need the width.
-    """
+    """Make a grid whose panels share both axes; ticks only at the left and at the foot of each column."""
     # long names take a second line
     words = ["\n".join(shortened(line, _LONGEST, _TYPE, 2) for line in title) for title in titles]
     columns = columns_for(len(titles), most)
     rows = -(-len(titles) // columns)
     lines = max(title.count("\n") for title in words)
-    canvas = sheet(
-        [row_height] * rows,
-        [1] * columns,
-        titles=words,
-        title_type=_TYPE,
-        row_gap=_GAP + 14 * lines,
-        column_gap=min(0.08, 0.3 / columns),
-        above=30 + 14 * lines,
-        min_width=width_for(columns),
-        shared_xaxes="all",
-        shared_yaxes="all",
-    )
+    look: Look = {"row_gap": _GAP + 14 * lines, "column_gap": min(0.08, 0.3 / columns), "min_width": width_for(columns)}
+    look |= {"shared_xaxes": "all", "shared_yaxes": "all"}
+    canvas = sheet([row_height] * rows, [1] * columns, titles=words, title_type=_TYPE, above=30 + 14 * lines, **look)
     places, empty = canvas.places[: len(titles)], canvas.places[len(titles) :]
     for row, column in empty:
         canvas.panel(row, column).x(visible=False)
@@ -64,10 +48,7 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
 
 
 def log_axis(values: np.ndarray) -> dict[str, Any]:
-    """Return settings of a logarithmic axis: 1, 2 and 5 written out over few decades, else powers of ten.
-
-    The labels are written here, since plotly sets powers in larger type than all other labels.
-    """
+    """Return settings of a logarithmic axis: 1, 2 and 5 written out over few decades, else powers of ten."""
     positive = values[np.isfinite(values) & (values > 0)]
     low, high = (float(np.log10(positive.min())), float(np.log10(positive.max()))) if len(positive) else (-1.0, 0.0)
     if high - low > 2.5:

@@ -15,10 +15,9 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.panels import Scene, mark_start, scene
-from tsfm_lens.viz.room import shortened, text_width
+from tsfm_lens.viz.panels import Scene, Timeline, as_text, mark_start, scene, timeline
 from tsfm_lens.viz.select import array, layer_name, median_position, model_of, names, position, unit_of
-from tsfm_lens.viz.sheet import Look, Sheet, sheet
+from tsfm_lens.viz.sheet import Look, Sheet, sheet, shortened, text_width
 from tsfm_lens.viz.theme import (
     BLUE,
     GREEN,
@@ -33,7 +32,6 @@ from tsfm_lens.viz.theme import (
     percent,
     plain,
 )
-from tsfm_lens.viz.timeline import Timeline, as_text, timeline
 from tsfm_lens.viz.words import num
 
 __all__ = ["explore_figure"]
@@ -78,16 +76,7 @@ _TITLES = (
     "the forecast, and without\nheads that are crossed out",
 )
 
-
-EXPLORE = measurement(
-    "explore",
-    theme="Activations",
-    title="One head at a time",
-    summary="one head in one view: what it reads and writes, its spectra, the forecast without it (`run.explore()`)",
-    description="A linked view of the heads of one kind of attention, the last over time before the forecast is "
-    "read out: what each looks at, what it writes to the forecast, the spectra of its matrices, and the"
-    " forecast without it. In a notebook, run.explore() opens it with any set of heads ablated.",
-)
+EXPLORE = measurement("explore")
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
@@ -125,7 +114,7 @@ def read_explore(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@EXPLORE.figure("One head: what it reads, what it writes, and the forecast without it.", variables=_NEEDS)
+@EXPLORE.figure()
 def explore_figure(
     ds: xr.Dataset,
     *,
@@ -137,14 +126,9 @@ def explore_figure(
     """Draw every head's score, and of one head its attention, write, spectra, and the forecast without it.
 
     Args:
-        ds: of kind "explore".
         layer, head: labels of the chosen head; the one with the largest score unless both are given.
         score: what the map shows, a key of :func:`scores`; the first unless given.
         ablated: also draw the forecast without the chosen head.
-
-    Returns:
-        Five panels with the traces :data:`TRACES`: the map; singular values relative to the largest; the write by step;
-        the series over the head's attention to each context step; the end of the series with its forecasts.
     """
     place = start(ds, score)
     if layer is not None and head is not None:
@@ -202,11 +186,7 @@ def start(ds: xr.Dataset, score: str | None = None) -> tuple[int, int]:
 
 
 def score_update(ds: xr.Dataset, score: str | None) -> Update:
-    """Return the map of another score.
-
-    Raises:
-        UnknownNameError: no such score.
-    """
+    """Return the map of another score."""
     words, values = _score(ds, score)
     title = plain(shortened(words, _MAP, 12, lines=2)).replace("\n", "<br>")
     text = [[f"{v:.2g}" for v in row] for row in values] if values.size <= _MAX_NUMBERED else None
@@ -340,10 +320,7 @@ def _fixed(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
 
 
 def _attention_words(ds: xr.Dataset, time: Timeline, steps: int = 1) -> dict[str, Any]:
-    """Return colour bar and hover box of the attention in cells of so many steps.
-
-    A token of several steps has more attention than a cell shows, so both say how many steps a cell covers.
-    """
+    """Return colour bar and hover box of the attention in cells of so many steps."""
     per = f" per {steps} steps" if steps > 1 else ""
     if not per and ds["attention"].attrs.get("token_steps", 1) > 1:
         per = " per step"

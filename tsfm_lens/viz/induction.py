@@ -1,4 +1,4 @@
-"""Induction heads on repeated tokens."""
+"""Induction heads, their overlap with sharp heads, and repeated motifs."""
 
 from __future__ import annotations
 
@@ -9,30 +9,21 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import measurement
-from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.needs import SEQUENCES
-from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import array, model_of
-from tsfm_lens.viz.sheet import Look
-from tsfm_lens.viz.theme import number, percent
+from tsfm_lens.viz.noise import finding, judged
+from tsfm_lens.viz.panels import fitted_range
+from tsfm_lens.viz.select import array, kind_word, model_of, names, position
+from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, VERMILION, number, percent, plain
 from tsfm_lens.viz.words import head_at, listed, num
 
-__all__ = ["induction_maps"]
+__all__ = ["induction_corner", "induction_maps", "overlap_thresholds", "repeated_motif_map"]
+
 _DIMS = ("layer", "head")
 _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 
-
-INDUCTION = measurement(
-    "induction",
-    theme="Behaviour",
-    title="Induction heads",
-    summary="repeated random tokens: prefix matching, copy score, induction heads",
-    description="A motif of random tokens comes several times. An induction head looks at what followed its earlier "
-    "instances, and raises the probability that it follows again.",
-    source="tsfm-lens, appendix G; Olsson et al. 2022",
-    paper=("S3-PREF", "S3-RRT"),
-    needs=SEQUENCES,
-)
+INDUCTION = measurement("induction", needs=SEQUENCES)
 
 
 def read_induction(ds: xr.Dataset) -> list[str]:
@@ -50,10 +41,7 @@ def read_induction(ds: xr.Dataset) -> list[str]:
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Find the heads (layer, head) that pass both thresholds surely, and further ones that may, at 95 % for all.
-
-    Of a result without intervals: those whose scores pass, and no further ones.
-    """
+    """Find the heads (layer, head) that pass both thresholds surely, and further ones that may, at 95 % for all."""
     sure, could = [], []
     for name, key in _THRESHOLDS.items():
         score = finding(ds, name, "layer", "head")
@@ -69,21 +57,9 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return surely, np.logical_and.reduce(could) & ~surely
 
 
-@INDUCTION.figure(
-    "Prefix-matching and copying of every head.",
-    variables=("prefix_matching", "copy_score", "induction"),
-    table=("prefix_matching", "copy_score", "induction"),
-    sentences=read_induction,
-)
+@INDUCTION.figure(table=("prefix_matching", "copy_score", "induction"), sentences=read_induction)
 def induction_maps(ds: xr.Dataset) -> go.Figure:
-    """Draw layer × head maps of prefix matching and copy score, and of the entropy where known.
-
-    Args:
-        ds: of kind "induction".
-
-    Returns:
-        Two or three heat maps; frames are around heads that are induction heads beyond doubt.
-    """
+    """Draw layer × head maps of prefix matching and copy score, and of the entropy where known."""
     surely, perhaps = past_both(ds)
     which = "the token after the last instance" if ds.attrs.get("offset", 1) else "the last instance"
     ways: dict[str, tuple[str, str, str, Look]] = {
@@ -111,4 +87,168 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         f"framed: {thresholds or 'induction heads'}, beyond doubt for all heads together",
         f"of {int(perhaps.sum())} more these sequences do not tell" if perhaps.any() else "",
         outlined=surely,
+    )
+
+
+_ALL_THRESHOLDS = {
+    "prefix_matching": "prefix_from",
+    "copy_score": "copy_from",
+    "normalised": "sharp_below",
+}
+_AXES = {"prefix_matching": "prefix matching", "copy_score": "copy score (std)", "normalised": "normalised entropy"}
+_GROUPS = (
+    ("neither", False, False, PALE, "circle"),
+    ("sharp", False, True, BLUE, "square"),
+    ("induction", True, False, VERMILION, "diamond"),
+    ("both", True, True, BLACK, "star"),
+)
+
+INDUCTION_OVERLAP = measurement("induction_overlap", needs=SEQUENCES)
+
+
+def read_overlap(ds: xr.Dataset) -> list[str]:
+    """Count the induction heads that are sharp."""
+    sharp = array(ds, "sharp", "layer", "head") > 0
+    surely, perhaps = past_both(ds)
+    return [
+        f"{int(surely.sum())} of {sharp.size} heads are induction heads beyond doubt, of {int(perhaps.sum())} more "
+        f"these sequences do not tell, and {int(sharp.sum())} are sharp; {int((surely & sharp).sum())} are surely "
+        f"both, {int((perhaps & sharp).sum())} perhaps."
+    ]
+
+
+@INDUCTION_OVERLAP.figure(table=(*_AXES, "induction", "sharp"), sentences=read_overlap)
+def induction_corner(ds: xr.Dataset) -> go.Figure:
+    """Draw prefix matching, copy score and normalised entropy of all heads, each against each."""
+    scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
+    ranges = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
+    canvas = sheet([156] * 3, [1] * 3, row_gap=26, column_gap=0.07, min_width=640)
+    thresholds, dashes = {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()}, "4px,3px"
+    for row, below in enumerate(_AXES, start=1):
+        for col, beside in enumerate(_AXES, start=1):
+            panel = canvas.panel(row, col)
+            if col > row:
+                panel.x(visible=False)
+                panel.y(visible=False)
+                value = float(ds["correlation"].sel(score=below, other_score=beside))
+                text = f"r = {value:+.2f}".replace("-", "−") if np.isfinite(value) else "r undefined"
+                place = canvas.fig.get_subplot(row, col)
+                where: Look = {letter: sum(getattr(place, f"{letter}axis").domain) / 2 for letter in "xy"}
+                # what hangs on an invisible axis is not drawn
+                where |= {"xref": "paper", "yref": "paper", "xanchor": "center", "font": {"size": 14, "color": GREY}}
+                canvas.fig.add_annotation(text=text, **where)
+                continue
+            # the lines of one column share their axis, the histogram's heights have their own
+            title = _AXES[beside] if row == 3 else None
+            panel.x(title, showticklabels=row == 3, range=ranges[beside])
+            if col == row:
+                _histogram(panel, scores[beside], _AXES[beside])
+                panel.y("heads", side="right", nticks=4)
+            else:
+                _scatter(panel, ds, scores[beside], scores[below])
+                panel.y(_AXES[below] if col == 1 else None, range=ranges[below], nticks=5)
+                panel.level(thresholds[below], dash=dashes)
+            panel.upright(thresholds[beside], dash=dashes)
+    count = ds["count"].values
+    return canvas.dress(
+        f"Induction and sharpness of the {int(count.sum())} heads of {model_of(ds)}",
+        f"{int(count[0].sum())} by the means induction heads, {int(count[:, 0].sum())} sharp, {int(count[0, 0])} both",
+        f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed: thresholds; r: Pearson",
+    )
+
+
+@INDUCTION_OVERLAP.figure(table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"))
+def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
+    """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds."""
+    sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
+    prefix = ("prefix_threshold", "prefix_from", "prefix matching from")
+    maps = {
+        "share of induction heads\nthat are sharp": ("sweep_sharp_given_induction", *sharp),
+        "share of sharp heads\nthat are induction heads": ("sweep_induction_given_sharp", *sharp),
+        "share of all heads\nthat are induction heads": ("sweep_proportion_induction", *prefix),
+    }
+    canvas = sheet([300], [1] * 3, titles=list(maps), column_gap=0.04, min_width=760, above=44, shared_yaxes=True)
+    for panel, (title, (name, dim, key, words)) in zip(canvas, maps.items(), strict=True):
+        share, y = title.replace("\n", " "), ds["copy_threshold"].values
+        hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{share} %{{z:.3g}}"
+        values = array(ds, name, "copy_threshold", dim)
+        panel.cells(values, ds[dim].values, y, hover, name=share, xgap=0, ygap=0)
+        cross: Look = {"symbol": "x-thin", "size": 11, "marker": {"line": {"width": 2.5, "color": VERMILION}}}
+        panel.dots([ds.attrs.get(key)], [ds.attrs.get("copy_from")], "thresholds of the other figures", **cross)
+        panel.x(words, nticks=6)
+    canvas.panel().y("copy score from (std)")
+    canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
+    # 0 is white, so what is undefined must not be
+    canvas.fig.update_layout(plot_bgcolor=PALE)
+    remarks = [f"left and middle: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"]
+    remarks += ["grey: no head to take a share of"]
+    return canvas.dress(f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds", *remarks)
+
+
+def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
+    places = np.array([f"layer {layer}, head {head}" for layer in names(ds, "layer") for head in names(ds, "head")])
+    induction, sharp = (array(ds, name, "layer", "head").ravel() > 0 for name in ("induction", "sharp"))
+    for word, is_induction, is_sharp, colour, symbol in _GROUPS:
+        mask = (induction == is_induction) & (sharp == is_sharp)
+        if mask.any():
+            hover = f"%{{customdata}}: {plain(word)}<br>%{{x:.3g}}, %{{y:.3g}}"
+            look: Look = {"colour": colour, "symbol": symbol, "edge": INK, "customdata": places[mask]}
+            panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **look)
+
+
+def _histogram(panel: Panel, values: np.ndarray, word: str) -> None:
+    count, edges = np.histogram(values, bins=min(max(len(values) // 4, 6), 24))
+    middles, hover = (edges[:-1] + edges[1:]) / 2, f"{word} near %{{x:.3g}}: %{{y}} heads"
+    outline: Look = {"marker_line": {"color": GREY, "width": 0.5}, "width": np.diff(edges)}
+    panel.bars(middles, count, word, hover, colour=PALE, legend=False, **outline)
+
+
+_TARGETS = {
+    "after_last": "what followed the last match",
+    "last": "the last match itself",
+    "after_any": "what followed any match",
+}
+
+REPEATED_MOTIF = measurement("repeated_motif")
+
+
+def read_motif(ds: xr.Dataset) -> list[str]:
+    """Count the heads that look at the motif's last instance more than at the same steps of a series without one."""
+    advantage = judged(ds, "advantage", "layer", "head", target=0)
+    heads = advantage.stands & (advantage.estimate > 0)
+    first = advantage.leader(heads)
+    most = f", most of all {head_at(ds, first)} ({advantage.told(first, percent)})" if first is not None else ""
+    return [
+        f"{int(heads.sum())} of {heads.size} heads give more of their attention there than in the control, which "
+        f"has no motif that comes again{most}."
+    ]
+
+
+@REPEATED_MOTIF.figure(table=("prefix_matching", "control", "advantage"), sentences=read_motif)
+def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
+    """Draw which heads look at what followed a match, beyond what they look at anyway.
+
+    Args:
+        target: "after_last", "last" or "after_any".
+    """
+    at = position(ds, "target", target)
+    plain, control, advantage = (
+        array(ds, name, "layer", "head", target=at) for name in ("prefix_matching", "control", "advantage")
+    )
+    noise = finding(ds, "advantage", "layer", "head", target=at)
+    top = float(max(plain.max(), control.max()))
+    low, high = ds.attrs.get("motif", ("?", "?"))
+    kind = kind_word(str(ds.attrs.get("attention", "attention")))
+    error = float(np.median(ds["relative_copy_error"].values)) if "relative_copy_error" in ds else None
+    return head_maps(
+        ds,
+        [
+            HeadMap(plain, "repeated motifs", "attention", low=0.0, high=top),
+            HeadMap(control, "nothing repeated", "attention", low=0.0, high=top),
+            HeadMap(advantage, "difference", "difference of attention", diverging=True, noise=noise),
+        ],
+        f"Attention of {model_of(ds)} to {_TARGETS.get(target, target)}",
+        f"{kind}; {ds.sizes['series']} random motifs of {low} to {high} tokens, shown {ds.attrs.get('repeats', '?')} "
+        f"times or more; even spread: {number(float(ds['chance'].values[at]))}",
+        "" if error is None else f"forecast error {number(error)} of the mean's",
     )

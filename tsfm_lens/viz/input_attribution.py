@@ -1,4 +1,4 @@
-"""Attribution of the forecast to stretches of the input and to covariates."""
+"""Attribution of the forecast to stretches of the input and to covariates, over many items, and its proof."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import measurement
+from tsfm_lens.registry import frame, measurement
+from tsfm_lens.verdict import rules_of, verdict
 from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.needs import SERIES
+from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.panels import Scene, fit, scene
 from tsfm_lens.viz.select import (
     array,
@@ -20,33 +23,23 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     position,
-    segment_words,
     series_position,
+    shown,
     statistic_of,
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
-from tsfm_lens.viz.tables import frame
-from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, number, plain
-from tsfm_lens.viz.words import listed, num, signed
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, PALE, VERMILION, mixed, number, plain
+from tsfm_lens.viz.words import capital, listed, num, segment_words, signed
 
-__all__ = ["input_map", "input_timeline", "input_waterfall"]
+__all__ = ["deletion_lines", "input_beeswarm", "input_map", "input_timeline", "input_waterfall"]
+
 _STRIP, _BAR = 24, 22  # pixels of a strip, and of a bar
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
 _FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
 
-
-INPUT_ATTRIBUTION = measurement(
-    "input_attribution",
-    theme="Inputs",
-    title="Inputs",
-    summary="how much each stretch of the past, each variate and each covariate moves each step and quantile",
-    description="The input is cut into segments. The forecast is made again with some of them masked, and what each"
-    " one moves is summed up so that all add up to the forecast less the forecast of the reference, in "
-    "data units. Steps are counted from the forecast: −1 is the last one before it.",
-    source="Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
-)
+INPUT_ATTRIBUTION = measurement("input_attribution")
 
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
@@ -116,24 +109,9 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
     return table
 
 
-@INPUT_ATTRIBUTION.figure(
-    "What every segment of the input does, under the series.",
-    variables=("attribution", "forecast", "reference_forecast", "remainder"),
-    table=_table,
-    sentences=read_inputs,
-)
+@INPUT_ATTRIBUTION.figure(table=_table, sentences=read_inputs)
 def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None) -> go.Figure:
-    """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast.
-
-    Args:
-        ds: of kind "input_attribution".
-        step: forecast step; the mean over all unless given.
-        quantile: level; the one next to the median unless given.
-
-    Returns:
-        Above: context, truth where known, the forecast and the reference forecast. Below: a strip for each series of
-        the item, vermilion where a segment moves the forecast up and blue where it moves it down.
-    """
+    """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast."""
     view = _Part(ds, step, quantile)
     window = scene(ds, view.target, context_steps=ds.sizes["time"])
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
@@ -186,26 +164,11 @@ def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: i
     panel.cells(np.array([values]), x, [at - 0.46, at + 0.46], hover, customdata=[texts])
 
 
-@INPUT_ATTRIBUTION.figure(
-    "From the reference forecast to the forecast, segment by segment.",
-    variables=("attribution", "forecast", "reference_forecast", "remainder"),
-    table=_table,
-)
+@INPUT_ATTRIBUTION.figure(table=_table)
 def input_waterfall(
     ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None, top: int = 14
 ) -> go.Figure:
-    """Draw the way from the reference forecast to the forecast, segment by segment, in data units.
-
-    Args:
-        ds: of kind "input_attribution".
-        step: forecast step; the mean over all unless given.
-        quantile: level; the one next to the median unless given.
-        top: how many segments; all others are added up in a grey bar.
-
-    Returns:
-        A bar per segment from where the one above it ends, the largest first, vermilion upwards and blue downwards,
-        with standard errors where orders were sampled; grey what segments do together.
-    """
+    """Draw the way from the reference forecast to the forecast, segment by segment, in data units."""
     view = _Part(ds, step, quantile)
     order = np.argsort(-np.abs(view.effect), kind="stable")
     most, others = order[:top], order[top:]
@@ -240,31 +203,15 @@ def input_waterfall(
     low, high = float(min(begins.min(), ends.min(), start)), float(max(begins.max(), ends.max(), start))
     span = (high - low) or max(abs(high), 1.0)
     panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.32 * span], nticks=6)
-    return canvas.dress(
-        f"How the forecast of {view.target} by {model_of(ds)} comes about",
-        view.when,
-        view.how,
-        "bars: what each segment adds; diamonds: both forecasts",
-        view.sampled,
-    )
+    remarks = [view.when, view.how, "bars: what each segment adds; diamonds: both forecasts", view.sampled]
+    return canvas.dress(f"How the forecast of {view.target} by {model_of(ds)} comes about", *remarks)
 
 
 @INPUT_ATTRIBUTION.figure(
-    "Segment × forecast step map of what each segment does.",
-    variables=("attribution",),
-    table=lambda ds: frame(ds.isel(quantile=median_position(ds["quantile"].values), drop=True), "attribution"),
+    table=lambda ds: frame(ds.isel(quantile=median_position(ds["quantile"].values), drop=True), "attribution")
 )
 def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -> go.Figure:
-    """Draw the segment × forecast step map of what each segment does.
-
-    Args:
-        ds: of kind "input_attribution".
-        quantile: level; the one next to the median unless given.
-        top: at most so many segments, those that move the forecast most; they keep their order.
-
-    Returns:
-        One heat map; the colours are symmetric about 0.
-    """
+    """Draw the segment × forecast step map of what each segment does."""
     view = _Part(ds, None, quantile)
     values = array(ds, "attribution", "segment", "step", quantile=view.level)
     keep = np.sort(np.argsort(-np.abs(values).mean(1), kind="stable")[:top])
@@ -286,11 +233,7 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
 
 
 class _Part:
-    """One quantile of an attribution, at one step or on average over all; ``effect``: (segment,) in data units.
-
-    Raises:
-        InputError: series were taken out of the result, of which its segments still tell.
-    """
+    """One quantile of an attribution, at one step or on average over all; ``effect``: (segment,) in data units."""
 
     def __init__(self, ds: xr.Dataset, step: int | None, quantile: float | None) -> None:
         count, left = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0, ds.sizes.get("series", 0)
@@ -335,3 +278,122 @@ def method_words(attrs: Mapping[str, Any]) -> str:
     """Name method and reference of a result as a subtitle does."""
     method = str(attrs.get("method", ""))
     return f"{'Shapley values' if method == 'shapley' else method} against {attrs.get('reference', '')} values"
+
+
+_ROW, _DOT, _BINS = 46, 7, 60  # pixels of a row and a dot; places along the axis within which dots stand in line
+
+INPUT_EFFECTS = measurement("input_effects")
+
+
+def read_effects(ds: xr.Dataset) -> list[str]:
+    """Describe which segments move forecasts over many series."""
+    standing = judged(ds, "size", "segment")
+    labels, kinds = names(ds, "segment"), np.array(names(ds.swap_dims(segment="kind"), "kind"))
+    out = []
+    for kind in dict.fromkeys(kinds):
+        leading = standing.named(_MAX_NAMES, kinds == kind)
+        if not leading:
+            out.append(f"{capital(kind)}: nothing stands out of rounding.")
+            continue
+        first = standing.leader(kinds == kind)
+        lead = f"{labels[first]} most of all; " if first is not None and len(np.flatnonzero(kinds == kind)) > 1 else ""
+        moves = [f"{labels[i]} by {standing.told(i, lambda value: f'{num(value)} MASE')}" for i in leading]
+        out.append(f"{capital(kind)}: {lead}forecasts are moved by {listed(moves)}.")
+    return out
+
+
+@INPUT_EFFECTS.figure(table=("effect", "size", "value"), sentences=read_effects)
+def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
+    """Draw a dot per series for each segment: how far it moves the forecast, and how high its values are."""
+    labels = segment_words(ds)
+    effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))
+    noise = finding(ds, "size", "segment", unit="MASE")
+    mean = array(ds, "size_estimate", "segment")
+    order = np.argsort(-np.nan_to_num(mean, nan=-1.0), kind="stable")[:top]
+    canvas = blank(max(150, _ROW * len(order)), 480)
+    panel, ids = canvas.panel(), names(ds, "series")
+    finite = effect[order][np.isfinite(effect[order])]
+    span = float(np.ptp(finite)) if len(finite) else 1.0
+    reach = float(np.nanquantile(np.abs(value), 0.95)) if np.isfinite(value).any() else 1.0
+    panel.upright(0.0, colour=GREY)
+    for place, row in enumerate(order):
+        pale = noise is not None and bool(noise.pale[row])
+        y = place + _swarm(effect[row], span)
+        for has_value in (True, False):
+            here = np.flatnonzero(np.isfinite(value[row]) == has_value)
+            words = [
+                f"{plain(labels[row])}, {plain(ids[i])}<br>moves the forecast by {effect[row, i]:+.3g} MASE"
+                + f"<br>values {value[row, i]:+.3g} standard deviations from their mean" * has_value
+                for i in here
+            ]
+            colour: Look = {"color": value[row, here], "coloraxis": "coloraxis"} if has_value else {"color": GREY}
+            look: Look = {"marker": {**colour, "line": {"color": GREY, "width": 0.6}}, "customdata": words}
+            symbol = "circle-open" if pale else "circle"
+            if len(here):
+                panel.dots(effect[row, here], y[here], "", "%{customdata}", size=_DOT, symbol=symbol, **look)
+    if noise is not None:
+        canvas.noisy(noise, "hollow" * bool(noise.pale[order].any()))
+    panel.y(tickvals=list(range(len(order))), ticktext=[plain(labels[row]) for row in order])
+    panel.y(range=[len(order) - 0.4, -0.6], ticks="", showline=False)
+    panel.x("moves the forecast by (MASE)", nticks=7)
+    scale = colour_scale("value, standard deviations\nfrom the mean of its context", high=reach or 1.0, diverging=True)
+    # a white dot would look hollow
+    shades = [(share, PALE if shade == "#FFFFFF" else shade) for share, shade in DIVERGING]
+    canvas.colours({**scale, "colorscale": shades})
+    fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
+    return canvas.dress(
+        f"What moves the forecasts of {model_of(ds)}", f"{method_words(ds.attrs)}, mean over steps", shown(ids), fewer
+    )
+
+
+def _swarm(values: np.ndarray, span: float) -> np.ndarray:
+    """Return offsets of dots from the middle of their row, so that those near one another stand in line."""
+    bins = np.round(np.nan_to_num(values) / (span or 1.0) * _BINS)
+    offsets = np.zeros(len(values))
+    for each in np.unique(bins):
+        here = np.flatnonzero(bins == each)
+        turn = np.arange(len(here))
+        offsets[here] = np.where(turn % 2, -1, 1) * ((turn + 1) // 2) * _DOT / _ROW
+    return np.clip(offsets, -0.42, 0.42)
+
+
+_BAND = "95 % of random orders"
+_CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown first"))
+
+DELETION_CURVES = measurement("deletion_curves", needs=SERIES)
+
+
+def read_proof(ds: xr.Dataset) -> list[str]:
+    """State the verdict, by the rules of :mod:`tsfm_lens.verdict`."""
+    word, sentences = verdict(ds)
+    # the first is also said alone, at a glance: what was tried first is not all that was
+    return [f"By the rules below the explanation {word}. {sentences[0]}", *sentences[1:], *rules_of(ds)]
+
+
+@DELETION_CURVES.figure(
+    table=lambda ds: frame(ds, "deletion", "insertion").merge(frame(ds, "area", "p"), on="explanation"),
+    sentences=read_proof,
+)
+def deletion_lines(ds: xr.Dataset) -> go.Figure:
+    """Draw how far the forecast moves as segments are masked, and shown, in the order of each explanation."""
+    explanations, unit = names(ds, "explanation"), unit_of(ds) or "data units"
+    area, p = array(ds, "area", "explanation"), array(ds, "p", "explanation")
+    canvas = sheet(
+        [280], [1, 1], titles=[words for _, words in _CURVES], column_gap=0.05, min_width=640, shared_yaxes=True
+    )
+    count = np.arange(ds.sizes["masked"])
+    for place, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
+        low, high = (array(ds, f"random_{end}", "masked", curve=place) for end in ("low", "high"))
+        panel.band(count, low, high, mixed(PALE, 0.7), _BAND, legend=True)
+        middle = array(ds, f"random_{name}", "draw", "masked").mean(0)
+        panel.line(count, middle, "random orders, mean", colour=GREY, dash="dot")
+        for row, explanation in enumerate(explanations):
+            y = array(ds, name, "masked", explanation=row)
+            hover = f"{plain(explanation)}<br>%{{x}} segments<br>%{{y:.4g}} {plain(unit)}"
+            colour = CATEGORICAL[row % len(CATEGORICAL)]
+            panel.line(count, y, explanation, hover, colour=colour, width=2.5 if row == 0 else 1.5, dots=5)
+        panel.x("segments masked" if name == "deletion" else "segments shown", dtick=max(1, len(count) // 12))
+    canvas.panel(1, 1).y(f"distance from the\nwhole forecast ({unit})", rangemode="tozero")
+    areas = [f"{name} {a:.2f} (p {q:.2g})" for name, a, q in zip(explanations, area, p, strict=True)]
+    remarks = [f"forecast of {ds.attrs.get('target', '')}", f"area between the curves, random 0: {', '.join(areas)}"]
+    return canvas.dress(f"Deletion and insertion on {model_of(ds)}", *remarks)

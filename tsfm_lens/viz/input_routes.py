@@ -1,4 +1,4 @@
-"""Routes of the input through components to the forecast."""
+"""Routes of the input through components to the forecast, over many series, and their proof."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.registry import frame, measurement
+from tsfm_lens.viz.input_attribution import read_proof
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
-from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.room import shortened, text_width
-from tsfm_lens.viz.select import array, kind_word, model_of, names, segment_words, unit_of
-from tsfm_lens.viz.sheet import Look, Panel, blank
-from tsfm_lens.viz.tables import frame
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent, plain
-from tsfm_lens.viz.words import capital, listed, measured
+from tsfm_lens.viz.noise import finding, judged
+from tsfm_lens.viz.select import array, kind_word, model_of, names, shown, unit_of
+from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, shortened, text_width
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.words import capital, listed, measured, segment_words
 
-__all__ = ["route_map", "route_river"]
+__all__ = ["carried_dots", "faithfulness_dots", "route_map", "route_river"]
+
 _ARMS, _ROWS = 10, 24  # components that are drawn by name
 _BINS = 6  # groups of forecast steps
 _LINE = 19  # pixels that a line of a node's label needs
@@ -33,19 +33,7 @@ WORTH_A_WORD = 0.01  # of an effect
 _BEND = 24  # points of a ribbon's edge
 _MAX_NAMES = 3
 
-
-INPUT_ROUTES = measurement(
-    "input_routes",
-    theme="Inputs",
-    title="Routes of the input",
-    summary="effect of each segment of the input through each head and MLP, total and direct, with what it sums to",
-    description="The model sees the series with and without a segment. The effect through a component is the change of "
-    "the forecast when that component alone writes what it writes without the segment; a chain of components "
-    "carries one effect, and each of them has it in full. The first number in a component's name is its "
-    "layer, and one at its end the head, both counted from 0.",
-    source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
-    needs=SERIES,
-)
+INPUT_ROUTES = measurement("input_routes", needs=SERIES)
 
 
 def read_routes(ds: xr.Dataset) -> list[str]:
@@ -108,22 +96,12 @@ class _Column(NamedTuple):
     low: np.ndarray
 
 
-@INPUT_ROUTES.figure(
-    "Through which components stretches of the input reach the forecast.",
-    variables=("effect", "size", "total"),
-    table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True),
-    sentences=read_routes,
-)
+@INPUT_ROUTES.figure(table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True), sentences=read_routes)
 def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     """Draw what each segment moves the forecast, as a river over components to the forecast's steps.
 
     Args:
-        ds: of kind "input_routes".
         components: that are drawn by name; all others are one arm.
-
-    Returns:
-        Segments, components and groups of forecast steps from left to right, arms as wide as the mean absolute effect.
-        Effects through components of one chain overlap, so the river is wider than the effects of the segments.
     """
     effect = np.abs(np.nan_to_num(array(ds, "effect", "segment", "component", "step")))
     none = np.abs(array(ds, "no_component", "segment", "step")) if "no_component" in ds else None
@@ -256,22 +234,12 @@ def past_attention(share: float) -> str:
     return f"{percent(share)} of the effect bypasses attention"
 
 
-@INPUT_ROUTES.figure(
-    "How much of each stretch's influence goes through each component.",
-    variables=("size", "total"),
-    table=("total", "no_component", "no_attention", "rest"),
-    sentences=read_kinds,
-)
+@INPUT_ROUTES.figure(table=("total", "no_component", "no_attention", "rest"), sentences=read_kinds)
 def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     """Draw how much of each segment's influence goes through each component.
 
     Args:
-        ds: of kind "input_routes".
         components: rows, those of the largest effects.
-
-    Returns:
-        A map of component × segment in data units, the strongest component on top; pale cells do not stand out of the
-        noise, and empty ones were not tried.
     """
     size = array(ds, "size", "segment", "component").T
     order = np.argsort(-np.nan_to_num(size).sum(1), kind="stable")[:components]
@@ -291,9 +259,109 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     search = ""
     if ds.attrs.get("search") == "gradient":
         search = f"tried by gradient; {percent(float(ds.attrs['miss_rate']))} of spot checks were missed"
-    return sheet.dress(
-        f"What goes through which component of {model_of(ds)}",
-        f"forecast of {ds.attrs.get('target', '')}",
-        more,
-        search,
-    )
+    remarks = [f"forecast of {ds.attrs.get('target', '')}", more, search]
+    return sheet.dress(f"What goes through which component of {model_of(ds)}", *remarks)
+
+
+ROUTE_EFFECTS = measurement("route_effects", needs=SERIES)
+
+
+def read_carried(ds: xr.Dataset) -> list[str]:
+    """Name the components that carry most of the input's influence over all series, against a null if there is one."""
+    against = str(ds.attrs.get("against", ""))
+    carried = judged(ds, "carried_share" if against else "carried", "component")
+    labels = names(ds, "component")
+    most = [f"{labels[place]} ({carried.told(place, percent)})" for place in carried.named(_MAX_NAMES)]
+    null = {"untrained": "components of untrained twins", "shuffled series": "itself on shuffled series"}
+    beyond = f"than {null.get(against, 'random components of its kind')}" if against else "than the noise"
+    if not most:
+        return [f"No component carries more of the input's influence {beyond}."]
+    return [f"Most of the input's influence goes through {listed(most)}; each carries more {beyond}."]
+
+
+@ROUTE_EFFECTS.figure(table=("carried",), sentences=read_carried)
+def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
+    """Draw what part of the input's influence goes through each component, over many series.
+
+    Args:
+        components: rows, those of the largest parts.
+
+    Example:
+        >>> "carried_dots" in viz.__all__
+        True
+    """
+    name = "carried_share" if "carried_share_estimate" in ds else "carried"
+    mean = array(ds, f"{name}_estimate", "component")
+    order = np.argsort(-mean, kind="stable")[:components]
+    carried = finding(ds, name, "component")
+    labels, kinds = names(ds, "component"), [kind_word(str(kind)) for kind in ds["component_kind"].values]
+    sheet = blank(max(160, 20 * len(order)), min_width=480, below=64)
+    panel = sheet.panel()
+    if name == "carried_share":
+        reach = array(ds, f"{name}_floor", "component", "series").mean(1)
+        against = f"95 % of {ds.attrs.get('against', 'the null')}"
+        tick: Look = {"symbol": "line-ns-open", "size": 12}
+        panel.dots(reach[order], np.arange(len(order)), against, f"{against}<br>%{{x:.3g}}", colour=GREY, **tick)
+    for place, kind in enumerate(dict.fromkeys(kinds)):
+        rows = [row for row, i in enumerate(order) if kinds[i] == kind]
+        if rows:
+            members = order[rows]
+            look: Look = {"colour": CATEGORICAL[place % len(CATEGORICAL)], "text": [plain(labels[i]) for i in members]}
+            noise = None if carried is None else carried.at(members)
+            panel.dots(mean[members], rows, kind, "%{text}<br>%{x:.3g}", noise=noise, across=True, **look)
+    panel.upright(0.0)
+    whole = "effect through it, over the effect of the input"
+    panel.x("share of all components' effects" if name == "carried_share" else whole)
+    ticks = [plain(labels[i]) for i in order]
+    panel.y(tickvals=list(range(len(order))), ticktext=ticks, range=[len(order) - 0.5, -0.5])
+    remarks = [f"mean over {shown(names(ds, 'series'))}"]
+    remarks += [f"the {len(order)} of {len(labels)} components that carry most" * (len(order) < len(labels))]
+    return sheet.dress(f"What carries the input through {model_of(ds)}", *remarks)
+
+
+ROUTE_FAITHFULNESS = measurement("route_faithfulness", needs=SERIES)
+
+
+@ROUTE_FAITHFULNESS.figure(
+    table=("necessity", "sufficiency", "necessity_p", "sufficiency_p", "prediction_error", "overlap"),
+    sentences=read_proof,
+)
+def faithfulness_dots(ds: xr.Dataset) -> go.Figure:
+    """Draw what cutting, and restoring, the named routes of each segment does to its effect.
+
+    Example:
+        >>> "faithfulness_dots" in viz.__all__
+        True
+    """
+    segments, unit = segment_words(ds), unit_of(ds) or "data units"
+    canvas = sheet([max(230, 74 * len(segments))], [0.55, 0.45], column_gap=0.18, min_width=760, below=60)
+    shares, change = canvas
+    for place, (name, words, colour) in enumerate(
+        (("necessity", "effect lost when cut", VERMILION), ("sufficiency", "effect back when restored", BLUE))
+    ):
+        at = np.arange(len(segments)) + 0.24 * (place - 0.5)
+        random = array(ds, f"random_{name}", "segment", "draw")
+        low, middle, high = 100 * np.quantile(random, [0.025, 0.5, 0.975], axis=1)
+        bars = {"type": "data", "array": high - middle, "arrayminus": middle - low, "color": GREY, "thickness": 5}
+        look: Look = {"colour": GREY, "size": 6, "symbol": "square", "error_x": bars | {"width": 0}}
+        shares.dots(middle, at, "random components, 95 %", "random components, %{x:.0f} %", **look)
+        value = 100 * array(ds, name, "segment")
+        shares.dots(value, at, words, f"{words}<br>%{{x:.0f}} %", colour=colour, size=10)
+    shares.upright(0.0)
+    shares.upright(100.0, dash="dot")
+    shares.x("share of the segment's effect", ticksuffix=" %")
+    ticks: Look = {"tickvals": list(range(len(segments))), "ticktext": [plain(name) for name in segments]}
+    shares.y(range=[len(segments) - 0.5, -0.5], **ticks)
+    for name, look in (
+        ("predicted", {"colour": INK, "dash": "dash"}),
+        ("measured", {"colour": VERMILION, "width": 2.5}),
+    ):
+        values = array(ds, name, "step", segment=0, cut=-1)
+        change.line(1 + np.arange(len(values)), values, f"{name} change", f"{name} %{{y:.4g}} {plain(unit)}", **look)
+    change.level(0.0)
+    change.x("forecast step")
+    change.y(f"change of the forecast ({unit})")
+    error = float(array(ds, "prediction_error", "segment")[0])
+    remarks = [f"forecast of {ds.attrs.get('target', '')}"]
+    remarks += [f"at the right {segments[0]}, error of the prediction {number(100 * error)} %"]
+    return canvas.dress(f"Routes of {model_of(ds)}, cut and restored", *remarks)

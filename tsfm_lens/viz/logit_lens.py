@@ -1,4 +1,4 @@
-"""Logit lens: the forecast read after every layer."""
+"""Logit lens: the forecast read after every layer, and the gain of each layer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from tsfm_lens.stats import leader
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import TOKENS
-from tsfm_lens.viz.noise import Finding
+from tsfm_lens.viz.noise import Finding, finding, judged
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, medians, scene
 from tsfm_lens.viz.select import (
     array,
     forecast_series,
-    layer_names,
     median_position,
     model_of,
     names,
@@ -29,12 +28,13 @@ from tsfm_lens.viz.select import (
     statistic_of,
     unit_of,
 )
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank
-from tsfm_lens.viz.tables import add_quantiles, steps_table
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
+from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, PALE, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import capital, layers, listed, measured, num
+from tsfm_lens.viz.words import capital, layer_names, layers, listed, measured, num, verb
 
-__all__ = ["layer_entropy", "lens_forecast", "logit_map"]
+__all__ = ["layer_entropy", "layer_gain", "lens_forecast", "logit_map"]
+
 _CELLS = 150_000  # in the whole figure
 _LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this
@@ -46,16 +46,7 @@ _MEASURES = {
 _MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
 _LENSES, _MAPS = 6, 3  # series with a figure of their own
 
-LOGIT_LENS = measurement(
-    "logit_lens",
-    theme="Activations",
-    title="Logit lens",
-    summary="what each layer would forecast",
-    description="The model's own output head is applied to its residual stream after every layer, as if the model "
-    "ended there. This shows where along the depth the forecast takes shape.",
-    source="nostalgebraist 2020; tsfm-lens, section 2",
-    paper=("S3-F1D",),
-)
+LOGIT_LENS = measurement("logit_lens")
 
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
@@ -140,13 +131,7 @@ def _truth(ds: xr.Dataset, series: int) -> np.ndarray:
 
 def lens_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
     """Tabulate quantiles, a row per layer and step."""
-    parts = []
-    for i, layer in enumerate(names(ds, "layer")):
-        part = steps_table(ds, series)
-        part.insert(0, "layer", layer)
-        add_quantiles(part, ds, array(ds, "quantile_forecast", "quantile", "step", series=series, layer=i))
-        parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat([quantile_table(ds, series, layer=i) for i in range(ds.sizes["layer"])], ignore_index=True)
 
 
 def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) -> pd.DataFrame:
@@ -176,12 +161,7 @@ def entropy_table(ds: xr.Dataset) -> pd.DataFrame:
     return table
 
 
-@LOGIT_LENS.figure(
-    "Probabilities of values, read after each layer.",
-    variables=("probability", "value"),
-    needs=TOKENS,
-    instead="lens_forecast",
-)
+@LOGIT_LENS.figure(needs=TOKENS, instead="lens_forecast")
 def logit_map(
     ds: xr.Dataset,
     *,
@@ -191,22 +171,7 @@ def logit_map(
     value_range: tuple[float, float] | None = None,
     rows: int = 48,
 ) -> go.Figure:
-    """Draw value bin against forecast step, coloured by the logarithm of the lens probability, for each layer.
-
-    Args:
-        ds: of kind "logit_lens" with readout "token": ``probability`` (layer, series, step, bin) and
-            ``value`` (series, bin), the centres of the bins in data units.
-        series: id, or place counted from 0.
-        layers: labels to draw, all if None.
-        context_steps: of the context; one horizon, at least 12, if None.
-        value_range: lowest and highest value; those of context, truth and the central 98 % of the last layer if None.
-        rows: the most of a map; adjacent bins are added up, in equal numbers, to keep to it.
-
-    Returns:
-        Per layer a heat map (``z``: log10 of the row's probability, at least -3; ``customdata``: the probability) under
-        context and truth, on shared axes and colours. A panel's title has the probability beyond the axis. Of many
-        steps a column is the mean of several, ``meta["steps"]``.
-    """
+    """Draw value bin against forecast step, coloured by the logarithm of the lens probability, for each layer."""
     places = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
     grid, words = logit_sheet(ds, view, places, value_range, rows)
@@ -242,7 +207,16 @@ def logit_sheet(
             xgap=0,
             ygap=0,
         )
-        _draw_lines(panel, view, 0.7 if long else 1.0)
+        weight = 0.7 if long else 1.0
+        future = view.time.at(view.future)
+        if view.has_truth:
+            # a white edge keeps the dashes visible on the map's dark cells
+            panel.line(future, view.truth, "edge", colour="rgba(255,255,255,0.7)", width=2.6 * weight, legend=False)
+        panel.line(view.time.at(view.past), view.context, "context", view.hover("context"), width=1.2 * weight)
+        if view.has_truth:
+            look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
+            panel.line(future, view.truth, "truth", view.hover("truth"), **look)
+        mark_start(panel, view.time)
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     ticks = np.arange(round(np.log10(FLOOR)), 1)
@@ -261,16 +235,7 @@ def logit_sheet(
 def visible_rows(
     centres: np.ndarray, probability: np.ndarray, bounds: tuple[float, float], rows: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut bins to ``bounds`` and add up adjacent ones, in equal numbers, until at most ``rows`` are left.
-
-    Args:
-        centres: ascending bin centres, (bin,).
-        probability: (layer, step, bin).
-
-    Returns:
-        Row edges (row + 1,), row probabilities (layer, step, row), and per layer the mean share of its
-        probability that is not drawn.
-    """
+    """Cut bins to ``bounds`` and add up adjacent ones, in equal numbers, until at most ``rows`` are left."""
     middles = (centres[1:] + centres[:-1]) / 2
     if len(centres) > 1:
         ends = (1.5 * centres[0] - 0.5 * centres[1], 1.5 * centres[-1] - 0.5 * centres[-2])
@@ -295,19 +260,7 @@ def central_range(centres: np.ndarray, probability: np.ndarray, core: np.ndarray
     return fitted_range(core, np.concatenate(ends), reach=1.0)[0]
 
 
-def _draw_lines(panel: Panel, view: Scene, weight: float) -> None:
-    future = view.time.at(view.future)
-    if view.has_truth:
-        # a white edge keeps the dashes visible on the map's dark cells
-        panel.line(future, view.truth, "edge", colour="rgba(255,255,255,0.7)", width=2.6 * weight, legend=False)
-    panel.line(view.time.at(view.past), view.context, "context", view.hover("context"), width=1.2 * weight)
-    if view.has_truth:
-        look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
-        panel.line(future, view.truth, "truth", view.hover("truth"), **look)
-    mark_start(panel, view.time)
-
-
-@LOGIT_LENS.figure("The forecast that each layer holds.", variables=("quantile_forecast",))
+@LOGIT_LENS.figure()
 def lens_forecast(
     ds: xr.Dataset,
     *,
@@ -315,17 +268,7 @@ def lens_forecast(
     layers: Sequence[str | int] | None = None,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """Draw what each layer would forecast: the head applied to its residual stream, one fan per layer.
-
-    Args:
-        ds: of kind "logit_lens" with ``quantile_forecast`` (layer, series, quantile, step).
-        series: id, or place counted from 0.
-        layers: labels to draw, all unless given.
-        context_steps: of the context; two horizons, at least 24, if None.
-
-    Returns:
-        Panels with shared axes, layer by layer. The value axis follows the data and the last layer.
-    """
+    """Draw what each layer would forecast: the head applied to its residual stream, one fan per layer."""
     view, rows = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
     values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=view.place)[rows]
@@ -335,27 +278,16 @@ def lens_forecast(
     cut = fit(grid, np.append(view.observations, values[-1]), values.ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    return grid.dress(
-        f"Forecast of {view.id} read from each layer of {model_of(ds)}",
-        "the head applied to the residual stream after each layer",
-        view.remark,
-        view.time.remark,
-        cut,
-    )
+    remarks = ["the head applied to the residual stream after each layer", view.remark, view.time.remark, cut]
+    return grid.dress(f"Forecast of {view.id} read from each layer of {model_of(ds)}", *remarks)
 
 
-@LOGIT_LENS.figure("Uncertainty of the next value after each layer.", needs=TOKENS, instead="lens_forecast")
+@LOGIT_LENS.figure(needs=TOKENS, instead="lens_forecast")
 def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw how uncertain each layer is: a thin line per series (mean over steps) and their median.
 
     Args:
-        ds: of kind "logit_lens" with readout "token".
         measure: "entropy" (nats), "n_peaks" or "effective_vocabulary".
-        layers: labels to draw, all unless given.
-
-    Returns:
-        One trace per series, and for two and more "median over series". Dotted: the entropy of a uniform distribution,
-        where it is near enough.
     """
     if measure not in _MEASURES:
         raise unknown_name("measure", measure, _MEASURES)
@@ -379,42 +311,23 @@ def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[
     panel.x("layer whose residual stream is read", type="category")
     panel.y(f"{word} ({unit})", rangemode="tozero")
     few_ticks(canvas, labels)
-    return canvas.dress(
-        f"{title}, layer by layer, in {model_of(ds)}",
-        f"logit lens on {shown(names(ds, 'series'))}",
-        f"mean over {ds.sizes['step']} forecast steps",
-        meaning,
-    )
+    remarks = [f"logit lens on {shown(names(ds, 'series'))}", f"mean over {ds.sizes['step']} forecast steps", meaning]
+    return canvas.dress(f"{title}, layer by layer, in {model_of(ds)}", *remarks)
 
 
 def series_lines(
-    panel: Panel,
-    labels: list[str],
-    values: np.ndarray,
-    ids: list[str],
-    measure: str,
-    noise: Finding | None = None,
+    panel: Panel, labels: list[str], values: np.ndarray, ids: list[str], measure: str, noise: Finding | None = None
 ) -> None:
-    """Draw a thin line per series over ``values`` (layer, series) and the bold median of two and more.
-
-    Where the noise of the layers is known, their mean with its interval instead, hollow where it does not stand out.
-    """
+    """Draw a thin line per series over ``values`` (layer, series) and the bold median of two and more."""
     several, coloured = len(ids) > 1, len(ids) <= _MAX_COLOURS
     hover = f"%{{text}}<br>{measure}"
     if noise is not None and noise.spread:
         # under the lines, which it would hide
         panel.band(labels, noise.low, noise.high, mixed(INK, 0.15), "interval of the mean", legend=True)
     for i, name in enumerate(ids):
-        panel.line(
-            labels,
-            values[:, i],
-            name if coloured else "one series each",
-            f"{plain(name)}, {hover}",
-            colour=CATEGORICAL[i] if coloured else "#A8A8A8",
-            width=1.2 if several else 2,
-            mode="lines" if several else "lines+markers",
-            text=labels,
-        )
+        options: Look = {"colour": CATEGORICAL[i] if coloured else "#A8A8A8", "width": 1.2 if several else 2}
+        options |= {"mode": "lines" if several else "lines+markers", "text": labels}
+        panel.line(labels, values[:, i], name if coloured else "one series each", f"{plain(name)}, {hover}", **options)
     if noise is not None:
         hover = f"mean of {len(ids)} series, {hover}"
         word, mean = "mean over series", noise.estimate
@@ -444,3 +357,92 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for i in forecast_series(ds, _MAPS):
         fig = logit_map(ds, series=i)
         yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i))
+
+
+LAYER_GAIN = measurement("layer_gain")
+
+
+def read_gain(ds: xr.Dataset) -> list[str]:
+    """Name the layers that help and those that hurt beyond the noise, for every metric."""
+    words = layers(ds)
+    out = []
+    for place, metric in enumerate(names(ds, "metric")):
+        gain = judged(ds, "gain", "layer", metric=place)
+        if not np.isfinite(gain.estimate).any():
+            continue
+        lowering, raising = (gain.named(len(words), side) for side in (gain.estimate < 0, gain.estimate > 0))
+        parts = []
+        first = gain.leader(gain.estimate < 0)
+        if first is not None:
+            drop = gain.told(first, lambda percent: f"{num(-percent)} %")
+            parts.append(f"{words[first]} lowers the error most, by {drop}")
+        for places, word in (([] if parts else lowering, "lower"), (raising, "raise")):
+            if places:
+                what = f"{verb(len(places), word)} {'it' if parts else 'the error'}"
+                parts.append(f"{listed([words[i] for i in sorted(places)])} {what}")
+        out.append(f"{metric}: {'; '.join(parts) or 'no layer changes the error by more than the noise'}.")
+    return out
+
+
+def gain_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate error and gain in percent, a row per metric, layer and series."""
+    dims = ("metric", "layer", "series")
+    table = pd.MultiIndex.from_product([names(ds, dim) for dim in dims], names=dims).to_frame(index=False)
+    if "error" in ds:
+        table["error"] = array(ds, "error", *dims).ravel()
+    return table.assign(gain_percent=array(ds, "gain", *dims).ravel())
+
+
+@LAYER_GAIN.figure()
+def layer_gain(
+    ds: xr.Dataset, *, metrics: Sequence[str] | None = None, layers: Sequence[str | int] | None = None
+) -> go.Figure:
+    """Draw by how many percent each layer changes the error of the forecast read from the stream before it.
+
+    Args:
+        metrics: labels to draw, all unless given.
+    """
+    rows, columns = positions(ds, "metric", metrics), positions(ds, "layer", layers)
+    gain = array(ds, "gain", "metric", "layer", "series")[rows][:, columns]
+    if layers is None:
+        some = np.isfinite(gain).any(axis=(0, 2))
+        gain, columns = gain[:, some], [i for i, keep in zip(columns, some, strict=True) if keep]
+    labels, titles, ids = layer_names(ds, columns), [names(ds, "metric")[i] for i in rows], names(ds, "series")
+    ends: list[np.ndarray] = []
+    canvas = sheet(
+        [270], [1] * len(rows), titles=titles, column_gap=0.03, min_width=300 + 110 * len(rows), shared_yaxes=True
+    )
+    for panel, row, title, values in zip(canvas, rows, titles, gain, strict=True):
+        noise = finding(ds, "gain", "layer", metric=row, unit="%")
+        noise = noise and noise.at(columns)
+        ends += [] if noise is None else [noise.low, noise.high]
+        measure = f"{plain(title)} %{{y:+.3g}} % against the layer before"
+        panel.level(0, layer="below")
+        series_lines(panel, labels, values, ids, measure, noise)
+        panel.x("layer", type="category")
+    beyond = _limit_gain(canvas, gain, ends)
+    canvas.panel().y("change of the error (%)\nnegative = better")
+    few_ticks(canvas, labels, 8)
+    against = "the truth" if ds.attrs.get("reference", "truth") == "truth" else "the model's own forecast"
+    remarks = [f"change of the error against {against} from layer to layer; negative = better", shown(ids)]
+    remarks += [f"{beyond} value{'s' if beyond > 1 else ''} beyond the axis" if beyond else ""]
+    return canvas.dress(f"Gain of each layer of {model_of(ds)}", *remarks)
+
+
+def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
+    """Set the gain axis so that single outliers do not flatten the rest; return how many values it leaves out."""
+    flat = gain[np.isfinite(gain)]
+    if not len(flat):
+        return 0
+    middle = medians(gain.reshape(-1, gain.shape[2])) if gain.shape[2] > 2 else np.empty(0)
+    core = np.concatenate([np.quantile(flat, [0.05, 0.95]), [0.0], middle, *ends])
+    bounds, _ = fitted_range(core, flat, reach=0.5)
+    canvas.y(range=bounds)
+    return int(((flat < bounds[0]) | (flat > bounds[1])).sum())
+
+
+@LAYER_GAIN.panels
+def _gain_panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    # where every layer's forecast is exact there is no gain
+    if np.isfinite(ds["gain"].values).any():
+        yield ReportPanel(layer_gain(ds), gain_table(ds), read_gain(ds))

@@ -11,10 +11,10 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.noise import Finding
-from tsfm_lens.viz.room import shortened
-from tsfm_lens.viz.select import layer_names, names
-from tsfm_lens.viz.sheet import PRINTED, Look, sheet
+from tsfm_lens.viz.select import names
+from tsfm_lens.viz.sheet import PRINTED, Look, sheet, shortened
 from tsfm_lens.viz.theme import DIVERGING, LABEL_TYPE, SEQUENTIAL, VERMILION, plain
+from tsfm_lens.viz.words import layer_names
 
 _MAX_NUMBERED = 60  # cells of one of several maps that still have room for their number
 _ABREAST = 3  # maps in one row; of more, two
@@ -32,16 +32,7 @@ def colour_scale(
     robust: float = 1.0,
     **bar: Any,
 ) -> dict[str, Any]:
-    """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are not given.
-
-    Args:
-        title: what the colours mean, with the unit.
-        values: what is drawn.
-        diverging: two colours that part at 0 and end equally far to both sides.
-        dark_low: turns the scale round.
-        robust: quantile of the sizes at which the colours end; below 1, single values may lie beyond.
-        bar: settings of the colour bar.
-    """
+    """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are not given."""
     finite = np.empty(0) if values is None else values[np.isfinite(values)]
     sizes = np.abs(finite) if diverging else finite
     top = high if high is not None else float(np.quantile(sizes, robust)) if len(sizes) else 1.0
@@ -63,17 +54,7 @@ def colour_scale(
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Values of one map, and how they are drawn.
-
-    Attributes:
-        values: (layer, head), NaN where there is none.
-        title: over the map, where there are several; word: for the values; unit: of them.
-        low, high: ends of the colours; those of the finite values if None.
-        diverging: colours part at 0, then equally far to both sides; reverse: low values are dark.
-        write: how a number is written in its cell.
-        notes: (layer, head), further words for each cell's hover box.
-        noise: of (layer, head), where it is known.
-    """
+    """Values of one map, and how they are drawn."""
 
     values: np.ndarray
     title: str
@@ -101,7 +82,7 @@ class HeadMap:
             texts[:] = self.notes
         if self.noise is not None:
             for place in np.ndindex(*texts.shape):
-                texts[place] += f"<br>{self.noise.told(place)}"
+                texts[place] += f"<br>{self.noise.hover(place)}"
         return [list(row) for row in texts]
 
     @property
@@ -126,47 +107,21 @@ class HeadMap:
 def head_maps(
     ds: xr.Dataset, maps: Sequence[HeadMap], title: str, *remarks: str, outlined: np.ndarray | None = None
 ) -> go.Figure:
-    """Draw maps on the same layer and head axes, each with its own colours: at its side if alone, else under it.
-
-    Args:
-        ds: whose layers and heads these are.
-        maps: one or several.
-        title, remarks: of the figure.
-        outlined: (layer, head), cells to draw a frame around in every map.
-
-    Returns:
-        The dressed figure, three maps in a row; trace and colour axis number i are those of map i where nothing is
-        noise.
-    """
+    """Draw maps on the same layer and head axes, each with its own colours: at its side if alone, else under it."""
     layers, heads, several = layer_names(ds), names(ds, "head"), len(maps) > 1
     columns = len(maps) if len(maps) <= _ABREAST else 2
     width = max(150, 16 * len(heads)) if several else 26 * len(heads)
     titles = [shortened(one.label, 0.95 * width, LABEL_TYPE) for one in maps]
     foot = _FOOT + _BAR + 14 * max(title.count("\n") for title in titles)
-    canvas = sheet(
-        [max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns),
-        [1] * columns,
-        titles=[one.title for one in maps] if several else None,
-        row_gap=foot + 30,
-        column_gap=0.06,
-        min_width=110 + columns * width if several else max(360, 150 + width),
-        below=foot if several else 52,
-        shared_yaxes=True,
-    )
+    look: Look = {"titles": [one.title for one in maps] if several else None, "row_gap": foot + 30, "column_gap": 0.06}
+    look |= {"min_width": 110 + columns * width if several else max(360, 150 + width), "below": foot if several else 52}
+    look |= {"shared_yaxes": True}
+    canvas = sheet([max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns), [1] * columns, **look)
     for index, (one, panel) in enumerate(zip(maps, canvas, strict=False)):
         axis = f"coloraxis{index + 1 if index else ''}"
-        panel.cells(
-            one.values,
-            heads,
-            layers,
-            one.hover,
-            write=one.write or two_digits,
-            printed=_MAX_NUMBERED if several else PRINTED,
-            noise=one.noise,
-            coloraxis=axis,
-            name=one.title,
-            customdata=one.words,
-        )
+        look = {"printed": _MAX_NUMBERED if several else PRINTED, "coloraxis": axis, "name": one.title}
+        look |= {"customdata": one.words}
+        panel.cells(one.values, heads, layers, one.hover, write=one.write or two_digits, noise=one.noise, **look)
         if several:
             place = canvas.fig.get_subplot(*canvas.places[index])
             colours = one.colours(titles[index], **_under(place, canvas.plot_height))

@@ -1,30 +1,29 @@
-"""Noise of a result, for figures: intervals, floors, and which effects stand out."""
+"""Judged effects of a result: intervals, noise floors, and which members stand out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.errors import InputError
 from tsfm_lens.stats import mean_interval
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import number, percent
+from tsfm_lens.viz.words import num
 
 NOT_ABOVE = "does not stand out of the noise"
+WORTH_A_WORD = 0.01
+"""Of the range of a series: changes below it may stand out of rounding and matter to nobody."""
 _SMALL = 1e-3  # of the largest effect: a floor so far below it is no number that says anything
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Effect over the members that it was judged for.
-
-    Attributes:
-        estimate, low, high: the effect and the ends of its interval; they coincide where there is no interval.
-        stands: True for each member that stands out of the noise.
-        floor, lowest: the largest and the smallest noise floor over series and members; unit: of them and the effect.
-    """
+    """Effect over its members; ``low`` and ``high`` are the estimate where it has no interval."""
 
     estimate: np.ndarray
     low: np.ndarray
@@ -33,6 +32,8 @@ class Finding:
     floor: float
     lowest: float
     unit: str = ""
+    leads: Any = None
+    series: int = 1
 
     @property
     def floor_is_tiny(self) -> bool:
@@ -50,8 +51,8 @@ class Finding:
 
     def at(self, which: Any) -> Finding:
         """Return the members at some places, in their order."""
-        estimate, low, high, stands = (part[which] for part in (self.estimate, self.low, self.high, self.stands))
-        return replace(self, estimate=estimate, low=low, high=high, stands=stands)
+        parts = {name: getattr(self, name)[which] for name in ("estimate", "low", "high", "stands")}
+        return replace(self, leads=None, **parts)
 
     @property
     def pale(self) -> np.ndarray:
@@ -70,14 +71,30 @@ class Finding:
 
     def with_another(self, value: float) -> Finding:
         """Add one more member at the end, of which nothing is known and which is drawn as it is."""
-        estimate, low, high = (np.append(part, value) for part in (self.estimate, self.low, self.high))
-        return replace(self, estimate=estimate, low=low, high=high, stands=np.append(self.stands, True))
+        parts = {name: np.append(getattr(self, name), value) for name in ("estimate", "low", "high")}
+        return replace(self, leads=None, stands=np.append(self.stands, True), **parts)
 
-    def told(self, i: int | tuple[int, ...]) -> str:
+    def hover(self, i: int | tuple[int, ...]) -> str:
         """Describe one member for a hover box."""
         words = "stands out of the noise" if self.stands[i] else NOT_ABOVE
         ends = f"mean {number(self.estimate[i])}, interval {number(self.low[i])} to {number(self.high[i])}"
         return f"{ends}<br>{words}" if self.high[i] > self.low[i] else words
+
+    def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
+        """Return flat places of the members to name: those that stand out, the largest effect first."""
+        size = np.where(np.isfinite(self.estimate), np.abs(self.estimate), -1.0).ravel()
+        mask = self.stands if among is None else self.stands & among
+        return [int(flat) for flat in np.argsort(-size, kind="stable") if mask.flat[flat]][:count]
+
+    def leader(self, among: np.ndarray | None = None) -> int | None:
+        """Return the flat place of the member that leads, None if none does."""
+        places = np.flatnonzero(self.leads if among is None else self.leads & among)
+        return int(places[0]) if len(places) else None
+
+    def told(self, flat: int, write: Callable[[float], str] = num) -> str:
+        """Write an effect with its interval, where there is one."""
+        value, low, high = (write(float(each.flat[flat])) for each in (self.estimate, self.low, self.high))
+        return value if low == high else f"{value}, {low} to {high} over {self.series} series"
 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
@@ -87,19 +104,37 @@ def mean_of_seeds(values: np.ndarray) -> Finding:
 
 
 def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) -> Finding | None:
-    """Read the noise of the effect ``name`` over ``dims`` from a result, None where it says nothing.
-
-    Args:
-        unit: of the effect.
-        at: positions along other dimensions.
-    """
+    """Read a judged effect over ``dims``, at positions along others; None where the result says nothing of it."""
     variables = [f"{name}_{part}" for part in ("estimate", "low", "high", "stands_out")]
     if any(variable not in ds or set(ds[variable].dims) - set(at) != set(dims) for variable in variables):
         return None
     estimate, low, high, stands = (array(ds, variable, *dims, **at) for variable in variables)
-    floors = np.empty(0)
+    leads = array(ds, f"{name}_leads", *dims, **at) > 0 if f"{name}_leads" in ds else None
+    floors = np.zeros(1)
     if f"{name}_floor" in ds:
         floors = np.asarray(ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float).ravel()
-        floors = floors[np.isfinite(floors)]
-    ends = (float(floors.max()), float(floors.min())) if len(floors) else (0.0, 0.0)
-    return Finding(estimate, low, high, stands > 0, *ends, unit)
+        floors = floors[np.isfinite(floors)] if np.isfinite(floors).any() else np.zeros(1)
+    ends = float(floors.max()), float(floors.min())
+    return Finding(estimate, low, high, stands > 0, *ends, unit, leads, _count_series(ds, name, at))
+
+
+def judged(ds: xr.Dataset, name: str, *dims: str, **at: int) -> Finding:
+    """Read a judged effect, of which a sentence may name what stands out; refuse a result that does not judge it."""
+    effect = finding(ds, name, *dims, **at)
+    if effect is None:
+        raise InputError(
+            f"the {ds.attrs.get('kind')!r} result does not say which {name} stands out of the noise; compute it "
+            "anew, or add it with tsfm_lens.probes.findings.judge"
+        )
+    return effect
+
+
+def _count_series(ds: xr.Dataset, name: str, at: dict[str, int]) -> int:
+    """Count the series over which the effect was estimated: those that are forecast, and have a value."""
+    if "series" not in ds.sizes:
+        return 1
+    mask = ds["role"].values == "target" if "role" in ds.coords else np.ones(ds.sizes["series"], dtype=bool)
+    if name in ds and "series" in ds[name].dims:
+        values = ds[name].isel(at, missing_dims="ignore")
+        mask = mask & values.notnull().any([dim for dim in values.dims if dim != "series"]).values
+    return int(mask.sum())

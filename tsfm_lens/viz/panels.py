@@ -6,26 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.viz.select import array, names, series_position, statistic_of, unit_of, value_title
-from tsfm_lens.viz.sheet import Panel, Sheet
+from tsfm_lens.viz.sheet import Look, Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain
-from tsfm_lens.viz.timeline import Timeline, timeline
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One series around the start of its forecast, cut to what is drawn.
-
-    Attributes:
-        place, id, unit: of the series and its values; title: of an axis over these; statistic: "median" or another
-            middle of its forecast.
-        time: the timeline of context and forecast.
-        past: steps of the drawn context, (time,); context: its values in data units.
-        future: forecast steps, (step,); truth: their true values, NaN where unknown.
-        hidden: older context values that are not drawn.
-    """
+    """One series around the start of its forecast, cut to what is drawn."""
 
     place: int
     id: str
@@ -89,13 +80,7 @@ class Scene:
 
 
 def scene(ds: xr.Dataset, series: str | int, context_steps: int | None, least: int | None = None) -> Scene:
-    """Cut one series of a result to the end of its context.
-
-    Args:
-        series: id, or place counted from 0.
-        context_steps: steps of the context; if None two horizons and at least ``least``, or five horizons and at
-            least 60 where that is None too.
-    """
+    """Cut one series of a result to the end of its context."""
     at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
     past = np.array([int(v) for v in names(ds, "time")], dtype=int)
@@ -105,19 +90,9 @@ def scene(ds: xr.Dataset, series: str | int, context_steps: int | None, least: i
     usual = max(5 * len(future), 60) if least is None else max(2 * len(future), least)
     start = max(first, len(past) - (usual if context_steps is None else context_steps))
     truth = array(ds, "truth", "step", series=at) if "truth" in ds else np.full(len(future), np.nan)
-    return Scene(
-        place=at,
-        id=names(ds, "series")[at],
-        unit=unit_of(ds, at),
-        title=value_title(ds, at),
-        statistic=statistic_of(ds),
-        time=timeline(ds, at),
-        past=past[start:],
-        context=context[start:],
-        future=future,
-        truth=truth,
-        hidden=start - first,
-    )
+    look: Look = {"statistic": statistic_of(ds), "time": timeline(ds, at), "past": past[start:]}
+    look |= {"context": context[start:], "future": future, "truth": truth, "hidden": start - first}
+    return Scene(place=at, id=names(ds, "series")[at], unit=unit_of(ds, at), title=value_title(ds, at), **look)
 
 
 def value_hover(words: str, time: Timeline, unit: str) -> str:
@@ -134,14 +109,7 @@ def mark_start(panel: Panel, time: Timeline) -> None:
 def draw_bands(
     panel: Panel, view: Scene, quantiles: np.ndarray, values: np.ndarray, *, bands: bool = True, statistic: str = ""
 ) -> None:
-    """Add the central intervals, widest first, and the median of a quantile forecast to one panel.
-
-    Args:
-        quantiles: levels, (quantile,). Two that sum to 1 make a band, left out unless ``bands``; 0.5 is the
-            median, others are thin lines.
-        values: the forecast in data units, (quantile, step).
-        statistic: what the line at 0.5 is; the scene's unless given.
-    """
+    """Add the central intervals, widest first, and the median of a quantile forecast to one panel."""
     order = np.argsort(quantiles)
     quantiles, values = np.asarray(quantiles, dtype=float)[order], values[order]
     # places of levels that sum to 1, the widest pair first
@@ -175,11 +143,7 @@ def draw_bands(
 
 
 def fitted_range(core: np.ndarray, others: np.ndarray, reach: float = 0.6) -> tuple[tuple[float, float], bool]:
-    """Return an axis range that holds ``core`` and follows ``others`` at most ``reach`` spans beyond it.
-
-    Returns:
-        The range with a 4 % pad, and whether some of ``others`` lies outside it.
-    """
+    """Return an axis range that holds ``core`` and follows ``others`` at most ``reach`` spans beyond it."""
     core, others = core[np.isfinite(core)], others[np.isfinite(others)]
     if not len(core):
         core = others if len(others) else np.array([0.0])
@@ -198,18 +162,100 @@ def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, 
     return "what leaves the axis is cut off" * cut
 
 
-def means(values: np.ndarray) -> np.ndarray:
-    """Average every row that has a finite value, NaN for the others, as it is judged. ``values``: (row, series)."""
-    return _over_series(np.nanmean, values)
+def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:
+    """Average every row of (row, series) that has a finite value, NaN for the others."""
+    valid, out = np.isfinite(values).any(axis=1), np.full(len(values), np.nan)
+    out[valid] = middle(values[valid], axis=1)
+    return out
 
 
 def medians(values: np.ndarray) -> np.ndarray:
-    """Take the median of every row that has a finite value, NaN for the others. ``values``: (row, series)."""
-    return _over_series(np.nanmedian, values)
+    """Take the median of every row of (row, series) that has a finite value, NaN for the others."""
+    return means(values, np.nanmedian)
 
 
-def _over_series(middle: Any, values: np.ndarray) -> np.ndarray:
-    valid = np.isfinite(values).any(axis=1)
-    out = np.full(len(values), np.nan)
-    out[valid] = middle(values[valid], axis=1)
-    return out
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Steps relative to the start of the forecast, and the dates they fall on where these are known."""
+
+    steps: np.ndarray
+    stamps: np.ndarray | None
+
+    @property
+    def title(self) -> str:
+        """Title of an axis over this timeline."""
+        return "date" if self.stamps is not None else "time (steps from the start of the forecast)"
+
+    @property
+    def short_title(self) -> str:
+        """Title of a narrow axis; the figure's subtitle then says where steps count from."""
+        return "date" if self.stamps is not None else "step"
+
+    @property
+    def remark(self) -> str:
+        """Addition to a subtitle for ``short_title``."""
+        return "" if self.stamps is not None else "step 0 is the first forecast"
+
+    @property
+    def hover(self) -> str:
+        """Field of d3 that shows x of a trace in a hover box."""
+        return "%{x|%Y-%m-%d %H:%M}" if self.stamps is not None else "step %{x}"
+
+    def at(self, position: np.ndarray | float) -> np.ndarray:
+        """Return axis coordinates of steps, whole or fractional; dates go on evenly beyond both ends."""
+        where = np.asarray(position, dtype=float)
+        if self.stamps is None:
+            return where
+        ticks = self.stamps.astype("datetime64[ns]").astype(np.int64)
+        first, last = ticks[0], ticks[-1]
+        inside = np.interp(where, self.steps, ticks - first)
+        before = (ticks[1] - first) * np.minimum(where - self.steps[0], 0)
+        after = (last - ticks[-2]) * np.maximum(where - self.steps[-1], 0)
+        return (first + np.rint(inside + before + after).astype(np.int64)).astype("datetime64[ns]")
+
+    def scalar(self, step: float) -> str | float:
+        """Return one step as shapes and ranges take it."""
+        where = self.at(float(step))
+        return str(where) if self.stamps is not None else float(where)
+
+    def label(self, step: int) -> str:
+        """Write one step in words, with its date where known."""
+        if self.stamps is None:
+            return f"step {step}"
+        return f"step {step} ({self.date(step)})"
+
+    def date(self, step: int) -> str:
+        """Write the date of one step, where these are known."""
+        return f"{pd.Timestamp(self.at(float(step)).item()):%Y-%m-%d %H:%M}"
+
+
+def as_text(dates: np.ndarray) -> list[str | None]:
+    """Write dates as plotly reads them in every place, to the millisecond; None for none."""
+    texts = np.datetime_as_string(dates, unit="ms")
+    return [None if missing else str(text) for text, missing in zip(texts, np.isnat(dates), strict=True)]
+
+
+def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
+    """Return the timeline of one series of a labelled result."""
+    pieces: list[np.ndarray] = []
+    stamps: list[np.ndarray] = []
+    dated = True
+    for dim, coord in (("time", "context_timestamp"), ("step", "forecast_timestamp")):
+        if dim not in ds.dims:
+            continue
+        pieces.append(np.array([int(v) for v in names(ds, dim)]))
+        if coord not in ds.coords:
+            dated = False
+            continue
+        labels = ds[coord]
+        stamps.append(np.asarray((labels.isel(series=series or 0) if "series" in labels.dims else labels).values))
+    steps = np.concatenate(pieces) if pieces else np.arange(0)
+    if not dated or len(steps) < 2:
+        return Timeline(steps=steps, stamps=None)
+    dates = np.concatenate(stamps).astype("datetime64[ns]")
+    valid = ~np.isnat(dates)
+    # a padded context has no dates at its far left; the steps that have them must be all the rest
+    first = int(np.argmax(valid))
+    if valid.sum() < 2 or not valid[first:].all():
+        return Timeline(steps=steps, stamps=None)
+    return Timeline(steps=steps[first:], stamps=dates[first:])

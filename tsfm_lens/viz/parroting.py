@@ -1,47 +1,34 @@
-"""Context parroting, and attention at the lag of the season."""
+"""Context parroting, heads that copy, attention at a lag, and seasons."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind, single_series
+from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.panels import fit, scene
-from tsfm_lens.viz.select import array, forecast_series, model_of, names
+from tsfm_lens.viz.noise import finding, judged
+from tsfm_lens.viz.panels import fit, means, scene
+from tsfm_lens.viz.select import array, forecast_series, model_of, names, series_position, series_rows, shown
 from tsfm_lens.viz.sheet import Panel, sheet
-from tsfm_lens.viz.tables import frame
-from tsfm_lens.viz.theme import BLUE, GREY, ORANGE, VERMILION, number, percent
-from tsfm_lens.viz.words import head_at, listed, num
+from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, number, percent, plain
+from tsfm_lens.viz.words import count_of, head_at, listed, num, over_series, signed, verb
 
-__all__ = ["lag_attention_map", "parroting_forecast"]
+__all__ = ["head_parroting_map", "lag_attention_map", "parroting_forecast", "season_amplitudes"]
+
 _DASHES = "5px,2px"
 _MAX_SERIES = 6  # series with a figure of their own
 
-PARROTING = measurement(
-    "parroting",
-    theme="Behaviour",
-    title="Context parroting",
-    summary="how much of a forecast is a shifted copy",
-    description="Whether the forecast repeats its context: it is compared with the context shifted by every lag, "
-    "and with a naive parrot, which repeats what followed the most similar earlier stretch.",
-    source="tsfm-lens, sections 4 and 5",
-)
+PARROTING = measurement("parroting")
 
-
-LAG_ATTENTION = measurement(
-    "lag_attention",
-    theme="Behaviour",
-    title="Attention at a lag",
-    summary="attention at a lag",
-    description="How much of its attention each head gives to the tokens a whole number of lags before the step "
-    "that is forecast. A head that copies a season reads there.",
-)
+LAG_ATTENTION = measurement("lag_attention")
 
 
 def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
@@ -95,22 +82,9 @@ def read_lag(ds: xr.Dataset) -> list[str]:
     return [f"{even}; {len(above)} of {mass.size} heads pay more than twice that, most of all {listed(top)}."]
 
 
-@PARROTING.figure(
-    "The forecast beside the best shifted copy of its context.",
-    variables=("forecast", "parrot", "lag_error", "best_lag", "copy_error"),
-)
+@PARROTING.figure()
 def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
-    """Draw a forecast, the context repeated at its best lag and the naive parrot; below, the error of every lag.
-
-    Args:
-        ds: of kind "parroting".
-        series: id, or place counted from 0.
-        context_steps: of the context; as much as is copied, one horizon and at least 60 if None.
-
-    Returns:
-        Above: context, truth, forecast, and the two copies. Below: the mean absolute difference of the forecast from
-        the context repeated at each lag, in standard deviations of the context, with the best lag and the parrot's.
-    """
+    """Draw a forecast, the context repeated at its best lag and the naive parrot; below, the error of every lag."""
     at, horizon = scene(ds, series, None).place, ds.sizes["step"]
     best, parrot = float(ds["best_lag"].values[at]), float(ds["parrot_error"].values[at])
     has_lag = bool(np.isfinite(best))
@@ -145,18 +119,9 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
     )
 
 
-@LAG_ATTENTION.figure(
-    "Attention one season before each step.", variables=("mass", "chance"), table=("mass",), sentences=read_lag
-)
+@LAG_ATTENTION.figure(table=("mass",), sentences=read_lag)
 def lag_attention_map(ds: xr.Dataset) -> go.Figure:
-    """Draw the layer × head map of the attention on tokens whole lags before the step that is forecast.
-
-    Args:
-        ds: of kind "lag_attention".
-
-    Returns:
-        One heat map in percent with the numbers in the cells; what an even spread would pay is in the subtitle.
-    """
+    """Draw the layer × head map of the attention on tokens whole lags before the step that is forecast."""
     mass = 100 * array(ds, "mass", "layer", "head")
     top = max(float(np.nanmax(mass)), 1e-9)
     lag, width = ds.attrs.get("lag", "?"), int(ds.attrs.get("width", 0))
@@ -195,3 +160,131 @@ def _parroting(ds: xr.Dataset) -> Iterator[ReportPanel]:
         steps = frame(one, *(name for name in ("forecast", "parrot", "truth") if name in ds))
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
         yield ReportPanel(parroting_forecast(ds, series=i), table, read_parroting(ds, i))
+
+
+_CHANGES = {
+    "copy_error_change": ("off the copied lag", "change of distance"),
+    "parrot_error_change": ("off the naive parrot", "change of distance"),
+    "truth_error_change": ("off the truth", "change of error"),
+}
+
+HEAD_PARROTING = measurement("head_parroting")
+
+
+def read_heads(ds: xr.Dataset) -> list[str]:
+    """Count the heads that look at the copied lag, and those that the copy needs."""
+    mass, change = (judged(ds, name, "layer", "head") for name in ("mass", "copy_error_change"))
+    essential = change.stands & (change.estimate > 0)
+    n_attending, n_essential, whole = int(mass.stands.sum()), int(essential.sum()), mass.estimate.size
+    out = [
+        f"{count_of(n_attending, whole, 'heads')} {verb(n_attending, 'give')} the copied lag more of "
+        f"{verb(n_attending, 'their', 'its')} attention than an even spread would, beyond the noise.",
+        f"{count_of(n_essential, whole, 'heads')} {verb(n_essential, 'are', 'is')} needed for the copy: without "
+        f"{verb(n_essential, 'each of them', 'it')} the forecast is further from it, beyond the noise.",
+    ]
+    first = change.leader(essential)
+    if first is not None:
+        out.append(f"The copy needs {head_at(ds, first)} most.")
+    if "vacuous" in ds and ds["vacuous"].values.any():
+        out.append("For some series the tokens of the forecast cover so many steps that the share tells nothing.")
+    return out
+
+
+@HEAD_PARROTING.figure(table=("mass", "copy_error_change", "parrot_error_change"), sentences=read_heads)
+def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
+    """Draw where each head looks, and how the forecast without it departs from copying."""
+    at = series_rows(ds, series)
+    # what stands out does so over all series
+    noise = {name: finding(ds, name, "layer", "head") if series is None else None for name in ("mass", *_CHANGES)}
+    mass = _mean(ds, "mass", at)
+    maps = [HeadMap(mass, "attention at the lag", "share of attention", low=0.0, noise=noise["mass"])]
+    for name, (title, word) in _CHANGES.items():
+        # nothing is known of a parrot where no context is long enough for one
+        if name in ds and np.isfinite(values := _mean(ds, name, at)).any():
+            maps.append(HeadMap(values, title, word, "std", diverging=True, noise=noise[name]))
+    lags = ds["lag"].values[at]
+    distinct = list(dict.fromkeys(lags[np.isfinite(lags)]))
+    chance = ds["chance"].values[at]
+    words = ", ".join(f"{lag:.0f}" for lag in distinct[:6]) + (" …" if len(distinct) > 6 else "")
+    even = number(float(np.nanmean(chance))) if np.isfinite(chance).any() else "unknown"
+    blind = int(ds["vacuous"].values[at].sum()) if "vacuous" in ds else 0
+    even += f" (every token lies at the lag in {blind} of {len(at)} series, which says nothing)" if blind else ""
+    return head_maps(
+        ds,
+        maps,
+        f"Parroting by the heads of {model_of(ds)}",
+        over_series(ds, at),
+        f"lag {words or 'unknown'}; even spread: {even}; heads ablated one by one, brown: further off without it",
+    )
+
+
+def _mean(ds: xr.Dataset, name: str, at: list[int]) -> np.ndarray:
+    """Average over the series that have a value, (layer, head)."""
+    values = array(ds, name, "layer", "head", "series")[..., at]
+    return means(values.reshape(-1, len(at))).reshape(values.shape[:2])
+
+
+_PARTS: dict[str, dict[str, Any]] = {
+    "context": {"colour": GREY, "width": 1.2},
+    "truth": {"colour": INK, "width": 1.4, "dash": "2px,2px"},
+    "forecast": {"colour": BLUE, "width": 2},
+}
+_TICKS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+SEASONALITY = measurement("seasonality")
+
+
+def read_seasons(ds: xr.Dataset) -> list[str]:
+    """Describe which series keep their season, which lose it, and what the patch length adds."""
+    ids = names(ds, "series")
+    ratio, spread = (array(ds, v, "series") for v in ("amplitude_ratio", "spread_ratio"))
+    rows = np.flatnonzero(np.isfinite(ratio))
+    out = []
+    if not len(rows):
+        out.append("No horizon is as long as the strongest period of its context, so no season can be compared.")
+    else:
+        parts = [f"{ids[i]} {percent(float(ratio[i]))} (period {num(float(ds['period'].values[i]))})" for i in rows[:6]]
+        out.append(f"At the context's strongest period the forecast has this share of its amplitude: {listed(parts)}.")
+        truth = array(ds, "truth_amplitude", "series")[rows] if "truth_amplitude" in ds else np.array([np.nan])
+        if np.isfinite(truth).any():
+            weaker, both = (array(ds, "forecast_amplitude", "series")[rows] < truth).sum(), np.isfinite(truth).sum()
+            out.append(f"It is weaker than the truth's in {weaker} of {both} series.")
+    flat = [ids[i] for i in np.flatnonzero(spread < 0.25)]
+    if flat:
+        out.append(f"The forecast varies less than a quarter as much as the context in {listed(flat[:6])}.")
+    if "patch_pull" in ds and np.isfinite(ds["patch_pull"].values).any():
+        pull = array(ds, "patch_pull", "series")
+        at = int(np.nanargmax(np.abs(pull)))
+        out.append(
+            f"At the patch length of {ds.attrs.get('patch', '?')} steps it differs most from the context in {ids[at]}, "
+            f"by {signed(pull[at])} standard deviations."
+        )
+    return out
+
+
+@SEASONALITY.figure(table=("amplitude",), sentences=read_seasons)
+def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = None) -> go.Figure:
+    """Draw how strong each period is in the end of the context, the forecast and the truth, a panel per series."""
+    rows = [series_position(ds, one) for one in (range(min(ds.sizes["series"], 9)) if series is None else series)]
+    trial, parts = np.asarray(ds["trial_period"].values, dtype=float), names(ds, "part")
+    amplitude = array(ds, "amplitude", "part", "series", "trial_period")
+    period, ratio = (array(ds, name, "series") for name in ("period", "amplitude_ratio"))
+    patch, ids = int(ds.attrs.get("patch", 0)), names(ds, "series")
+    ratios = ["–" if np.isnan(value) else f"{value:.2f}" for value in ratio]
+    grid = panel_grid([(ids[i], f"period {period[i]:.3g}: {ratios[i]} × context") for i in rows], row_height=160)
+    for panel, i in zip(grid, rows, strict=True):
+        for part in filter(parts.__contains__, _PARTS):
+            hover = f"{plain(ids[i])}, {part}<br>period %{{x:.3g}} steps<br>amplitude %{{y:.3g}} standard deviations"
+            name = "end of the context" if part == "context" else part
+            panel.line(trial, amplitude[parts.index(part), i], name, hover, **_PARTS[part])
+        for where, colour, dash in ((period[i], GREEN, "dash"), (float(patch), GREY, "dot")):
+            if trial[0] <= where <= trial[-1]:
+                panel.upright(where, colour=colour, width=1.2, dash=dash)
+    grid.y(rangemode="tozero", nticks=5)
+    title_axes(grid, "period (steps)", "amplitude (sd of the context)")
+    ticks = [tick for tick in _TICKS if trial[0] <= tick <= trial[-1]]
+    grid.x(type="log", tickvals=ticks[:: -(-len(ticks) // 7) or 1])
+    remarks = [f"amplitude of the best sine of each period over {ds.sizes['step']} steps"]
+    remarks += ["dashed: the context's strongest period"]
+    remarks += [f"dotted: the patch length, {patch} steps" if patch > 1 else "", shown([ids[i] for i in rows])]
+    return grid.dress(f"Seasons in the forecasts of {model_of(ds)}", *remarks)

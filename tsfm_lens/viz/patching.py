@@ -1,23 +1,25 @@
-"""Activation patching of the residual stream."""
+"""Activation patching of the residual stream, and its gradient estimates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
+from plotly.colors import sample_colorscale
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import ReportPanel, measurement
-from tsfm_lens.viz.contrast import Contrast, way, when
+from tsfm_lens.registry import ReportPanel, check, frame, measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.noise import Finding, finding
-from tsfm_lens.viz.panels import fit, value_hover
-from tsfm_lens.viz.places import Places, places_in, separate
+from tsfm_lens.viz.needs import GRADIENTS
+from tsfm_lens.viz.noise import Finding, finding, judged
+from tsfm_lens.viz.panels import Timeline, fit, fitted_range, mark_start, timeline, value_hover
+from tsfm_lens.viz.places import Places, places_in
 from tsfm_lens.viz.select import (
     array,
     forecast_series,
@@ -25,18 +27,19 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     series_position,
+    series_rows,
+    shown,
     statistic_of,
     unit_of,
     value_title,
 )
-from tsfm_lens.viz.sheet import Look, Sheet, sheet
-from tsfm_lens.viz.standing import Standing
-from tsfm_lens.viz.tables import frame
-from tsfm_lens.viz.theme import mixed, percent, plain
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
+from tsfm_lens.viz.theme import BLUE, GREY, PALE, SEQUENTIAL, VERMILION, mixed, number, percent, plain
 from tsfm_lens.viz.tokens import token_axis
-from tsfm_lens.viz.words import listed, measured
+from tsfm_lens.viz.words import listed, measured, num, signed
 
-__all__ = ["patched_forecasts", "patching_map"]
+__all__ = ["attribution_patching_scatter", "patched_forecasts", "patching_map"]
+
 KINDS = {"patching": "Activation patching", "attribution_patching": "Attribution patching"}
 WORDS = {
     "recovered": "share recovered",
@@ -52,22 +55,14 @@ _MAX_NAMES = 3  # places in a sentence
 _MAX_SERIES = 3  # series with figures of their own
 _POSITION = ("position_start", "position_stop", "position_special")
 
-PATCHING = measurement(
-    "patching",
-    theme="Causes",
-    title="Activation patching",
-    summary="activation patching: layer × position × component, also in rollouts",
-    description="The model runs on two versions of a series, one with something taken away. Activations of one run are "
-    "put into the other, place by place; where the forecast follows, what was taken away is carried.",
-    source="Meng et al. 2022; Heimersheim and Nanda 2024",
-)
+PATCHING = measurement("patching")
 
 
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     """Describe where a patch carries most of the forecast over, and how much of the rest does anything."""
     base, source = way(ds)
     clean, corrupted = (array(ds, f"{name}_forecast", "step", series=series) for name in ("clean", "corrupted"))
-    gap, recovered = np.abs(clean - corrupted).mean(), Standing(ds, "recovered", "component", "position")
+    gap, recovered = np.abs(clean - corrupted).mean(), judged(ds, "recovered", "component", "position")
     apart = (
         f"The clean and the corrupted forecast of {names(ds, 'series')[series]} are "
         f"{measured(unit_of(ds, series))(gap)} apart on average."
@@ -76,7 +71,7 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     if not most:
         return [apart, "No single patch stands out of the noise on the way from one to the other."]
     share = array(ds, "recovered", "component", "position", series=series)
-    half, away = int((share >= _HALF).sum()), int((recovered.stands_out & (share < -0.1)).sum())
+    half, away = int((share >= _HALF).sum()), int((recovered.stands & (share < -0.1)).sum())
     back = f" {away} {'leads' if away == 1 else 'lead'} away from it by more than a tenth." if away else ""
     return [
         f"{apart} Most of the way from the {base} to the {source} one comes along with {listed(most)}.",
@@ -87,7 +82,7 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
 def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     """State how far the best patched forecast still is from the run it comes from."""
     base, source = way(ds)
-    recovered = Standing(ds, "recovered", "component", "position")
+    recovered = judged(ds, "recovered", "component", "position")
     best = next(iter(recovered.named(1, recovered.estimate > 0)), None)
     if best is None:
         return [f"No patch brings the forecast nearer to the {source} one by more than the noise."]
@@ -120,18 +115,12 @@ def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
     return frame(ds, *variables).merge(steps, on="position")
 
 
-@PATCHING.figure("Where the season is: what a patched stream brings back.")
+@PATCHING.figure()
 def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int = 0) -> go.Figure:
     """Draw the place × time map of what patching does, under the two series on the same time axis.
 
     Args:
-        ds: of kind "patching" or "attribution_patching".
         value: "recovered" or "effect", of attribution patching "first_order" or "error" too; the first if None.
-        series: id, or place counted from 0.
-
-    Returns:
-        Above, both contexts and forecasts, shaded where the contexts differ. Below, a heat map a variate, its cells as
-        wide as the steps of their tokens, special tokens beside it; where all positions were patched at once, bars.
     """
     kind = str(ds.attrs["kind"])
     available = [name for name in WORDS if name in ds and not (kind == "patching" and name in ("first_order", "error"))]
@@ -169,18 +158,9 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
     return None if noise is None else noise.at(places.order).without_interval
 
 
-@PATCHING.figure("Forecasts after single patches.", variables=("forecast", "recovered"))
+@PATCHING.figure()
 def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) -> go.Figure:
-    """Draw the forecasts of the places that recover most, between the clean and the corrupted forecast.
-
-    Args:
-        ds: of kind "patching".
-        top: how many places.
-        series: id, or place counted from 0.
-
-    Returns:
-        A panel a place on shared axes, the largest share first, with the end of both contexts.
-    """
+    """Draw the forecasts of the places that recover most, between the clean and the corrupted forecast."""
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     at, places = series_position(ds, series), places_in(ds)
@@ -220,15 +200,9 @@ def _map(
     axes = [(lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)]
     height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
     aside = any(len(axis.aside) for _, axis in axes)
-    canvas = sheet(
-        [_UPPER, *(height for _ in axes)],
-        [0.94, 0.06] if aside else [1],
-        row_gap=_GAP,
-        column_gap=0.03,
-        above=14,
-        min_width=560,
-        specs=[[{}, None] if aside else [{}], *([{}, {}] if aside else [{}] for _ in axes)],
-    )
+    look: Look = {"column_gap": 0.03, "min_width": 560}
+    look |= {"specs": [[{}, None] if aside else [{}], *([{}, {}] if aside else [{}] for _ in axes)]}
+    canvas = sheet([_UPPER, *(height for _ in axes)], [0.94, 0.06] if aside else [1], row_gap=_GAP, above=14, **look)
     view, top = Contrast.of(ds, series), canvas.panel(1, 1)
     view.draw(top, unit_of(ds, series))
     top.y(value_title(ds, series))
@@ -253,7 +227,7 @@ def _map(
                 ygap=1 if len(labels) <= 40 else 0,
             )
             panel.y(autorange="reversed", showline=False, **places.ticks())
-            separate(panel, places.breaks)
+            panel.partings(places.breaks)
         canvas.panel(row, 1).y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
         if aside:
             canvas.panel(row, 2).y(showticklabels=False, ticks="")
@@ -291,7 +265,7 @@ def _bars(
     below.level(0.0)
     if value in ("recovered", "first_order") and np.nanmax(values) > 0.5:
         below.level(1.0, dash="dash")
-    separate(below, places.breaks, across=False)
+    below.partings(places.breaks, across=False)
     below.x("component", tickangle=-90, range=[-0.6, len(places.names) - 0.4], **places.ticks(60))
     below.y(_bar_title(value, unit))
     canvas.fig.update_layout(bargap=0.25)
@@ -344,3 +318,171 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
         yield ReportPanel(patching_map(ds, series=i), table, read_patching(ds, i))
         yield ReportPanel(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i))
+
+
+_MAX_LAYERS = 12  # layers that a legend lists; of more, a colour bar has them
+# the first layer is dark enough to be seen
+_SHADES = ((0.0, "#E8CF5A"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4))
+
+ATTRIBUTION_PATCHING = measurement("attribution_patching", needs=GRADIENTS)
+
+
+def read_attribution_patching(ds: xr.Dataset) -> list[str]:
+    """State whether the estimate can stand in for patching."""
+    estimate, exact = (array(ds, name, "component", "position", "series") for name in ("first_order", "recovered"))
+    error = np.abs(estimate - exact)
+    both = [judged(ds, name, "component", "position").leader() for name in ("first_order", "recovered")]
+    first, other = (patch_cell(ds, place or 0) for place in both)
+    if None in both:
+        same = "No single place leads in both, so that they cannot be compared by it."
+    else:
+        apart = f"The estimate finds most at {first}, patching at {other}."
+        same = f"Both find most at {first}." if both[0] == both[1] else apart
+    return [
+        f"The estimate misses the share that patching recovers by {num(error.mean())} on average and by up to "
+        f"{num(error.mean(-1).max())} at a place. Its rank correlation with patching is "
+        f"{num(float(ds.attrs['rank_correlation']))}.",
+        same,
+    ]
+
+
+def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
+    """Describe where the estimated share is largest."""
+    estimate = array(ds, "first_order", "component", "position", series=series)
+    places = judged(ds, "first_order", "component", "position").named(_MAX_NAMES)
+    name = names(ds, "series")[series]
+    if not places:
+        return [f"No estimate for {name} stands out of the noise."]
+    most = [f"{patch_cell(ds, flat)} ({signed(estimate.flat[flat])})" for flat in places]
+    return [f"The largest estimates for {name}, as shares of the way, are at {listed(most)}."]
+
+
+@ATTRIBUTION_PATCHING.figure()
+def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
+    """Draw the estimate against what patching recovers, a dot per place, position and series."""
+    ids, rows, places = names(ds, "series"), series_rows(ds, series), places_in(ds)
+    estimate, exact = (
+        array(ds, name, "component", "position", "series")[places.order][..., rows]
+        for name in ("first_order", "recovered")
+    )
+    moments = [when(ds, col) for col in range(ds.sizes["position"])]
+    words = [
+        plain(", ".join(part for part in (label, time, ids[row] if len(rows) > 1 else "") if part))
+        for label in places.labels
+        for time in moments
+        for row in rows
+    ]
+    sheet = blank(360)
+    panel = sheet.panel()
+    x, y = exact.ravel(), estimate.ravel()
+    ends = [float(np.nanmin([x, y])), float(np.nanmax([x, y]))]
+    panel.line(ends, ends, "estimate = exact", colour=GREY, width=1, dash="dash")
+    layer, hover = np.repeat(places.layer, estimate[0].size), "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}"
+    layers = np.unique(places.layer)
+    if len(layers) <= _MAX_LAYERS:
+        shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist())
+        for one, shade in zip(layers, shades, strict=True):
+            mine = np.flatnonzero(layer == one)
+            look: Look = {"colour": shade, "edge": "#FFFFFF", "text": [words[i] for i in mine]}
+            panel.dots(x[mine], y[mine], f"layer {one}", hover, **look)
+    else:
+        look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}, "text": words}
+        panel.dots(x, y, "a place and position", hover, legend=False, **look)
+        bar = {"title": {"text": "layer", "side": "right"}}
+        sheet.colours({"colorscale": _SHADES, "cmin": int(layers[0]), "cmax": int(layers[-1]), "colorbar": bar})
+    for axis, title, values in ((panel.x, "share recovered by patching", x), (panel.y, "estimated share", y)):
+        axis(title, range=fitted_range(values, np.empty(0))[0], zeroline=True, zerolinecolor=PALE)
+    quality = [
+        f"{word} {number(float(ds.attrs[name]))}"
+        for name, word in (("mean_absolute_error", "mean absolute error"), ("rank_correlation", "rank correlation"))
+        if name in ds.attrs
+    ]
+    base, source = way(ds)
+    remarks = [", ".join(quality) or "each dot a place, position and series"]
+    remarks += [f"{places.what()}, {shown([ids[row] for row in rows])}", f"1 is the {source} forecast, 0 the {base}"]
+    return sheet.dress(f"Attribution patching of {model_of(ds)} against patching", *remarks)
+
+
+@ATTRIBUTION_PATCHING.panels
+def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    variables = [name for name in ("first_order", "recovered", "error") if name in ds]
+    if "recovered" in variables:
+        words = read_attribution_patching(ds)
+        yield ReportPanel(attribution_patching_scatter(ds), patch_cells(ds, *variables), words)
+    for i in forecast_series(ds, _MAX_SERIES):
+        table = patch_cells(ds.isel(series=[i]), *variables)
+        yield ReportPanel(patching_map(ds, value="first_order", series=i), table, read_estimate(ds, i))
+
+
+ATTRIBUTION_PATCHING.figure(options={"value": "first_order"})(patching_map)
+
+
+def way(ds: xr.Dataset) -> tuple[str, str]:
+    """Return which forecast is at 0 and which at 1 of the share recovered, such as "corrupted" and "clean"."""
+    return ("clean", "corrupted") if ds.attrs.get("direction") == "noise" else ("corrupted", "clean")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Both contexts (time,) and both forecasts (step,) of one series, with their steps."""
+
+    time: Timeline
+    past: np.ndarray
+    future: np.ndarray
+    clean: np.ndarray
+    corrupted: np.ndarray
+    forecasts: tuple[np.ndarray, np.ndarray]
+
+    @classmethod
+    def of(cls, ds: xr.Dataset, series: int) -> Contrast:
+        """Read it from a result, from the first step known on."""
+        check(ds, str(ds.attrs.get("kind")), "context", "corrupted_context", "clean_forecast", "corrupted_forecast")
+        clean, corrupted = (array(ds, name, "time", series=series) for name in ("context", "corrupted_context"))
+        places = np.flatnonzero(np.isfinite(clean) | np.isfinite(corrupted))
+        first = int(places[0]) if len(places) else 0
+        past, future = (np.array([int(v) for v in names(ds, dim)], dtype=int) for dim in ("time", "step"))
+        ends = tuple(array(ds, f"{name}_forecast", "step", series=series) for name in ("clean", "corrupted"))
+        return cls(timeline(ds, series), past[first:], future, clean[first:], corrupted[first:], (ends[0], ends[1]))
+
+    @property
+    def differ(self) -> np.ndarray:
+        """Context steps where the two differ, (time,)."""
+        size = np.nanmax(np.abs(self.clean), initial=0.0)
+        return ~np.isclose(self.clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True)
+
+    def draw(self, panel: Panel, unit: str, *, tail: int | None = None) -> None:
+        """Add both series with their forecasts, and shade where the contexts differ if only there."""
+        start = 0 if tail is None else max(len(self.past) - tail, 0)
+        differ = self.differ
+        shade: Look = {"yref": "y domain", "layer": "below", "line_width": 0, "fillcolor": mixed(VERMILION, 0.1)}
+        # shading all of it would mark nothing
+        for first, last in [] if differ.all() else _runs(differ[start:]):
+            ends = [self.time.scalar(self.past[start + step] + off) for step, off in ((first, -0.5), (last, 0.5))]
+            panel.shape("rect", ends, (0, 1), **shade)
+        steps = self.time.at(np.concatenate([self.past[start:], self.future]))
+        for name, colour, context, forecast in (
+            ("corrupted", VERMILION, self.corrupted, self.forecasts[1]),
+            ("clean", BLUE, self.clean, self.forecasts[0]),
+        ):
+            values = np.concatenate([context[start:], forecast])
+            panel.line(steps, values, f"{name}, and its forecast", value_hover(name, self.time, unit), colour=colour)
+        mark_start(panel, self.time)
+
+
+def when(ds: xr.Dataset, position: int) -> str:
+    """Write the steps of a group of tokens in words; "" where all positions were patched at once."""
+    if ds.attrs.get("positions") == "all":
+        return ""
+    word = str(ds["position_special"].values[position])
+    if word:
+        return f"{word} token"
+    first, last = int(ds["position_start"].values[position]), int(ds["position_stop"].values[position]) - 1
+    # a true minus, as all numbers of figures and sentences have
+    return (f"step {first}" if first >= last else f"steps {first} to {last}").replace("-", "−")
+
+
+def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
+    """Find first and last place of every run of True, runs at most ``gap`` apart joined."""
+    places = np.flatnonzero(flags)
+    parts = np.split(places, np.flatnonzero(np.diff(places) > gap) + 1)
+    return [(int(part[0]), int(part[-1])) for part in parts if len(part)]

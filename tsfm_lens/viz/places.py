@@ -13,7 +13,6 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.select import names
-from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 
 _STREAM_ENDS = {"hook_embed": -2, "hook_resid_pre": -1, "hook_resid_mid": 100, "hook_resid_mid2": 101}
@@ -26,12 +25,7 @@ _MAX_NAMES = 40  # rows or columns that still have room for a name each
 
 @dataclass(frozen=True)
 class Places:
-    """Places sorted by depth.
-
-    Attributes:
-        order: where each stands in the result, (place,).
-        names: as the result has them; stack, kind, layer, head: of each, in order of depth, (place,).
-    """
+    """Places sorted by depth."""
 
     order: np.ndarray
     names: list[str]
@@ -83,22 +77,14 @@ class Places:
 
 
 def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
-    """Return a coordinate of the components.
-
-    Raises:
-        InputError: the Dataset has none of this name.
-    """
+    """Return a coordinate of the components."""
     if name not in ds.coords:
         raise InputError(f"the components need the coordinate {name!r} (stack, kind, layer_index and head).")
     return np.asarray(ds[name].values)
 
 
 def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
-    """Return the places along ``dim``, by depth; those of one branch as the result has them.
-
-    Raises:
-        InputError: coordinates are missing.
-    """
+    """Return the places along ``dim``, by depth; those of one branch as the result has them."""
     along = {name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")}
     for name, values in along.items():
         if len(values) != ds.sizes[dim]:
@@ -110,11 +96,7 @@ def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
 
 
 def places_named(labels: Sequence[str]) -> Places:
-    """Return components by name alone, such as decoder.3.self_attn.5, and the output after all, by depth.
-
-    Raises:
-        InputError: a name that is none of these.
-    """
+    """Return components by name alone, such as decoder.3.self_attn.5, and the output after all, by depth."""
     matches = [_NAME.fullmatch(label) for label in labels]
     for label, match in zip(labels, matches, strict=True):
         if match is None and label != OUTPUT:
@@ -127,11 +109,6 @@ def places_named(labels: Sequence[str]) -> Places:
         np.array([int(match["layer"]) if match else _LAST for match in matches]),
         np.array([int(match["head"] or -1) if match else -1 for match in matches]),
     )
-
-
-def separate(panel: Panel, breaks: Sequence[float], *, across: bool = True) -> None:
-    """Draw thin lines where layers meet, across the rows of a panel (or down its columns)."""
-    panel.partings(breaks, across=across)
 
 
 def _sort(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.room import legend_rows
+from tsfm_lens.viz.sheet import legend_rows
 from tsfm_lens.viz.theme import BLACK, BLUE, GREEN, LEGEND_ROW, ORANGE, PURPLE, SKY, VERMILION, template
 
 __all__ = ["for_print"]
@@ -27,9 +27,7 @@ _HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
 def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     """Copy a figure for a printed column: its width, type from 6 pt on, no title inside.
 
-    The title goes to the caption: it stays in ``layout.meta``. Lines of different colours get different dashes,
-    markers different symbols, bars different hatches, where they have none of their own; sequential maps darken
-    throughout. Diverging maps need colour: without it, both their ends are dark.
+    Lines of different colours get different dashes, markers different symbols, bars different hatches.
 
     Args:
         fig: any figure of ``tsfm_lens.viz``.
@@ -37,9 +35,8 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
             be read at if None.
 
     Returns:
-        A figure with ``layout.width`` and ``layout.height`` in pixels of 1/96 inch; ``layout.meta`` has
-        ``width_mm``, ``height_mm`` and ``type_pt``, the smallest type in points: below 6 where a figure has more
-        panels or longer names than a page of 183 mm holds.
+        A figure in pixels of 1/96 inch; ``layout.meta`` has its title, ``width_mm``, ``height_mm`` and ``type_pt``, the
+        smallest type in points.
 
     Raises:
         InputError: no such column, or one in which the figure cannot be read at 6 pt.
@@ -75,7 +72,16 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     }
     printed = go.Figure({"data": _scaled([trace.to_plotly_json() for trace in fig.data], scale), "layout": layout})
     for trace in printed.data:
-        _tell_apart(trace)
+        if trace.type == "bar":
+            hatch = _HATCHES.get(trace.marker.color) if isinstance(trace.marker.color, str) else None
+            if hatch and trace.marker.pattern.shape is None:
+                trace.marker.pattern = {"shape": hatch, "size": 5, "solidity": 0.25}
+        elif trace.type in ("scatter", "scattergl"):
+            colour = trace.line.color if trace.marker.color is None else trace.marker.color
+            if "lines" in (trace.mode or "") and trace.line.dash is None:
+                trace.line.dash = DASHES.get(trace.line.color)
+            if "markers" in (trace.mode or "") and trace.marker.symbol is None and isinstance(colour, str):
+                trace.marker.symbol = SYMBOLS.get(colour)
     return printed
 
 
@@ -112,17 +118,3 @@ def _width(fig: go.Figure, column: str | float | None) -> float:
     if width < COLUMNS["double"] and not fits(fig, width):
         raise InputError(f"this figure has too many panels to be read at {width:g} mm; choose column='double' (183 mm)")
     return width
-
-
-def _tell_apart(trace: Any) -> None:
-    """Give a coloured line, marker or bar a form of its own, unless it has one."""
-    if trace.type == "bar":
-        hatch = _HATCHES.get(trace.marker.color) if isinstance(trace.marker.color, str) else None
-        if hatch and trace.marker.pattern.shape is None:
-            trace.marker.pattern = {"shape": hatch, "size": 5, "solidity": 0.25}
-    elif trace.type in ("scatter", "scattergl"):
-        colour = trace.line.color if trace.marker.color is None else trace.marker.color
-        if "lines" in (trace.mode or "") and trace.line.dash is None:
-            trace.line.dash = DASHES.get(trace.line.color)
-        if "markers" in (trace.mode or "") and trace.marker.symbol is None and isinstance(colour, str):
-            trace.marker.symbol = SYMBOLS.get(colour)

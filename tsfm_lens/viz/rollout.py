@@ -1,4 +1,4 @@
-"""Attention rollout, attention flow and norm-weighted attention."""
+"""Attention along rollouts and through layers, weighted by norms, and between patches."""
 
 from __future__ import annotations
 
@@ -9,54 +9,47 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, measurement
-from tsfm_lens.viz.attention import attention_kind, pattern_heads, single_series, weight_colours
+from tsfm_lens.registry import ReportPanel, frame, measurement
+from tsfm_lens.viz.attention import attention_kind, pattern_heads, sentence_start, single_series, weight_colours
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.select import array, layer_names, model_of, names, positions
-from tsfm_lens.viz.sheet import Sheet
-from tsfm_lens.viz.tables import frame, tokens_table
-from tsfm_lens.viz.theme import number, percent, plain
+from tsfm_lens.viz.panels import draw_bands, fitted_range, scene
+from tsfm_lens.viz.select import array, model_of, names, position, positions
+from tsfm_lens.viz.sheet import Look, Sheet, blank
+from tsfm_lens.viz.tables import tokens_table
+from tsfm_lens.viz.theme import VERMILION, number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pooled, ruler, token_axis
-from tsfm_lens.viz.words import capital, count_of, extremes, head_at, is_head, layers, listed, nats_of, num, verb
+from tsfm_lens.viz.words import (
+    capital,
+    count_of,
+    extremes,
+    head_at,
+    is_head,
+    layer_names,
+    layers,
+    listed,
+    nats_of,
+    num,
+    verb,
+)
 
-__all__ = ["attention_rollout_map", "norm_weighted_map", "autoregressive_attention_map"]
+__all__ = [
+    "attention_rollout_map",
+    "autoregressive_attention_map",
+    "norm_weighted_map",
+    "patch_attention_grid",
+    "selected_patch",
+]
+
 _GREYS = [(0.0, "#ffffff"), (1.0, "#000000")]
 _HEADS = 9
 _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
 _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
-AUTOREGRESSIVE_ATTENTION = measurement(
-    "autoregressive_attention",
-    theme="Activations",
-    title="Roll-out maps",
-    summary="roll-out maps: context × horizon, head by head",
-    description="What each head reads in the context for every token of the forecast, side by side. A diagonal band"
-    " reads at a fixed lag, a horizontal one the same steps throughout.",
-    source="tsfm-lens, appendix D.2",
-)
+AUTOREGRESSIVE_ATTENTION = measurement("autoregressive_attention")
 
-
-ATTENTION_ROLLOUT = measurement(
-    "attention_rollout",
-    theme="Activations",
-    title="Attention flow",
-    summary="attention roll-out through the layers",
-    description="How much of each input token may have reached each token after a layer: the attention of all layers "
-    "multiplied, with half of each token staying in place.",
-    source="Abnar and Zuidema 2020",
-)
-
-
-NORM_WEIGHTED = measurement(
-    "norm_weighted",
-    theme="Activations",
-    title="Norm-weighted attention",
-    summary="attention weighted by the length of what it moves",
-    description="The attention weight times the length of what it brings. A token can be much attended to and bring "
-    "little.",
-    source="Kobayashi et al. 2020",
-)
+ATTENTION_ROLLOUT = measurement("attention_rollout")
+NORM_WEIGHTED = measurement("norm_weighted")
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
@@ -137,25 +130,15 @@ def _token(axis: TokenAxis, token: int) -> str:
     return f"step {first}" if first == last else f"the token of steps {first} to {last}"
 
 
-@AUTOREGRESSIVE_ATTENTION.figure(
-    "What the sharpest heads read along the forecast.", variables=("attention", "entropy", "sharpness_rank")
-)
+@AUTOREGRESSIVE_ATTENTION.figure()
 def autoregressive_attention_map(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None, zmax: float | None = None
 ) -> go.Figure:
     """Draw the roll-out maps of the sharpest or the most diffuse heads, each head a panel.
 
-    A diagonal band is a head that reads at a fixed lag; a horizontal one reads the same steps throughout.
-
     Args:
-        ds: of kind "autoregressive_attention".
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
         count: panels; nine if None, of few heads half, so that none is among the sharpest and the most diffuse.
-        zmax: weight that is black; 0.1 or the 99.9 % quantile, whichever is larger, if None.
-
-    Returns:
-        Small multiples on shared axes: queries to the right, keys upwards, tokens as wide as their steps, special keys
-        above the dotted line. Of long maps a cell is the largest weight of several tokens.
     """
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
@@ -180,14 +163,9 @@ def autoregressive_attention_map(
     title_axes(grid, "forecast step" if forecasts else "query step", "context step" if forecasts else "key step")
     word = "Sharpest" if heads == "sharp" else "Most diffuse"
     marks = ", ".join(keys.axis.aside_labels())
-    return grid.dress(
-        f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}",
-        attention_kind(ds),
-        "steps from the start of the forecast",
-        f"black: {number(limit)} and more",
-        f"above the dotted line: {marks}" if marks else "",
-        grouped(group),
-    )
+    remarks = [attention_kind(ds), "steps from the start of the forecast", f"black: {number(limit)} and more"]
+    remarks += [f"above the dotted line: {marks}" if marks else "", grouped(group)]
+    return grid.dress(f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}", *remarks)
 
 
 def heads_shown(heads: int) -> int:
@@ -195,25 +173,11 @@ def heads_shown(heads: int) -> int:
     return min(_HEADS, max(heads // 2, 1))
 
 
-@ATTENTION_ROLLOUT.figure(
-    "How much of each token may have reached each other.",
-    variables=("flow",),
-    table=lambda ds: tokens_table(ds, "flow", _LEAST),
-    sentences=read_flow,
-)
+@ATTENTION_ROLLOUT.figure(table=lambda ds: tokens_table(ds, "flow", _LEAST), sentences=read_flow)
 def attention_rollout_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
 ) -> go.Figure:
-    """Draw how much of each input token may have reached each token after every layer (Abnar and Zuidema).
-
-    Args:
-        ds: of kind "attention_rollout".
-        layers: labels to draw, all unless given.
-        zmax: share at which the colours end; the 99 % quantile of each token's largest share but its own if None.
-
-    Returns:
-        A panel per layer, all on the same axes and colours; special keys stand right of the dotted line.
-    """
+    """Draw how much of each input token may have reached each token after every layer (Abnar and Zuidema)."""
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
@@ -226,14 +190,10 @@ def attention_rollout_map(
     title_axes(grid, "input token (step)", "token (step)")
     marks = ", ".join(keys.axis.aside_labels())
     stack = f"the {ds.attrs['stack']} of " if ds.attrs.get("stack") else ""
-    return grid.dress(
-        f"Attention flow through {stack}{model_of(ds)}",
-        single_series(ds),
-        "mean over heads and half a residual stream, multiplied layer by layer",
-        f"darkest: {number(limit)} and more",
-        f"right of the dotted line: {marks}" if marks else "",
-        grouped(group),
-    )
+    remarks = [single_series(ds), "mean over heads and half a residual stream, multiplied layer by layer"]
+    remarks += [f"darkest: {number(limit)} and more", f"right of the dotted line: {marks}" if marks else ""]
+    remarks += [grouped(group)]
+    return grid.dress(f"Attention flow through {stack}{model_of(ds)}", *remarks)
 
 
 def _draw(
@@ -266,8 +226,6 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
 
 
 @NORM_WEIGHTED.figure(
-    "How long the vectors are that keys contribute.",
-    variables=("norm",),
     table=lambda ds: tokens_table(ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))),
     sentences=read_norm_weighted,
 )
@@ -281,14 +239,7 @@ def norm_weighted_map(
     """Draw layer × head small multiples of how much each key contributes to each query's write.
 
     Args:
-        ds: of kind "norm_weighted": ``norm`` (layer, head, query, key) with the coordinates start, stop and
-            special of keys and queries.
-        layers: labels to draw, all if None.
         heads: numbers to draw, all if None.
-        zmax: length at which the colours end; the 99.5 % quantile of each query's longest from ordinary keys if None.
-
-    Returns:
-        Panels as in :func:`attention_grid`; next to that one, keys that get attention but write little are pale.
     """
     title = f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}"
     remark = "length of what each key adds to the residual stream"
@@ -301,3 +252,103 @@ def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
     weights, entropies = tokens_table(attention, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
     for heads, table in (("sharp", weights), ("diffuse", entropies)):
         yield ReportPanel(autoregressive_attention_map(ds, heads=heads), table, read_rollout(ds, heads))
+
+
+_FEW = 5  # rows that are all numbered
+_NARROW = 600  # steps that one column has room for
+PATCH_ATTENTION = measurement("patch_attention")
+
+
+def read_patches(ds: xr.Dataset) -> list[str]:
+    """Describe how many heads have a favourite patch, and where it is."""
+    weight, start = (array(ds, name, "layer", "head") for name in ("argmax_weight", "argmax_start"))
+    strong = weight > 0.5
+    heads = int(strong.sum())
+    out = [
+        f"{count_of(heads, weight.size, 'heads')} {verb(heads, 'give')} more than half of "
+        f"{verb(heads, 'their', 'its')} attention to one token over time."
+    ]
+    if strong.any():
+        first, counts = np.unique(start[strong], return_counts=True)
+        most = int(counts.argmax())
+        out.append(f"The token from step {num(int(first[most]))} on is that of {int(counts[most])} of them.")
+    return out
+
+
+@PATCH_ATTENTION.figure()
+def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | None = None) -> go.Figure:
+    """Draw every head of a layer as a matrix, forecast tokens downwards and context tokens to the right."""
+    at = position(ds, "layer", layer)
+    everything = array(ds, "attention", "layer", "head", "query", "key")
+    limit = zmax or float(np.nanquantile(everything, 0.999)) or 1.0
+    ranks, heads = array(ds, "stable_rank", "layer", "head")[at], names(ds, "head")
+    titles = [(f"head {h}", f"stable rank {number(r)}") for h, r in zip(heads, ranks, strict=True)]
+    spans = zip(ds["key_start"].values, ds["key_stop"].values, ds["key_special"].values, strict=True)
+    words = [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]
+    grid = panel_grid(titles, row_height=130)
+    for panel, head, weights in zip(grid, heads, everything[at], strict=True):
+        panel.cells(
+            weights.astype(np.float32),
+            hover=f"head {plain(head)}, forecast token %{{y}}<br>context token %{{x}} %{{text}}<br>weight %{{z:.3g}}",
+            text=[words] * ds.sizes["query"] if weights.size <= 20_000 else None,
+            xgap=0,
+            ygap=0,
+        )
+    ticks: Look = {"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}
+    grid.y(autorange="reversed", **ticks)
+    grid.x(nticks=4)
+    # a causal model has queries in its context too
+    ahead = "query_start" not in ds.coords or bool((ds["query_start"] >= 0).all())
+    for row, col in grid.places:
+        if (row + 1, col) not in grid.places:
+            grid.panel(row, col).x("context token")
+        if col == 1:
+            grid.panel(row, col).y("forecast token" if ahead else "query token")
+    grid.colours(weight_colours(limit))
+    special = [str(word) for word in ds["key_special"].values if str(word)]
+    width = int((ds["key_stop"] - ds["key_start"]).max())
+    return grid.dress(
+        f"{sentence_start(ds)} of {layer_names(ds)[at]} of {model_of(ds)}",
+        f"{names(ds, 'series')[0]}, {ds.sizes['step']} steps ahead",
+        f"context tokens of {width} step{'s' * (width > 1)}" + (f", then {', '.join(special)}" if special else ""),
+        f"darkest: {number(limit)} and more",
+    )
+
+
+@PATCH_ATTENTION.figure()
+def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None) -> go.Figure:
+    """Draw the forecast over its context, and a dashed line at the patch that a head reads most.
+
+    Args:
+        head: number; the one with the largest mean weight on one patch if None.
+    """
+    at = position(ds, "layer", layer)
+    weights = array(ds, "argmax_weight", "layer", "head")[at]
+    which = int(np.argmax(weights)) if head is None else position(ds, "head", head)
+    view = scene(ds, 0, ds.sizes["time"])
+    values = array(ds, "quantile_forecast", "quantile", "step", series=0)
+    sheet = blank(260, min_width=430 if len(view.past) + len(view.future) <= _NARROW else 640)
+    panel = sheet.panel()
+    draw_bands(panel, view, ds["quantile"].values, values)
+    view.draw(panel)
+    start = int(ds["argmax_start"].values[at, which])
+    bounds, _ = fitted_range(np.append(view.observations, values), np.empty(0))
+    place, where = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}", view.time.at(float(start))
+    words = f"{plain(place)} reads most from {plain(view.time.label(start))} on"
+    look: Look = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
+    panel.line([where, where], list(bounds), f"most read by {place}", words, **look)
+    view.title_axes(panel)
+    # a patch at the very start does not stand on the axis
+    ends = (view.past[0] - 0.02 * len(view.past), view.future[-1] + 0.5)
+    panel.x(range=[view.time.scalar(float(end)) for end in ends])
+    panel.y(range=bounds)
+    remarks = [f"{ds.sizes['step']} steps ahead from {view.remark}"]
+    remarks += [f"the patch holds {percent(float(weights[which]))} of the weight, mean over forecast tokens"]
+    return sheet.dress(f"Forecast of {view.id} by {model_of(ds)}, and the patch that {place} selects", *remarks)
+
+
+@PATCH_ATTENTION.panels
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    table = frame(ds, "stable_rank", "entropy", "argmax_start", "argmax_weight")
+    yield ReportPanel(patch_attention_grid(ds, layer=-1), table, read_patches(ds))
+    yield ReportPanel(selected_patch(ds), table, [])

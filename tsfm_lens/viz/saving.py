@@ -34,13 +34,9 @@ def save(
 
     Args:
         path: its suffix is the format: .html, .json, .png, .svg or .pdf. Missing folders are made.
-        width: in pixels of static images; the figure's own, else 800.
-        height: in pixels of static images; the figure's own, else 500.
-        scale: how many dots of a png make one pixel; 2 suits screens, 6 print. Other formats have no dots.
+        width, height: in pixels of static images; the figure's own, else 800 and 500.
+        scale: dots of a png in a pixel; 2 suits screens, 6 print.
         self_contained: whether an html file carries plotly.js (4.6 MB) and opens offline, or fetches it.
-
-    Returns:
-        The path written.
 
     Raises:
         InputError: the suffix is none of these, or the file cannot be written.
@@ -80,11 +76,7 @@ def rendered(
 
 
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write several files, all of them or none: each beside its place, then all moved once the last is whole.
-
-    Raises:
-        InputError: one of them cannot be written.
-    """
+    """Write several files, all of them or none: each beside its place, then all moved once the last is whole."""
     with ExitStack() as parts:
         for path, content in contents.items():
             parts.enter_context(writing_to(path))

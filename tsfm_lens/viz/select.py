@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.viz.theme import true_minus
+from tsfm_lens.registry import check
 
 
 def names(ds: xr.Dataset, dim: str) -> list[str]:
@@ -20,17 +20,8 @@ def names(ds: xr.Dataset, dim: str) -> list[str]:
     return [str(v) for v in ds[dim].values]
 
 
-def segment_words(ds: xr.Dataset) -> list[str]:
-    """Name segments as figures do: their steps with true minus signs."""
-    return [true_minus(name) for name in names(ds, "segment")]
-
-
 def position(ds: xr.Dataset, dim: str, value: str | int, *, what: str | None = None) -> int:
-    """Return the position of a label along ``dim``; a negative integer counts from the end.
-
-    Raises:
-        UnknownNameError: there is no such label; names the nearest.
-    """
+    """Return the position of a label along ``dim``; a negative integer counts from the end."""
     labels = names(ds, dim)
     if str(value) in labels:
         return labels.index(str(value))
@@ -40,11 +31,7 @@ def position(ds: xr.Dataset, dim: str, value: str | int, *, what: str | None = N
 
 
 def series_position(ds: xr.Dataset, series: str | int) -> int:
-    """Return the position of a series, by its place (an integer) or its id (a string).
-
-    Raises:
-        UnknownNameError: there is no such series.
-    """
+    """Return the position of a series, by its place (an integer) or its id (a string)."""
     labels = names(ds, "series")
     if isinstance(series, str):
         return position(ds, "series", series)
@@ -62,12 +49,6 @@ def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
     """Return places of the series that are forecast, the first ``most`` of them; covariates are not."""
     roles = ds["role"].values if "role" in ds.coords else ["target"] * ds.sizes.get("series", 1)
     return [place for place, role in enumerate(roles) if role == "target"][:most]
-
-
-def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
-    """Name the series that a figure shows, and how several were put together."""
-    ids = names(ds, "series")
-    return f"{how} over " * (len(rows) > 1) + shown([ids[i] for i in rows])
 
 
 def positions(ds: xr.Dataset, dim: str, values: Sequence[str | int] | None) -> list[int]:
@@ -116,18 +97,10 @@ def kind_word(kind: str) -> str:
     return words.get(kind) or kind.replace("_", "-").replace("attn", "attention")
 
 
-def layer_names(ds: xr.Dataset, rows: Sequence[int] | None = None) -> list[str]:
-    """Name the layers in words, all or those at some places."""
-    labels = [layer_name(label) for label in names(ds, "layer")]
-    return labels if rows is None else [labels[i] for i in rows]
-
-
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
-    """Return a variable as float64, cut at ``at`` (by position) and laid out as ``dims``.
-
-    Raises:
-        InputError: the variable has other dimensions than ``dims`` after the cut.
-    """
+    """Return a variable as float64, cut at ``at`` (by position) and laid out as ``dims``."""
+    if variable not in ds:
+        check(ds, str(ds.attrs.get("kind")), variable)
     cut = ds[variable].isel(at, missing_dims="ignore")
     if set(cut.dims) != set(dims):
         raise InputError(

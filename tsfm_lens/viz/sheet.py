@@ -1,14 +1,13 @@
-"""Grammar of figures: a sheet of panels, and the look of curves, fans, points, bars and maps on them.
-
-What a result says of its noise is drawn here, and nowhere else: bands, whiskers, hollow points, hatched bars, and maps
-whose cells in the noise are pale.
-"""
+"""Grammar of figures: a sheet of panels, and the look of curves, fans, points, bars and maps on them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import ceil
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from tsfm_lens.viz.noise import NOT_ABOVE, Finding
-from tsfm_lens.viz.room import legend_rows, text_width, wrapped
 from tsfm_lens.viz.theme import GREY, INK, LABEL_TYPE, PALE, TITLE_TYPE, dress, mixed, plain, true_minus
 
 Look = dict[str, Any]
@@ -34,19 +32,7 @@ _BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels: beside the panels for a colour bar
 
 @dataclass
 class Sheet:
-    """Panels in rows and columns, the room that they take, and what legend and subtitle say of them.
-
-    Attributes:
-        fig: the figure.
-        places: (row, column) of each panel, counted from 1; none on a sheet of one panel.
-        plot_height: of all panels together; min_width: that the marks need, words: that words need in the panels; in
-            pixels.
-        above: pixels over the highest panels, for their titles and for notes; below: under the lowest, for ticks and
-            titles.
-        legend: entries of the legend so far; each is listed once, however many panels have it.
-        signs: how what does not stand out of the noise is drawn; floors: the noise floors that the figure has;
-            has_band: whether one is drawn.
-    """
+    """Panels in rows and columns, the room that they take, and what legend and subtitle say of them."""
 
     fig: go.Figure
     places: list[tuple[int, int]]
@@ -100,12 +86,7 @@ class Sheet:
         self.words = max([self.words, *gaps, *(width - 2 * _RIGHT for _, width in widths)])
 
     def dress(self, title: str, *remarks: str) -> go.Figure:
-        """Finish the figure.
-
-        Args:
-            title: plain words.
-            remarks: parts of the subtitle; empty ones are left out, what is drawn of the noise is added.
-        """
+        """Finish the figure."""
         left = self._letter_axes()
         names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in self.fig.data if trace.showlegend]
         least = max(self.min_width, left + self.words + (self.fig.layout.margin.r or _RIGHT), _HALF * left, *names)
@@ -174,15 +155,7 @@ def sheet(
     below: int = 52,
     **options: Any,
 ) -> Sheet:
-    """Make a sheet of rows and columns.
-
-    Args:
-        heights: of the rows in pixels; widths: of the columns, in any unit.
-        titles: over the panels; title_type: their size in pixels.
-        row_gap: pixels between rows; column_gap: between columns, a share of the width.
-        min_width, above, below: see :class:`Sheet`.
-        options: of plotly's ``make_subplots``.
-    """
+    """Make a sheet of rows and columns."""
     total = int(sum(heights) + row_gap * (len(heights) - 1))
     fig = make_subplots(
         rows=len(heights),
@@ -206,10 +179,7 @@ def sheet(
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes of a sheet, and what can be drawn on it.
-
-    ``hover`` is always plotly's template of a hover box, "" for none; names are shown letter by letter.
-    """
+    """One pair of axes of a sheet, and what can be drawn on it."""
 
     sheet: Sheet
     at: dict[str, Any]
@@ -318,16 +288,7 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """Draw a heat map on the sheet's colours.
-
-        Args:
-            z: (row, column), NaN where there is nothing.
-            x, y: labels or edges.
-            write: how a number is written in its cell, none if None.
-            printed: the most cells that get their number.
-            noise: of (row, column); cells that do not stand out of it are drawn pale under a dot, or with their
-                number in brackets.
-        """
+        """Draw a heat map on the sheet's colours."""
         where = {name: value for name, value in (("x", x), ("y", y)) if value is not None}
         pale = np.zeros(z.shape, dtype=bool) if noise is None else noise.pale & np.isfinite(z)
         texts = None
@@ -369,7 +330,7 @@ class Panel:
         """Draw a plotly shape between two corners."""
         self.sheet.fig.add_shape(type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **look, **self.at)
 
-    def partings(self, places: Sequence[float], *, across: bool) -> None:
+    def partings(self, places: Sequence[float], *, across: bool = True) -> None:
         """Draw thin lines across the panel, or from its foot to its top."""
         free, fixed = ("y", "x") if across else ("x", "y")
         refs = self._axes()
@@ -403,10 +364,7 @@ class Panel:
         return {ref: name.replace("axis", "") for ref, name in names.items()}
 
     def floor(self, noise: Finding | None, *, signed: bool = True, across: bool = False) -> None:
-        """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known.
-
-        It is left out where the noise of one series exceeds every effect that stands out in the others.
-        """
+        """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known."""
         if noise is None or not noise.floor > 0:
             return
         if noise.stands.any() and noise.floor > np.abs(noise.estimate[noise.stands]).max():
@@ -471,3 +429,37 @@ def _titled(title: str | None) -> dict[str, str]:
 
 def _stroke(colour: str, width: float, dash: str | None) -> dict[str, Any]:
     return {"color": colour, "width": width} | ({"dash": dash} if dash else {})
+
+
+_LETTER = 0.6  # width of a letter, in type sizes; that of DejaVu Sans, which browsers fall back to
+_TAG = re.compile(r"<(?!br)[^>]*>")
+_SIGN = 45  # pixels of an entry of the legend beside its name
+
+
+def text_width(text: str, size: float) -> float:
+    """Estimate the width in pixels of the longest line of a text, markup apart."""
+    return _LETTER * size * max(len(line) for line in re.split(r"<br>|\n", _TAG.sub("", text)))
+
+
+def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
+    """Break a text into at most so many lines of a width in pixels, cut off with an ellipsis where it is longer."""
+    letters = max(int(width / (_LETTER * size)), 6)
+    parts = [part for line in text.split("\n") for part in wrap(line, letters) or [""]]
+    if len(parts) > lines:
+        parts = [*parts[: lines - 1], parts[lines - 1][: letters - 1].rstrip() + "…"]
+    return "\n".join(parts)
+
+
+def wrapped(title: str, length: float, size: float) -> str:
+    """Break a title, safe for plotly, before its unit and at spaces into lines of a length in pixels."""
+    letters = max(int(length / (_LETTER * size)), 8)
+    words = title if len(title) <= letters or "<br>" in title else title.replace(" (", "<br>(", 1)
+    return "<br>".join(part for line in words.split("<br>") for part in wrap(line, letters, break_long_words=False))
+
+
+def legend_rows(fig: go.Figure, width: float) -> int:
+    """Estimate the rows of the legend under a figure of a width in pixels; none without a legend."""
+    if fig.layout.showlegend is False:
+        return 0
+    entries = [trace.name for trace in fig.data if trace.showlegend and trace.legend in (None, "legend")]
+    return ceil(sum(text_width(name, 12) + _SIGN for name in entries) / (width - 84))

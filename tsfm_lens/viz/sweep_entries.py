@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
-from inspect import cleandoc
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import Measurement, ReportPanel, drawn_by
+from tsfm_lens.registry import ReportPanel
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, INK, VERMILION, percent
 from tsfm_lens.viz.words import listed
@@ -22,53 +20,11 @@ PART_COLOURS = {"heads": BLUE, "mlp": VERMILION, "both": GREEN}
 MASE_WORDS = "MASE (geometric mean over datasets, seasonal naive = 1)"
 STANDS = "filled: the change of MASE stands after Holm's correction"
 NO_AXIS = {"ticks": "", "showline": False}
-LETTER = 6.4  # pixels: width of a letter of a label
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
-_RAISES = """
-
-Raises:
-    InputError: ``table`` is of another kind, or has no such entries.
-    UnknownNameError: a name that the table does not have; the message has the nearest.
-"""
-Draw = TypeVar("Draw", bound=Callable[..., go.Figure])
-
-
-def figure(entry: Measurement, title: str, *columns: str) -> Callable[[Draw], Draw]:
-    """Register a figure of a sweep's table; the table is checked as :func:`table_of` does before it is drawn."""
-
-    def register(function: Draw) -> Draw:
-        @wraps(function)
-        def draw(table: pd.DataFrame, **options: Any) -> go.Figure:
-            return function(table_of(table, entry.kind, *columns), **options)
-
-        draw.__doc__ = cleandoc(function.__doc__ or "") + _RAISES
-        return cast("Draw", entry.figure(title, variables=None)(draw))
-
-    return register
-
-
-def table_of(table: pd.DataFrame, kind: str, *columns: str) -> pd.DataFrame:
-    """Return a result of a sweep, after refusing what is none of this kind.
-
-    Raises:
-        InputError: ``table`` is no table, has another ``attrs["kind"]``, or lacks one of ``columns``.
-    """
-    actual = table.attrs.get("kind") if isinstance(table, pd.DataFrame) else type(table).__name__
-    if actual != kind:
-        hint = f"; {figures} draws that kind" if (figures := drawn_by(str(actual))) else ""
-        raise InputError(f"a table of a sweep's results of kind {kind!r} is needed, this is {actual!r}{hint}.")
-    missing = [name for name in columns if name not in table]
-    if missing:
-        raise InputError(f"the {kind!r} table has no column {missing[0]!r}; it has {', '.join(map(str, table))}.")
-    return table
 
 
 def finished(table: pd.DataFrame, what: str, *columns: str) -> tuple[pd.DataFrame, str]:
-    """Return the rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none).
-
-    Raises:
-        InputError: there are none.
-    """
+    """Return the rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none)."""
     finite = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
     if not finite.any():
         raise InputError(f"this sweep has no finished entry for {what}; it has not run, or was not asked for")
@@ -82,11 +38,7 @@ def models_in(table: pd.DataFrame) -> list[str]:
 
 
 def chosen_model(table: pd.DataFrame, model: str | int) -> str:
-    """Return a model of a result by its name or its place.
-
-    Raises:
-        UnknownNameError: there is no such model.
-    """
+    """Return a model of a result by its name or its place."""
     models = models_in(table)
     if isinstance(model, str) and model in models:
         return model

@@ -1,4 +1,4 @@
-"""Sweeps of heads across datasets: one by one, and in growing numbers."""
+"""Sweeps of heads: one by one, in growing numbers, and those that must stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
@@ -22,7 +22,8 @@ from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, mixed, percent, plain
 from tsfm_lens.viz.words import listed
 
-__all__ = ["head_changes", "head_curves"]
+__all__ = ["head_changes", "head_curves", "heads_at_layers"]
+
 _HEADS = ("layer", "attention", "head", "change", "lower", "upper", "stands")
 _COUNTS = ("model", "layer", "order", "ablated", "of", "share", "better", "within")
 _CURVE = ("mase", "change", "lower", "upper", "baseline_mase")
@@ -30,31 +31,8 @@ _MAX_LABELS, _SPREAD = 12, 0.84  # heads with their number, of a model; share of
 _REACH = 8  # tolerances above the baseline up to which a curve is followed
 _MAX_NAMES = 8  # things that are named one by one
 
-
-SWEEP_HEADS = measurement(
-    "sweep_heads",
-    theme="Sweeps",
-    title="Heads one by one",
-    summary="error without each head by itself, across datasets",
-    description="Every head is ablated by itself, all else in place. The interval says how far its change would vary "
-    "over datasets and series like these. An open dot may be noise, also where it is far from 0: of many heads one is "
-    "the largest by chance alone, and the correction is for how many were looked at.",
-    source="tsfm-lens, section 5",
-    subject=sweep.sweep_subject,
-)
-
-
-SWEEP_CURVES = measurement(
-    "sweep_curves",
-    theme="Sweeps",
-    title="How many heads of a layer can go",
-    summary="error over the share of heads ablated, by order",
-    description="The heads of one layer are ablated one after the other, in an order taken from the weights or from "
-    "activations, in its reverse, or at random.",
-    source="tsfm-lens, figures 7 and 10",
-    paper=("S3-F7", "S3-F10"),
-    subject=sweep.sweep_subject,
-)
+SWEEP_HEADS = measurement("sweep_heads", subject=sweep.sweep_subject)
+SWEEP_CURVES = measurement("sweep_curves", subject=sweep.sweep_subject)
 
 
 def read_heads(table: pd.DataFrame) -> list[str]:
@@ -114,17 +92,9 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     return out
 
 
-@sweep.figure(SWEEP_HEADS, "Error without each head by itself, with intervals.", "label", *_HEADS)
+@SWEEP_HEADS.figure(variables=("label", *_HEADS))
 def head_changes(table: pd.DataFrame) -> go.Figure:
-    """Draw what every head by itself costs, with intervals, layer by layer.
-
-    Args:
-        table: of kind "sweep_heads".
-
-    Returns:
-        A panel a model, a dot a head above its layer, the first head leftmost, with the interval of its change; filled,
-        with its number, where the change stands after Holm's correction over all heads of the model.
-    """
+    """Draw what every head by itself costs, with intervals, layer by layer."""
     rows, remark = sweep.finished(table, "single heads", "change")
     models = sweep.models_in(rows)
     crowd = {model: int(rows.loc[rows["model"] == model, "layer"].value_counts().max()) for model in models}
@@ -201,23 +171,17 @@ def with_start(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([start, rows], ignore_index=True)
 
 
-@sweep.figure(SWEEP_CURVES, "Error over the share of heads ablated, by order.", *_COUNTS, *_CURVE)
+@SWEEP_CURVES.figure(variables=(*_COUNTS, *_CURVE))
 def head_curves(
     table: pd.DataFrame, *, model: str | int = 0, layers: Sequence[int] | None = None, by: str = "layer"
 ) -> go.Figure:
     """Draw the error as more and more heads of a layer go, in each order.
 
     Args:
-        table: of kind "sweep_curves".
         model: name or place, for panels by layer.
         layers: numbers of the layers to draw, all unless given.
         by: "layer" for a panel a layer of one model with all orders; "model" for a panel a model with a line a layer,
             in the layer's better order.
-
-    Returns:
-        MASE against the share of heads ablated; dashed the unablated MASE, dotted what the tolerance allows. Each
-        panel's title says which order is better and how many heads it takes within the tolerance. Panels share the axis
-        of errors, which follows curves up to eight tolerances above the line.
     """
     if by not in ("layer", "model"):
         raise unknown_name("by", by, ("layer", "model"))
@@ -284,12 +248,9 @@ def _by_model(table: pd.DataFrame, remark: str) -> go.Figure:
     next(iter(grid)).dots([None], [None], marker={"color": [0], "coloraxis": "coloraxis"})
     grid.colours({"colorscale": scale, "cmin": 0, "cmax": max(deepest, 1), "colorbar": sweep.bar_title("layer")})
     title_axes(grid, "heads ablated (%)", "change of MASE (%)")
-    return grid.dress(
-        "Error as more heads of a layer are ablated, in each layer's better order",
-        f"geometric mean of MASE over datasets; dotted: {percent(tolerance)} more than unablated",
-        cut,
-        f"{first}{remark}".removeprefix(", "),
-    )
+    remarks = [f"geometric mean of MASE over datasets; dotted: {percent(tolerance)} more than unablated", cut]
+    remarks += [f"{first}{remark}".removeprefix(", ")]
+    return grid.dress("Error as more heads of a layer are ablated, in each layer's better order", *remarks)
 
 
 def _verdict(rows: pd.DataFrame) -> str:
@@ -336,3 +297,87 @@ def _curves(table: pd.DataFrame) -> Iterator[ReportPanel]:
 
 
 SWEEP_HEADS.panels(partial(sweep.sweep_panel, "head_changes", draw=head_changes, words=read_heads))
+
+SWEEP_HEADS_AT = measurement("sweep_heads_at", subject=sweep.sweep_subject)
+
+
+def read_heads_at(table: pd.DataFrame) -> list[str]:
+    """State how many heads each model can do without, and what the search cost."""
+    best, out = table[table["better"]], []
+    for model in sweep.models_in(best):
+        rows = best[best["model"] == model]
+        total, remaining = int(rows["of"].sum()), int(rows["kept"].sum())
+        none = rows.loc[rows["kept"] == 0, "layer"].tolist()
+        plural = sweep.plural_s(none)
+        free = f"; layer{plural} {sweep.runs(none)} need{'' if plural else 's'} none" if none else ""
+        out.append(
+            f"{model}: layer by layer, {total - remaining} of {sweep.counted(total, 'head')} can go "
+            f"({percent((total - remaining) / total)}); {sweep.least_words(rows)}{free}."
+        )
+    evaluations, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
+    out.append(
+        f"The search ({table.attrs.get('search', 'scan')}) used {evaluations} of {sweep.counted(all_of, 'evaluation')}."
+    )
+    return out
+
+
+@SWEEP_HEADS_AT.figure(variables=("model", "layer", "of", "kept", "ablated", "order", "better", "change"))
+def heads_at_layers(table: pd.DataFrame) -> go.Figure:
+    """Draw heads@k: how many heads every layer must keep for the error to stay within the tolerance."""
+    rows, remark = sweep.finished(table[table["better"]], "heads that must stay", "kept", "of")
+    models = sweep.models_in(rows)
+    tolerance, metric = sweep.tolerance_of(table), str(table.attrs.get("metric", "MASE"))
+    grid = panel_grid(
+        [_removable_title(rows[rows["model"] == model], model) for model in models], row_height=170, most=2
+    )
+    for model, panel in zip(models, grid, strict=True):
+        mine = rows[rows["model"] == model].sort_values("layer")
+        if mine["layer"].duplicated().any():
+            raise InputError(f"two results for one layer of {model!r}; a sweep's result has one a layer")
+        x, remaining, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))
+        panel.dots(x, of, symbol="line-ew-open", colour=GREY, size=13, marker={"line": {"width": 1.5}})
+        texts = [
+            f"layer {each['layer']}: {each['kept']} of {each['of']} heads stay<br>{_order_and_cost(each, metric)}"
+            for each in sweep.told(mine)
+        ]
+        panel.dots(
+            x,
+            remaining,
+            hover="%{customdata}",
+            customdata=texts,
+            colour=100 * remaining / of,
+            size=13,
+            marker={"coloraxis": "coloraxis", "line": {"color": INK, "width": 1}},
+            mode="markers+text",
+            text=[f"{value:.0f}" for value in remaining],
+            textposition=[
+                "bottom center" if o - 2 < k < o else "top center" for k, o in zip(remaining, of, strict=True)
+            ],
+            textfont={"size": 10},
+        )
+    most = float(rows["of"].max())
+    grid.colours({"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 100, "colorbar": sweep.bar_title("share kept (%)")})
+    grid.y(range=[-0.06 * most, 1.2 * most], nticks=6)
+    title_axes(grid, "layer", "heads kept")
+    sweep.whole_ticks(grid, float(rows["layer"].max()))
+    return grid.dress(
+        f"Heads that each layer must keep for {metric} to stay within {percent(tolerance)}",
+        "all its other heads ablated at once, its MLP in place, in the better order; dash: all heads of the layer",
+        remark,
+    )
+
+
+def _order_and_cost(row: dict[str, Any], metric: str) -> str:
+    """Write in which order the others go, and what that costs."""
+    if row["kept"] >= row["of"]:
+        return sweep.order_words("")
+    change = f", {plain(metric)} {sweep.change_text(row['change'], 2)}" if np.isfinite(row["change"]) else ""
+    return f"{plain(sweep.order_words(row['order']))}{change}"
+
+
+def _removable_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
+    removable, total = int(rows["of"].sum() - rows["kept"].sum()), int(rows["of"].sum())
+    return model, f"{removable} of {sweep.counted(total, 'head')} can go, layer by layer"
+
+
+SWEEP_HEADS_AT.panels(partial(sweep.sweep_panel, "heads_at_layers", draw=heads_at_layers, words=read_heads_at))

@@ -14,8 +14,7 @@ from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
-from tsfm_lens.viz.room import shortened, text_width
-from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.sheet import Panel, blank, shortened, text_width
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, percent, plain
 from tsfm_lens.viz.words import listed, num
 
@@ -28,18 +27,7 @@ _BAR, _NAME = 0.19, 220  # width of a bar where models are 1 apart; pixels of a 
 _BARS = {"none": "unablated", "mlp": "without MLP", "heads": "without all heads", "both": "without heads and MLP"}
 _SMALL = 0.01  # a change of MASE that a reader would call small
 
-
-SWEEP_EFFECTS = measurement(
-    "sweep_effects",
-    theme="Sweeps",
-    title="Layers and their parts across datasets",
-    summary="layers, groups and ranges of layers, and their parts, across datasets",
-    description="Whole layers, only their heads, or only their MLPs are ablated, one by one, in groups, and over "
-    "growing ranges; every change is against the unablated model on the same windows.",
-    source="tsfm-lens, figures 2 to 4, 8 and 9",
-    paper=("S3-F3", "S3-F4"),
-    subject=sweep.sweep_subject,
-)
+SWEEP_EFFECTS = measurement("sweep_effects", subject=sweep.sweep_subject)
 
 
 def _sized(table: pd.DataFrame) -> pd.DataFrame:
@@ -128,17 +116,12 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
     return out
 
 
-@sweep.figure(SWEEP_EFFECTS, "Distance of the forecast without layers and groups of layers.", *_DISTANCE, *_CHANGE)
+@SWEEP_EFFECTS.figure(variables=(*_DISTANCE, *_CHANGE))
 def layer_distances(table: pd.DataFrame, *, part: str = "both") -> go.Figure:
     """Draw how far the forecast moves without single layers and without groups of consecutive layers.
 
     Args:
-        table: of kind "sweep_effects".
         part: what of a layer goes: "both" (its heads and its MLP), "heads" or "mlp".
-
-    Returns:
-        A panel a model: Spearman distance to the unablated forecast over depth, a horizontal bar where a mark stands
-        for several layers, a vertical one for the 95 % interval; filled where the change of MASE stands.
     """
     rows = _sized(table)
     if part not in sweep.PARTS:
@@ -188,17 +171,9 @@ def _hover(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-@sweep.figure(SWEEP_EFFECTS, "Error without the MLP, the heads, or both of the most ablatable layer.", *_MASE, *_CHANGE)
+@SWEEP_EFFECTS.figure(variables=(*_MASE, *_CHANGE))
 def component_errors(table: pd.DataFrame) -> go.Figure:
-    """Draw the error without the most ablatable layer of every model: without its MLP, its heads, and all of it.
-
-    Args:
-        table: of kind "sweep_effects" with entries of family "layers" for whole layers.
-
-    Returns:
-        A group of bars a model, with the 95 % interval of the change at their ends; to their right the MASE and its
-        change, bold where the change stands after Holm's correction.
-    """
+    """Draw the error without the most ablatable layer of every model: without its MLP, its heads, and all of it."""
     rows = _sized(table)
     layers, _ = sweep.finished(
         rows[(rows["family"] == "layers") & (rows["size"] == 1)], "single layers", "mase", "change"
@@ -260,17 +235,9 @@ def _bar(layers: pd.DataFrame, model: str, layer: int, part: str) -> dict[str, f
     return {"mase": row["mase"], **ends, "text": f"<b>{text}</b>" if row.get("stands") else text}
 
 
-@sweep.figure(SWEEP_EFFECTS, "Error over growing ranges of layers.", *_MASE, *_CHANGE)
+@SWEEP_EFFECTS.figure(variables=(*_MASE, *_CHANGE))
 def range_curves(table: pd.DataFrame) -> go.Figure:
-    """Draw the error as a contiguous range of layers loses its heads, its MLPs, or both.
-
-    Args:
-        table: of kind "sweep_effects" with entries of family "ranges".
-
-    Returns:
-        A panel a model, a line a part with its 95 % interval, the unablated MASE dashed; filled where the change of
-        MASE stands after Holm's correction. The axis holds every line, and follows bands a quarter of its length more.
-    """
+    """Draw the error as a contiguous range of layers loses its heads, its MLPs, or both."""
     rows = _sized(table)
     rows, remark = sweep.finished(rows[rows["family"] == "ranges"], "growing ranges", "mase", "change")
     models, titles = sweep.models_in(rows), []
@@ -293,13 +260,9 @@ def range_curves(table: pd.DataFrame) -> go.Figure:
     cut = fit(grid, lines, ends, reach=0.25)
     title_axes(grid, "layers in the range", "MASE")
     sweep.whole_ticks(grid, float(rows["size"].max()))
-    return grid.dress(
-        "Error as a growing range of layers is ablated",
-        f"{sweep.MASE_WORDS}; dashed: unablated; bands: {sweep.intervals_of(table)} of the change",
-        cut,
-        sweep.STANDS,
-        remark,
-    )
+    remarks = [f"{sweep.MASE_WORDS}; dashed: unablated; bands: {sweep.intervals_of(table)} of the change", cut]
+    remarks += [sweep.STANDS, remark]
+    return grid.dress("Error as a growing range of layers is ablated", *remarks)
 
 
 def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> None:

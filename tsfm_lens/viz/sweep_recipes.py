@@ -1,4 +1,4 @@
-"""Heavy ablations and rules of selection across datasets."""
+"""Heavy ablations and rules of selection across datasets, and changes by dataset."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import ReportPanel, check, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, VERMILION, mixed, plain
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.words import num
 
-__all__ = ["recipe_changes", "recipe_table", "selection_comparison"]
+__all__ = ["dataset_heatmap", "recipe_changes", "recipe_table", "selection_comparison"]
+
 _MAX_NAMES = 8  # things that are named one by one
 _KEYS = ("model", "recipe", "selection", "seed", "change", "lower", "upper", "stands")
 _SIZES = ("metric", "heads_ablated", "heads_total", "n_mlps")
@@ -24,29 +27,8 @@ _COUNTS = {"n_resilient": "datasets with a rise of MASE below 5 %", "n_improved"
 _ROW = 22  # pixels: height of a row of dots
 _COLOUR_CAP = 25  # percent at which the table's colours end
 
-
-SWEEP_RECIPES = measurement(
-    "sweep_recipes",
-    theme="Sweeps",
-    title="Heavy ablations",
-    summary="heavy ablations on every metric",
-    description="Many heads and MLPs in several layers are ablated together, as a recipe lists them.",
-    source="tsfm-lens, tables 1 and 4",
-    paper=("S3-T1", "S3-T4"),
-    subject=sweep.sweep_subject,
-)
-
-
-SWEEP_SELECTION = measurement(
-    "sweep_selection",
-    theme="Sweeps",
-    title="Informed and random choices",
-    summary="informed against random choices of heads",
-    description="The same recipes with as many heads of each layer drawn at random: if the choice did not matter, both "
-    "would cost the same.",
-    source="tsfm-lens, figures 12 and 13",
-    subject=sweep.sweep_subject,
-)
+SWEEP_RECIPES = measurement("sweep_recipes", subject=sweep.sweep_subject)
+SWEEP_SELECTION = measurement("sweep_selection", subject=sweep.sweep_subject)
 
 
 def read_recipes(table: pd.DataFrame) -> list[str]:
@@ -86,13 +68,8 @@ def read_selection(table: pd.DataFrame) -> list[str]:
 
 
 def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
-    """Return the entries of recipes with ``label`` (model and what goes) and ``chosen`` (how its heads were chosen).
-
-    Args:
-        table: of kind "sweep_recipes".
-        random: whether entries with heads at random are among them; they are if there are no others.
-    """
-    table = sweep.table_of(table, "sweep_recipes", *_KEYS, *_SIZES)
+    """Return the entries of recipes with ``label`` (model and what goes) and ``chosen`` (how its heads were chosen)."""
+    check(table, "sweep_recipes", *_KEYS, *_SIZES)
     # a recipe without a result on some metrics still has a row
     sweep.finished(table.assign(there=1.0), "heavy recipes", "there")
     informed = table[table["selection"] != "random"]
@@ -104,18 +81,9 @@ def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
     return table.assign(label=labels.where(~several, labels + ", " + table["recipe"]), chosen=choices)
 
 
-@sweep.figure(SWEEP_RECIPES, "Heavy ablations on every metric.", *_COUNTS, "n_datasets")
+@SWEEP_RECIPES.figure(variables=(*_COUNTS, "n_datasets"))
 def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
-    """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved.
-
-    Args:
-        table: of kind "sweep_recipes" with ``n_resilient``, ``n_improved`` and ``n_datasets``.
-        random: whether heads at random have rows beside informed choices.
-
-    Returns:
-        A row a recipe and choice of heads, a column a metric coloured by its change, bold where it stands after Holm's
-        correction. The last columns count datasets whose MASE rises by less than 5 % (resilient) and falls (improved).
-    """
+    """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved."""
     entries = recipe_rows(table, random=random)
     several = entries["chosen"].nunique() > 1
     columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + ["resilient", "improved"]
@@ -145,18 +113,9 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     )
 
 
-@sweep.figure(SWEEP_RECIPES, "The same numbers as dots with intervals.")
+@SWEEP_RECIPES.figure()
 def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
-    """Draw what heavy recipes cost in every metric, with intervals.
-
-    Args:
-        table: of kind "sweep_recipes".
-        random: whether heads at random are drawn beside informed choices.
-
-    Returns:
-        A panel a metric with a row a recipe and a dot for each choice of its heads; filled where the change stands
-        after Holm's correction. Below 0 is better.
-    """
+    """Draw what heavy recipes cost in every metric, with intervals."""
     entries = recipe_rows(table, random=random)
     rows, kinds, metrics = (list(dict.fromkeys(entries[name])) for name in ("label", "selection", "metric"))
     canvas = _rows_of_dots(rows, _ROW * max(len(kinds), 2), [1] * len(metrics), 60 + 130 * len(metrics), 0.025)
@@ -221,17 +180,9 @@ def _table_cell(row: dict[str, Any]) -> str:
     return f'{main}<br><span style="font-size:10px">{span}</span>' if span else main
 
 
-@sweep.figure(SWEEP_SELECTION, "Informed and random choices of as many heads.", *_KEYS, *_DIFF)
+@SWEEP_SELECTION.figure(variables=(*_KEYS, *_DIFF))
 def selection_comparison(table: pd.DataFrame) -> go.Figure:
-    """Draw whether it matters which heads go: informed choices against random heads at the same counts.
-
-    Args:
-        table: of kind "sweep_selection", with ``diff`` and its interval on the rows of informed choices.
-
-    Returns:
-        Left the change of MASE of a recipe: of the informed choice, filled where it stands after Holm's correction, of
-        each random seed, and their mean; right the informed choice minus that mean, filled where that stands.
-    """
+    """Draw whether it matters which heads go: informed choices against random heads at the same counts."""
     entries, remark = sweep.finished(table, "recipes against random heads", "change")
     choices = [sweep.selection_words(row["selection"], row["seed"]) for row in sweep.told(entries)]
     entries = entries.assign(label=entries["model"] + ", " + entries["recipe"], chosen=choices)
@@ -287,3 +238,130 @@ def _recipes(table: pd.DataFrame) -> Iterator[ReportPanel]:
 SWEEP_SELECTION.panels(
     partial(sweep.sweep_panel, "selection_comparison", draw=selection_comparison, words=read_selection)
 )
+
+
+_MAP_ROW, _CELL, _LETTER = 17, 27, 5.4  # pixels: height of a row, width of a cell, of a letter of a name
+_LEAST = 150  # pixels: height of a map of few datasets
+SWEEP_DATASETS = measurement("sweep_datasets", subject=sweep.sweep_subject)
+
+
+def read_datasets(table: pd.DataFrame) -> list[str]:
+    """State on how many datasets a layer can lose its heads, and on how many that helps; of one model."""
+    out = []
+    for layer, rows in table.groupby("layer", sort=False):
+        finite = rows[np.isfinite(rows["change"])]
+        if finite.empty:
+            continue
+        of, remaining = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
+        # no head ablated is always within
+        largest = finite.groupby("dataset")["largest_within"].first().clip(lower=0)
+        without = finite.loc[finite["ablated"] == of, "change"]
+        text = (
+            f"Layer {layer} (keeps {remaining} of {of} heads over all datasets): all {of} heads can go within "
+            f"{percent(sweep.tolerance_of(table))} on {int((largest == of).sum())} of "
+            f"{sweep.counted(len(largest), 'dataset')}, their median largest number is {num(float(largest.median()))}"
+        )
+        falls = f"; without all heads the MASE falls on {int((without < 0).sum())}"
+        out.append(f"{text}{falls if len(without) else ', of those evaluated'}.")
+    return out
+
+
+@SWEEP_DATASETS.figure(variables=("mase", "change", "largest_within", "model", "layer", "order", "kept", "of"))
+def dataset_heatmap(
+    table: pd.DataFrame,
+    *,
+    model: str | int = 0,
+    layers: Sequence[int] | None = None,
+    datasets: Sequence[str] | None = None,
+) -> go.Figure:
+    """Draw what each dataset makes of ablating more and more heads of one layer, the layers of a model side by side.
+
+    Args:
+        datasets: which datasets to draw and in which order, all unless given; 60 fit a printed page.
+    """
+    name = sweep.chosen_model(table, model)
+    of_model = table[table["model"] == name]
+    panels = [rows for layer, rows in of_model.groupby("layer", sort=False) if layers is None or layer in layers]
+    if not panels:
+        has = ", ".join(map(str, dict.fromkeys(of_model["layer"])))
+        raise InputError(f"no layer of {list(layers or ())} is mapped by dataset for {name!r}; there are: {has}")
+    available = sorted(set(table["dataset"]))
+    for each in datasets or ():
+        if each not in available:
+            raise unknown_name("dataset", each, available, hint=f"There are {len(available)}.")
+    selection = available if datasets is None else list(datasets)
+    firsts = [rows.iloc[0] for rows in panels]
+    widths = [int(first["of"]) + 1 for first in firsts]
+    # a column for none ablated where that has a result
+    counts = [
+        [count for count in range(width) if count or (rows["ablated"] == 0).any()]
+        for width, rows in zip(widths, panels, strict=True)
+    ]
+    labels = [plain(each) for each in selection]
+    canvas = sheet(
+        [max(_MAP_ROW * len(selection), _LEAST) + 20],
+        widths,
+        titles=[f"layer {one['layer']}, keeps {one['kept']}\n{sweep.order_words(one['order'])}" for one in firsts],
+        column_gap=0.02,
+        above=40,
+        min_width=round(130 + _LETTER * max(len(label) for label in labels) + _CELL * sum(widths)),
+        shared_yaxes=True,
+    )
+    cap = float(table.attrs.get("cap", 0.25))
+    for panel, rows, across in zip(canvas, panels, counts, strict=True):
+        _draw(panel, rows, selection, across, 100 * cap)
+        panel.x("heads ablated", tickvals=list(range(len(across))), ticktext=across, **sweep.NO_AXIS)
+    sweep.label_rows(canvas, labels, ticklabelstandoff=4, tickfont={"size": 10})
+    # beside a tall map a bar of the same height says nothing more
+    bar = sweep.bar_title("change of MASE (%)") | {"y": 1, "yanchor": "top"}
+    canvas.colours({"colorscale": DIVERGING, "cmin": -100 * cap, "cmax": 100 * cap, "cmid": 0, "colorbar": bar})
+    # no head ablated is no number that could have been searched
+    empty = any(set(across) - {0} - set(rows["ablated"]) for rows, across in zip(panels, counts, strict=True))
+    return canvas.dress(
+        f"MASE of {name} on every dataset as heads of a layer are ablated",
+        f"blue is better; colours capped at ±{percent(cap)} of the unablated MASE; bold and framed: "
+        f"the largest number of heads with a rise below {percent(sweep.tolerance_of(table))}",
+        "empty columns were not evaluated" if empty else "",
+    )
+
+
+def _draw(panel: Panel, rows: pd.DataFrame, datasets: list[str], counts: list[int], cap: float) -> None:
+    """Draw the cells of a layer, and frames around the marked ones."""
+    mase, change = (
+        rows.pivot(index="dataset", columns="ablated", values=name).reindex(index=datasets, columns=counts).to_numpy()
+        for name in ("mase", "change")
+    )
+    largest = rows.groupby("dataset")["largest_within"].first().reindex(datasets).to_numpy()
+    marked = np.array(counts)[None, :] == largest[:, None]
+    panel.cells(
+        np.clip(100 * change, -cap, cap),
+        np.arange(len(counts)),
+        np.arange(len(datasets)),
+        "%{customdata}",
+        text=[[_cell(m, bold) for m, bold in zip(*line, strict=True)] for line in zip(mase, marked, strict=True)],
+        texttemplate="%{text}",
+        textfont={"size": 9},
+        customdata=[
+            [
+                f"{plain(name)}<br>{n} heads ablated: MASE {m:.4g}, "
+                f"{sweep.change_text(c) if np.isfinite(c) else 'change unknown'}"
+                for n, m, c in zip(counts, *line, strict=True)
+            ]
+            for name, *line in zip(datasets, mase, change, strict=True)
+        ],
+    )
+    panel.frames(marked, INK)
+
+
+def _cell(mase: float, bold: bool) -> str:
+    if not np.isfinite(mase):
+        return ""
+    text = f"{mase:.2f}" if mase < 100 else f"{mase:.0f}"
+    return f"<b>{text}</b>" if bold else text
+
+
+@SWEEP_DATASETS.panels
+def _datasets(table: pd.DataFrame) -> Iterator[ReportPanel]:
+    for model in sweep.models_in(table):
+        of_model = table[table["model"] == model]
+        yield from sweep.sweep_panel(f"dataset_heatmap-{model}", of_model, dataset_heatmap, read_datasets)

@@ -9,11 +9,6 @@ import xarray as xr
 from tsfm_lens.viz.select import names, unit_of
 
 
-def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """Tabulate variables that share their dimensions, a row per combination of labels, a column per variable."""
-    return ds[list(variables)].reset_coords(drop=True).to_dataframe().reset_index()
-
-
 def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
     """Tabulate query–key pairs (of each layer and head) with at least ``least``: what they cover, the value."""
     others = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
@@ -36,7 +31,10 @@ def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
     return table
 
 
-def add_quantiles(table: pd.DataFrame, ds: xr.Dataset, values: np.ndarray) -> None:
-    """Add a column per quantile. ``values``: (quantile, step)."""
-    for level, row in zip(ds["quantile"].values, values, strict=True):
-        table[f"q{float(level):g}"] = row
+def quantile_table(ds: xr.Dataset, series: int, **at: int) -> pd.DataFrame:
+    """Tabulate the steps of one series with a column a quantile, at positions along other dimensions, named first."""
+    table = steps_table(ds, series)
+    for place, (dim, index) in enumerate(at.items()):
+        table.insert(place, dim, names(ds, dim)[index])
+    values = ds["quantile_forecast"].isel(at | {"series": series}).transpose("quantile", "step").values.astype(float)
+    return table.assign(**{f"q{float(level):g}": row for level, row in zip(ds["quantile"].values, values, strict=True)})

@@ -1,9 +1,4 @@
-"""Look of every figure: the ``tsfm_lens`` template, colours, titles and number formats.
-
-The categorical colours are those of Okabe and Ito (2008, "Color universal design"); the sequential
-scale is cividis (Nuñez et al. 2018, doi:10.1371/journal.pone.0199239) from light to dark with white for
-nothing, so that it prints; the diverging scale runs from blue over white to vermilion, both sides equally light.
-"""
+"""Look of every figure: the ``tsfm_lens`` template, colours, titles and number formats."""
 
 from __future__ import annotations
 
@@ -147,19 +142,7 @@ def dress(
     left: float = 0,
     legend: int = 0,
 ) -> go.Figure:
-    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels.
-
-    Args:
-        above: pixels between the title and the panels, for panel titles.
-        below: pixels for the ticks and titles of the lowest axes.
-        min_width: pixels under which the figure cannot be read; kept in ``layout.meta`` for reports.
-        left: pixels of labels and titles beside the panels.
-        legend: rows of the legend.
-
-    Returns:
-        The same figure. ``layout.meta`` holds title and subtitle as plain text, and what pages and print need to know
-        of its size.
-    """
+    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels."""
     heads = _lines(title, _TITLE_CHARACTERS)
     subs = _lines(subtitle, _SUBTITLE_CHARACTERS)
     text = "<b>" + "<br>".join(heads) + "</b>"

@@ -8,23 +8,13 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.viz.sheet import Look
 from tsfm_lens.viz.theme import plain
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenAxis:
-    """One side of an attention pattern.
-
-    A step ``s`` takes the room from ``s - 0.5`` to ``s + 0.5``, so that a value drawn at ``s`` stands in
-    the middle of a token that covers this step alone, and a token ``[start, stop)`` reaches from
-    ``start - 0.5`` to ``stop - 0.5``.
-
-    Attributes:
-        start, stop: steps covered, in the order of the pattern, (token,).
-        special: "" or the name of the special token, (token,).
-        timed: indices of the tokens that cover steps, by start.
-        aside: indices of the special tokens, in the order of the pattern.
-    """
+    """One side of an attention pattern."""
 
     start: np.ndarray
     stop: np.ndarray
@@ -61,14 +51,7 @@ class TokenAxis:
 
 
 def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxis:
-    """Return the keys or queries ("key", "query") of an attention Dataset.
-
-    Args:
-        overlaps: let tokens cover the same steps, as those of several passes may; each then ends where the next begins.
-
-    Raises:
-        InputError: coordinates are missing, a token covers no step, or spans overlap.
-    """
+    """Return the keys or queries ("key", "query") of an attention Dataset."""
     coordinates = [f"{side}_start", f"{side}_stop", f"{side}_special"]
     missing = [name for name in coordinates if name not in ds.coords]
     if missing:
@@ -96,13 +79,7 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
 
 @dataclass(frozen=True)
 class Ruler:
-    """Cells along one side: tokens over time first, then, after a gap, the special ones at a fixed width.
-
-    Attributes:
-        edges: (cell + 1,), in steps; owner: the token in each cell, -1 for a gap, (cell,).
-        timed: how many cells, gaps between them included, stand over time.
-        end: where time ends.
-    """
+    """Cells along one side: tokens over time first, then, after a gap, the special ones at a fixed width."""
 
     axis: TokenAxis
     edges: np.ndarray
@@ -135,13 +112,8 @@ def ruler(axis: TokenAxis) -> Ruler:
     elif count:
         edges, owner = np.append(edges, end + 0.04 * span), np.append(owner, -1)
     aside = edges[-1] + 0.06 * span * np.arange(1, count + 1)
-    return Ruler(
-        axis=axis,
-        edges=np.concatenate([edges, aside]),
-        owner=np.concatenate([owner, axis.aside]).astype(int),
-        timed=timed,
-        end=end,
-    )
+    look: Look = {"owner": np.concatenate([owner, axis.aside]).astype(int)}
+    return Ruler(axis=axis, edges=np.concatenate([edges, aside]), timed=timed, end=end, **look)
 
 
 def group_for(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
@@ -167,16 +139,7 @@ def grouped(group: tuple[int, int]) -> str:
 def pooled(
     weights: np.ndarray, x: Ruler, y: Ruler, group: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return cells of one pattern (query, key), the largest value of a group of adjacent tokens over time.
-
-    The largest and not the mean: a head that reads one step stays as dark as it is.
-
-    Args:
-        group: keys and queries in a cell; special tokens have one of their own.
-
-    Returns:
-        ``z`` (query cell, key cell), and the edges of the cells on both axes, keys first.
-    """
+    """Return cells of one pattern (query, key), the largest value of a group of adjacent tokens over time."""
     x_starts, y_starts = _starts(x, group[0]), _starts(y, group[1])
     z = pool(weights, y.owner, x.owner, y_starts, x_starts)
     return z, np.append(x.edges[x_starts], x.edges[-1]), np.append(y.edges[y_starts], y.edges[-1])
@@ -185,9 +148,7 @@ def pooled(
 def pool(
     weights: np.ndarray, rows: np.ndarray, columns: np.ndarray, row_starts: np.ndarray, column_starts: np.ndarray
 ) -> np.ndarray:
-    """Return the largest weight of every cell.
-
-    ``rows`` and ``columns`` are tokens, -1 for a gap, in groups from starts on."""
+    """Return the largest weight of every cell."""
     z = weights[np.ix_(rows, columns)].astype(np.float32)
     z[rows < 0, :] = np.nan
     z[:, columns < 0] = np.nan

@@ -1,25 +1,27 @@
-"""Ranks of the weights' matrices."""
+"""Ranks of the weights' matrices, and angles between rows of query matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.logit_lens import few_ticks
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.room import text_width
-from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position
-from tsfm_lens.viz.sheet import Panel, blank
-from tsfm_lens.viz.tables import frame
-from tsfm_lens.viz.theme import BLUE, mixed, percent, plain
-from tsfm_lens.viz.words import listed, num
+from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position, positions
+from tsfm_lens.viz.sheet import Panel, blank, text_width
+from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.words import layer_names, layers, listed, num
 
-__all__ = ["rank_histograms", "weight_rank_map", "weight_spectra"]
+__all__ = ["head_closeness", "rank_histograms", "row_angle_map", "weight_rank_map", "weight_spectra"]
+
 _PALEST = 0.25  # colour of the first layer's line, the last one has 1
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
 _TYPE, _APART = 12, 8  # pixels: type of the labels of columns, and what is free between two
@@ -33,16 +35,7 @@ _MEASURES = {
     "participation_ratio": "participation ratio",
 }
 
-WEIGHT_RANKS = measurement(
-    "weight_ranks",
-    theme="Weights alone",
-    title="Ranks of the weights",
-    summary="how many directions every weight matrix uses: ε-rank, stable and effective rank, spectra by decade",
-    description="The ε-rank of a matrix counts its singular values above ε times the largest; cut off there, the "
-    "matrix errs by at most ε of its norm. It is exact for the weights as they are stored.",
-    source="Flow of ranks, equation 1 and figure 10",
-    paper=("S0-ERANK", "S0-HIST", "S0-F10"),
-)
+WEIGHT_RANKS = measurement("weight_ranks")
 
 
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
@@ -102,21 +95,15 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@WEIGHT_RANKS.figure("What share of its directions each weight matrix uses.", variables=("rank_share", "told"))
+@WEIGHT_RANKS.figure()
 def weight_rank_map(
     ds: xr.Dataset, *, measure: str = "rank_share", epsilon: float | None = None, stack: str | None = None
 ) -> go.Figure:
     """Draw the layer × matrix map of how many directions each matrix uses.
 
     Args:
-        ds: of kind "weight_ranks".
         measure: "rank_share" (the ε-rank over the largest possible), "stable_rank", "effective_rank" or
             "participation_ratio".
-        epsilon: of the rank, one of the result's; the one in the middle unless given.
-        stack: one stack, all unless given.
-
-    Returns:
-        A heat map; cells are empty where there is no such matrix, and where its weights cannot tell the rank.
     """
     if measure not in _MEASURES:
         raise unknown_name("measure", measure, _MEASURES)
@@ -152,17 +139,12 @@ def _values(ds: xr.Dataset, measure: str, epsilon: float | None) -> tuple[np.nda
     return np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan), words
 
 
-@WEIGHT_RANKS.figure("Singular values of all weight matrices, layer by layer.", variables=("singular_value",))
+@WEIGHT_RANKS.figure()
 def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> go.Figure:
     """Draw relative singular values of the weights, a panel per kind of matrix and a line per layer.
 
     Args:
-        ds: of kind "weight_ranks".
-        stack: one stack, all unless given.
         parts: "W_Q", …; all unless given.
-
-    Returns:
-        Lines on a logarithmic axis, the deeper the layer the darker; stacks have panels of their own.
     """
     whole = whole_matrices(ds, stack=stack, parts=parts)
     values = relative(array(ds, "singular_value", "matrix", "mode"), array(ds, "rounding_floor", "matrix"))
@@ -176,27 +158,16 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
         depth_lines(panel, labels, values[rows], "mode")
     grid.y(**log_axis(values[whole]))
     title_axes(grid, "mode", "singular value / largest")
-    return grid.dress(
-        f"Spectra of the weights of {model_of(ds)}",
-        "a line per layer, the deeper the darker",
-        "each spectrum relative to its largest value",
-    )
+    remarks = ["a line per layer, the deeper the darker", "each spectrum relative to its largest value"]
+    return grid.dress(f"Spectra of the weights of {model_of(ds)}", *remarks)
 
 
-@WEIGHT_RANKS.figure("Singular values of a matrix by power of ten, layer by layer.", variables=("decade_count",))
+@WEIGHT_RANKS.figure()
 def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = None) -> go.Figure:
     """Draw how many relative singular values of a matrix lie in each power of ten, a panel per layer.
 
     Args:
-        ds: of kind "weight_ranks".
         part: "W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate" or "W_out".
-        stack: one stack, all unless given.
-
-    Returns:
-        Bars, the largest singular values at the right.
-
-    Source:
-        Flow of ranks, figure 10 (S0-HIST).
     """
     whole = whole_matrices(ds, stack=stack, parts=[part])
     kinds = [kind_word(names_of(ds, "layer_kind")[row]) for row in whole]
@@ -242,11 +213,7 @@ def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
 
 
 def whole_matrices(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> list[int]:
-    """Return places of the matrices over all heads, of one stack or all, of some parts or all.
-
-    Raises:
-        UnknownNameError: there is no such stack or part.
-    """
+    """Return places of the matrices over all heads, of one stack or all, of some parts or all."""
     mask = np.array([head == "" for head in names_of(ds, "head")])
     for name, labels in (("stack", None if stack is None else [stack]), ("part", parts)):
         available = names_of(ds, name)
@@ -288,3 +255,84 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     yield ReportPanel(weight_spectra(ds), values[np.isfinite(values["singular_value"])], [])
     part = "W_Q" if "W_Q" in parts else parts[0]
     yield ReportPanel(rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds))
+
+
+ROW_ANGLES = measurement("row_angles")
+
+
+def read_row_angles(ds: xr.Dataset) -> list[str]:
+    """Count the layers in which rows of a head are closer than chance."""
+    within, between, closer = (array(ds, name, "layer") for name in ("within", "between", "closer"))
+    if not np.isfinite(closer).any():
+        return ["There is only one head, or no rows but zeros, so nothing can be closer."]
+    words, part = layers(ds), str(ds.attrs["part"])
+    stands = np.flatnonzero(array(ds, "closer_stands_out", "layer") > 0)
+    if not len(stands):
+        return [
+            f"In no layer are the rows of {part} of one head closer to each other than shuffled ones are by chance."
+        ]
+    most = int(stands[np.argmax(closer[stands])])
+    return [
+        f"Rows of {part} of one head are closer to each other than shuffled ones are by chance in {len(stands)} of "
+        f"{len(words)} layers; most in {words[most]}, {num(within[most])}° against {num(between[most])}°."
+    ]
+
+
+@ROW_ANGLES.figure(table=("block_angle",), sentences=read_row_angles)
+def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
+    """Draw angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.
+
+    Args:
+        layers: labels to draw, the first one unless given.
+    """
+    places = positions(ds, "layer", [names(ds, "layer")[0]] if layers is None else layers)
+    heads, dimensions = ds["row_head"].values, ds["row_dimension"].values
+    words = [f"head {head}, dimension {place}" for head, place in zip(heads, dimensions, strict=True)]
+    edges = np.flatnonzero(np.diff(heads, prepend=heads[0] - 1, append=heads[-1] + 1)) - 0.5
+    grid = panel_grid(
+        [(label,) for label in layer_names(ds, places)], row_height=340 if len(places) == 1 else 220, most=3
+    )
+    texts = [[f"{row}<br>{column}" for column in words] for row in words]
+    for panel, values in zip(grid, array(ds, "angle", "layer", "row", "other_row")[places], strict=True):
+        angle_map(panel, values, "%{customdata}<br>%{z:.1f}°", customdata=texts)
+        for low, high in pairwise(edges):
+            panel.shape("rect", (low, high), (low, high), line={"color": VERMILION, "width": 1.5})
+    title_axes(grid, "row, head by head", "row, head by head")
+    middles = ((edges[:-1] + edges[1:]) / 2).tolist()
+    labels = [str(head) for head in dict.fromkeys(heads.tolist())]
+    step = -(-len(labels) // 12)
+    ticks = {"tickvals": middles[::step], "ticktext": labels[::step], "ticks": ""}
+    grid.x(**ticks)
+    grid.y(autorange="reversed", **ticks)
+    grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
+    remarks = [_where(ds), f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
+    return grid.dress(f"Angles between the rows of {ds.attrs.get('part', 'W_Q')} of {model_of(ds)}", *remarks)
+
+
+@ROW_ANGLES.figure(table=("within", "between", "closer", "closer_floor", "closer_stands_out"))
+def head_closeness(ds: xr.Dataset) -> go.Figure:
+    """Draw the mean angle between rows of one head and of different heads, layer by layer."""
+    labels, canvas = layer_names(ds), blank(280)
+    within, between, floor = (array(ds, name, "layer") for name in ("within", "between", "closer_floor"))
+    panel, hover, random = canvas.panel(), "%{x}<br>%{y:.3g}°", float(ds.attrs["random_angle"])
+    panel.line(labels, between, "rows of different heads", f"rows of different heads, {hover}", colour=GREY, dots=6)
+    shuffled = f"least angle that shuffling gives, {hover}"
+    panel.line(labels, between - floor, "what shuffled rows reach", shuffled, colour=INK, dash="dash", width=1)
+    panel.line(labels, within, "rows of one head", f"rows of one head, {hover}", colour=BLUE, dots=6, width=2.5)
+    panel.level(random, dash="dot")
+    panel.note("random lines", 1, random, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
+    panel.x("layer", type="category")
+    few_ticks(canvas, labels)
+    panel.y("mean angle (degrees)")
+    remarks = [f"{ds.attrs.get('part', 'W_Q')}, {_where(ds)}", "below the dashed line: closer than chance"]
+    return canvas.dress(f"Rows of one head and of different heads of {model_of(ds)}", *remarks)
+
+
+def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None:
+    places = np.arange(len(values))
+    panel.cells(values, places, places, hover, xgap=0, ygap=0, **more)
+
+
+def _where(ds: xr.Dataset) -> str:
+    stack = str(ds.attrs.get("stack", ""))
+    return f"{kind_word(str(ds.attrs.get('attention', 'attn')))}{f' of the {stack}' if stack else ''}"

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.viz import theme
-from tsfm_lens.viz.select import layer_name, names
-from tsfm_lens.viz.theme import significant
+from tsfm_lens.viz.select import layer_name, names, shown
+from tsfm_lens.viz.theme import nats, significant, true_minus
 
 _MAX_NAMES = 3  # heads alike that are named
+
+
+def segment_words(ds: xr.Dataset) -> list[str]:
+    """Name segments as figures do: their steps with true minus signs."""
+    return [true_minus(name) for name in names(ds, "segment")]
+
+
+def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
+    """Name the series that a figure shows, and how several were put together."""
+    ids = names(ds, "series")
+    return f"{how} over " * (len(rows) > 1) + shown([ids[i] for i in rows])
+
+
+def layer_names(ds: xr.Dataset, rows: Sequence[int] | None = None) -> list[str]:
+    """Name the layers in words, all or those at some places."""
+    labels = [layer_name(label) for label in names(ds, "layer")]
+    return labels if rows is None else [labels[i] for i in rows]
 
 
 def num(value: float) -> str:
@@ -31,7 +47,7 @@ def capital(text: str) -> str:
 
 def nats_of(entropy: float) -> str:
     """Write an entropy to three digits."""
-    return theme.nats(entropy, 3)
+    return nats(entropy, 3)
 
 
 def listed(words: list[str]) -> str:

@@ -15,40 +15,20 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, check, measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.noise import Finding, finding
+from tsfm_lens.viz.noise import WORTH_A_WORD, Finding, finding
 from tsfm_lens.viz.panels import fit, means, scene
 from tsfm_lens.viz.places import Places, coordinate, places_in
-from tsfm_lens.viz.select import (
-    array,
-    forecast_series,
-    kind_word,
-    model_of,
-    names,
-    over_series,
-    positions,
-    statistic_of,
-    unit_of,
-)
-from tsfm_lens.viz.sheet import Sheet, sheet
-from tsfm_lens.viz.standing import WORTH_A_WORD
+from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, positions, statistic_of, unit_of
+from tsfm_lens.viz.sheet import Look, Sheet, sheet
 from tsfm_lens.viz.tables import steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
-from tsfm_lens.viz.words import count_of, measured, num, signed, verb
+from tsfm_lens.viz.words import count_of, measured, num, over_series, signed, verb
 
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
 _MAX_SERIES = 2  # series with a figure of their own
 
-ABLATION = measurement(
-    "ablation",
-    theme="Causes",
-    title="Ablation",
-    summary="ablation of every head, MLP and layer",
-    description="Each attention head, MLP and layer is set to zero in turn, and the forecast is made again. What "
-    "changes it most, it depends on most.",
-    source="tsfm-lens, section 3",
-    paper=("S3-F2", "S3-F8", "S3-F9"),
-)
+ABLATION = measurement("ablation")
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
@@ -153,10 +133,7 @@ def ablated_forecast_table(ds: xr.Dataset, series: int, components: list[str]) -
 
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """Return the heads and MLPs with the largest Spearman distance on one series, strongest first.
-
-    Where the result says which components stand out of the noise, only these; all if none does.
-    """
+    """Return the heads and MLPs with the largest Spearman distance on one series, strongest first."""
     return _rank_components(ds, series, count)[0]
 
 
@@ -172,17 +149,12 @@ def _rank_components(ds: xr.Dataset, series: int, count: int) -> tuple[list[str]
     return [names(ds, "component")[i] for i in (standing or fine)[:count]], words
 
 
-@ABLATION.figure("What the forecast loses without a head, an MLP or a layer.")
+@ABLATION.figure()
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
     """Draw what zeroing each head, MLP and layer does, layer × component, as the mean over series.
 
     Args:
-        ds: of kind "ablation" with ``metric`` (component, series).
         metric: "spearman_distance", "mase", "mae" (sizes) or "mase_change", "mae_change" (relative).
-
-    Returns:
-        One heat map per stack and kind of component: heads side by side, MLP and whole layer in columns of their own
-        with their numbers. The colours end at the largest head effect.
     """
     available = [name for name in MEASURES if name in ds]
     if metric not in available:
@@ -197,34 +169,20 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     noise = finding(ds, f"{metric}_change" if metric in ("mae", "mase") else metric, "component")
     canvas = _draw(ds, middle, effect, measure, noise)
     canvas.colours(_scale(middle[heads] if heads.any() else middle, measure))
-    return canvas.dress(
-        f"Ablation of every component of {model_of(ds)}: {measure.word}",
-        f"{measure.words}{unit}, {over_series(ds, range(effect.shape[1]))}",
-        "zeroed one at a time",
-        "colours up to the largest head" if heads.any() else "",
-    )
+    remarks = [f"{measure.words}{unit}, {over_series(ds, range(effect.shape[1]))}", "zeroed one at a time"]
+    remarks += ["colours up to the largest head" if heads.any() else ""]
+    return canvas.dress(f"Ablation of every component of {model_of(ds)}: {measure.word}", *remarks)
 
 
-@ABLATION.figure("Forecasts without single components.", variables=("forecast", "baseline_forecast"))
+@ABLATION.figure()
 def ablation_forecasts(
-    ds: xr.Dataset,
-    *,
-    components: Sequence[str] | None = None,
-    series: str | int = 0,
-    context_steps: int | None = None,
+    ds: xr.Dataset, *, components: Sequence[str] | None = None, series: str | int = 0, context_steps: int | None = None
 ) -> go.Figure:
     """Draw the forecast with and without a component, one panel each.
 
     Args:
-        ds: of kind "ablation" with ``forecast`` (component, series, step), ``baseline_forecast``
-            (series, step), ``context`` and, where known, ``truth``.
         components: names to draw; if None the six heads and MLPs of the largest Spearman distance, of those that stand
             out of the noise if any does.
-        series: id, or place counted from 0.
-        context_steps: of the context; two horizons, at least 24, if None.
-
-    Returns:
-        Panels with shared axes, each with "unablated", "ablated", context and truth.
     """
     view, words = scene(ds, series, context_steps, least=24), ""
     if components is None:
@@ -248,13 +206,9 @@ def ablation_forecasts(
     cut = fit(grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0)
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    return grid.dress(
-        f"Forecasts of {view.id} by {model_of(ds)} without single components",
-        f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one",
-        words,
-        cut,
-        view.time.remark,
-    )
+    remarks = [f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"]
+    remarks += [words, cut, view.time.remark]
+    return grid.dress(f"Forecasts of {view.id} by {model_of(ds)} without single components", *remarks)
 
 
 @dataclass(frozen=True)
@@ -331,23 +285,13 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
             continue
         layers, first = rows[stack], stack not in stacks
         stacks.add(stack)
-        panel.cells(
-            np.where(there, middle[grid], np.nan),
-            np.arange(grid.shape[1]),
-            layers,
-            "%{customdata}",
-            write=measure.write if heads <= 8 or not count else None,
-            noise=None if noise is None else noise.at(grid),
-            customdata=[[words[i] if i >= 0 else "" for i in row] for row in grid],
-        )
-        panel.y(
-            (f"{stack} layer" if len(rows) > 1 else "layer") if first else "",
-            autorange="reversed",
-            showticklabels=first,
-            tickvals=layers[:: -(-len(layers) // 12)],
-            showline=False,
-            ticks="outside" if first else "",
-        )
+        look: Look = {"write": measure.write if heads <= 8 or not count else None}
+        look |= {"noise": None if noise is None else noise.at(grid)}
+        look |= {"customdata": [[words[i] if i >= 0 else "" for i in row] for row in grid]}
+        panel.cells(np.where(there, middle[grid], np.nan), np.arange(grid.shape[1]), layers, "%{customdata}", **look)
+        look = {"showticklabels": first, "tickvals": layers[:: -(-len(layers) // 12)], "showline": False}
+        look |= {"ticks": "outside" if first else ""}
+        panel.y((f"{stack} layer" if len(rows) > 1 else "layer") if first else "", autorange="reversed", **look)
         panel.x("head" if count else "", tickvals=np.arange(0, count, -(-max(count, 1) // 12)), showline=False)
     return canvas
 
@@ -358,7 +302,7 @@ def _describe(
     """Describe a component, with the value of every series, strongest first."""
     ids = names(ds, "series")
     head = f"without <b>{plain(names(ds, 'component')[i])}</b><br>{measure.word} {measure.tell(middle[i])}"
-    tail = [] if noise is None else [noise.told(i)]
+    tail = [] if noise is None else [noise.hover(i)]
     if len(ids) == 1:
         return "<br>".join([head, plain(ids[0]), *tail])
     order = np.argsort(-np.abs(np.nan_to_num(effect[i])))

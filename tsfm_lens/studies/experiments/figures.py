@@ -11,13 +11,12 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.noise import mean_of_seeds
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
 from tsfm_lens.viz.words import num
 

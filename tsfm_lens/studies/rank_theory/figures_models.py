@@ -10,13 +10,12 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES, VOCABULARY
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, blank
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, SKY, mixed, percent, plain
 from tsfm_lens.viz.weight_ranks import level_position, names_of, relative
 from tsfm_lens.viz.words import listed, num

@@ -10,12 +10,11 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.places import Places, places_in, separate
+from tsfm_lens.viz.places import Places, places_in
 from tsfm_lens.viz.select import array, model_of, names, position
-from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
 from tsfm_lens.viz.words import count_of, listed, num
 
@@ -69,7 +68,7 @@ def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | Non
         error = array(ds, "error", "component", **here)[places.order]
         verdict = finding(ds, "gain", "component", structure=place, **at)
         random = array(ds, "null_error", "component", "draw", null=position(ds, "null", "gaussian"), **here)
-        separate(panel, places.breaks, across=False)
+        panel.partings(places.breaks, across=False)
         if verdict is not None:
             # the noise is drawn as the bars of the null, not as whiskers of the dots
             verdict = replace(verdict.at(places.order), floor=0.0)

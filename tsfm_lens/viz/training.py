@@ -21,8 +21,9 @@ from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, plain
 from tsfm_lens.viz.words import capital, listed, num
 
 __all__ = ["attention_film", "attention_snapshots", "training_measures"]
+
 _ROW, _GAP = 130, 26  # pixels
-_STEEP = 30  # times the smallest value from which on an axis is logarithmic
+STEEP = 30  # times the smallest value from which on an axis is logarithmic
 _ROWS = (
     ("loss", "training loss", "training loss", "the training loss"),
     ("watched_loss", "loss of the\nwatched data", "loss", "the loss of the watched data"),
@@ -41,17 +42,7 @@ _SLIDER = 96  # pixels under the maps
 _TICKS = 12  # tokens that still have room for a number each
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
 
-TRAINING_WATCH = measurement(
-    "training_watch",
-    theme="Training",
-    title="A training, watched",
-    summary="sharpness, gradient noise and attention over the steps of a training",
-    description="Sharpness is the largest eigenvalue of the loss's Hessian. Attention that has collapsed has a low "
-    "entropy; rows that are all alike have a nuclear norm near 1.",
-    source="SAMformer, figures 3, 5, 6 and 12; Zhai et al. 2023; McCandlish et al. 2018",
-    maker="made while a model is trained: `tsfm_lens.training` makes it",
-    subject=lambda ds: str(ds.attrs.get("model", "")),
-)
+TRAINING_WATCH = measurement("training_watch", subject=lambda ds: str(ds.attrs.get("model", "")))
 
 
 def run_words(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
@@ -91,18 +82,9 @@ def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
     return ds[variables].reset_coords(drop=True).to_dataframe().reset_index()
 
 
-@TRAINING_WATCH.figure("Loss, sharpness, gradient noise and attention over training.")
+@TRAINING_WATCH.figure()
 def training_measures(ds: xr.Dataset) -> go.Figure:
     """Draw what was measured over a training, measure by measure.
-
-    Args:
-        ds: of kind "training_watch", of one run, or of several of ``training.together``.
-
-    Returns:
-        Panels over optimiser steps: loss, sharpness with a band of its residual, gradient noise, and of attention
-        entropy, nuclear norm, diagonal mass and numerical rank, dotted what even attention and the identity have. Of
-        one run a line a head in its layer's colour; of several a line a run, the mean over layers and heads, with a
-        band over seeds.
 
     Example:
         >>> watch = training.Watch(torch.nn.Linear(2, 1), every=1)
@@ -125,18 +107,15 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
             panel.line(steps[finite], middle[finite], entry, hover, colour=colour, width=1.4, dots=3)
         numbers = np.asarray(ds[name].values, dtype=float)
         values = numbers[np.isfinite(numbers)]
-        steep = values.min() > 0 and values.max() > _STEEP * values.min()
+        steep = values.min() > 0 and values.max() > STEEP * values.min()
         panel.y(title, **(log_axis(values) if steep and name in ("loss", "watched_loss", "sharpness") else {}))
         _references(panel, ds, name)
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
     several = "run" in ds.dims
-    return canvas.dress(
-        f"Training of {model_of(ds)}, watched",
-        f"{len(steps)} looks",
-        "attention: mean over layers and heads" if several and "layer" in ds.dims else "",
-        "bands: all seeds" if "seed" in ds.dims else "band: residual of the eigenvalue" * ("sharpness" in ds),
-    )
+    remarks = [f"{len(steps)} looks", "attention: mean over layers and heads" if several and "layer" in ds.dims else ""]
+    remarks += ["bands: all seeds" if "seed" in ds.dims else "band: residual of the eigenvalue" * ("sharpness" in ds)]
+    return canvas.dress(f"Training of {model_of(ds)}, watched", *remarks)
 
 
 def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
@@ -180,20 +159,16 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
         panel.note(words, 1, level, xref="domain", xanchor="right", yanchor="bottom", size=10, colour=GREY)
 
 
-@TRAINING_WATCH.figure("Attention from snapshot to snapshot, with a slider.", variables=("pattern",))
+@TRAINING_WATCH.figure()
 def attention_film(
     ds: xr.Dataset, *, layer: str | int | None = None, head: int | None = None, row: int = 0
 ) -> go.Figure:
     """Draw the attention of heads from snapshot to snapshot, with a slider and a button that plays it.
 
     Args:
-        ds: of kind "training_watch" with ``pattern``, of one run or of several of ``training.together``.
         layer: label; a negative integer counts from the last; all layers that have room if None.
         head: number; all heads if None, of several runs the first.
         row: of the inputs.
-
-    Returns:
-        A map of queries and keys a head, or a run, on one scale of colours for all snapshots.
 
     Example:
         >>> pattern = {"0": torch.eye(4)[None]}
@@ -206,15 +181,8 @@ def attention_film(
     words, values = _maps(ds, layer, head, row)
     steps = [int(step) for step in ds["snapshot"].values]
     columns = columns_for(len(words))
-    canvas = sheet(
-        [_PANEL] * -(-len(words) // columns),
-        [1] * columns,
-        titles=words,
-        row_gap=44,
-        column_gap=0.03,
-        min_width=max(420, columns * 150),
-        below=52 + _SLIDER,
-    )
+    look: Look = {"column_gap": 0.03, "min_width": max(420, columns * 150), "below": 52 + _SLIDER}
+    canvas = sheet([_PANEL] * -(-len(words) // columns), [1] * columns, titles=words, row_gap=44, **look)
     panels = [canvas.panel(*place) for place in canvas.places[: len(words)]]
     for row_of, column in canvas.places:
         canvas.panel(row_of, column).y(showticklabels=column == 1)
@@ -231,7 +199,7 @@ def attention_film(
     return fig
 
 
-@TRAINING_WATCH.figure("Attention at several steps, or of several inputs, side by side.", variables=("pattern",))
+@TRAINING_WATCH.figure()
 def attention_snapshots(
     ds: xr.Dataset,
     *,
@@ -244,13 +212,9 @@ def attention_snapshots(
     """Draw the attention of heads or runs at several steps, or of several inputs at the last one, side by side.
 
     Args:
-        ds, layer, head: see :func:`attention_film`.
         across: "snapshot" for a column a step, "input" for a column an input at the last of the steps.
         row: of the inputs, where columns are steps.
         snapshots: steps to draw; up to six, evenly taken, if None.
-
-    Returns:
-        A row of maps for each head or run, on one scale of colours.
 
     Example:
         >>> pattern = {"0": torch.eye(4)[None]}
@@ -274,14 +238,8 @@ def attention_snapshots(
         words, values = _maps(ds.isel(snapshot=places), layer, head, row)
         titles = [f"step {int(step):,}" for step in ds["snapshot"].values[places]]
     columns = len(titles)
-    canvas = sheet(
-        [110] * len(words),
-        [1] * columns,
-        titles=titles + [""] * (columns * (len(words) - 1)),
-        row_gap=14,
-        column_gap=0.02,
-        min_width=120 + 95 * columns,
-    )
+    look: Look = {"row_gap": 14, "column_gap": 0.02, "min_width": 120 + 95 * columns}
+    canvas = sheet([110] * len(words), [1] * columns, titles=titles + [""] * (columns * (len(words) - 1)), **look)
     for panel, (line, column) in zip(canvas, np.ndindex(len(words), columns), strict=True):
         panel.cells(values[line, column], hover=_HOVER, name=words[line])
         panel.y(words[line] if column == 0 else None)

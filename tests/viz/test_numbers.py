@@ -1,0 +1,180 @@
+"""Figures hold the numbers of planted results: maps their cells, lines their values; and they refuse other results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import planted
+from tsfm_lens import viz
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.registry import measurements
+from tsfm_lens.viz.noise import NOT_ABOVE
+from tsfm_lens.viz.spectra import LEAST
+
+PARTS = {"whole model": "model", "circuit alone": "circuit", "all but the circuit": "complement"}
+Case = tuple[str, dict[str, Any], Callable[[xr.Dataset], Any]]
+everything = cache(planted.everything)
+
+MAPS: dict[str, Case] = {
+    "stable_rank_map": ("spectra", {"product": "OV"}, lambda ds: [ds["stable_rank"].sel(product="OV")]),
+    "similarity_map": ("layer_similarity", {"measure": "update_cosine"}, lambda ds: [ds["update_cosine"]]),
+    "head_similarity_map": ("head_similarity", {"layers": [1, 0]}, lambda ds: ds["cosine"][::-1]),
+    "tilt_map": ("kernel", {}, lambda ds: [ds["tilt_share"]]),
+    "lag_attention_map": ("lag", {}, lambda ds: [100 * ds["mass"]]),
+    "head_entropy_map": ("head_entropy", {}, lambda ds: [ds["entropy"]]),
+    "row_angle_map": ("row_angles", {"layers": ["0", "1"]}, lambda ds: ds["angle"]),
+    "token_angle_map": ("embedding_ranks", {}, lambda ds: ds["angle"]),
+    "weight_rank_map": ("weight_ranks", {"epsilon": 0.1}, lambda ds: [[[25, 100], [75, 100]]]),
+    "rank_flow_map": ("flow_of_ranks", {}, lambda ds: [ds["epsilon_rank"].T, ds["weight_rank"].T]),
+    "patch_attention_grid": ("patch_attention", {"layer": -1}, lambda ds: ds["attention"].sel(layer="1")),
+    "attention_rollout_map": ("flow", {"zmax": 1.0}, lambda ds: ds["flow"]),
+    "path_map": ("paths", {"series": 0}, lambda ds: [ds["recovered"].isel(series=0)]),
+}
+LINES: dict[str, Case] = {
+    "entropic_rank_line": ("entropic_rank", {}, lambda ds: {"all series": ds["rank"]}),
+    "kernel_bandwidths": (
+        "kernel",
+        {"layers": [1]},
+        lambda ds: {"median over heads": ds["bandwidth"].sel(layer="1").median("head")},
+    ),
+    "season_amplitudes": (
+        "seasonality",
+        {"series": ["b"]},
+        lambda ds: {
+            name: ds["amplitude"].sel(series="b", part=name.split()[-1])
+            for name in ("end of the context", "truth", "forecast")
+        },
+    ),
+    "head_closeness": ("row_angles", {}, lambda ds: {"rows of one head": ds["within"]}),
+    "parroting_forecast": (
+        "parroting",
+        {"series": "b"},
+        lambda ds: {
+            "forecast": ds["forecast"][1],
+            "naive parrot": ds["parrot"][1],
+            "context 7 back": ds["forecast"][1],
+        },
+    ),
+    "circuit_forecasts": (
+        "circuit",
+        {},
+        lambda ds: {name: ds["forecast"].sel(part=part)[0] for name, part in PARTS.items()},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_hold_the_numbers(name: str) -> None:
+    result, options, expected = MAPS[name]
+    ds = everything()[result]
+    fig = getattr(viz, name)(ds, **options)
+    maps = [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
+    for trace, values in zip(maps, expected(ds), strict=True):
+        np.testing.assert_allclose(np.asarray(trace.z, dtype=float), values, rtol=1e-6)
+    if name in ("similarity_map", "head_similarity_map"):
+        assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_hold_the_numbers(name: str) -> None:
+    result, options, expected = LINES[name]
+    ds = everything()[result]
+    lines = {trace.name: trace for trace in getattr(viz, name)(ds, **options).data if trace.mode != "markers"}
+    for word, values in expected(ds).items():
+        np.testing.assert_allclose(np.asarray(lines[word].y, dtype=float), values)
+
+
+def test_sharp_heads_and_heads_of_rows_are_framed() -> None:
+    entropy, angles = everything()["head_entropy"], everything()["row_angles"]
+    fig = viz.head_entropy_map(entropy)
+    middles = {(round((s.y0 + s.y1) / 2), round((s.x0 + s.x1) / 2)) for s in fig.layout.shapes}
+    assert middles == {tuple(place) for place in np.argwhere(entropy["sharp"].values)}
+    assert fig.layout.coloraxis.reversescale is True
+    corners = {(s.x0, s.x1, s.y0, s.y1) for s in viz.row_angle_map(angles, layers=["0"]).layout.shapes}
+    assert corners == {(-0.5, 1.5, -0.5, 1.5), (1.5, 3.5, 1.5, 3.5)}
+
+
+def test_what_cannot_be_told_is_not_drawn() -> None:
+    ranks = everything()["weight_ranks"]
+    assert np.isnan(np.array(viz.weight_rank_map(ranks, epsilon=0.01).data[0].z, dtype=float)).all()
+    # lines end where rounding hides what is smaller
+    np.testing.assert_array_equal(viz.weight_spectra(ranks, parts=["W_Q"]).data[1].y, [1, 0.5, 0.2, np.nan])
+    lines = viz.embedding_spectra(everything()["embedding_ranks"]).data
+    # one direction is drawn as a point
+    assert [line.mode for line in lines] == ["lines", "lines", "lines+markers"]
+    spoiled = everything()["parroting"].isel(series=[0]).copy(deep=True)
+    for name in ("lag_error", "parrot", "best_lag", "copy_error", "parrot_error", "parrot_match"):
+        spoiled[name] = spoiled[name] * np.nan
+    fig = viz.parroting_forecast(spoiled)
+    assert {trace.name for trace in fig.data if trace.name} == {"context", "truth", "forecast"}
+    assert "no lag can be copied" in fig.layout.meta["subtitle"]
+
+
+def test_dots_of_the_bound_are_the_measured_pairs() -> None:
+    ds = everything()["kernel"].copy(deep=True)
+    ds["missing"][1, 0, 0], ds["bound"][1, 0, 0] = 0.0, 1e-40
+    fig = viz.concentration_bound_plot(ds)
+    for trace, layer in zip(fig.data, ds["layer"].values, strict=True):
+        one = ds.sel(layer=layer)
+        usable = one["applicable"].values
+        np.testing.assert_array_equal(trace.x, np.clip(one["bound"].values[usable], LEAST, None))
+        np.testing.assert_array_equal(trace.y, np.clip(one["missing"].values[usable], LEAST, 1))
+        assert [tuple(row) for row in trace.customdata] == [(str(h), str(q)) for h, q in np.argwhere(usable)]
+    assert "7 of 8 meet the conditions" in fig.layout.meta["subtitle"]
+    assert "below 1e−16: drawn there" in fig.layout.meta["subtitle"]
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "options", "words"),
+    [
+        ("stable_rank_map", "spectra", {"product": "KQ"}, "QK"),
+        ("similarity_map", "layer_similarity", {"measure": "angle"}, "cosine"),
+        ("kernel_bandwidths", "kernel", {"layers": [7]}, "no layer '7'"),
+        ("patch_attention_grid", "patch_attention", {"layer": "7"}, "no layer '7'"),
+        ("parroting_forecast", "parroting", {"series": "bb"}, "no series 'bb'"),
+        ("season_amplitudes", "seasonality", {"series": [5]}, "counted from 0"),
+        ("patched_forecasts", "patching", {"top": 0}, "top is 0"),
+        ("self_repair_bars", "effects", {"top": 0}, "top is 0"),
+        ("patching_map", "patching", {"value": "first_order"}, "recovered"),
+        ("path_map", "paths", {"value": "score"}, "recovered"),
+        ("autoregressive_attention_map", "autoregressive_attention", {"heads": "blunt"}, "sharp"),
+        ("autoregressive_attention_map", "autoregressive_attention", {"count": 0}, "count is 0"),
+        ("attention_map", "attention", {"head": 5}, "no head '5'"),
+        ("lens_forecast", "patches", {"layers": [7]}, "no layer '7'"),
+        ("layer_entropy", "lens", {"measure": "entropie"}, "entropy"),
+        ("layer_entropy", "patches", {}, "readout 'quantile' gives no token distribution"),
+        ("layer_gain", "gain", {"metrics": ["RSME"]}, "RMSE"),
+        ("ablation_heatmap", "ablation", {"metric": "spearman"}, "spearman_distance"),
+        ("ablation_forecasts", "ablation", {"components": ["decoder.0.mpl"]}, r"decoder\.0\.mlp"),
+        ("ablation_forecasts", "ablation", {"components": []}, "components is empty"),
+        ("attribution_bars", "attribution", {"step": 9}, "no step '9'"),
+        ("attribution_bars", "attribution", {"decomposition": "expected"}, "expected_value"),
+        ("recipe_forecasts", "recipes", {"recipes": ["fex"]}, "'fex'.*few"),
+    ],
+)
+def test_what_a_result_does_not_have_is_refused(name: str, result: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises((InputError, UnknownNameError), match=words):
+        getattr(viz, name)(everything()[result], **options)
+
+
+def test_every_figure_refuses_other_kinds_and_documents_its_arguments() -> None:
+    other = xr.Dataset(attrs={"kind": "forecast"})
+    for entry in measurements().values():
+        for figure in entry.figures:
+            with pytest.raises(InputError, match="is of kind 'nothing'"):
+                figure.function(xr.Dataset(attrs={"kind": "nothing"}))
+            if entry.kind != "forecast":
+                with pytest.raises(InputError, match="forecast_fan draws that kind"):
+                    figure.function(other)
+            if figure.function.__module__.startswith("tsfm_lens.viz"):
+                text = figure.function.__doc__ or ""
+                assert [line for line in text.splitlines() if line in ("Args:", "Raises:")] == ["Args:", "Raises:"]
+                for name in signature(figure.function).parameters:
+                    assert f"    {name}:" in text or f"{name}," in text or f", {name}:" in text, (figure.name, name)
