@@ -7,7 +7,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -141,33 +140,3 @@ def test_the_check_sees_what_it_is_to_see(tmp_path: Path) -> None:
     assert "ids" in disagreement(batch, {"1": right["01"]})
     assert "instead of 2.5" in disagreement(batch, {"01": {**right["01"], day[1]: 2.5}})
     assert "times" in disagreement(batch, {"01": {**right["01"], datetime(2020, 1, 9, tzinfo=UTC): 1.0}})
-
-
-@pytest.mark.parametrize(
-    ("rows", "delimiter", "expected"),
-    [
-        ("1.5;2\n3.25;4\n", ";", {"a": [1.5, 3.25], "b": [2.0, 4.0]}),
-        ("1,5;2\n3,25;4\n", ";", None),
-        ("1.500;2\n3.250;4\n", ";", None),
-        ("1.500,2\n3.250,4\n", ",", {"a": [1.5, 3.25], "b": [2.0, 4.0]}),
-        ("1.5,x\n3.25,4\n5,6\n", ",", None),
-        ("1.5,x\n3.25,y\n5,6\n", ",", {"a": [1.5, 3.25, 5.0]}),
-    ],
-)
-def test_the_slow_reader_allows_what_can_be_read_in_one_way(rows: str, delimiter: str, expected: dict | None) -> None:
-    case = slow_reader.Case(f"a{delimiter}b\n{rows}".encode(), ".csv", "values", "none", delimiter, ".", "utf-8")
-    if expected is None:
-        with pytest.raises(slow_reader.Unreadable):
-            slow_reader.fair_reading(case)
-        return
-    found, text = slow_reader.fair_reading(case)
-    assert {name: list(values.values()) for name, values in found.items()} == expected
-    assert text == {"a", "b"} - set(expected)
-
-
-def test_a_column_that_no_note_tells_of_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not check(5814, tmp_path, Counter())
-    monkeypatch.setitem(
-        globals(), "read_series", lambda path, read=read_series, **options: replace(read(path, **options), notes=())
-    )
-    assert "no note tells of ['Größe']" in check(5814, tmp_path, Counter())

@@ -173,7 +173,6 @@ def test_the_command_takes_out_what_a_recipe_lists(tmp_path: Path) -> None:
     [
         (["--keep", "0.25"], 2, "--out"),
         (["--keep", "0.25", "--rank", "3", "-o", "x"], 2, "one of"),
-        (["--without", "9.mlp", "-o", "x"], 1, "no component"),
         (["--pareto", "--keep", "0.25"], 2, "--pareto"),
         (["--epsilon", "1", "-o", "x"], 1, "epsilon is 1"),
     ],

@@ -230,20 +230,6 @@ def test_what_a_reducer_keeps_is_still_named(reduce: Callable[[Tensor], Tensor],
         assert "query_start" in acts.to_xarray(PATTERN).coords
 
 
-def test_one_row_leaves_its_axis_out() -> None:
-    lens, encoded, _ = recorded("chronos")
-    with pytest.raises(InputError, match="have 4 rows, expected 1"):
-        lens.run_with_cache(encoded, remove_batch_dim=True)
-    _, one = lens.run_with_cache(
-        encoded.batch.select(0), remove_batch_dim=True, names_filter=["**.hook_resid_post", PATTERN]
-    )
-    assert one.axes(PATTERN) == ("head", "query", "key") == one.to_xarray(PATTERN).dims
-    assert one["resid_post", -1, "encoder"].ndim == 2
-    assert_close(one[PATTERN], one.calls(PATTERN)[0].value[0], depth=1)
-    with pytest.raises(InputError, match="pos_slice and reduce exclude each other"):
-        lens.run_with_cache(encoded, pos_slice=0, reduce=lambda value: value)
-
-
 def test_what_has_no_counterpart_says_what_to_use() -> None:
     lens, encoded, acts = recorded("chronos")
     nearest = "decoder_blocks.0.cross_attn.hook_pattern, decoder_blocks.1.cross_attn.hook_pattern"

@@ -244,10 +244,7 @@ def test_snapshots_hold_tied_weights_once(tmp_path: Path) -> None:
 
 def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
     task = Regression()
-    groups = [
-        {"params": list(task.model[0].parameters()), "share": 0.25},
-        {"params": list(task.model[3].parameters())},
-    ]
+    groups = [{"params": list(task.model[0].parameters()), "share": 0.25}, {"params": list(task.model[3].parameters())}]
     rates: list[list[float]] = []
     run = Training(
         task,

@@ -163,14 +163,6 @@ def drawing_always(model: nn.Module, generator: torch.Generator) -> Callable[[],
     return lambda: drawing(model, torch.Generator().set_state(state))()
 
 
-def test_without_the_guard_a_look_would_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case()
-    case.step(0)
-    before = case.state()
-    case.patterns()
-    assert case.state() != before
-
-
 def test_the_record_holds_what_the_measures_give(tmp_path: Path) -> None:
     case = Case()
     watch = case.watch(tmp_path, snapshots=[0, 4], products=6)

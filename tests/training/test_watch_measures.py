@@ -17,13 +17,7 @@ from tsfm_lens.models import load
 from tsfm_lens.models.wirings import chronos, chronos_bolt
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training import (
-    attention_measures,
-    attention_norms,
-    filter_normalised,
-    loss_landscape,
-    patterns_of,
-)
+from tsfm_lens.training import attention_measures, attention_norms, filter_normalised, loss_landscape, patterns_of
 
 
 def softmaxed(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -14,7 +14,6 @@ from tsfm_lens.errors import CheckpointError, UnknownNameError
 from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.models.run import Run
-from tsfm_lens.testing import quick_check
 from tsfm_lens.testing.suite import check_lens
 from tsfm_lens.zoo.planted import (
     Attends,
@@ -156,18 +155,6 @@ def test_turning_the_stream_changes_weights_and_nothing_else(mechanism: str) -> 
     assert plain.card.model_copy(update=same) == planted.card
     zeros = [float((one.model.shared.weight == 0).double().mean()) for one in (plain, planted)]
     assert zeros[1] < 0.01 < 0.5 < zeros[0]
-
-
-@pytest.mark.parametrize("mechanism", ["backup", "local-mean"])
-def test_saved_and_opened_is_the_same(mechanism: str, tmp_path: Path) -> None:
-    planted = built(mechanism)
-    planted.save(tmp_path)
-    lens, card = open_planted(tmp_path)
-    assert card == planted.card
-    series = draw_contexts(card.rule, 2, card.context)
-    opened, made = (one.forecast(list(series), card.horizon, num_samples=3).samples for one in (lens, planted.lens()))
-    np.testing.assert_array_equal(opened, made)
-    assert all(result.passed for result in quick_check(lens))
 
 
 def test_all_oracles_pass() -> None:

@@ -243,9 +243,7 @@ def decoys(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     canvas = copy_canvas({"loud": 10, "still": 1}, rule=rule, seed=seed, rotate=rotate, loud=last**0.5)
     key_square = 1 + BACKS * WAVE + MARK**2
     lengths = Lengths(
-        key=(key_square + NOISY**2) ** 0.5,
-        end=(1 + BACKS * WAVE + NOISY**2) ** 0.5,
-        query=(1 + WAVE + NOISY**2) ** 0.5,
+        key=(key_square + NOISY**2) ** 0.5, end=(1 + BACKS * WAVE + NOISY**2) ** 0.5, query=(1 + WAVE + NOISY**2) ** 0.5
     )
     _, heads = plant_copy(canvas, lengths)
     of, one_more = canvas.basis, canvas.free_head
