@@ -163,7 +163,8 @@ def draw_contexts(
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
         # of a gate on the side that is due, and not close to its edge
         edges = (0.8 * rule.tolerance, 1.25 * rule.tolerance) if isinstance(rule, Gate) else ()
-        if all(rule.model_copy(update={"tolerance": e}).seasonal(series) == (len(contexts) % 2 == 0) for e in edges):
+        gates = [rule.model_copy(update={"tolerance": edge}) for edge in edges] if isinstance(rule, Gate) else []
+        if all(gate.seasonal(series) == (len(contexts) % 2 == 0) for gate in gates):
             contexts.append(series)
     raise InputError(f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly on the right side")
 
