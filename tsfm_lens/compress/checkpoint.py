@@ -155,10 +155,7 @@ def save_compressed(
                     ratio=ratio,
                 )
                 _seclude(partial, record, lens.wiring.architecture)
-        again = load(partial, check=False).adapter.model.state_dict()
-        for name, weight in lens.adapter.model.state_dict().items():
-            if name not in again or not torch.equal(weight.cpu(), again[name]):
-                raise CheckpointError(f"{partial}: {name} is not read back as it was written; nothing was kept")
+        _refuse_other(lens, partial)
         with in_our_words(f"{target} cannot be written"):
             partial.rename(target)
     finally:
@@ -211,6 +208,13 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
         size = layer.out_features if layer.of == "rows" else layer.in_features
         records[name.removesuffix(ending)] = PartRecord(of=layer.of, size=size, runs=runs, gain=layer.gain)
     return records
+
+
+def _refuse_other(lens: Lens, folder: Path) -> None:
+    again = load(folder, check=False).adapter.model.state_dict()
+    for name, weight in lens.adapter.model.state_dict().items():
+        if name not in again or not torch.equal(weight.cpu(), again[name]):
+            raise CheckpointError(f"{folder}: {name} is not read back as it was written; nothing was kept")
 
 
 @dataclass(frozen=True)
