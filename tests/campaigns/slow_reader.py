@@ -130,15 +130,7 @@ def number(text: str, decimal: str) -> float | None:
 
 
 def slow_read(case: Case, *, without: Collection[str] = ()) -> dict[str, dict[object, float | None]]:
-    """Ids, in order of appearance, with values by time; by row where there is no time.
-
-    Args:
-        case: how it is written.
-        without: names of columns that are not looked at.
-
-    Raises:
-        Unreadable: the file is not what the case says.
-    """
+    """Ids, in order of appearance, with values by time (by row where there is none), without some columns."""
     series: dict[str, dict[object, float | None]] = {}
     for place, (when, cells) in enumerate(_rows(case)):
         key: object = place if when is None else parsed(case.time, when)
@@ -154,11 +146,7 @@ def slow_read(case: Case, *, without: Collection[str] = ()) -> dict[str, dict[ob
 
 
 def fair_reading(case: Case) -> tuple[dict[str, dict[object, float | None]], set[str]]:
-    """What may be read of a file, and the columns of a wide one that are text and have to be told of.
-
-    Raises:
-        Unreadable: nothing may; the file is to be refused.
-    """
+    """What may be read of a file, and the columns of a wide one that are text; Unreadable if it is to be refused."""
     text = _text_columns(case)
     found = slow_read(case, without=text)
     if not found or _sign_is_open(case, text):
@@ -186,19 +174,16 @@ def _sign_is_open(case: Case, without: Collection[str]) -> bool:
 
 def _text_columns(case: Case) -> set[str]:
     """Columns of a wide table with more text than numbers, of either sign."""
-    return {
-        name
-        for name, cells in (_values(case).items() if case.layout != "long" else ())
-        if 2 * sum(map(_is_text, cells)) > len(cells)
-    }
 
+    def is_text(cell: str) -> bool:
+        try:
+            number(cell.replace(",", "."), ".")
+        except Unreadable:
+            return True
+        return False
 
-def _is_text(cell: str) -> bool:
-    try:
-        number(cell.replace(",", "."), ".")
-    except Unreadable:
-        return True
-    return False
+    columns = _values(case) if case.layout != "long" else {}
+    return {name for name, cells in columns.items() if 2 * sum(map(is_text, cells)) > len(cells)}
 
 
 def _rows(case: Case) -> list[tuple[str | None, dict[str, str]]]:
@@ -306,25 +291,20 @@ def _line(rng: random.Random, text: str, change: Callable[[list[str], int], None
     return "".join(lines)
 
 
-def _insert(rng: random.Random, text: str, what: str) -> str:
+def _put(rng: random.Random, text: str, what: str, *, instead: bool = False) -> str:
     place = _place(rng, text)
-    return text[:place] + what + text[place:]
-
-
-def _replace(rng: random.Random, text: str, what: str) -> str:
-    place = _place(rng, text)
-    return text[:place] + what + text[place + 1 :]
+    return text[:place] + what + text[place + instead :]
 
 
 DAMAGES: dict[str, Callable[[random.Random, str, str], str]] = {
-    "a digit changed": lambda rng, text, _: _replace(rng, text, rng.choice("0123456789")),
-    "a sign changed": lambda rng, text, _: _replace(rng, text, rng.choice("abc-+.,;:' \t/")),
-    "a sign lost": lambda rng, text, _: _replace(rng, text, ""),
-    "a delimiter more": lambda rng, text, delimiter: _insert(rng, text, delimiter),
-    "a quote more": lambda rng, text, _: _insert(rng, text, '"'),
-    "two quotes more": lambda rng, text, _: _insert(rng, _insert(rng, text, '"'), '"'),
-    "a line break more": lambda rng, text, _: _insert(rng, text, "\n"),
-    "a NUL": lambda rng, text, _: _insert(rng, text, "\0"),
+    "a digit changed": lambda rng, text, _: _put(rng, text, rng.choice("0123456789"), instead=True),
+    "a sign changed": lambda rng, text, _: _put(rng, text, rng.choice("abc-+.,;:' \t/"), instead=True),
+    "a sign lost": lambda rng, text, _: _put(rng, text, "", instead=True),
+    "a delimiter more": lambda rng, text, delimiter: _put(rng, text, delimiter),
+    "a quote more": lambda rng, text, _: _put(rng, text, '"'),
+    "two quotes more": lambda rng, text, _: _put(rng, _put(rng, text, '"'), '"'),
+    "a line break more": lambda rng, text, _: _put(rng, text, "\n"),
+    "a NUL": lambda rng, text, _: _put(rng, text, "\0"),
     "a line twice": lambda rng, text, _: _line(rng, text, lambda lines, at: lines.insert(at, lines[at])),
     "a line lost": lambda rng, text, _: _line(rng, text, lambda lines, at: lines.pop(at)),
     "cut short": lambda rng, text, _: text[: _place(rng, text)],

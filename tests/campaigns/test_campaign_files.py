@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import os
 import random
-import runpy
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -16,15 +14,14 @@ from typing import Any
 
 import pytest
 
+from campaigns import slow_reader
 from tsfm_lens.data import SeriesBatch, read_series
 from tsfm_lens.errors import LensError
 
-SLOW = runpy.run_path(str(Path(__file__).with_name("slow_reader.py")))
 # what may be read in two ways is refused, and these words say so
 OPEN = ("may be", "may part", "thousands", "has no name")
 
 PARTS = 10
-"""Of the campaign, so that what is done shows while the rest runs."""
 FLAGGED = (3556, 4826, 5814, 6255, 7113, 7122, 7858, 8472, 8803, 9266, 9681, 9736, 10753)
 """Cases with offsets out of range, with commas as the only decimal signs, of one column, and with a spoiled column."""
 
@@ -70,13 +67,13 @@ def _places(batch: SeriesBatch, row: int, times: list[Any]) -> list[int] | None:
 
 
 def check(number: int, folder: Path, counts: Counter) -> str:
-    case = SLOW["make"](random.Random(number))
+    case = slow_reader.make(random.Random(number))
     path = folder / f"case{case.suffix}"
     path.write_bytes(case.content)
     kind = case.damage or "whole"
     try:
-        expected, text = SLOW["fair_reading"](case)
-    except SLOW["Unreadable"]:
+        expected, text = slow_reader.fair_reading(case)
+    except slow_reader.Unreadable:
         expected = None
     try:
         batch = read_series(path, **case.options)
@@ -100,14 +97,12 @@ def check(number: int, folder: Path, counts: Counter) -> str:
     return f"case {number} ({kind}, {case.layout}, {case.time}): {wrong}" if wrong else ""
 
 
-def on_the_wall(case: Any) -> dict[str, dict[Any, float | None]]:
+def on_the_wall(case: slow_reader.Case) -> dict[str, dict[Any, float | None]]:
     """The same values by what a local clock shows."""
-    original = SLOW["parsed"]
-    SLOW["slow_read"].__globals__["parsed"] = lambda kind, text: original(kind, text).replace(tzinfo=None)
-    try:
-        return SLOW["fair_reading"](case)[0]
-    finally:
-        SLOW["slow_read"].__globals__["parsed"] = original
+    with pytest.MonkeyPatch.context() as patch:
+        parsed = slow_reader.parsed
+        patch.setattr(slow_reader, "parsed", lambda kind, text: parsed(kind, text).replace(tzinfo=None))
+        return slow_reader.fair_reading(case)[0]
 
 
 def run(numbers: Sequence[int], folder: Path) -> Counter:
@@ -122,12 +117,8 @@ def run(numbers: Sequence[int], folder: Path) -> Counter:
     return counts
 
 
-def test_a_sample_of_generated_files(tmp_path: Path) -> None:
-    counts = run(range(150), tmp_path)
-    assert counts["whole", "read"] > 70
-
-
-def test_files_that_were_read_otherwise_once(tmp_path: Path) -> None:
+def test_a_sample_of_generated_files_and_those_that_were_read_otherwise_once(tmp_path: Path) -> None:
+    assert run(range(150), tmp_path)["whole", "read"] > 70
     run(FLAGGED, tmp_path)
 
 
@@ -149,33 +140,3 @@ def test_the_check_sees_what_it_is_to_see(tmp_path: Path) -> None:
     assert "ids" in disagreement(batch, {"1": right["01"]})
     assert "instead of 2.5" in disagreement(batch, {"01": {**right["01"], day[1]: 2.5}})
     assert "times" in disagreement(batch, {"01": {**right["01"], datetime(2020, 1, 9, tzinfo=UTC): 1.0}})
-
-
-@pytest.mark.parametrize(
-    ("rows", "delimiter", "expected"),
-    [
-        ("1.5;2\n3.25;4\n", ";", {"a": [1.5, 3.25], "b": [2.0, 4.0]}),
-        ("1,5;2\n3,25;4\n", ";", None),
-        ("1.500;2\n3.250;4\n", ";", None),
-        ("1.500,2\n3.250,4\n", ",", {"a": [1.5, 3.25], "b": [2.0, 4.0]}),
-        ("1.5,x\n3.25,4\n5,6\n", ",", None),
-        ("1.5,x\n3.25,y\n5,6\n", ",", {"a": [1.5, 3.25, 5.0]}),
-    ],
-)
-def test_the_slow_reader_allows_what_can_be_read_in_one_way(rows: str, delimiter: str, expected: dict | None) -> None:
-    case = SLOW["Case"](f"a{delimiter}b\n{rows}".encode(), ".csv", "values", "none", delimiter, ".", "utf-8")
-    if expected is None:
-        with pytest.raises(SLOW["Unreadable"]):
-            SLOW["fair_reading"](case)
-        return
-    found, text = SLOW["fair_reading"](case)
-    assert {name: list(values.values()) for name, values in found.items()} == expected
-    assert text == {"a", "b"} - set(expected)
-
-
-def test_a_column_that_no_note_tells_of_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not check(5814, tmp_path, Counter())
-    monkeypatch.setitem(
-        globals(), "read_series", lambda path, read=read_series, **options: replace(read(path, **options), notes=())
-    )
-    assert "no note tells of ['Größe']" in check(5814, tmp_path, Counter())

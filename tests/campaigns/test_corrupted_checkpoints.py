@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import runpy
 import shutil
 import signal
 import sys
@@ -17,24 +15,16 @@ import numpy as np
 import pytest
 import torch
 
+from campaigns.spoiling import KINDS, tensors
 from tsfm_lens.errors import LensError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import module_of
 from tsfm_lens.models.extras import status
 
 NAMES = sorted(architectures())
-SAMPLE = 6
-"""Cases a kind in the default suite, each of another architecture."""
-PARTS = 50
-"""Of the campaign, so that what is done shows while the rest runs."""
-PATIENCE = 300
-"""Seconds after which a load counts as hanging; it takes less than one."""
+SAMPLE, PARTS, PATIENCE = 6, 50, 300
+"""Cases a kind in the default suite; parts of the campaign; seconds after which a load counts as hanging."""
 RENAMED = {".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."}
-SPOILING = runpy.run_path(str(Path(__file__).with_name("spoiling.py")))
-KINDS, tensors = SPOILING["KINDS"], SPOILING["tensors"]
-
-
-# --- the cases -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -78,9 +68,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
 
 def differences(folder: Path, lens: Lens) -> list[str]:
     """What a loaded model holds that its files, read slowly, do not."""
-    index = folder / "model.safetensors.index.json"
-    files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
-    stored = {name: array for file in files for name, array in tensors(folder / file).items()}
+    stored = tensors(folder / "model.safetensors")
     for old, new in RENAMED.items():
         stored = {name.replace(old, new): array for name, array in stored.items()}
     state = module_of(lens.native).state_dict()

@@ -32,7 +32,6 @@ from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
 CASES = int(os.environ.get("TSFM_LENS_CASES", "2000"))
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 PARTS = 25
-"""Of the campaign, so that what is done shows while the rest runs."""
 CONTENT: dict[str, Any] = {
     "name": "whole",
     "models": [{"source": "bolt-nano", "context_length": 32}],
@@ -80,59 +79,44 @@ def files_of(store: Path) -> list[Path]:
     return sorted(path for path in store.rglob("*") if path.is_file())
 
 
-def flip(store: Path, chosen: random.Random) -> None:
+def spoil_bytes(store: Path, chosen: random.Random) -> None:
+    """Flip bits of a file, cut it short, or go on with other bytes."""
     path = chosen.choice([path for path in files_of(store) if path.stat().st_size])
-    content = bytearray(path.read_bytes())
-    for _ in range(chosen.choice((1, 1, 2, 8))):
-        content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
+    content, kind = bytearray(path.read_bytes()), chosen.randrange(3)
+    if kind == 0:
+        for _ in range(chosen.choice((1, 1, 2, 8))):
+            content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
+    elif kind == 1:
+        del content[chosen.randrange(len(content)) :]
+    else:
+        content += chosen.randbytes(chosen.randrange(1, 40))
     path.write_bytes(content)
 
 
-def truncate(store: Path, chosen: random.Random) -> None:
-    path = chosen.choice(files_of(store))
-    path.write_bytes(path.read_bytes()[: chosen.randrange(path.stat().st_size + 1)])
-
-
-def append(store: Path, chosen: random.Random) -> None:
-    path = chosen.choice(files_of(store))
-    path.write_bytes(path.read_bytes() + chosen.randbytes(chosen.randrange(1, 40)))
-
-
-def empty(store: Path, chosen: random.Random) -> None:
+def lose(store: Path, chosen: random.Random) -> None:
+    """Empty or delete files, or delete a folder."""
+    kind = chosen.randrange(3)
+    if kind == 2:
+        shutil.rmtree(chosen.choice(sorted(path for path in store.rglob("*") if path.is_dir())))
+        return
     for path in chosen.sample(files_of(store), chosen.choice((1, 2, 5))):
-        path.write_bytes(b"")
+        path.write_bytes(b"") if kind else path.unlink()
 
 
-def delete(store: Path, chosen: random.Random) -> None:
-    for path in chosen.sample(files_of(store), chosen.choice((1, 2, 5))):
-        path.unlink()
-
-
-def delete_folder(store: Path, chosen: random.Random) -> None:
-    shutil.rmtree(chosen.choice(sorted(path for path in store.rglob("*") if path.is_dir())))
-
-
-def swap(store: Path, chosen: random.Random) -> None:
-    one, other = chosen.sample(files_of(store), 2)
-    contents = one.read_bytes(), other.read_bytes()
-    one.write_bytes(contents[1])
-    other.write_bytes(contents[0])
-
-
-def overwrite(store: Path, chosen: random.Random) -> None:
-    shutil.copy(*chosen.sample(files_of(store), 2))
-
-
-def rename(store: Path, chosen: random.Random) -> None:
-    path = chosen.choice(files_of(store))
-    name = chosen.choice([f"{path.name}.bak", f"copy of {path.name}", f"0{path.name[1:]}", f".{path.name}"])
-    path.rename(path.with_name(name))
-
-
-def move(store: Path, chosen: random.Random) -> None:
-    path = chosen.choice(files_of(store))
-    folder = chosen.choice(sorted(each for each in store.rglob("*") if each.is_dir()))
-    path.rename(folder / path.name)
+def displace(store: Path, chosen: random.Random) -> None:
+    """Swap two files, put one in another's place, rename one, or move it to another folder."""
+    (one, other), kind = chosen.sample(files_of(store), 2), chosen.randrange(4)
+    if kind == 0:
+        content = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    elif kind == 1:
+        shutil.copy(one, other)
+    elif kind == 2:
+        name = chosen.choice([f"{one.name}.bak", f"copy of {one.name}", f"0{one.name[1:]}", f".{one.name}"])
+        one.rename(one.with_name(name))
+    else:
+        one.rename(other.parent / one.name)
 
 
 def edit_json(store: Path, chosen: random.Random) -> None:
@@ -198,14 +182,11 @@ def litter(store: Path, chosen: random.Random) -> None:
 
 
 def several(store: Path, chosen: random.Random) -> None:
-    for change in chosen.sample([flip, truncate, append, empty, delete, overwrite, litter], 3):
+    for change in chosen.sample([spoil_bytes, spoil_bytes, lose, displace, litter], 3):
         change(store, chosen)
 
 
-CHANGES = (
-    *(flip, flip, truncate, append, empty, delete, delete_folder, swap, overwrite, rename, move, edit_json, edit_table),
-    *(block, litter, several),
-)
+CHANGES = (*(spoil_bytes,) * 4, *(lose,) * 3, *(displace,) * 4, edit_json, edit_table, block, litter, several)
 """The more files and bits there are that a change may hit, the more often it stands here."""
 
 

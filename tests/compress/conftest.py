@@ -1,35 +1,22 @@
-"""Tiny models of every architecture, and runs of calibration series."""
+"""Runs of calibration series on the tiny models."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import cache
 
 import numpy as np
 import pytest
 
-from tsfm_lens.models import Lens, Run, architectures, load
-from tsfm_lens.models.extras import status
+from tiny_lenses import lens_of
+from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import example_case
-
-
-@cache
-def _tiny(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 @pytest.fixture(scope="session")
 def opened() -> Callable[[str], Lens]:
-    """Name of an architecture to its tiny lens, built once; skips where its library is not installed."""
-
-    def lens(name: str) -> Lens:
-        extra = architectures()[name].extra
-        if extra and not status()[extra].importable:
-            pytest.skip(f"the extra {extra} is not installed")
-        return _tiny(name)
-
-    return lens
+    """Name of an architecture to its tiny lens."""
+    return lens_of
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +24,7 @@ def calibration() -> Callable[[Lens], Run]:
     """A run over the series of the oracles, of several lengths; its decoder follows given values."""
 
     def run(lens: Lens) -> Run:
-        case = example_case(lens)
-        batch, horizon = case.batch, case.horizon
+        batch, horizon = example_case(lens).batch, example_case(lens).horizon
         forced_path = np.ones((len(batch), horizon)) if lens.adapter.readout == "token" else None
         return lens.run(batch, horizon, forced_path=forced_path)
 

@@ -69,12 +69,6 @@ def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> N
     assert int((beyond > rounding("float64", float(beyond[0]), depth=IN)).sum()) == OUT - 6
 
 
-def test_a_direction_without_inputs_is_kept_as_far_as_the_rank_reaches(weight: Tensor) -> None:
-    x = inputs(4)
-    down, up = compress.truncate(weight, 2, moment=moment_of(x))
-    assert_close(up @ down, up @ up.T @ weight, depth=IN)
-
-
 def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
     x, rank = inputs(), 3
     gradients = torch.randn(OUT, OUT).double() * 2.0 ** -torch.arange(OUT)
@@ -142,24 +136,6 @@ def test_the_weight_reads_as_a_matrix_and_is_no_place_to_write(weight: Tensor) -
     assert torch.equal(torch.ones(2, OUT) @ read, torch.ones(2, OUT) @ matrix)
     with pytest.raises(WiringError, match="parameters that the layer holds"):
         read.zero_()
-
-
-def test_training_reaches_both_factors(weight: Tensor) -> None:
-    layer = LowRankLinear(compress.truncate(weight, 3))
-    layer(torch.randn(4, IN).double()).square().sum().backward()
-    assert all(bool(part.grad.abs().sum() > 0) for part in (layer.down, layer.up))  # type: ignore[union-attr]
-
-
-def test_a_weight_that_is_asked_for_its_type_is_not_multiplied(monkeypatch: pytest.MonkeyPatch, weight: Tensor) -> None:
-    layer = LowRankLinear(compress.truncate(weight, 3))
-    calls: list[Factors] = []
-    whole = compress.product
-    monkeypatch.setattr("tsfm_lens.compress.layers.product", lambda parts: calls.append(parts) or whole(parts))
-    assert layer.weight.dtype != torch.int8
-    assert layer.weight.device == weight.device
-    assert not calls
-    layer.weight.sum()
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

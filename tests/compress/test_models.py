@@ -10,20 +10,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import chronos
 import numpy as np
 import pytest
 import torch
 import transformers
+from chronos import BaseChronosPipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForSeq2SeqLM
 
 from tsfm_lens import compress
 from tsfm_lens.compress import LowRankLinear
 from tsfm_lens.compress.checkpoint import folded
+from tsfm_lens.compress.prune import UNIFORM_HEADS
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks.replay import recorded_calls
+from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import read_checkpoint
 from tsfm_lens.models.timing import LiveBytes
@@ -165,12 +168,6 @@ def test_felt_moments_foretell_the_deviation(opened: Callable, calibration: Call
     assert np.mean(moved) == pytest.approx(expected, abs=5 * error + 0.3 * expected)
 
 
-def test_whole_ranks_change_nothing(opened: Callable) -> None:
-    lens = opened("chronos")
-    ranks = {key: matrix.form().full for key, matrix in compress.matrices(lens).items()}
-    assert torch.equal(forward(compress.factorised(lens, ranks)), forward(lens))
-
-
 def test_heads_of_their_own(opened: Callable, tmp_path: Path) -> None:
     lens = opened("chronos")
     forms = {key: matrix.form(by_head=True) for key, matrix in compress.matrices(lens).items()}
@@ -223,8 +220,8 @@ def native_loaders(name: str) -> Iterator[Callable[[Path], object]]:
     """Ways in which users of a library open a folder of its models."""
     yield lambda folder: architectures()[name].open(folder, torch.float32, "cpu")
     if name.startswith("chronos"):
-        yield chronos.BaseChronosPipeline.from_pretrained
-        yield transformers.AutoModelForSeq2SeqLM.from_pretrained
+        yield BaseChronosPipeline.from_pretrained
+        yield AutoModelForSeq2SeqLM.from_pretrained
     elif name in ("t5", "timesfm-2.5-transformers"):
         yield transformers.AutoModel.from_pretrained
     elif name == "timesfm-3":
@@ -254,20 +251,6 @@ def test_a_folder_as_other_libraries_would_open_it_is_refused(opened: Callable, 
     (folder / "model.compressed").rename(folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"holds model\.safetensors beside .*, expected model\.compressed: "):
         load(folder)
-
-
-def test_compressed_weights_in_several_files(opened: Callable, tmp_path: Path) -> None:
-    smaller = small(opened("chronos-bolt"))
-    folder = compress.save_compressed(smaller, tmp_path / "small")
-    tensors = load_file(folder / "model.compressed")
-    (folder / "model.compressed").unlink()
-    place = {name: f"model-0000{1 + len(name) % 2}-of-00002" for name in tensors}
-    for file in set(place.values()):
-        part = {name: tensors[name] for name in tensors if place[name] == file}
-        save_file(part, folder / f"{file}.compressed", metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: f"{file}.safetensors" for name, file in place.items()}}
-    (folder / "model.compressed.index.json").write_text(json.dumps(index))
-    assert torch.equal(forward(load(folder, check=False)), forward(smaller))
 
 
 def small(lens: Lens) -> Lens:
@@ -310,30 +293,10 @@ def test_what_another_thread_builds_meanwhile_is_a_whole_model(opened: Callable,
         folded(files).finish(built["sub"], {})
 
 
-def test_factors_of_a_layer_that_the_model_does_not_have_are_refused(opened: Callable, tmp_path: Path) -> None:
+def test_a_record_that_does_not_fit_the_files_is_refused(opened: Callable, tmp_path: Path) -> None:
     folder = compress.save_compressed(small(opened("chronos-bolt")), tmp_path / "small")
     record, weights = folder / "compression.json", folder / "model.compressed"
     said, tensors = json.loads(record.read_text()), load_file(weights)
-    (layer,) = said["layers"]
-    wide = torch.ones(2, 99)
-    for name, down, words in (
-        ("encoder.block.9.q", tensors[f"{layer}.down"], r"block\.9.*it has none"),
-        (layer, wide, r"\[32, 99\].*it has Linear"),
-        ("encoder.final_layer_norm", tensors[f"{layer}.down"], "it has T5LayerNorm"),
-    ):
-        rest = {key: value for key, value in tensors.items() if not key.startswith((f"{layer}.", f"{name}."))}
-        save_file(
-            {**rest, f"{name}.down": down, f"{name}.up": tensors[f"{layer}.up"]}, weights, metadata={"format": "pt"}
-        )
-        record.write_text(json.dumps({**said, "layers": {name: said["layers"][layer]}}))
-        with pytest.raises(CheckpointError, match=words):
-            load(folder)
-
-
-def test_a_record_that_does_not_fit_the_files_is_refused(opened: Callable, tmp_path: Path) -> None:
-    folder = compress.save_compressed(small(opened("chronos-bolt")), tmp_path / "small")
-    record = folder / "compression.json"
-    said = json.loads(record.read_text())
     (layer,) = said["layers"]
     for change, words in (
         ({"version": 1}, "version"),
@@ -347,9 +310,128 @@ def test_a_record_that_does_not_fit_the_files_is_refused(opened: Callable, tmp_p
         record.write_text(json.dumps({**said, **change}))
         with pytest.raises(CheckpointError, match=words):
             load(folder)
+    # layers that the model does not have
+    for name, down, words in (
+        ("encoder.block.9.q", tensors[f"{layer}.down"], r"block\.9.*it has none"),
+        (layer, torch.ones(2, 99), r"\[32, 99\].*it has Linear"),
+        ("encoder.final_layer_norm", tensors[f"{layer}.down"], "it has T5LayerNorm"),
+    ):
+        rest = {key: value for key, value in tensors.items() if not key.startswith((f"{layer}.", f"{name}."))}
+        factors = {f"{name}.down": down, f"{name}.up": tensors[f"{layer}.up"]}
+        save_file({**rest, **factors}, weights, metadata={"format": "pt"})
+        record.write_text(json.dumps({**said, "layers": {name: said["layers"][layer]}}))
+        with pytest.raises(CheckpointError, match=words):
+            load(folder)
     record.write_text("[]")
     with pytest.raises(CheckpointError, match="expected an object"):
         load(folder)
     record.unlink()
     with pytest.raises(CheckpointError, match=r"compression\.json is missing"):
         load(folder)
+    pruned = compress.save_compressed(
+        compress.prune(opened("chronos-bolt"), ["decoder.0.cross_attn.1"]), tmp_path / "b"
+    )
+    said = json.loads((pruned / "compression.json").read_text())
+    layer, part = next(iter(said["layers"].items()))
+    for change, words in (
+        ({"runs": [[0, 8]]}, "expected 8 rows"),
+        ({"runs": [[8, 16], [0, 16]]}, "ascending"),
+        ({"runs": [[0, 24], [24, 99]]}, "ascending"),
+        ({"of": "sides"}, "columns"),
+    ):
+        (pruned / "compression.json").write_text(
+            json.dumps({**said, "layers": {**said["layers"], layer: part | change}})
+        )
+        with pytest.raises(CheckpointError, match=words):
+            load(pruned)
+
+
+def some_of(lens: Lens) -> list[str]:
+    """Two heads that stand apart of every kind of attention, an MLP, and the last layer of the last stack."""
+    out = []
+    for stack in lens.wiring.stacks:
+        dot = f"{stack.name}." if stack.name else ""
+        last = stack.n_heads - 1
+        for layer in range(stack.n_layers - 1):
+            for row in stack.rows(layer):
+                if isinstance(row, Attention):
+                    out += [f"{dot}{layer}.{row.kind}.{head}" for head in (0, last)]
+        out.append(f"{dot}0.mlp")
+    return [*out, f"{dot}{stack.n_layers - 1}"]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_is_taken_out_is_as_if_ablated(opened: Callable[[str], Lens], name: str, tmp_path: Path) -> None:
+    lens = opened(name)
+    gone = some_of(lens)
+    smaller = compress.prune(lens, gone)
+    with lens.ablate(*gone):
+        ablated = forward(lens)
+    assert_close(forward(smaller), ablated, depth=200, dtype=torch.float32)
+    assert float((ablated - forward(lens)).abs().max()) > 0
+    sizes = [compress.sizes(each) for each in (lens, smaller)]
+    assert sizes[1]["attention"] < sizes[0]["attention"]
+    assert sizes[1]["mlp"] < sizes[0]["mlp"]
+    assert list(smaller.registry.points) == list(lens.registry.points)
+    if name in ONE_SIZE:
+        return
+    again = load(compress.save_compressed(smaller, tmp_path / "smaller"))
+    assert torch.equal(forward(again), forward(smaller))
+    assert compress.sizes(again) == sizes[1]
+    result = oracles_weights.weights(example_case(again))
+    assert result.passed, result
+
+
+def test_every_head_of_an_attention_and_the_attention_are_one(opened: Callable) -> None:
+    lens = opened("chronos-bolt")
+    heads = compress.prune(lens, ["decoder.0.cross_attn.*"])
+    whole = compress.prune(lens, ["decoder.0.cross_attn"])
+    assert torch.equal(forward(heads), forward(whole))
+    assert compress.sizes(heads) == compress.sizes(whole)
+    lens = opened("chronos")
+    before = compress.sizes(lens)
+    sizes = compress.sizes(compress.prune(lens, ["decoder.0.cross_attn.1", "encoder.1.mlp"]))
+    # a head is 8 of 32 rows of three matrices and columns of one, 36 wide; the MLP has two of 48 x 36
+    saved = {name: before[name] - size for name, size in sizes.items()}
+    assert saved == {"all": 4 * 8 * 36 + 2 * 48 * 36, "attention": 4 * 8 * 36, "mlp": 2 * 48 * 36}
+
+
+@pytest.mark.parametrize("name", UNIFORM_HEADS)
+def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
+    opened: Callable, name: str, tmp_path: Path
+) -> None:
+    lens = opened(name)
+    gone = ["encoder.*.self_attn.1", "decoder.*.self_attn.3", "decoder.0.cross_attn.0", "decoder.[12].cross_attn.2"]
+    smaller, native = compress.pruned(lens, gone)
+    assert native
+    assert compress.pruned(lens, gone[1:])[1] is False
+    folder = compress.save_compressed(smaller, tmp_path / "native", native=True)
+    assert not (folder / "compression.json").exists()
+    library = AutoModelForSeq2SeqLM if name == "t5" else BaseChronosPipeline
+    theirs, again = load(library.from_pretrained(folder), check=False), load(folder)
+    assert [stack.n_heads for stack in again.wiring.stacks] == [3, 3]
+    with lens.ablate(*gone):
+        assert_close(forward(theirs), forward(lens), depth=200, dtype=torch.float32)
+    assert torch.equal(forward(theirs), forward(again))
+    result = oracles.zero_ablation(example_case(again))
+    assert result.passed, result
+
+
+def test_what_the_configuration_cannot_say_is_refused(opened: Callable) -> None:
+    lens = opened("chronos")
+    for gone, words in (
+        (["*.*.*_attn.0", "decoder.0.cross_attn.1"], "2, 3 heads"),
+        (["*.*.*_attn.*"], "0 heads"),
+        (["decoder.*.*_attn.0", "encoder.0.self_attn.0", "encoder.1.self_attn.1"], "the encoder would keep different"),
+        (["decoder.0.mlp"], "is no head"),
+    ):
+        with pytest.raises(InputError, match=words):
+            compress.prune_native(lens, gone)
+    with pytest.raises(InputError, match="no place"):
+        compress.prune_native(opened("chronos-2"), ["0.time_attn.0"])
+    for nothing, error in (([], InputError), (["decoder.9.mlp"], UnknownNameError)):
+        with pytest.raises(error):
+            compress.prune(lens, nothing)
+    cut = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 2})
+    with pytest.raises(InputError, match="compressed already"):
+        compress.prune(cut, ["decoder.0.cross_attn.0"])

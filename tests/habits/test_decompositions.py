@@ -14,27 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from tiny_lenses import lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import Activations, by_row
 from tsfm_lens.hooks.decomposing import Decomposed
 from tsfm_lens.hooks.wiring import Stack, Writer
-from tsfm_lens.models import Forecast, Lens, Run, architectures, load
-from tsfm_lens.models.extras import status
+from tsfm_lens.models import Lens, Run, architectures, load
 from tsfm_lens.models.hooked import Hooked
 from tsfm_lens.probes import attribute
 from tsfm_lens.testing import assert_close, example_case, rounding
-from tsfm_lens.viz import forecast_fan
 
 NAMES = sorted(architectures())
 
 
 @cache
 def recorded(name: str) -> tuple[Lens, Any, Activations]:
-    extra = architectures()[name].extra
-    if extra and not status()[extra].importable:
-        pytest.skip(f"the extra {extra} is not installed")
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = lens_of(name)
     encoded = example_case(lens).encoded
     return lens, encoded, lens.run_with_cache(encoded)[1]
 
@@ -234,56 +230,33 @@ def test_what_a_reducer_keeps_is_still_named(reduce: Callable[[Tensor], Tensor],
         assert "query_start" in acts.to_xarray(PATTERN).coords
 
 
-def test_one_row_leaves_its_axis_out() -> None:
-    lens, encoded, _ = recorded("chronos")
-    with pytest.raises(InputError, match="have 4 rows, expected 1"):
-        lens.run_with_cache(encoded, remove_batch_dim=True)
-    _, one = lens.run_with_cache(
-        encoded.batch.select(0), remove_batch_dim=True, names_filter=["**.hook_resid_post", PATTERN]
-    )
-    assert one.axes(PATTERN) == ("head", "query", "key") == one.to_xarray(PATTERN).dims
-    assert one["resid_post", -1, "encoder"].ndim == 2
-    assert_close(one[PATTERN], one.calls(PATTERN)[0].value[0], depth=1)
-    with pytest.raises(InputError, match="pos_slice and reduce exclude each other"):
-        lens.run_with_cache(encoded, pos_slice=0, reduce=lambda value: value)
-
-
-def test_hook_points_are_found_by_counting_layers() -> None:
-    lens = recorded("chronos")[0]
-    assert lens.decoder_blocks[-1].cross_attn.hook_z is lens.hook_dict["decoder_blocks.1.cross_attn.hook_z"]
-    assert {str(head) for head in lens.components("**.*attn.*")} == {
-        str(each) for each in lens.components() if each.level == "head"
-    }
-
-
 def test_what_has_no_counterpart_says_what_to_use() -> None:
     lens, encoded, acts = recorded("chronos")
-    with pytest.raises(UnknownNameError, match="apply_ln_to_stack"):
-        acts["scale", 0, "ln1"]
-    with pytest.raises(UnknownNameError, match="part of hook_embed"):
-        acts["pos_embed"]
+    nearest = "decoder_blocks.0.cross_attn.hook_pattern, decoder_blocks.1.cross_attn.hook_pattern"
+    for key, words in (
+        (("scale", 0, "ln1"), "apply_ln_to_stack"),
+        ("pos_embed", "part of hook_embed"),
+        (("result", 0, "cross_attn"), r"Closest: \S*cross_attn.*'\*\*.hook_result' records it"),
+        (("pattern", 7, "cross_attn"), f"Closest: {nearest}"),
+    ):
+        with pytest.raises(UnknownNameError, match=words):
+            acts[key]
     with pytest.raises(UnknownNameError, match="Was it in the names filter"):
         lens.run_with_cache(encoded, names_filter=PATTERN)[1]["resid_post", 0, "decoder"]
-    with pytest.raises(AttributeError, match=r"probes\.attribute"):
-        acts.logit_attrs  # noqa: B018
-    with pytest.raises(AttributeError, match=r"lens.weights.heads\(layer\).W_Q"):
-        lens.W_Q  # noqa: B018
-    with pytest.raises(AttributeError, match="this model has decoder_blocks and encoder_blocks"):
-        lens.blocks  # noqa: B018
-    with pytest.raises(AttributeError, match=r"this model has decoder.ln_final and encoder.ln_final"):
-        lens.ln_final  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no 'W_Q' here, only hook points: hook_q,.*lens.weights.heads\(layer\)"):
-        lens.decoder_blocks[0].cross_attn.W_Q  # noqa: B018
+    for owner, name, words in (
+        (acts, "logit_attrs", r"probes\.attribute"),
+        (lens, "W_Q", r"lens.weights.heads\(layer\).W_Q"),
+        (lens, "blocks", "this model has decoder_blocks and encoder_blocks"),
+        (lens, "ln_final", r"this model has decoder.ln_final and encoder.ln_final"),
+        (lens.decoder_blocks[0].cross_attn, "W_Q", "only hook points: hook_q,.*lens.weights.heads"),
+    ):
+        with pytest.raises(AttributeError, match=words):
+            getattr(owner, name)
     for call in (lens, lens.run_with_cache):
         with pytest.raises(InputError, match="a loss is a function of the output"):
             call(encoded, return_type="loss")
     with pytest.raises(InputError, match=r"Run is no series.*run\.encoded"):
         lens.run_with_cache(lens.run([1.0, 2.0, 3.0], 1))
-    with pytest.raises(UnknownNameError, match=r"Closest: \S*cross_attn.*'\*\*.hook_result' records it"):
-        acts["result", 0, "cross_attn"]
-    nearest = "decoder_blocks.0.cross_attn.hook_pattern, decoder_blocks.1.cross_attn.hook_pattern"
-    with pytest.raises(UnknownNameError, match=f"Closest: {nearest}"):
-        acts["pattern", 7, "cross_attn"]
     for key in ("pattern", "hook_patern"):
         with pytest.raises(UnknownNameError, match=r"'\*\*.hook_pattern' stands for all 6 of its kind"):
             lens.run_with_cache(encoded, names_filter=key)
@@ -303,14 +276,6 @@ def test_what_has_no_counterpart_says_what_to_use() -> None:
         acts.apply_ln_to_stack(torch.zeros(1, 4, 5, 7))
 
 
-def test_what_users_reach_for_is_offered() -> None:
-    lens, _, acts = recorded("chronos")
-    assert {"cfg", "hooks", "run_with_cache", "run_with_hooks", "forecast"} <= set(dir(lens))
-    assert {"decompose_resid", "stack_head_results", "remove_batch_dim"} <= set(dir(acts))
-    assert acts._ipython_key_completions_() == list(acts)
-    assert lens.cfg.stacks["encoder"].n_layers == 2
-
-
 @pytest.mark.parametrize("offered", [Decomposed, Hooked])
 def test_the_examples_are_true(offered: type) -> None:
     lens = load("chronos-nano")
@@ -319,12 +284,3 @@ def test_the_examples_are_true(offered: type) -> None:
     assert found
     for test in found:
         assert doctest.DocTestRunner().run(test).failed == 0, test.name
-
-
-def test_a_forecast_is_drawn_as_it_is() -> None:
-    lens, encoded, _ = recorded("chronos")
-    forecast = lens.forecast(encoded.batch.select(0), 3, num_samples=2)
-    assert isinstance(forecast, Forecast)
-    assert len(forecast_fan(forecast).data) > 0
-    assert "plotly" in forecast._repr_html_()
-    assert "array(" not in repr(forecast)

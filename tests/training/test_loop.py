@@ -81,7 +81,6 @@ def test_a_resumed_run_ends_as_an_undisturbed_one(stops: tuple[int, ...], tmp_pa
         assert part.step == stop
         torch.rand(5)
     part = training(tmp_path / "parts")
-    part.resume()
     assert part.run(quiet=True)
     assert same(whole.model, part.model)
     assert [line["step"] for line in read_log(tmp_path / "whole" / LOG)] == [3, 6, 9, 12]
@@ -110,12 +109,6 @@ def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(number: int, tmp
     assert (tmp_path / "parts" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
 
 
-def test_a_run_that_was_killed_before_its_first_state_leaves_no_lines(tmp_path: Path) -> None:
-    (tmp_path / LOG).write_text('{"step": 0, "error": 1.0}\n')
-    training(tmp_path).run(quiet=True)
-    assert [line["step"] for line in read_log(tmp_path / LOG)] == [3, 6, 9, 12]
-
-
 def test_a_killed_run_goes_back_to_its_last_state_and_log(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
@@ -140,9 +133,6 @@ def test_a_killed_run_goes_back_to_its_last_state_and_log(tmp_path: Path) -> Non
     whole = training()
     whole.run(quiet=True)
     assert same(again.model, whole.model)
-    (tmp_path / LOG).write_text('{"step": 1}\nno\n{"step": 2}\n')
-    with pytest.raises(CheckpointError, match="line 2"):
-        read_log(tmp_path / LOG)
 
 
 def test_the_state_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -153,42 +143,29 @@ def test_the_state_of_other_settings_is_refused(tmp_path: Path) -> None:
         training(tmp_path / "other").resume()
     with pytest.raises(InputError, match="without a folder"):
         training().resume()
-    (tmp_path / STATE).write_bytes(b"nothing")
-    with pytest.raises(CheckpointError, match="no state of a training run"):
-        training(tmp_path).resume()
 
 
 def changed(state: dict, part: str, value: object) -> dict:
     return {name: held for name, held in state.items() if name != part} | ({} if value is None else {part: value})
 
 
-DAMAGES = {
-    "no optimizer": (lambda s: changed(s, "optimizer", None), "it holds no optimizer"),
-    "an empty state": (lambda s: {}, "it holds no model and no optimizer and no step"),
-    "no mapping": (lambda s: [1], "it is no state of a training run, but a list"),
-    "no weight": (
-        lambda s: changed(s, "model", {k: s["model"][k] for k in list(s["model"])[1:]}),
-        "model lacks 0.weight",
-    ),
-    "no weights": (lambda s: changed(s, "model", {}), "model lacks 0.weight and 3 more"),
-    "a weight too many": (
-        lambda s: changed(s, "model", {**s["model"], "x": torch.ones(1)}),
-        "model holds, and the model has not, x",
-    ),
-    "a shape": (
-        lambda s: changed(s, "model", {**s["model"], "0.bias": torch.ones(2)}),
-        r"0.bias of model is \[2\], expected \[6\]",
-    ),
-    "no best weight": (lambda s: changed(s, "best_weights", {}), "best_weights lacks 0.weight"),
-    "another optimizer": (lambda s: changed(s, "optimizer", {"rho": 1}), "its optimizer is not one of AdamW"),
-    "an identity": (lambda s: changed(s, "identity", "no JSON"), 'its identity is "no JSON", expected JSON'),
-    "no identity": (lambda s: changed(s, "identity", 3), "identity is of type int, expected str"),
-    "a step": (lambda s: changed(s, "step", -4), "it is of step -4"),
-    "random numbers": (lambda s: changed(s, "random", torch.ones(3)), "random is no state of random numbers"),
-}
+DAMAGES = [
+    (lambda s: changed(s, "optimizer", None), "it holds no optimizer"),
+    (lambda s: {}, "it holds no model and no optimizer and no step"),
+    (lambda s: [1], "it is no state of a training run, but a list"),
+    (lambda s: changed(s, "model", {}), "model lacks 0.weight and 3 more"),
+    (lambda s: changed(s, "model", {**s["model"], "x": torch.ones(1)}), "model holds, and the model has not, x"),
+    (lambda s: changed(s, "model", s["model"] | {"0.bias": torch.ones(2)}), r"0.bias of model is \[2\], expected"),
+    (lambda s: changed(s, "best_weights", {}), "best_weights lacks 0.weight"),
+    (lambda s: changed(s, "optimizer", {"rho": 1}), "its optimizer is not one of AdamW"),
+    (lambda s: changed(s, "identity", "no JSON"), 'its identity is "no JSON", expected JSON'),
+    (lambda s: changed(s, "identity", 3), "identity is of type int, expected str"),
+    (lambda s: changed(s, "step", -4), "it is of step -4"),
+    (lambda s: changed(s, "random", torch.ones(3)), "random is no state of random numbers"),
+]
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=[said for _, said in DAMAGES])
 def test_a_damaged_state_is_named_with_what_is_wrong(
     damage: Callable[[dict], object], said: str, tmp_path: Path
 ) -> None:
@@ -207,10 +184,8 @@ def test_a_state_that_is_cut_short_is_damaged_wherever_it_ends(tmp_path: Path) -
     whole = (tmp_path / STATE).read_bytes()
     for share in (0.0, 0.01, 0.3, 0.6, 0.9, 0.999):
         (tmp_path / STATE).write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(CheckpointError, match=r"state\.pt is damaged: it is cut short") as caught:
+        with pytest.raises(CheckpointError, match=r"state\.pt is damaged: it is cut short"):
             training(tmp_path).resume()
-        assert "Errno" not in str(caught.value)
-        assert "\n" not in str(caught.value)
     (tmp_path / STATE).unlink()
     (tmp_path / STATE).mkdir()
     with pytest.raises(CheckpointError, match=r"state\.pt cannot be read: Is a directory"):
@@ -237,11 +212,6 @@ def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
     assert again.run(quiet=True)
     assert again.step == 3
     assert same(again.model, run.model)
-    # and one that was at its end stays there
-    last = training(tmp_path / "b", evaluate_every=1, patience=2, save_every=1)
-    last.resume()
-    assert last.run(quiet=True)
-    assert last.step == 3
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(tmp_path: Path) -> None:
@@ -274,10 +244,7 @@ def test_snapshots_hold_tied_weights_once(tmp_path: Path) -> None:
 
 def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
     task = Regression()
-    groups = [
-        {"params": list(task.model[0].parameters()), "share": 0.25},
-        {"params": list(task.model[3].parameters())},
-    ]
+    groups = [{"params": list(task.model[0].parameters()), "share": 0.25}, {"params": list(task.model[3].parameters())}]
     rates: list[list[float]] = []
     run = Training(
         task,
@@ -288,11 +255,3 @@ def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
     )
     run.run(quiet=True)
     assert rates[1:] == [[0.025, 0.1], [0.05, 0.2]]
-
-
-@pytest.mark.parametrize(
-    "plan", [{"steps": 0}, {"steps": 1, "clip": 0.0}, {"steps": 1, "patience": 0}, {"steps": 1, "stepz": 2}]
-)
-def test_plans_that_cannot_be_are_refused(plan: dict) -> None:
-    with pytest.raises(ValueError, match="Plan"):
-        Plan(**plan)

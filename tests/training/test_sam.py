@@ -66,13 +66,6 @@ def test_without_a_neighbourhood_it_is_the_base_optimiser_to_the_last_bit(base: 
     assert same(train(wrapped, SAM(base(wrapped.parameters()), rho=0.0), range(8)), expected)
 
 
-def test_without_a_neighbourhood_one_gradient_is_taken() -> None:
-    model, seen = network(), list[float]()
-    optimizer = SAM(torch.optim.Adam(model.parameters()), 0.0)
-    optimizer.step(closure_of(model, optimizer, 3, seen))
-    assert len(seen) == 1
-
-
 def test_a_step_is_that_of_the_definition() -> None:
     """In numpy, on a quadratic of two groups: one norm over both, gradient at ω + ε̂, applied at ω."""
     rng = np.random.default_rng(0)
@@ -101,38 +94,6 @@ def test_a_step_is_that_of_the_definition() -> None:
 
 
 @EACH_BASE
-def test_the_base_optimiser_sees_the_second_gradient_at_the_first_point(base: Callable[..., Any]) -> None:
-    """The same steps by hand: perturb a copy, take its gradient, hand it to a base optimiser at the weights."""
-    by_hand, wrapped, rho = network(), network(), 0.3
-    own = base(by_hand.parameters())
-    for step in range(5):
-        slopes = torch.autograd.grad(loss_of(by_hand, step), list(by_hand.parameters()))
-        size = torch.cat([slope.flatten() for slope in slopes]).norm()
-        nearby = copy.deepcopy(by_hand)
-        with torch.no_grad():
-            for weight, slope in zip(nearby.parameters(), slopes, strict=True):
-                weight += rho * slope / (size + 1e-12)
-        found = torch.autograd.grad(loss_of(nearby, step), list(nearby.parameters()))
-        for weight, slope in zip(by_hand.parameters(), found, strict=True):
-            weight.grad = slope
-        own.step()
-    trained = train(wrapped, SAM(base(wrapped.parameters()), rho), range(5))
-    for weight, expected in zip(trained, by_hand.parameters(), strict=True):
-        # Adam divides by roots of squares, which passes errors of small gradients on
-        assert_close(weight, expected.detach(), depth=2000)
-
-
-def test_both_gradients_are_of_one_batch_and_the_loss_is_that_at_the_weights() -> None:
-    model, seen = network(), list[float]()
-    optimizer = SAM(torch.optim.Adam(model.parameters()), 0.5)
-    before = loss_of(model, 3).item()
-    loss = optimizer.step(closure_of(model, optimizer, 3, seen))
-    assert len(seen) == 2
-    assert loss.item() == seen[0] == before
-    assert seen[1] > seen[0]
-
-
-@EACH_BASE
 def test_a_run_from_a_saved_state_is_the_undisturbed_one(base: Callable[..., Any], tmp_path: Any) -> None:
     whole = network()
     expected = train(whole, SAM(base(whole.parameters()), 0.2), range(9))
@@ -158,7 +119,7 @@ def test_copies_and_schedulers_work_on_the_groups_of_the_base() -> None:
     train(model, optimizer, range(1))
     schedule.step()
     assert optimizer.base.param_groups[0]["lr"] < 0.1
-    twin = copy.deepcopy(SAM(torch.optim.Adam(model.parameters(), lr=0.1), 0.1))
+    twin = copy.deepcopy(optimizer)
     assert twin.param_groups is twin.base.param_groups
     further = nn.Parameter(torch.ones(2))
     optimizer.add_param_group({"params": [further]})
@@ -189,21 +150,10 @@ def test_the_weights_are_as_before_whatever_fails(fails_at: int, how: str) -> No
     assert not optimizer.state
 
 
-def test_weights_without_a_gradient_stay() -> None:
-    model = network()
-    model[0].requires_grad_(requires_grad=False)
-    before = model[0].weight.clone()
-    train(model, SAM(torch.optim.AdamW(model.parameters(), weight_decay=0.5), 0.5), range(3))
-    assert torch.equal(model[0].weight, before)
-
-
-@pytest.mark.parametrize("rho", [-0.1, float("inf"), float("nan")])
-def test_a_radius_is_finite_and_not_negative(rho: float) -> None:
-    with pytest.raises(InputError, match="rho="):
-        SAM(torch.optim.Adam(network().parameters()), rho)
-
-
 def test_what_cannot_be_wrapped_and_steps_without_a_closure_are_refused() -> None:
+    for rho in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(InputError, match="rho="):
+            SAM(torch.optim.Adam(network().parameters()), rho)
     with pytest.raises(InputError, match="LBFGS calls closures itself"):
         SAM(torch.optim.LBFGS(network().parameters()), 0.1)
     optimizer = SAM(torch.optim.Adam(network().parameters()), 0.1)

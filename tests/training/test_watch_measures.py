@@ -17,43 +17,21 @@ from tsfm_lens.models import load
 from tsfm_lens.models.wirings import chronos, chronos_bolt
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training import (
-    attention_measures,
-    attention_norms,
-    filter_normalised,
-    loss_landscape,
-    patterns_of,
-    sharpness,
-)
+from tsfm_lens.training import attention_measures, attention_norms, filter_normalised, loss_landscape, patterns_of
 
 
 def softmaxed(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=dtype).mul(3).softmax(-1)
 
 
-@pytest.mark.parametrize("d", [1, 4, 7])
-def test_the_identity_is_sharp_whole_and_of_full_rank(d: int) -> None:
-    found = attention_measures(torch.eye(d))
-    assert {name: float(value) for name, value in found.items()} == {
-        "entropy": 0.0,
-        "nuclear_norm": float(d),
-        "diagonal_mass": 1.0,
-        "numerical_rank": float(d),
-        "stable_rank": float(d),
-    }
-
-
-@pytest.mark.parametrize("d", [3, 7, 20])
+@pytest.mark.parametrize("d", [3, 20])
 def test_equal_rows_have_rank_one_and_the_norm_of_the_formula(d: int) -> None:
     row = softmaxed(d)
     found = attention_measures(row.expand(2, d, d))
     assert_close(found["nuclear_norm"], np.full(2, d**0.5 * float(row.norm())), depth=100 * d)
     assert (found["numerical_rank"] == 1).all()
     assert_close(found["stable_rank"], np.ones(2), depth=100 * d)
-    assert_close(found["diagonal_mass"], np.full(2, 1 / d), depth=100)
-    even = attention_measures(torch.full((d, d), 1 / d, dtype=torch.float64))
-    assert_close(even["entropy"], np.log(d), depth=100)
-    assert_close(even["nuclear_norm"], 1.0, depth=100 * d)
+    assert_close(attention_measures(torch.eye(d))["nuclear_norm"], float(d), depth=1)
 
 
 def test_every_measure_is_that_of_brute_force() -> None:
@@ -72,11 +50,9 @@ def test_every_measure_is_that_of_brute_force() -> None:
 
 def test_rectangular_and_masked_patterns() -> None:
     assert np.isnan(attention_measures(softmaxed(3, 5))["diagonal_mass"])
-    assert_close(attention_measures(softmaxed(1, 5))["numerical_rank"], 1.0, depth=1)
     causal = torch.tril(torch.ones(4, 4)).double()
     causal /= causal.sum(-1, keepdim=True)
-    expected = np.mean(np.log(np.arange(1, 5)))
-    assert_close(attention_measures(causal)["entropy"], expected, depth=100)
+    assert_close(attention_measures(causal)["entropy"], np.mean(np.log(np.arange(1, 5))), depth=100)
 
 
 @pytest.mark.parametrize(
@@ -148,18 +124,6 @@ def test_a_slice_is_the_loss_at_moved_weights(axes: int) -> None:
         assert_close(found["loss"].values[place], expected, depth=200, dtype=torch.float32)
 
 
-def test_random_directions_differ_by_axis_and_seed_alone() -> None:
-    weights = torch.randn(3, 4, requires_grad=True)
-    far = torch.randn(3, 4)
-    first, again, other = (
-        loss_landscape(lambda: (weights * far).sum(), [weights], points=3, seed=seed)["loss"].values
-        for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert (first[0, 1], first[1, 0]) != (other[0, 1], other[1, 0])
-    assert first[0, 1] != first[1, 0]
-
-
 def test_directions_are_as_long_as_the_filters_and_leave_biases_alone() -> None:
     weights = [torch.randn(3, 2, 4), torch.randn(5), torch.zeros(2, 2), torch.randn(2, 6)]
     random = [torch.randn_like(weight) for weight in weights]
@@ -174,17 +138,6 @@ def test_directions_are_as_long_as_the_filters_and_leave_biases_alone() -> None:
             assert_close(one * along.norm(), along * one.norm(), depth=100)
     with pytest.raises(InputError, match=r"\(2, 2\) where the weights have \(3, 2, 4\)"):
         filter_normalised([torch.ones(2, 2)], weights)
-
-
-def test_the_curvature_of_a_slice_is_that_of_the_hessian() -> None:
-    values = torch.tensor([8.0, -3.0, 1.0], dtype=torch.float64)
-    weights = torch.randn(3, 1, dtype=torch.float64, requires_grad=True)
-    loss = lambda: 0.5 * (weights[:, 0].square() * values).sum()  # noqa: E731
-    sharpest = sharpness(loss, [weights], tolerance=0).direction
-    found = loss_landscape(loss, [weights], directions=[sharpest], points=3, span=0.1)
-    second = float(found["loss"].diff("first", n=2).item() / 0.1**2)
-    direction = filter_normalised(sharpest, [weights])[0][:, 0]
-    assert_close(second, (direction.square() * values).sum(), depth=100, magnitude=8 / 0.1**2)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

@@ -18,10 +18,8 @@ from tsfm_lens.zoo.planted import Card, Planted, open_planted
 from tsfm_lens.zoo.planted.patches import DECILES, SIGNAL
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-EFFECT = 20
-"""What counts as an effect, in tolerances."""
-HEARD = 0.1
-"""What counts as another output of a part, in its longest: parts hear one another wholly or not at all."""
+EFFECT, HEARD = 20, 0.1
+"""Of an effect, in tolerances; of another output of a part, in its longest: parts hear one another wholly or not."""
 
 
 @lru_cache(maxsize=4)
@@ -64,10 +62,7 @@ def assert_follows_rule(planted: Planted) -> None:
 
 
 def assert_inputs_matter_as_stated(planted: Planted) -> None:
-    """Moving one value by half a deviation moves the forecast by the rule's weight of it, and where it is 0 not at all.
-
-    Mean and scale of the instance norm move with every value, which the rule must not feel.
-    """
+    """Moving one value moves the forecast by the rule's weight of it, whatever the instance norm does."""
     card = planted.card
     for one in series_of(card, count=2, seed=2):
         # short enough that every value can be moved
@@ -145,7 +140,7 @@ def hook_of(component: str) -> str:
 
 
 def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
-    """Whether the median is another one, or a part writes another thing, by a share of what it writes or of a value."""
+    """Whether the median is another one, or a part writes another thing."""
     if receiver == "output":
         off = (plain[0] - other[0]).abs()[:, len(DECILES) // 2].amax(1)
         return float((off / torch.tensor([np.std(one) for one in series])).max()) > EFFECT * SMALL
@@ -163,12 +158,7 @@ def pattern_of(lens: Lens, series: Any, component: str) -> Array:
 
 
 def assert_heads_look_where_stated(planted: Planted, n_tokens: int) -> None:
-    """On white noise that fills the context, every head on the card gives all keys that it names the same attention.
-
-    Args:
-        planted: the model.
-        n_tokens: keys of every head, at a full context.
-    """
+    """On white noise that fills the context, every head on the card gives all keys that it names the same attention."""
     card = planted.card
     series = [np.random.default_rng(0).standard_normal(card.context[1])]
     for looks in card.attends:
@@ -213,14 +203,7 @@ def share_of_zeros(model: torch.nn.Module) -> float:
 def assert_quantiles_spread(
     planted: Planted, deviates: Array, squash: Any = np.asarray, scale: Callable[[Array], Any] = np.std
 ) -> None:
-    """Every level lies as far from the median as stated, where the readout writes it.
-
-    Args:
-        planted: the model.
-        deviates: the distance of every level, (quantile,).
-        squash: what the model does to standardised values.
-        scale: what it divides a context by.
-    """
+    """Every level lies as far from the median as stated, where the readout writes it."""
     card = planted.card
     series = series_of(card)
     quantiles = lens_of(planted).forecast(series, card.horizon).quantiles

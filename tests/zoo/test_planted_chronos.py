@@ -14,7 +14,6 @@ from tsfm_lens.errors import CheckpointError, UnknownNameError
 from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.models.run import Run
-from tsfm_lens.testing import quick_check
 from tsfm_lens.testing.suite import check_lens
 from tsfm_lens.zoo.planted import (
     Attends,
@@ -158,48 +157,18 @@ def test_turning_the_stream_changes_weights_and_nothing_else(mechanism: str) -> 
     assert zeros[1] < 0.01 < 0.5 < zeros[0]
 
 
-@pytest.mark.parametrize("mechanism", ["backup", "local-mean"])
-def test_saved_and_opened_is_the_same(mechanism: str, tmp_path: Path) -> None:
-    planted = built(mechanism)
-    planted.save(tmp_path)
-    lens, card = open_planted(tmp_path)
-    assert card == planted.card
-    series = draw_contexts(card.rule, 2, card.context)
-    opened, made = (one.forecast(list(series), card.horizon, num_samples=3).samples for one in (lens, planted.lens()))
-    np.testing.assert_array_equal(opened, made)
-    assert all(result.passed for result in quick_check(lens))
-
-
 def test_all_oracles_pass() -> None:
     lens = plant("gate", NAME, seed=4).lens()
     assert [result for result in check_lens(lens) if not result.passed] == []
-
-
-def test_weight_noise_makes_it_worse_and_the_card_says_so() -> None:
-    clean, noisy = built("seasonal-copy"), plant("seasonal-copy", NAME, seed=3, weight_noise=0.01)
-    assert clean.card.error < noisy.card.error < 5 * BIN, "the mechanism survives"
-    assert noisy.card.weight_noise > 0
-
-
-def test_a_seed_is_one_model_and_another_seed_another() -> None:
-    one, again, other = (plant("local-mean", NAME, seed=seed) for seed in (0, 0, 1))
-    weights = [planted.model.shared.weight.detach().numpy() for planted in (one, again, other)]
-    np.testing.assert_array_equal(weights[0], weights[1])
-    assert one.card == again.card
-    assert not np.array_equal(weights[0], weights[2])
-    assert len({planted.card.components("mechanism") for planted in (one, other)}) == 2
 
 
 def test_the_command_builds_one(tmp_path: Path) -> None:
     main("local-mean", NAME, tmp_path / "made", seed=2)
     _, card = open_planted(tmp_path / "made")
     assert card.name == f"local-mean-{NAME}-2"
-
-
-def test_the_command_answers_a_wrong_name_and_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match=f"seasonal-copy in {NAME}"):
-        main("seasonal-copi", NAME, tmp_path / "made")
-    assert not (tmp_path / "made").exists()
+        main("seasonal-copi", NAME, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_card_of_another_model_is_refused(tmp_path: Path) -> None:

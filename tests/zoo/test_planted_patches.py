@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tsfm_lens.models.architecture import architectures
-from tsfm_lens.models.extras import status
+import tiny_lenses
 from tsfm_lens.zoo.planted import Planted, bolt, chronos2, mechanisms, moirai2, plant
 from tsfm_lens.zoo.planted.patches import PATCH, deviates
 from zoo import planted_oracles as oracles
@@ -37,9 +36,7 @@ PLANTED = [(each, name) for each, name in mechanisms() if name in FORMATS and ea
 
 def planted_as(mechanism: str, name: str, **options: Any) -> Planted:
     """A planted model; skips where its library is not installed."""
-    extra = architectures()[name].extra
-    if extra and not status()[extra].importable:
-        pytest.skip(f"the extra {extra} is not installed")
+    tiny_lenses.tiny(name)
     return plant(mechanism, name, **options)
 
 
@@ -49,25 +46,22 @@ def planted(request: pytest.FixtureRequest) -> Planted:
     return planted_as(*request.param, seed=3)
 
 
-def test_forecasts_by_its_rule(planted: Planted) -> None:
-    oracles.assert_follows_rule(planted)
+@pytest.mark.parametrize(
+    "oracle",
+    [
+        oracles.assert_follows_rule,
+        oracles.assert_inputs_matter_as_stated,
+        oracles.assert_parts_matter_as_stated,
+        oracles.assert_edges_are_those_stated,
+    ],
+)
+def test_it_does_what_its_card_says(planted: Planted, oracle: Callable[[Planted], None]) -> None:
+    oracle(planted)
 
 
 @pytest.mark.parametrize(("mechanism", "name"), PLANTED)
 def test_another_seed_forecasts_by_its_rule(mechanism: str, name: str) -> None:
     oracles.assert_follows_rule(planted_as(mechanism, name, seed=4))
-
-
-def test_inputs_matter_as_stated(planted: Planted) -> None:
-    oracles.assert_inputs_matter_as_stated(planted)
-
-
-def test_parts_matter_as_stated(planted: Planted) -> None:
-    oracles.assert_parts_matter_as_stated(planted)
-
-
-def test_edges_are_those_stated(planted: Planted) -> None:
-    oracles.assert_edges_are_those_stated(planted)
 
 
 def test_heads_look_where_stated(planted: Planted) -> None:

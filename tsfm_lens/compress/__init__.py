@@ -1,14 +1,21 @@
 """Low-rank compression and pruning of models, and their effect on forecasts."""
 
-from tsfm_lens.compress.allocate import Allocation, allocate, allocated, deviation, rank_effects
 from tsfm_lens.compress.checkpoint import save_compressed
-from tsfm_lens.compress.cost import cost
-from tsfm_lens.compress.factors import Factors, error_of, product, truncate
 from tsfm_lens.compress.healing import healed
-from tsfm_lens.compress.layers import Compressed, LowRankLinear, PartialLinear
+from tsfm_lens.compress.layers import Compressed, Factors, LowRankLinear, PartialLinear, error_of, product, truncate
 from tsfm_lens.compress.matrices import WeightMatrix, factorised, matrices
-from tsfm_lens.compress.measure import pareto, quality, sizes, smallest_harmless
-from tsfm_lens.compress.methods import METHODS, calibration_run, chosen_ranks, compressed
+from tsfm_lens.compress.measure import cost, pareto, quality, sizes, smallest_harmless
+from tsfm_lens.compress.methods import (
+    METHODS,
+    Allocation,
+    allocate,
+    allocated,
+    calibration_run,
+    chosen_ranks,
+    compressed,
+    deviation,
+    rank_effects,
+)
 from tsfm_lens.compress.moments import output_sensitivity, second_moments
 from tsfm_lens.compress.prune import prune, prune_native, pruned
 from tsfm_lens.compress.schedule import (

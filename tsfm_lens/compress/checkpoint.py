@@ -1,8 +1,4 @@
-"""Checkpoints of compressed models: written whole or not at all, and opened by the model's own library.
-
-No library knows layers of factors. Each builds a model of its own class, and then fills every parameter by its name.
-The model gets the layers of the files in between, so that no product of factors is ever computed or allocated.
-"""
+"""Checkpoints of compressed models: written whole or not at all, and opened by the model's own library."""
 
 from __future__ import annotations
 
@@ -14,18 +10,17 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tsfm_lens.compress.factors import Factors
-from tsfm_lens.compress.layers import Compressed, LowRankLinear, PartialLinear, replace_layer
+from tsfm_lens.compress.layers import Compressed, Factors, LowRankLinear, PartialLinear, replace_layer
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.schedule import ratio_of
 from tsfm_lens.errors import CheckpointError, InputError
@@ -66,14 +61,7 @@ class FactorRecord(_Strict):
 
 
 class PartRecord(_Strict):
-    """A layer of whose matrix some rows or columns are left.
-
-    Attributes:
-        of: which.
-        size: how many the whole has.
-        runs: first and one past the last of each run of those that are left, ascending.
-        gain: factor on what it gives.
-    """
+    """A layer of whose matrix of some size runs of rows or columns are left, first and one past the last of each."""
 
     form: Literal["part"] = "part"
     of: Literal["rows", "columns"]
@@ -91,23 +79,12 @@ class PartRecord(_Strict):
 
     @property
     def places(self) -> Tensor:
-        """Places of the rows or columns that are left, (kept,)."""
+        """Places of the rows or columns that are left."""
         return torch.tensor([place for run in self.runs for place in range(*run)], dtype=torch.long)
 
 
 class CompressionRecord(_Strict):
-    """Content of compression.json.
-
-    Attributes:
-        version: of this format.
-        made_with: versions of the libraries.
-        model: name of the whole model.
-        method: of compression.
-        layers: by the name that the files give to the layer.
-        ranks: of every truncated matrix, by its name in the lens, those that are held whole included.
-        ratio: share that is left of ranks, of entries in factors, and of entries that are stored; see
-            :class:`tsfm_lens.compress.Ratio`.
-    """
+    """Content of compression.json: layers by the names of the files, and ranks by matrix, those held whole included."""
 
     version: Literal[2] = 2
     made_with: str = ""
@@ -129,20 +106,15 @@ def save_compressed(
 ) -> Path:
     """Write a compressed model: the native config.json, weights with factors in them, and compression.json.
 
-    The files are opened again and compared, weight by weight, before the folder gets its name. The model's own library
-    knows no factors and would put random matrices in their place. The weights are therefore in ``model.compressed``, a
-    safetensors file of another name, so that the library refuses the folder; :func:`tsfm_lens.load` opens it.
+    The files are opened again and compared before the folder gets its name. The weights are in ``model.compressed``,
+    which the model's own library does not look for; :func:`tsfm_lens.load` opens it.
 
     Args:
         lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
         folder: does not exist yet.
-        ranks: of every truncated matrix, for the record; those of the layers of factors if None.
+        ranks, method: for the record, of every truncated matrix; those of the layers of factors if None.
         by_head: ranks are those of each head.
-        method: of compression, for the record.
         native: the model is one of the library's own, see :func:`pruned`; then there is no compression.json.
-
-    Returns:
-        The folder.
 
     Raises:
         CheckpointError: the folder exists or cannot be written, or what was written does not open as the same model.
@@ -150,7 +122,7 @@ def save_compressed(
 
     Example:
         >>> smaller = compress.factorised(lens, compress.ranks_by_share({"decoder_blocks.0.cross_attn.q": \
-compress.BlockShape(1, 64, 64)}, 0.25))
+    ress.BlockShape(1, 64, 64)}, 0.25))
         >>> compress.save_compressed(smaller, folder / "smaller").name
         'smaller'
     """
@@ -164,10 +136,10 @@ compress.BlockShape(1, 64, 64)}, 0.25))
             f"no layer of {lens.model_id} holds less than its matrix; cut off to lower ranks, or take parts out"
         )
     ratio = {}
-    if ranks is not None:
-        ratio = ratio_of({name: by_name[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
-    else:
+    if ranks is None:
         ranks = {name: layer.factors.rank for name, layer in layers.items() if isinstance(layer, LowRankLinear)}
+    else:
+        ratio = ratio_of({name: by_name[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
     partial = target.with_name(f".{uuid4().hex}.part")
     try:
         with in_our_words(f"{target} cannot be written"):
@@ -205,7 +177,7 @@ def _write_native(lens: Lens, folder: Path) -> None:
 
 
 def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None:
-    """Rename weights so that no other library looks for them, and describe them in files beside them."""
+    """Rename weights so that no other library looks for them, and describe them beside them."""
     for file in folder.glob(f"*{SUFFIX}*"):
         file.rename(folder / file.name.replace(SUFFIX, COMPRESSED))
     (folder / COMPRESSION).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -230,10 +202,9 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
         if isinstance(layer, LowRankLinear):
             records[name.removesuffix(ending)] = FactorRecord(rank=layer.factors.rank, gain=layer.gain)
             continue
-        places = layer.places.tolist()
-        breaks = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
-        ends = pairwise([0, *breaks, len(places)])
-        runs = tuple((places[first], places[stop - 1] + 1) for first, stop in ends if stop)
+        places = layer.places.cpu().numpy()
+        pieces = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+        runs = tuple((int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece))
         size = layer.out_features if layer.of == "rows" else layer.in_features
         records[name.removesuffix(ending)] = PartRecord(of=layer.of, size=size, runs=runs, gain=layer.gain)
     return records
@@ -248,19 +219,14 @@ def _refuse_other(lens: Lens, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class CompressedCheckpoint(Checkpoint):
-    """A checkpoint some of whose layers hold less than their matrices.
-
-    Attributes:
-        record: content of compression.json.
-        shapes: (out, in) of the matrices, by the name that the files give to the layer.
-    """
+    """A checkpoint some of whose layers hold less than their matrices, whose shapes (out, in) it has by name."""
 
     record: CompressionRecord
     shapes: Mapping[str, tuple[int, int]]
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the whole model's tensors."""
+        """Name the whole model's tensors."""
         endings = tuple(layer + ending for layer in self.record.layers for ending in (DOWN, UP, REST))
         return frozenset({*self.tensors, *(layer + WEIGHT for layer in self.record.layers)} - set(endings))
 
@@ -313,7 +279,7 @@ class CompressedCheckpoint(Checkpoint):
                 del kind.__init__
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Restore the places of the rows or columns that are left, which are in no file."""
+        """Restore the places of what is left, which are in no file."""
         for layer, spec in self.record.layers.items():
             child = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
             if not isinstance(child, Compressed):
@@ -385,16 +351,14 @@ def _shape_of(files: Checkpoint, layer: str, spec: FactorRecord | PartRecord) ->
                 f"{files.folder}: {name!r} has {list(first)}, expected {count} {spec.of} as {COMPRESSION} says"
             )
         return (spec.size, first[1]) if axis == 0 else (first[0], spec.size)
-    shape: tuple[int, int] | None = None
-    forms = len(first), len(last)
+    types, forms, shape = [each.dtype for each in tensors], (len(first), len(last)), (0, 0)
     if forms == (2, 2) and first[0] == last[1] == spec.rank:
         shape = last[0], first[1]
     elif forms == (2, 3) and last[2] == spec.rank and first[0] == last[0] * spec.rank:
         shape = last[0] * last[1], first[1]
     elif forms == (3, 2) and first[1] == spec.rank and last[1] == first[0] * spec.rank:
         shape = last[0], first[0] * first[2]
-    types = [each.dtype for each in tensors]
-    if shape is None or types[0] != types[1] or not math.prod(shape):
+    if types[0] != types[1] or not math.prod(shape):
         raise CheckpointError(
             f"{files.folder}: {name!r} has factors {list(first)} and {list(last)} in {types[0]} and {types[1]}; "
             f"expected (rank, in) and (out, rank) of rank {spec.rank} in one type"

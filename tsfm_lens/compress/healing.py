@@ -37,21 +37,17 @@ def healed(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Lens:
-    """Train a copy of a compressed model for some steps on the contexts of a run.
-
-    Only what stands in the place of matrices is trained: factors, or rows and columns that are left. Batches are crops
-    of the series with augmentation (level, scale, noise, stride); AdamW, its rate falling over the second half.
+    """Train what stands in the place of matrices, in a copy of a compressed model, on the contexts of a run.
 
     Args:
         lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
-        run: of its series and horizon; its truth is not looked at.
-        steps: of the optimiser; learning_rate: its highest; rows: series in a batch.
-        seed: of batches.
+        run: of its series, which are cropped and augmented, and horizon; its truth is not looked at.
+        steps: of AdamW; learning_rate: its highest; rows: series in a batch; seed: of batches.
         progress: called with the steps done and their number.
 
     Raises:
-        InputError: the architecture has no loss, no layer is compressed, a number is out of range, or the
-            loss is not finite.
+        InputError: the architecture has no loss, no layer is compressed, a number is out of range, or the loss is not
+            finite.
 
     Example:
         >>> smaller, _ = compress.compressed(run, 0.25, method="svd")

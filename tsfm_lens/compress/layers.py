@@ -1,20 +1,185 @@
-"""Linear layers that hold less than their matrix: two factors of it, or some of its rows or columns."""
+"""A matrix as the product of two, the best two of a rank, and linear layers that hold less than their matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils._pytree import tree_map
 
-from tsfm_lens.compress.factors import Factors, product
-from tsfm_lens.errors import WiringError
+from tsfm_lens.errors import InputError, WiringError
 
-__all__ = ["Compressed", "LowRankLinear", "PartialLinear", "replace_layer"]
+__all__ = [
+    "Compressed",
+    "Factors",
+    "LowRankLinear",
+    "PartialLinear",
+    "error_of",
+    "product",
+    "replace_layer",
+    "truncate",
+]
+
+# eigenvalues of a second moment below this share of the largest are rounding of the float32 that it was summed of
+_NOTHING = 1e-12
+# what is added to the second moment of gradients, in shares of its mean eigenvalue
+_EVEN = 1e-3
+
+
+class Factors(NamedTuple):
+    """Two factors of a matrix (out, in), ``W = up @ down``, (rank, in) and (out, rank).
+
+    With heads in the rows of W, ``up`` is (head, out / heads, rank) and ``down`` (heads · rank, in); with heads in its
+    columns, ``down`` is (head, rank, in / heads) and ``up`` (out, heads · rank).
+    """
+
+    down: Tensor
+    up: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (out, in) of the product."""
+        rows = self.up.shape[0] * (self.up.shape[1] if self.up.ndim == 3 else 1)
+        columns = self.down.shape[-1] * (self.down.shape[0] if self.down.ndim == 3 else 1)
+        return rows, columns
+
+    @property
+    def rank(self) -> int:
+        """Rank of the matrix, or of each head."""
+        return self.down.shape[1] if self.down.ndim == 3 else self.up.shape[-1]
+
+    @property
+    def numbers(self) -> int:
+        """Number of entries of both."""
+        return self.down.numel() + self.up.numel()
+
+
+def product(factors: Factors) -> Tensor:
+    """Multiply two factors to the matrix (out, in) that they stand for.
+
+    Example:
+        >>> factors = compress.Factors(torch.ones(1, 3), torch.ones(2, 1))
+        >>> compress.product(factors).tolist()
+        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+    down, up = factors
+    if up.ndim == 3:
+        return torch.bmm(up, down.reshape(len(up), -1, down.shape[-1])).reshape(-1, down.shape[-1])
+    if down.ndim == 3:
+        wide = torch.bmm(up.reshape(len(up), len(down), -1).transpose(0, 1), down)
+        return wide.transpose(0, 1).reshape(len(up), -1)
+    return up @ down
+
+
+def truncate(
+    weight: Tensor,
+    rank: int,
+    *,
+    moment: Tensor | None = None,
+    sensitivity: Tensor | None = None,
+    heads: int = 1,
+    of: str = "rows",
+) -> Factors:
+    """Compute the two factors of a rank whose product is nearest to a matrix, in double precision.
+
+    In the Frobenius norm; with the second moment C = S Sᵀ of what enters, by the mean of ‖(W - W̃) x‖²: W̃ = U Uᵀ W, U
+    of W S; with that of the gradient at what leaves, G = R R (a share of its mean added to the diagonal), by that of dᵀ
+    G d for d = (W - W̃) x: W̃ = R⁻¹ U Uᵀ R W, U of R W S.
+
+    Args:
+        weight: (out, in).
+        rank: of the whole, or of each head.
+        moment: (in, in), symmetric, from zero on; sensitivity: (out, out), as well.
+        heads: number of blocks that are truncated by themselves, in the "rows" or "columns" ``of`` the matrix.
+
+    Raises:
+        InputError: the matrix or the moment is not finite or of another shape, or the rank is out of range.
+
+    Source:
+        Eckart and Young 1936; Flow of ranks, section 5 (S0-TSVD), and its equations 19 and 20 (S0-LR).
+
+    Example:
+        >>> w = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+        >>> compress.product(compress.truncate(w, 2)).diagonal().tolist()
+        [3.0, 2.0, 0.0]
+        >>> rarely = torch.diag(torch.tensor([1.0, 0.1, 1.0]))
+        >>> compress.product(compress.truncate(w, 2, moment=rarely)).diagonal().tolist()
+        [3.0, 0.0, 1.0]
+    """
+    if weight.ndim != 2 or not bool(torch.isfinite(weight).all()):
+        raise InputError(f"a weight of shape {tuple(weight.shape)}, expected a finite matrix (out, in)")
+    side = {"rows": 0, "columns": 1}.get(of)
+    if side is None or heads < 1 or weight.shape[side] % heads:
+        raise InputError(f"{heads} heads as {of!r} of a matrix {tuple(weight.shape)}; expected equal rows or columns")
+    full = min(weight.shape[side] // heads, weight.shape[1 - side]) if heads > 1 else min(weight.shape)
+    if not 1 <= rank <= full:
+        raise InputError(f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}")
+    exact = weight.detach().double()
+    root = None if moment is None else _root(moment, exact.shape[1])
+    outer = None if sensitivity is None else _check_moment(sensitivity, exact.shape[0])
+    size = exact.shape[side] // heads
+    downs, ups = [], []
+    for head, block in enumerate(exact.chunk(heads, dim=side)):
+        own = slice(head * size, (head + 1) * size)
+        inner = root if side == 0 or root is None else root[own]
+        down, up = _leading(block, inner, rank, outer if side == 1 or outer is None else outer[own, own])
+        downs.append(down.to(weight.dtype))
+        ups.append(up.to(weight.dtype))
+    if heads == 1:
+        return Factors(downs[0].contiguous(), ups[0].contiguous())
+    return Factors(torch.cat(downs), torch.stack(ups)) if side == 0 else Factors(torch.stack(downs), torch.cat(ups, 1))
+
+
+def _root(moment: Tensor, size: int) -> Tensor:
+    """Compute S of C = S Sᵀ, (in, directions that inputs have)."""
+    values, vectors = torch.linalg.eigh(_check_moment(moment, size))
+    if not values[-1] > 0:
+        raise InputError("a second moment of zero: nothing but zeros entered the matrix, so no rank is better than 1")
+    some = values > _NOTHING * values[-1]
+    return vectors[:, some] * values[some].sqrt()
+
+
+def _check_moment(moment: Tensor, size: int) -> Tensor:
+    if moment.shape != (size, size) or not bool(torch.isfinite(moment).all()):
+        raise InputError(f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})")
+    return moment.double()
+
+
+def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None) -> Factors:
+    """Project a matrix onto the directions in which its outputs, for such inputs, are largest."""
+    if outer is not None:
+        values, vectors = torch.linalg.eigh(outer)
+        if not values[-1] > 0:
+            # a query of a single key, say: whatever is lost, nothing of it is felt
+            return _leading(matrix, root, rank, None)
+        roots = (values.clamp(min=0.0) + _EVEN * values.clamp(min=0.0).mean()).sqrt()
+        inside = _leading((vectors * roots) @ vectors.T @ matrix, root, rank, None)
+        return Factors(inside.down, (vectors / roots) @ vectors.T @ inside.up)
+    u, _, _ = torch.linalg.svd(matrix if root is None else matrix @ root, full_matrices=False)
+    if u.shape[1] < rank:
+        # inputs have fewer directions than there are ranks: what is left of the matrix comes after them
+        rest, _, _ = torch.linalg.svd(matrix - u @ (u.T @ matrix), full_matrices=False)
+        u = torch.cat([u, rest[:, : rank - u.shape[1]]], dim=1)
+        u, _ = torch.linalg.qr(u)
+    up = u[:, :rank]
+    return Factors(up.T @ matrix, up)
+
+
+def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> float:
+    """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², (out, in), for a second moment (in, in) or the identity.
+
+    Example:
+        >>> w = torch.diag(torch.tensor([2.0, 1.0]))
+        >>> compress.error_of(w, torch.diag(torch.tensor([2.0, 0.0])))
+        0.2
+    """
+    exact, rest = weight.detach().double(), weight.detach().double() - other.detach().double()
+    over, of = (w if moment is None else w @ moment.double() for w in (rest, exact))
+    return float((over * rest).sum() / (of * exact).sum())
 
 
 class _LazyMatrix(Tensor):
@@ -46,16 +211,7 @@ class _LazyMatrix(Tensor):
 
 
 class Compressed(nn.Module):
-    """A linear layer that holds less than its matrix; ``weight`` still reads as the matrix.
-
-    Wirings, hooks and ``lens.weights`` find what they find in a dense layer.
-
-    Args:
-        shape: (out, in) of the matrix.
-        bias: (out,), kept as it is; None for none.
-        gain: factor that the layer puts on its output, as unit-scaled ones do.
-        parts: tensors that are held, by name.
-    """
+    """A linear layer (out, in) that holds parts instead of its matrix; ``weight`` still reads as the matrix."""
 
     bias: nn.Parameter | None
 
@@ -83,12 +239,7 @@ class Compressed(nn.Module):
 
 
 class LowRankLinear(Compressed):
-    """A linear layer that holds its matrix as two factors, ``x -> gain · (up (down x) + bias)``.
-
-    Args:
-        factors: see :class:`Factors`.
-        bias, gain: see :class:`Compressed`.
-    """
+    """A linear layer that holds its matrix as two :class:`Factors`, ``x -> gain · (up (down x) + bias)``."""
 
     down: nn.Parameter
     up: nn.Parameter
@@ -123,15 +274,7 @@ class LowRankLinear(Compressed):
 
 
 class PartialLinear(Compressed):
-    """A linear layer of which some rows, or some columns, are left; the others are zero.
-
-    Args:
-        rest: (kept, in), or (out, kept).
-        places: of its rows or columns in the whole matrix, ascending.
-        size: rows, or columns, of the whole.
-        of: "rows" or "columns".
-        bias, gain: see :class:`Compressed`.
-    """
+    """A linear layer of which some rows, or some columns, are left, at ascending places; the others are zero."""
 
     rest: nn.Parameter
     places: Tensor
@@ -180,7 +323,7 @@ def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
 
 
 def replace_layer(model: nn.Module, path: str, layer: nn.Module, device: torch.device | None = None) -> None:
-    """Put another layer in the place of one, with its mode, in its type, on its device or on the one given."""
+    """Put another layer in the place of one, with its mode, type and device, unless another one is given."""
     parent, _, last = path.rpartition(".")
     owner = model.get_submodule(parent)
     old = owner.get_submodule(last)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from tsfm_lens.compress.factors import Factors, product, truncate
-from tsfm_lens.compress.layers import Compressed, LowRankLinear, replace_layer
+from tsfm_lens.compress.layers import Compressed, Factors, LowRankLinear, product, replace_layer, truncate
 from tsfm_lens.compress.schedule import BlockShape
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.hooks.weights import parameters
@@ -28,16 +27,13 @@ _SAME = 1e-4
 
 @dataclass(frozen=True)
 class WeightMatrix:
-    """One matrix of a model.
+    """One matrix of a model, with the blocks of heads in its rows or columns, and the gain of its layer.
 
     Attributes:
         name: as in "encoder_blocks.0.self_attn.q", with the letters of all parts of a fused one ("…attn.qkv").
         path: of the layer that holds it, in the native model.
-        stack, layer, kind: where it stands.
         shape: (out, in).
         heads: blocks in its rows or columns, one after the other; 1 for an MLP's, or where heads take turns.
-        of: whether they are "rows" or "columns".
-        gain: factor that the layer puts on what it gives.
     """
 
     name: str
@@ -71,22 +67,17 @@ class WeightMatrix:
 
 
 def matrices(lens: Lens, *, mlps: bool = False, attention: bool = True) -> dict[str, WeightMatrix]:
-    """List every matrix that can be truncated, by name, in order of the forward.
-
-    Args:
-        lens: the model.
-        mlps: those of the MLPs, too.
-        attention: those of the attentions.
+    """List every matrix that can be truncated, by name, in order of the forward, of MLPs or attentions.
 
     Raises:
-        WiringError: a matrix is no layer of its own (``nn.MultiheadAttention`` holds it), two places share one, or a
-            layer computes something else than its matrix times what enters.
-        InputError: neither attentions nor MLPs are asked for, or there is none of what is; a matrix is not finite.
+        WiringError: a matrix is no layer of its own, two places share one, or a layer computes something else than its
+            matrix times what enters.
+        InputError: there is none of what is asked for; a matrix is not finite.
 
     Example:
         >>> list(compress.matrices(lens))[:4]
         ['encoder_blocks.0.self_attn.q', 'encoder_blocks.0.self_attn.k', 'encoder_blocks.0.self_attn.v', \
-'encoder_blocks.0.self_attn.o']
+    oder_blocks.0.self_attn.o']
     """
     by_name = {
         matrix.name: matrix
@@ -186,23 +177,18 @@ def factorised(
     by_head: bool = False,
     name: str | None = None,
 ) -> Lens:
-    """Copy a model and truncate its matrices; the model itself stays as it is.
-
-    A matrix whose two factors would have more entries than itself is truncated and held whole; one that keeps its full
-    rank is left as it is, bit for bit.
+    """Copy a model and truncate its matrices; one whose factors would have more entries is held whole.
 
     Args:
         lens: the model.
         ranks: by name of the matrix (see :func:`matrices`); those that are not named are left whole.
-        moments: by name, the second moment of what enters (see :func:`second_moments`); plain truncation if None.
-        sensitivity: by name, of the forecast to what leaves (see :func:`output_sensitivity`); all alike if None.
-        by_head: ranks are those of each head, and every head of an attention is truncated by itself.
+        moments, sensitivity: by name, see :func:`second_moments` and :func:`output_sensitivity`; all alike if None.
+        by_head: every head of an attention is truncated by itself, to the rank.
         name: of the copy.
 
     Raises:
         UnknownNameError: no such matrix.
-        InputError: a rank is out of range, a matrix is compressed already, or a moment is missing; a weight or a
-            moment is not finite.
+        InputError: a rank is out of range, a matrix is compressed already, a moment is missing or not finite.
 
     Example:
         >>> smaller = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 2})
@@ -218,8 +204,15 @@ def factorised(
         factors[key] = factors_of(lens, matrix, ranks[key], inner, outer, by_head)
     twin = copy.deepcopy(lens)
     for key, pair in factors.items():
-        if pair is not None:
-            _put_factors(twin, by_name[key], pair)
+        if pair is None:
+            continue
+        path, (rows, columns) = by_name[key].path, pair.shape
+        layer: Any = twin.adapter.model.get_submodule(path)
+        if pair.numbers < rows * columns:
+            replace_layer(twin.adapter.model, path, LowRankLinear(pair, layer.bias, by_name[key].gain))
+        else:
+            with torch.no_grad():
+                layer.weight.copy_(product(Factors(*(part.double() for part in pair))))
     return Lens(twin.adapter, name or f"{lens.model_id} (cut off)", lens.revision)
 
 
@@ -237,13 +230,3 @@ def factors_of(
         return None
     weight, _ = parameters(lens.adapter.model, matrix.path)
     return truncate(weight, rank, moment=moment, sensitivity=sensitivity, heads=form.blocks, of=matrix.of)
-
-
-def _put_factors(lens: Lens, matrix: WeightMatrix, factors: Factors) -> None:
-    layer = lens.adapter.model.get_submodule(matrix.path)
-    rows, columns = factors.shape
-    if factors.numbers < rows * columns:
-        replace_layer(lens.adapter.model, matrix.path, LowRankLinear(factors, layer.bias, matrix.gain))
-    else:
-        with torch.no_grad():
-            layer.weight.copy_(product(Factors(*(part.double() for part in factors))))

@@ -1,26 +1,31 @@
-"""Effect of compression on a model's size, on its forecasts, and on its next-token distributions."""
+"""Effect of compression on a model's size and cost, on its forecasts, and on its next-token distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
+from torch.utils.flop_counter import FlopCounterMode
 
 from tsfm_lens.ablation.metrics import mae, seasonal_scale
 from tsfm_lens.compress.layers import Compressed
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
 from tsfm_lens.compress.schedule import ratio_of
+from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.models.timing import in_turn, measured
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import mean_interval
 
-__all__ = ["pareto", "quality", "sizes", "smallest_harmless"]
+__all__ = ["cost", "pareto", "quality", "sizes", "smallest_harmless"]
 
 TOLERANCE = 0.01
 """Rise of the error that is taken for harmless, a share."""
@@ -45,26 +50,22 @@ def sizes(lens: Lens) -> dict[str, int]:
 
 
 def quality(run: Run, other: Lens) -> xr.Dataset:
-    """Compare the errors of a model and of another one on the same series, paired by series.
-
-    Both make the library's own forecast from the run's seed.
+    """Compare the errors of a model and of another one on the same series, paired, by the library's own forecasts.
 
     Args:
-        run: of the one, with a known truth.
-        other: the other model, as a rule the compressed one.
+        run: of the one, with a known truth; other: the other model, as a rule the compressed one.
 
     Returns:
         Dataset of kind "compression_quality": ``quantile_forecast`` (model, series, quantile, step); ``mase`` and
-        ``wql`` (model, series); ``mase_rise`` and ``wql_rise`` (series), the ratio of the other to the one, less 1;
-        ``…_estimate``, ``…_low``, ``…_high``, the geometric mean of the ratios over series, less 1, with its 95 % t
-        interval on the logarithm. Of token models also ``overlap``, the Jaccard index of the ten likeliest tokens, and
-        ``log_perplexity`` (model), along the truth. NaN, and not in the mean, where an error or its scale is 0.
-
-    Source:
-        Flow of ranks, table 2 (S0-METR). MASE of the median, WQL over the levels of the forecast.
+        ``wql`` (model, series); ``mase_rise`` and ``wql_rise`` (series), their ratio less 1; ``…_estimate``, ``…_low``,
+        ``…_high``, the geometric mean over series with its 95 % t interval; of token models ``overlap``, the Jaccard
+        index of the ten likeliest tokens, and ``log_perplexity`` (model). NaN where an error or its scale is 0.
 
     Raises:
         InputError: no truth is known, or the models forecast other levels.
+
+    Source:
+        Flow of ranks, table 2 (S0-METR). MASE of the median, WQL over the levels of the forecast.
 
     Example:
         >>> same = compress.quality(run, lens)
@@ -143,19 +144,13 @@ def pareto(
     Args:
         run: the whole model on the series that count, with their truth.
         calibration: of the same model on calibration series, over a horizon of one pass.
-        keeps: shares that are kept.
-        methods: of :data:`METHODS`.
-        of, mlps: as in :func:`compressed`.
+        keeps: shares that are kept; methods: of :data:`METHODS`; of, mlps: as in :func:`compressed`.
         progress: called with what is next, in words.
 
     Returns:
-        Dataset of kind "compression", by ``method`` and ``keep``: ``parameters``, share of all numbers that is left;
-        ``rank_ratio`` and ``factor_ratio``, the two readings of "ratio" over the matrices (S0-TSVD); ``mase_rise`` and
-        ``wql_rise`` with ``…_low`` and ``…_high``. The attribute ``choice`` is the point that
-        :func:`smallest_harmless` gives, and ``why`` says so.
-
-    Raises:
-        InputError: as in :func:`compressed` and :func:`quality`.
+        Dataset of kind "compression" over (method, keep): ``parameters``, share of all numbers that is left;
+        ``rank_ratio`` and ``factor_ratio`` (S0-TSVD); ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``. Its
+        attributes ``choice`` and ``why`` are those of :func:`smallest_harmless`.
 
     Example:
         >>> curve = compress.pareto(run, run, [0.25, 0.5], methods=["svd"])
@@ -165,24 +160,20 @@ def pareto(
     by_name = matrices(run.lens, mlps=mlps)
     forms = {name: matrix.form() for name, matrix in by_name.items()}
     whole = sizes(run.lens)["all"]
-    names: tuple[str, ...] = ("parameters", "rank_ratio", "factor_ratio")
-    names += tuple(f"{error}_rise{end}" for error in ("mase", "wql") for end in ("", "_low", "_high"))
-    values = {name: np.empty((len(methods), len(keeps))) for name in names}
-    for at in np.ndindex(len(methods), len(keeps)):
-        method, keep = methods[at[0]], keeps[at[1]]
+    rows: list[dict[str, float]] = []
+    for method, keep in product(methods, keeps):
         if progress is not None:
             progress(f"{method}, {keep:g} kept")
         smaller, ranks = compressed(calibration, keep, method=method, of=of, mlps=mlps)
         ratio = ratio_of(forms, ranks)
         result = quality(run, smaller)
         row = {"parameters": sizes(smaller)["all"] / whole, "rank_ratio": ratio.ranks, "factor_ratio": ratio.factors}
-        for error in ("mase", "wql"):
-            for end, part in (("", "estimate"), ("_low", "low"), ("_high", "high")):
-                row[f"{error}_rise{end}"] = float(result[f"{error}_rise_{part}"])
-        for name, value in row.items():
-            values[name][at] = value
+        for error, (end, part) in product(("mase", "wql"), (("", "estimate"), ("_low", "low"), ("_high", "high"))):
+            row[f"{error}_rise{end}"] = float(result[f"{error}_rise_{part}"])
+        rows.append(row)
+    shape = len(methods), len(keeps)
     data = xr.Dataset(
-        {name: (("method", "keep"), value) for name, value in values.items()},
+        {name: (("method", "keep"), np.reshape([row[name] for row in rows], shape)) for name in rows[0]},
         coords={"method": list(methods), "keep": list(keeps)},
         attrs=run.describe("compression", "Size and error", _SOURCE, n_series=len(run.batch), of=str(of)),
     )
@@ -190,17 +181,13 @@ def pareto(
 
 
 def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mapping[str, Any]:
-    """Choose the smallest model of a curve whose error is known to rise by no more than a share.
+    """Choose the smallest model of a curve of :func:`pareto` whose error is known to rise by no more than a share.
 
     Args:
-        curve: of :func:`pareto`.
         tolerance: the rise of MASE that is accepted; the upper end of its interval must not exceed it.
 
     Returns:
         ``choice``, as in "weighted, 0.25 kept", or "" where no point will do; and ``why``, a sentence.
-
-    Raises:
-        InputError: the tolerance is negative or no number.
 
     Example:
         >>> curve = compress.pareto(run, run, [0.5], methods=["svd"])
@@ -209,24 +196,27 @@ def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mappin
     """
     if not (np.isfinite(tolerance) and tolerance >= 0):
         raise InputError(f"a tolerance of {tolerance}; expected a share of the error from 0 on")
+    axes, share = ("method", "keep"), f"{100 * tolerance:g} %"
     points = sorted(
         (float(curve["parameters"][at]), float(curve["mase_rise_high"][at]), at)
         for at in np.ndindex(curve["parameters"].shape)
     )
-    share = f"{100 * tolerance:g} %"
+
+    def name_of(at: tuple[int, ...]) -> str:
+        method, keep = (curve[axis].values[place] for axis, place in zip(axes, at, strict=True))
+        return f"{method}, {keep:g} kept"
+
     for size, high, at in points:
         if high <= tolerance:
-            name = f"{curve['method'].values[at[0]]}, {curve['keep'].values[at[1]]:g} kept"
             return {
-                "choice": name,
-                "why": f"{name}: of the models whose MASE rises by at most {share} (upper end of the 95 % interval, "
-                f"here {100 * high:.2g} %), it is the smallest, with {100 * size:.3g} % of the numbers.",
+                "choice": name_of(at),
+                "why": f"{name_of(at)}: of the models whose MASE rises by at most {share} (upper end of the 95 % "
+                f"interval, here {100 * high:.2g} %), it is the smallest, with {100 * size:.3g} % of the numbers.",
             }
     _, high, at = min(points, key=lambda point: (np.nan_to_num(point[1], nan=np.inf), point[0]))
-    nearest = f"{curve['method'].values[at[0]]}, {curve['keep'].values[at[1]]:g} kept"
     return {
         "choice": "",
-        "why": f"None: of no model it is known that its MASE rises by at most {share}; nearest is {nearest}, whose "
+        "why": f"None: of no model it is known that its MASE rises by at most {share}; nearest is {name_of(at)}, whose "
         f"interval ends at {100 * high:.2g} %. Keep more, or judge by more series.",
     }
 
@@ -242,3 +232,81 @@ def _curve(
 def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
     smaller, _ = compressed(calibration_run(run), keep=keep, **options)
     return quality(run, smaller)
+
+
+ROUNDS = 9
+SHAPES = ((1, 512), (16, 512))
+_HORIZON = 16
+
+
+def cost(
+    whole: Lens, other: Lens, *, shapes: Sequence[tuple[int, int]] = SHAPES, rounds: int = ROUNDS, seed: int = 0
+) -> xr.Dataset:
+    """Measure time, operations and memory of one forward of two models on the same inputs.
+
+    Args:
+        whole, other: the models, as a rule the compressed one last.
+        shapes: (series, steps of context); contexts longer than the model's are cut to it.
+        rounds: how often each is timed, in turn; seed: of the series, random walks.
+
+    Returns:
+        Dataset of kind "compression_cost" over ``shape`` ("16 x 512"): ``time_ratio``, a median over rounds, with
+        ``…_low`` and ``…_high``, the ends; ``operation_ratio``; and by ``model`` ("whole", "other") ``seconds``,
+        ``operations``, ``weight_bytes`` and ``peak_bytes``, weights and the most that a forward held beyond them.
+
+    Example:
+        >>> found = compress.cost(lens, lens, shapes=[(2, 64)], rounds=1)
+        >>> found["operation_ratio"].values.tolist()
+        [1.0]
+    """
+    if not shapes or min(min(shape) for shape in shapes) < 1 or rounds < 1:
+        raise InputError(f"shapes {list(shapes)} and {rounds} rounds; expected positive numbers, at least one of each")
+    longest = whole.adapter.context_length
+    unique_shapes = dict.fromkeys((batch, min(steps, longest)) for batch, steps in shapes)
+    rows = [_row(whole, other, *shape, rounds, seed) for shape in unique_shapes]
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    data = xr.Dataset(
+        {name: (("shape", "model")[: value.ndim], value) for name, value in columns.items()},
+        coords={"shape": [f"{batch} x {steps}" for batch, steps in unique_shapes], "model": ["whole", "other"]},
+    )
+    return data.assign_attrs(
+        kind="compression_cost", model=whole.model_id, other=other.model_id, rounds=rounds, device=str(whole.device)
+    )
+
+
+def _row(whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: int) -> dict[str, Any]:
+    walks = np.random.default_rng(seed).standard_normal((batch, steps)).cumsum(axis=1)
+    future = np.zeros((batch, _HORIZON)) if whole.adapter.readout == "token" else None
+    inputs = whole.encode(as_series(list(walks)), future=future).inputs
+    forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
+    times = np.array(in_turn(forwards, rounds=rounds))
+    over = times[1] / times[0]
+    operations, peaks = [], []
+    for lens, forward in zip((whole, other), forwards, strict=True):
+        with FlopCounterMode(display=False) as counter:
+            forward()
+        operations.append(int(counter.get_total_flops()))
+        peaks.append(measured(forward, lens.device)[1] + _weight_bytes(lens))
+    return {
+        "time_ratio": float(np.median(over)),
+        "time_ratio_low": float(over.min()),
+        "time_ratio_high": float(over.max()),
+        "operation_ratio": operations[1] / operations[0],
+        "seconds": np.median(times, axis=1).tolist(),
+        "operations": operations,
+        "weight_bytes": [_weight_bytes(lens) for lens in (whole, other)],
+        "peak_bytes": peaks,
+    }
+
+
+def _forward(lens: Lens, inputs: Any) -> None:
+    with torch.no_grad():
+        lens.adapter.run(inputs)
+    if lens.device.type == "cuda":
+        torch.cuda.synchronize(lens.device)
+
+
+def _weight_bytes(lens: Lens) -> int:
+    module = lens.adapter.model
+    sizes = {id(part): part.numel() * part.element_size() for part in (*module.parameters(), *module.buffers())}
+    return sum(sizes.values())

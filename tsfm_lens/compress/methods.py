@@ -1,23 +1,246 @@
-"""Four methods of compression, to a share, a threshold or a rank."""
+"""Four methods of compression, to a share, a threshold or a rank, and ranks by what each does to the forecast."""
 
 from __future__ import annotations
 
-from typing import Literal
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tsfm_lens.ablation.points import Progress
-from tsfm_lens.compress.allocate import allocated
-from tsfm_lens.compress.matrices import WeightMatrix, factorised, matrices
+from tsfm_lens.compress.layers import Factors, LowRankLinear, replace_layer
+from tsfm_lens.compress.matrices import factorised, factors_of, matrices, matrices_by_name
 from tsfm_lens.compress.moments import output_sensitivity, second_moments
-from tsfm_lens.compress.schedule import ranks_by_epsilon, ranks_by_share
+from tsfm_lens.compress.schedule import BlockShape, ranks_by_epsilon, ranks_by_share
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
-__all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed"]
+__all__ = [
+    "Allocation",
+    "METHODS",
+    "allocate",
+    "allocated",
+    "calibration_run",
+    "chosen_ranks",
+    "compressed",
+    "deviation",
+    "rank_effects",
+]
+
+# shares of the full rank at which a matrix is tried
+SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Choice of ranks by name, and the deviations that were measured: by name and rank in ``effects``, of each alone.
+
+    Attributes:
+        expected: sum of the deviations that each matrix causes alone.
+        deviation: with all of them truncated; uniform: the same with ``uniform_ranks``, one share for all.
+    """
+
+    ranks: dict[str, int]
+    expected: float
+    deviation: float
+    uniform: float
+    uniform_ranks: dict[str, int]
+    effects: dict[str, dict[int, float]]
+
+
+def deviation(run: Run, output: Tensor) -> np.ndarray:
+    """Compute the distance of a forward's output from the plain model's, (series,), 0 or more.
+
+    Of a token model the Kullback-Leibler divergence of its distribution from the plain one, in nats; of all others the
+    mean square over quantiles and steps, in units of the variance of the context.
+
+    Example:
+        >>> bool(compress.deviation(run, lens.forward(run.encoded)).max() < 1e-6)
+        True
+    """
+    if "plain output" not in run.cache:
+        with torch.no_grad():
+            run.cache["plain output"] = run.lens.adapter.run(run.encoded.inputs)
+    plain = run.cache["plain output"].double()
+    other = output.detach().double()
+    if run.tokens_read:
+        log_p, log_q = plain.log_softmax(-1), other.log_softmax(-1)
+        return (log_p.exp() * (log_p - log_q)).sum(-1).mean(-1).cpu().numpy()
+    spread = np.array([np.nanvar(series) for series in run.batch.values])
+    apart = (other - plain)[..., : run.horizon].square().mean(dim=(1, 2)).cpu().numpy()
+    return np.asarray(apart / np.where(spread > 0, spread, 1.0))
+
+
+def rank_effects(
+    run: Run,
+    candidates: Mapping[str, Sequence[int]],
+    *,
+    moments: Mapping[str, Tensor] | None = None,
+    sensitivity: Mapping[str, Tensor] | None = None,
+    by_head: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, dict[int, float]]:
+    """Measure the deviation of the forecast with one matrix truncated, by name and rank; a mean over series.
+
+    Args:
+        run: the plain model on the calibration series, over a horizon of one pass.
+        candidates: by name, the ranks to try.
+        moments, sensitivity, by_head: as in :func:`factorised`.
+        progress: called with the matrices done and their number.
+
+    Example:
+        >>> effects = compress.rank_effects(run, {"encoder_blocks.0.self_attn.v": [1, 48]})
+        >>> effects["encoder_blocks.0.self_attn.v"][1] > effects["encoder_blocks.0.self_attn.v"][48]
+        True
+    """
+    by_name = matrices_by_name(run.lens, candidates)
+    twin = copy.deepcopy(run.lens)
+    model = twin.adapter.model
+    effects: dict[str, dict[int, float]] = {}
+    for count, (name, ranks) in enumerate(candidates.items()):
+        matrix, full = by_name[name], by_name[name].form(by_head=by_head).full
+        layer = model.get_submodule(matrix.path)
+        inner, outer = (None if each is None else each[name] for each in (moments, sensitivity))
+        smaller = [rank for rank in ranks if rank < full]
+        # the factors of smaller ranks begin as those of the largest
+        widest = factors_of(run.lens, matrix, max(smaller), inner, outer, by_head) if smaller else None
+        effects[name] = dict.fromkeys(ranks, 0.0)
+        for rank in smaller:
+            assert widest is not None
+            replace_layer(model, matrix.path, LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain))
+            effects[name][rank] = _mean_deviation(run, twin)
+        parent, _, last = matrix.path.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer)
+        if progress is not None:
+            progress(count + 1, len(candidates))
+    return effects
+
+
+def _mean_deviation(run: Run, other: Lens) -> float:
+    with torch.no_grad():
+        return float(deviation(run, other.adapter.run(run.encoded.inputs)).mean())
+
+
+def _leading(factors: Factors, rank: int) -> Factors:
+    """Keep the leading directions of each block."""
+    down, up = factors
+    if up.ndim == 3:
+        return Factors(down.reshape(len(up), -1, down.shape[-1])[:, :rank].flatten(0, 1), up[..., :rank].contiguous())
+    if down.ndim == 3:
+        return Factors(down[:, :rank].contiguous(), up.reshape(len(up), len(down), -1)[..., :rank].flatten(1))
+    return Factors(down[:rank].contiguous(), up[:, :rank].contiguous())
+
+
+def allocate(
+    effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, BlockShape], budget: int
+) -> tuple[dict[str, int], float]:
+    """Choose the ranks of least summed effect that fit a budget of numbers, by marginal effect per number.
+
+    The choice is off the best one of the ranks that were tried by less than the step that did not fit.
+
+    Args:
+        effects: of each matrix, by rank.
+        forms: of the matrices; budget: numbers that may be stored.
+
+    Returns:
+        Rank by name, and the sum of their effects; InputError if not even the smallest ranks fit.
+
+    Example:
+        >>> forms = {"a": compress.BlockShape(1, 8, 8), "b": compress.BlockShape(1, 8, 8)}
+        >>> compress.allocate({"a": {1: 9.0, 2: 1.0}, "b": {1: 2.0, 2: 1.0}}, forms, 48)
+        ({'a': 2, 'b': 1}, 3.0)
+    """
+    points = {
+        name: _hull([(forms[name].stored(rank), effect, rank) for rank, effect in of.items()])
+        for name, of in effects.items()
+    }
+    positions = dict.fromkeys(points, 0)
+    spent = sum(hull[0][0] for hull in points.values())
+    if spent > budget:
+        raise InputError(
+            f"no rank meets a budget of {budget:,} numbers: the smallest ranks that were tried take {spent:,}; give "
+            "that or more"
+        )
+    steps = [
+        (_slope(before, after), name, place)
+        for name, hull in points.items()
+        for place, (before, after) in enumerate(pairwise(hull), 1)
+    ]
+    for _, name, place in sorted(steps, key=lambda step: -step[0]):
+        cost = points[name][place][0] - points[name][place - 1][0]
+        if positions[name] == place - 1 and spent + cost <= budget:
+            positions[name], spent = place, spent + cost
+    selection = {name: points[name][place] for name, place in positions.items()}
+    return {name: point[2] for name, point in selection.items()}, float(sum(point[1] for point in selection.values()))
+
+
+def _hull(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, float, int]]:
+    """Return the points (cost, effect, rank) of falling effect on the lower convex hull, by cost."""
+    hull: list[tuple[int, float, int]] = []
+    for point in sorted(points):
+        if hull and point[1] >= hull[-1][1]:
+            continue
+        if hull and point[0] == hull[-1][0]:
+            hull.pop()
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _slope(before: tuple[int, float, int], after: tuple[int, float, int]) -> float:
+    return (before[1] - after[1]) / (after[0] - before[0])
+
+
+def allocated(
+    run: Run,
+    uniform: Mapping[str, int],
+    *,
+    moments: Mapping[str, Tensor] | None = None,
+    sensitivity: Mapping[str, Tensor] | None = None,
+    by_head: bool = False,
+    progress: Progress | None = None,
+) -> Allocation:
+    """Choose ranks of the size of given ones under which the forecast moves least, or those, if it moves less by them.
+
+    Args:
+        run: the plain model on the calibration series, over a horizon of one pass.
+        uniform: ranks by name, one share for all; what they take is the budget.
+        moments, sensitivity, by_head: as in :func:`factorised`.
+        progress: called with the matrices done and their number.
+
+    Example:
+        >>> names = [name for name in compress.matrices(lens) if "cross_attn" in name]
+        >>> found = compress.allocated(run, dict.fromkeys(names, 4))
+        >>> found.deviation <= found.uniform
+        True
+    """
+    by_name = matrices_by_name(run.lens, uniform)
+    forms = {name: by_name[name].form(by_head=by_head) for name in uniform}
+    candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
+    how: dict[str, Any] = {"moments": moments, "sensitivity": sensitivity, "by_head": by_head}
+    effects = rank_effects(run, candidates, **how, progress=progress)
+    budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
+    ranks, estimate = allocate(effects, forms, budget)
+    together = [_mean_deviation(run, factorised(run.lens, choice, **how)) for choice in (ranks, uniform)]
+    best = dict(uniform) if together[1] < together[0] else ranks
+    return Allocation(best, estimate, min(together), together[1], dict(uniform), effects)
+
+
+def _candidates(form: BlockShape, rank: int) -> list[int]:
+    """List the ranks to try: shares of the full one, the given one and its neighbours, and the whole."""
+    ranks = {max(1, round(share * form.full)) for share in SHARES}
+    ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
+    # at and above this rank the matrix itself takes no more
+    return sorted({each for each in ranks if form.factors(each) < form.numbers} | {form.full})
+
 
 METHODS = ("svd", "weighted", "sensitive", "measured")
 """Plain truncation; weighted by what enters; by the sensitivity to what leaves, too; weighted by what enters, with
@@ -25,10 +248,9 @@ ranks by the deviation of the forecast that each matrix causes."""
 
 
 def calibration_run(run: Run) -> Run:
-    """Run the same series one horizon earlier, within one pass; a model can be calibrated for ``run`` on it.
+    """Run the same series one horizon earlier, within one pass, to calibrate a model that sees nothing of the truth.
 
-    It sees nothing of the run's truth. A token model's decoder follows the ends of the contexts; series too short for
-    that are forecast as they are.
+    Series too short for that are forecast as they are.
 
     Example:
         >>> earlier = compress.calibration_run(run)
@@ -53,18 +275,11 @@ def chosen_ranks(
     mlps: bool = False,
     by_head: bool = False,
 ) -> dict[str, int]:
-    """Choose ranks of all matrices by one number.
+    """Choose ranks of all matrices by one number; InputError for none, several, or one out of range.
 
     Args:
-        lens: the model.
-        keep: share that is kept, see :func:`ranks_by_share`, with ``of``.
-        epsilon: threshold, see :func:`ranks_by_epsilon`.
-        rank: the same for all, at most the full one.
-        mlps: the matrices of MLPs, too.
-        by_head: ranks are those of each head.
-
-    Raises:
-        InputError: not exactly one number is given, or it is out of range.
+        keep, of: see :func:`ranks_by_share`; epsilon: see :func:`ranks_by_epsilon`; rank: the same for all.
+        mlps: the matrices of MLPs, too; by_head: ranks are those of each head.
 
     Example:
         >>> set(compress.chosen_ranks(lens, rank=3).values())
@@ -84,15 +299,13 @@ def chosen_ranks(
     if not 0 < epsilon < 1:
         # refused before spectra are computed
         raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
-    return ranks_by_epsilon({name: _spectra(lens, each, by_head) for name, each in by_name.items()}, epsilon)
-
-
-def _spectra(lens: Lens, matrix: WeightMatrix, by_head: bool) -> np.ndarray:
-    """Compute the singular values of each block, (block, j)."""
-    weight, _ = parameters(lens.adapter.model, matrix.path)
-    form, exact = matrix.form(by_head=by_head), weight.detach().double()
-    blocks = torch.stack(exact.chunk(form.blocks, dim=1 if form.blocks > 1 and matrix.of == "columns" else 0))
-    return torch.linalg.svdvals(blocks).cpu().numpy()
+    spectra = {}
+    for name, matrix in by_name.items():
+        exact = parameters(lens.adapter.model, matrix.path)[0].detach().double()
+        side = 1 if forms[name].blocks > 1 and matrix.of == "columns" else 0
+        blocks = torch.stack(exact.chunk(forms[name].blocks, dim=side))
+        spectra[name] = torch.linalg.svdvals(blocks).cpu().numpy()
+    return ranks_by_epsilon(spectra, epsilon)
 
 
 def compressed(
@@ -112,8 +325,8 @@ def compressed(
     Args:
         run: the whole model on calibration series, over a horizon of one pass; "svd" does not look at them.
         keep, epsilon, rank, of, mlps, by_head: as in :func:`chosen_ranks`; one of the first three.
-        method: "svd", "weighted", "sensitive" or "measured", which spreads what these ranks take over the matrices by
-            what each does to the forecast, at the same size.
+        method: "svd", "weighted", "sensitive" or "measured", which spreads what these ranks take by what each matrix
+            does to the forecast.
         progress: called with the matrices measured and their number.
 
     Returns:
@@ -121,8 +334,6 @@ def compressed(
 
     Raises:
         UnknownNameError: no such method.
-        InputError: as in :func:`chosen_ranks`, :func:`second_moments`, :func:`output_sensitivity` and
-            :func:`factorised`.
 
     Example:
         >>> smaller, ranks = compress.compressed(run, 0.25, method="svd")

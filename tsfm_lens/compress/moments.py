@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,10 +26,7 @@ DRAWS = 4
 
 
 def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Compute the mean of x xᵀ over what enters each matrix in single forwards over a run's series.
-
-    Series of one length go through the model together, so that no padding is counted. Of a token model the decoder
-    follows the run's path.
+    """Compute the mean of x xᵀ over what enters each matrix in single forwards over a run's series, on its path.
 
     Args:
         run: a forecast of the calibration series, over a horizon of one pass.
@@ -38,9 +36,7 @@ def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Te
         By name, (in, in) in double precision, on the CPU.
 
     Raises:
-        UnknownNameError: no such matrix.
-        InputError: one pass of the model does not cover the horizon, nothing entered a matrix, or what entered is not
-            finite.
+        InputError: one pass does not cover the horizon, nothing entered a matrix, or what entered is not finite.
 
     Example:
         >>> moments = compress.second_moments(run, ["decoder_blocks.0.cross_attn.q"])
@@ -55,10 +51,8 @@ def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Te
     last: list[tuple[Tensor, Tensor]] = []
 
     def add(path: str, x: Tensor) -> None:
-        # what is held cannot be another tensor's memory
-        if not (last and _same(last[0][0], x)):
-            rows = x.reshape(-1, x.shape[-1]).double()
-            last[:] = [(x, (rows.T @ rows).cpu())]
+        if not (last and last[0][0] is x):
+            last[:] = [(x, _square(x))]
         sums[name_of[path]] += last[0][1]
         counts[name_of[path]] += x.numel() // x.shape[-1]
 
@@ -76,18 +70,19 @@ def _means(sums: Mapping[str, Tensor], counts: Mapping[str, int], what: str, mis
     return {name: total / counts[name] for name, total in sums.items()}
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return all(of(one) == of(other) for of in (Tensor.data_ptr, Tensor.size, Tensor.stride, lambda x: x._version))
+def _square(x: Tensor) -> Tensor:
+    """Sum x xᵀ over all rows, in double precision, on the CPU."""
+    rows = x.reshape(-1, x.shape[-1]).double()
+    return (rows.T @ rows).cpu()
 
 
 def _parts_of_one_length(run: Run) -> Iterator[Run]:
     """Split a run into parts, each of series of one length and one number of variates."""
-    items: dict[str, list[int]] = {}
+    items, alike = defaultdict[str, list[int]](list), defaultdict[tuple[int, ...], list[list[int]]](list)
     for index, group in enumerate(run.batch.groups):
-        items.setdefault(group, []).append(index)
-    alike: dict[tuple[int, ...], list[list[int]]] = {}
+        items[group].append(index)
     for members in items.values():
-        alike.setdefault(tuple(run.batch.lengths[index] for index in members), []).append(members)
+        alike[tuple(run.batch.lengths[index] for index in members)].append(members)
     for same in alike.values():
         for first in range(0, len(same), _AT_ONCE):
             rows = [index for members in same[first : first + _AT_ONCE] for index in members]
@@ -112,23 +107,20 @@ class _GradientTap(torch.autograd.Function):
 def output_sensitivity(
     run: Run, names: Iterable[str] | None = None, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Compute the mean of g gᵀ over what leaves each matrix, where the square of g is the forecast's deviation.
+    """Compute the mean of g gᵀ over what leaves each matrix, where the square of g is the forecast's :func:`deviation`.
 
-    To second order :func:`deviation` under small errors d of one token is the mean of (g · d)². Of a token model that
-    is the Fisher information: g is the gradient of the log-probability of tokens drawn from its own distribution. Of
-    all others g is the gradient of the outputs summed with random signs, in units of the spread of the context.
+    Of a token model g is the gradient of the log-probability of drawn tokens (Fisher information), of all others that
+    of the outputs summed with random signs, in units of the spread of the context.
 
     Args:
         run: a forecast of the calibration series, over a horizon of one pass.
         names: of the matrices; those of all attentions if None.
-        draws: of tokens or signs.
-        seed: of these.
+        draws: of tokens or signs; seed: of these.
 
     Returns:
         By name, (out, out) in double precision, on the CPU.
 
     Raises:
-        UnknownNameError: no such matrix.
         InputError: the library's backward pass is not the derivative, a gradient is not finite, or none came back.
 
     Example:
@@ -144,9 +136,8 @@ def output_sensitivity(
 
     def tapped(name: str, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def add(gradient: Tensor) -> None:
-            rows = gradient.reshape(-1, gradient.shape[-1]).double()
-            sums[name] += (rows.T @ rows).cpu()
-            counts[name] += len(rows)
+            sums[name] += _square(gradient)
+            counts[name] += gradient.numel() // gradient.shape[-1]
 
         return lambda *args, **kwargs: _GradientTap.apply(forward(*args, **kwargs), add)
 

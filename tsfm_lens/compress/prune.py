@@ -29,20 +29,17 @@ Branch = tuple[str, int, str]
 
 
 def prune(lens: Lens, components: Iterable[str | Component], *, name: str | None = None) -> Lens:
-    """Copy a model without some heads and MLPs: what zero-ablating them gives, without their weights.
+    """Copy a model without some heads and MLPs, and their weights; hook points stay, and read as zero.
 
-    Queries, keys, values and outputs of a head go; keys and values that several heads share go with the last of them.
-    The hook points stay, and a head that is gone reads as zero there.
+    Keys and values that several heads share go with the last of them.
 
     Args:
-        lens: the model.
         components: heads, MLPs, whole attentions and layers, or globs, as ``lens.ablate`` takes them.
         name: of the copy.
 
     Raises:
         UnknownNameError: a component matches nothing.
         InputError: there is no component, or a layer of one holds less than its matrix already.
-        WiringError: as in :func:`matrices`.
 
     Example:
         >>> smaller = compress.prune(lens, ["decoder.0.cross_attn.0", "decoder.1.mlp"])
@@ -73,18 +70,16 @@ def prune(lens: Lens, components: Iterable[str | Component], *, name: str | None
 
 
 def _cuts(lens: Lens, targets: Iterable[Component]) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
-    """Collect the cuts, and the layers whose bias goes, too, because nothing is written any more.
-
-    A cut is by path of the layer: "rows" or "columns", and those that go, (size,) of bool.
-    """
+    """Collect (side, places that go) by path of the layer, and the layers whose bias goes, as nothing is written."""
     heads, whole = _by_branch(lens, targets)
     cuts: dict[str, tuple[Side, Tensor]] = {}
     silent: set[str] = set()
 
-    def cut(path: str, part: Projection, of: Side, places: Tensor | None = None) -> None:
+    def cut(block: str, part: Projection, of: Side, gone: list[int] | None = None, n_heads: int = 1) -> None:
+        path = f"{block}.{part.module}"
         size = parameters(lens.adapter.model, path, part)[0].shape[int(of == "columns")]
-        _, gone = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
-        gone[slice(None) if places is None else places] = True
+        _, places = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
+        places[slice(None) if gone is None else _places(part, size, n_heads)[gone].flatten()] = True
 
     for stack in lens.wiring.stacks:
         for layer in range(stack.n_layers):
@@ -103,8 +98,8 @@ def _cuts(lens: Lens, targets: Iterable[Component]) -> tuple[dict[str, tuple[Sid
                 if isinstance(row, Mlp) and branch in whole:
                     for part in (row.i, row.gate):
                         if part is not None:
-                            cut(f"{block}.{part.module}", part, "rows")
-                    cut(f"{block}.{row.o}", output, "columns")
+                            cut(block, part, "rows")
+                    cut(block, output, "columns")
                 if not isinstance(row, Attention) or branch not in whole | heads.keys():
                     continue
                 out = set(range(stack.n_heads)) if branch in whole else heads[branch]
@@ -115,10 +110,7 @@ def _cuts(lens: Lens, targets: Iterable[Component]) -> tuple[dict[str, tuple[Sid
                     # keys and values go with the last head that reads them
                     gone = [head for head in range(n_heads) if set(range(head * group, (head + 1) * group)) <= out]
                     if gone:
-                        of: Side = "columns" if letter == "o" else "rows"
-                        path = f"{block}.{part.module}"
-                        size = parameters(lens.adapter.model, path, part)[0].shape[int(of == "columns")]
-                        cut(path, part, of, _places(part, size, n_heads)[gone].flatten())
+                        cut(block, part, "columns" if letter == "o" else "rows", gone, n_heads)
     return cuts, silent
 
 
@@ -147,19 +139,8 @@ def _places(part: Projection, size: int, n_heads: int) -> Tensor:
 def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     """Build a native model with fewer heads, where its configuration can say it: T5, Chronos and Chronos-Bolt.
 
-    Their configuration has one number of heads for all attentions, and the heads of a stack's self-attentions share the
-    position bias of its first layer. So as many heads must go everywhere, and from the self-attentions of a stack the
-    same ones.
-
-    Args:
-        lens: the model.
-        components: heads, or globs.
-
-    Returns:
-        The library's own model, as ``load`` takes it; what it saves, the library opens.
-
-    Raises:
-        InputError: the configuration cannot say it; :func:`prune` needs no such thing.
+    As many heads must go from all attentions, and from the self-attentions of a stack the same ones; InputError
+    otherwise.
 
     Example:
         >>> smaller = tsfm_lens.load(compress.prune_native(lens, ["*.*.*_attn.0"]))
@@ -200,31 +181,20 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     config.num_heads = next(iter(counts))
     smaller = type(model)(config).eval().to(next(model.parameters()))
     state = dict(model.state_dict())
+    for path, (of, places) in _cuts(lens, targets)[0].items():
+        weight = state[f"{path}.weight"]
+        state[f"{path}.weight"] = weight[~places] if of == "rows" else weight[:, ~places]
     for stack in lens.wiring.stacks:
-        for layer in range(stack.n_layers):
-            for row in stack.attentions(layer):
-                heads = remaining[stack.name, layer, row.kind]
-                places = torch.arange(stack.n_heads * stack.d_head).reshape(stack.n_heads, -1)[heads].flatten()
-                for part in (row.q, row.k, row.v):
-                    name = f"{stack.block(layer)}.{part.module}.weight"
-                    state[name] = state[name][places]
-                name = f"{stack.block(layer)}.{row.o.module}.weight"
-                state[name] = state[name][:, places]
-                bias = f"{stack.block(layer)}.{row.module}.relative_attention_bias.weight"
-                if bias in state:
-                    state[bias] = state[bias][:, heads]
+        bias = f"{stack.block(0)}.{next(stack.attentions()).module}.relative_attention_bias.weight"
+        state[bias] = state[bias][:, remaining[stack.name, 0, "self_attn"]]
     smaller.load_state_dict(state)
     return smaller
 
 
 def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, bool]:
-    """Prune a model, in the library's own form where its configuration can say it.
+    """Prune a model, in the library's own form where it can; return whether the library opens what is saved of it, too.
 
-    Returns:
-        The model, and whether the library itself opens what is saved of it; see :func:`prune_native` and :func:`prune`.
-
-    Raises:
-        UnknownNameError, InputError, WiringError: as in :func:`prune`.
+    See :func:`prune_native` and :func:`prune`.
 
     Example:
         >>> compress.pruned(lens, ["*.*.*_attn.0"])[1], compress.pruned(lens, ["decoder.1.mlp"])[1]

@@ -57,17 +57,12 @@ def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, st
     """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most ``d_head``, (layer,).
 
     Args:
-        first: rank of the layer that is counted as 0.
-        exponent: 0 or above; 0 gives every layer the same.
-        layers: how many.
-        d_head: size of a head, its full rank.
+        first: rank of the layer that is counted as 0; exponent: 0 or above.
+        layers: how many; d_head: size of a head, its full rank.
         start: number of the first layer; the paper does not say if 0 or 1, and neither gives all of its size ratios.
 
     Source:
         Flow of ranks, section 5 (S0-SCHED).
-
-    Raises:
-        InputError: a rank below 1, a negative exponent or start, or no layer.
 
     Example:
         >>> compress.rank_schedule(3, 0.27, 12, 64).tolist()
@@ -86,22 +81,15 @@ def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, st
 def guideline(
     layers: int, d_model: int, *, r_min: float = R_MIN, r_max: float | None = None, exponent: float = 0.5
 ) -> np.ndarray:
-    """Compute ranks of whole matrices by layer that rise from ``r_min`` to ``r_max``, (layer,).
-
-    ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉ for l from 0 on; a single layer has ``r_min``.
+    """Compute ranks of whole matrices by layer, ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉, (layer,).
 
     Args:
-        layers: how many.
-        d_model: width of the model, the full rank.
-        r_min: median numerical rank of embedded series; 16 if unknown.
-        r_max: half of ``d_model`` if None.
+        layers: how many; d_model: width of the model, the full rank.
+        r_min: median numerical rank of embedded series; r_max: half of ``d_model`` if None.
         exponent: below 1 ranks rise early.
 
     Source:
         Flow of ranks, appendix K (S0-GUIDE), with its r_1, r_D and α read as its r_min, r_max and γ.
-
-    Raises:
-        InputError: no layer, or not 1 <= r_min <= r_max <= d_model, or the exponent is not positive.
 
     Example:
         >>> compress.guideline(4, 64).tolist()
@@ -120,15 +108,11 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
     """Compute the numerical rank of every matrix, at least 1, by name.
 
     Args:
-        singular_values: of each matrix (j,), or of its blocks (block, j); of blocks the largest rank counts, so that
-            none loses more than ``epsilon``.
+        singular_values: of each matrix (j,), or of its blocks (block, j), of which the largest rank counts.
         epsilon: above 0 and below 1; the error of a cut-off matrix is at most that share of its spectral norm.
 
     Source:
         Flow of ranks, equation 1 and section 5 (S0-ERANK, S0-TSVD).
-
-    Raises:
-        InputError: as in :func:`tsfm_lens.ranks.epsilon_rank`.
 
     Example:
         >>> compress.ranks_by_epsilon({"q": np.array([1.0, 0.3, 0.01])}, 0.1)
@@ -140,11 +124,9 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
 def ranks_by_share(
     forms: Mapping[str, BlockShape], share: float, *, of: Literal["rank", "parameters"] = "rank"
 ) -> dict[str, int]:
-    """Choose one share of every matrix's rank, or of its entries, by name.
+    """Choose one share, above 0 and at most 1, of every matrix's rank, or of its entries, by name.
 
     Args:
-        forms: of the matrices.
-        share: above 0, at most 1.
         of: "rank" keeps the share of each full rank, rounded, at least 1. "parameters" gives each matrix the largest
             rank whose factors have at most the share of its entries; at a share of 1 it is left whole.
 
@@ -176,16 +158,10 @@ def ranks_by_share(
 
 
 def ratio_of(forms: Mapping[str, BlockShape] | Sequence[BlockShape], ranks: Mapping[str, int] | Sequence[int]) -> Ratio:
-    """Compute the share that a choice of ranks comes to, over all matrices.
-
-    Args:
-        forms, ranks: by name, or in one order.
+    """Compute the share that a choice of ranks comes to, over all matrices, by name or in one order.
 
     Source:
         Flow of ranks, tables 2 and 4; the paper does not define its "ratio" (E0-4), so all readings are given.
-
-    Raises:
-        InputError: ranks and matrices do not belong together, or a rank is below 1 or above the full one.
 
     Example:
         >>> compress.ratio_of([compress.BlockShape(1, 64, 64)], [16])

@@ -1,8 +1,4 @@
-"""One training loop, which can be stopped at any time and resumed.
-
-On one CPU thread a resumed run ends with the weights and the log of one that was never stopped, because a batch depends
-on step and seed alone and the state of torch's random numbers is kept.
-"""
+"""One training loop, which can be stopped at any time and resumed."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,30 +15,25 @@ from torch import Tensor, nn
 
 from tsfm_lens.console import progress as progress_display
 from tsfm_lens.errors import CheckpointError, InputError
-from tsfm_lens.training.state import LOG, append, cut, put_back, read_state, write_snapshot, write_state
+from tsfm_lens.places import replacing
+from tsfm_lens.training.state import LOG, STATE, append, cut, put_back, read_state, write_snapshot
 
 __all__ = ["Plan", "Task", "Training"]
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A model and its losses.
-
-    Attributes:
-        name: what is trained, in words.
-        model: the module, on the device where it is trained.
-        identity: JSON of all settings that the weights depend on; a run is resumed only by a task of the same.
-    """
+    """A model, on the device where it is trained, and its losses; a run is resumed only by a task of one identity."""
 
     model: nn.Module
 
     @property
     def name(self) -> str:
-        """Name in words."""
+        """What is trained, in words."""
 
     @property
     def identity(self) -> str:
-        """JSON of all settings."""
+        """JSON of all settings that the weights depend on."""
 
     def loss(self, step: int) -> Tensor:
         """Compute the scalar loss of the batch of a step; the batch depends on the step and the task's seed alone."""
@@ -80,18 +71,15 @@ class Training:
     """A run of an optimiser on a task.
 
     Args:
-        task: what is trained.
-        optimizer: of its model's weights; its ``step(closure)`` is called, so that one that needs two gradients of a
-            batch, such as :class:`tsfm_lens.training.SAM`, fits.
-        plan: how long, and what is kept.
+        task: what is trained; plan: how long, and what is kept.
+        optimizer: of its model's weights, by its ``step(closure)``, such as :class:`tsfm_lens.training.SAM`.
         out: folder of the state, the log and the history, which is made; None keeps nothing.
         rate: learning rate of each step; that of the optimiser if None. A parameter group with a "share" gets so much
             of it.
         callbacks: called after every step, and before the first, with this run.
 
     Attributes:
-        step: optimiser steps done.
-        seconds: that they took.
+        step: optimiser steps done; seconds: that they took.
         last_loss: mean training loss up to the last saved state, since the line of the log before it.
         best: lowest first measure of the evaluations so far, its step; None before the first.
 
@@ -138,12 +126,7 @@ class Training:
         return next(self.model.parameters()).device
 
     def resume(self) -> None:
-        """Go back to the last saved state.
-
-        Raises:
-            CheckpointError: there is none, it is damaged, or it is of other settings.
-            InputError: the run has no folder.
-        """
+        """Go back to the last saved state; CheckpointError if there is none, or it is damaged or of other settings."""
         if self.out is None:
             raise InputError("a run without a folder cannot be resumed; give out=…")
         state = read_state(self.out, self.task.identity, self.device)
@@ -157,10 +140,7 @@ class Training:
     def run(
         self, *, until: int | None = None, quiet: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> bool:
-        """Train to the plan's last step, or to ``until``, with a progress bar.
-
-        Returns:
-            True if the run is at its end; False if it was stopped by a signal or by ``until``.
+        """Train to the plan's last step, or to ``until``; return False if a signal or ``until`` was before its end.
 
         Raises:
             InputError: the loss is not finite; the last saved state is as it was.
@@ -174,13 +154,15 @@ class Training:
                     # log of a run that was killed before its first state
                     (self.out / LOG).unlink(missing_ok=True)
                 self._after()
-            while self.step < last and not self._ending:
+            ending = self._patience_over
+            while self.step < last and not ending:
                 self.train_step()
                 self._after()
                 bar.update(bar_task, completed=self.step)
                 if progress is not None:
                     progress(self.step, last)
-                if self.step % self.plan.save_every == 0 or self.step == last or self._ending:
+                ending = self._stop_flag or self._patience_over
+                if self.step % self.plan.save_every == 0 or self.step == last or ending:
                     self._save()
                     bar.update(bar_task, description=f"{self.task.name} loss {self.last_loss:.3g}")
         if self.ended and self._best_weights is not None and self.plan.patience is not None:
@@ -191,10 +173,6 @@ class Training:
     def ended(self) -> bool:
         """End of the run: true when all steps are done, or patience is at its end."""
         return self.step >= self.plan.steps or self._patience_over
-
-    @property
-    def _ending(self) -> bool:
-        return self._stop_flag or self._patience_over
 
     def train_step(self) -> Tensor:
         """Do one step of the optimiser; return its loss, still on the device."""
@@ -269,7 +247,7 @@ class Training:
         (self.out / LOG).touch()
         if due and len(losses):
             append(self.out / LOG, {"step": self.step, "loss": self.last_loss})
-        state: dict[str, Any] = {
+        state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
@@ -281,7 +259,8 @@ class Training:
             "best_weights": self._best_weights,
             "ended": self._patience_over,
         }
-        write_state(self.out, state)
+        with replacing(self.out / STATE) as part:
+            torch.save(state, part)
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:

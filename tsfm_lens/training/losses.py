@@ -21,13 +21,10 @@ FAR = 25.0
 class Stage(BaseModel):
     """One leg of a curriculum, from step `start` until the next stage starts.
 
-    For token models `smoothing` is the standard deviation in bins of the Gaussian that replaces a one-hot label;
-    `first_weight` multiplies the loss of the first forecast step, falling back to 1 over four steps; `blank` is the
-    share of decoder inputs that every second row loses; `own_share` is the share that are samples of the model itself;
-    a share `rollout` of the rows are led by the model's own forecast alone.
-    For patch models a `log_floor` above 0 lets each row count by the logarithm of its loss plus this floor.
-    Of the rows that are given a level, the share `far` stands far from 0 for its spread; a share `short` has a short
-    context. For models with covariates `rows` counts groups of three series, and these two shares change nothing.
+    Of token models `smoothing` is the standard deviation of the labels in bins, `first_weight` multiplies the loss of
+    the first step, falling to 1 over four, `blank` and `own_share` are the shares of decoder inputs that every second
+    row loses or samples itself, and a share `rollout` of the rows is led by the model's own forecast alone. Of patch
+    models a `log_floor` above 0 lets rows count by the logarithm of their loss plus this. See also SeriesSource.batch.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -48,14 +45,7 @@ class Stage(BaseModel):
 
 
 def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int, decay: int) -> float:
-    """Compute the learning rate at a step: rising over ``warmup``, constant, falling to 1 % of its peak over ``decay``.
-
-    Args:
-        step: from ``first`` to ``last`` − 1.
-        peak: the highest rate.
-        first, last: steps at which training begins, and before which it ends.
-        warmup, decay: lengths in steps; 0 decay for a rate that stays.
-    """
+    """Compute the rate at a step: rising over ``warmup``, constant, falling to 1 % over ``decay``, if above 0."""
     up = min(1.0, (step - first + 1) / warmup)
     down = 0.99 * max(0.0, 1.0 - (last - step - 1) / decay) if decay else 0.0
     return peak * up * (1.0 - down)
@@ -64,17 +54,7 @@ def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int
 def ordinal_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, *, smoothing: float, first_bin: int
 ) -> torch.Tensor:
-    """Compute the cross-entropy against a discretised Gaussian around each label.
-
-    Args:
-        logits: (rows, steps, tokens).
-        labels: Token ids (rows, steps).
-        smoothing: Standard deviation in bins; 0 gives the usual cross-entropy.
-        first_bin: Smallest id that stands for a value; the Gaussian is cut there and at the last id.
-
-    Returns:
-        Loss in nats, (rows, steps).
-    """
+    """Compute the cross-entropy (rows, steps), in nats, against a Gaussian around each label, cut at the ends."""
     reach = math.ceil(2.5 * smoothing)
     offsets = torch.arange(-reach, reach + 1, device=labels.device)
     near = labels[..., None] + offsets
@@ -103,11 +83,7 @@ def blank_inputs(inputs: torch.Tensor, share: float, blank_id: int, generator: t
 def own_inputs(
     model: PreTrainedModel, inputs: torch.Tensor, encoded: dict[str, torch.Tensor], stage: Stage, seed: int
 ) -> torch.Tensor:
-    """Replace `stage.own_share` of the decoder inputs (rows, steps) of every second row by the model's own samples.
-
-    Parallel scheduled sampling (Duckworth et al. 2019) with two rounds: the second samples after the first one's
-    values. It shows the model what its own small errors do to the phase of a forecast.
-    """
+    """Replace a share of the inputs of every second row by the model's own samples (Duckworth et al. 2019), twice."""
     generator = torch.Generator(inputs.device).manual_seed(seed)
     odd = slice(1, None, 2)
     mixture = inputs.clone()
@@ -125,12 +101,7 @@ def own_inputs(
 def own_forecasts(
     model: PreTrainedModel, inputs: torch.Tensor, encoded: dict[str, torch.Tensor], share: float, seed: int
 ) -> torch.Tensor:
-    """Lead a `share` of the rows by forecasts that the model itself draws: decoder inputs (rows, steps).
-
-    They are drawn step by step from the `top_k` likeliest tokens, as the native pipeline does at temperature 1. The
-    labels stay those of the true future (data as demonstrator, Venkatraman et al. 2015): what a forecast has drawn says
-    nothing on how the series went on, and the model learns not to let its own noise lead it astray.
-    """
+    """Lead a share of the rows by forecasts that the model draws as its pipeline does (Venkatraman et al. 2015)."""
     generator = torch.Generator(inputs.device).manual_seed(seed)
     rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
     mixture = inputs.clone()
@@ -181,12 +152,7 @@ def token_loss(
 
 
 def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
-    """Compute the native quantile loss per forecast step, on instance-normalised values.
-
-    With `stage.log_floor` it is the mean over rows of log(floor + loss of the row per step and level): by it a season
-    without noise, which can be forecast to a hundredth, weighs as much as a random walk, which cannot. It is the
-    logarithm of a geometric mean over rows, as the skill over many series is.
-    """
+    """Compute the native quantile loss per forecast step on instance-normalised values, or its mean logarithm."""
     past, future = past.to(model.device), future.to(model.device)
     centre = past.nanmean(1, keepdim=True)
     spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
@@ -195,17 +161,9 @@ def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor,
         return model(context=past, target=future).loss / stage.horizon
     # a row without a spread has no relative error, and one without a future no error
     usable = (spread[:, 0] > 0) & (~future.isnan()).any(1)
-    losses = row_quantile_losses(model, past[usable], future[usable], spread[usable])
-    return (losses + stage.log_floor).log().mean()
-
-
-def row_quantile_losses(
-    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, spread: torch.Tensor
-) -> torch.Tensor:
-    """Compute twice the pinball loss, mean over levels and known steps, in units of `spread` (rows, 1): (rows,)."""
-    levels = model.quantiles.to(past)[None, :, None]
-    there = ~future.isnan()
-    quantiles = model(context=past).quantile_preds[..., : future.shape[1]]
-    error = torch.where(there, future, 0.0)[:, None] - quantiles
+    past, future, spread = past[usable], future[usable], spread[usable]
+    levels, there = model.quantiles.to(past)[None, :, None], ~future.isnan()
+    error = torch.where(there, future, 0.0)[:, None] - model(context=past).quantile_preds[..., : future.shape[1]]
     pinball = 2 * torch.maximum(levels * error, (levels - 1) * error) / spread[:, None]
-    return (pinball.mean(1) * there).sum(1) / there.sum(1)
+    losses = (pinball.mean(1) * there).sum(1) / there.sum(1)
+    return (losses + stage.log_floor).log().mean()

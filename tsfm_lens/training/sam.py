@@ -20,19 +20,14 @@ Closure = Callable[[], Any]
 class SAM(Optimizer):
     """An optimiser whose every step uses the gradient at ω + ε̂, ε̂ = ρ ∇L(ω) / ‖∇L(ω)‖₂, applied at ω.
 
-    ``step(closure)`` calls the closure twice, at ω and at ω + ε̂; it must clear the gradients, compute the loss of one
-    batch, go backward, and return the loss. The norm is one over all weights of all groups. With ρ = 0 a step is the
-    base optimiser's, to the last bit, and the closure is called once. Weights are put back as they were before the base
-    optimiser moves them, and if anything fails. Groups and state are those of the base optimiser, so that schedulers
-    may be given either. Statistics of a batch norm change twice a step.
+    ``step(closure)`` calls the closure twice, at ω and at ω + ε̂ (once with ρ = 0, as the base optimiser does); it must
+    clear the gradients, compute the loss of one batch, go backward, and return the loss. The norm is one over all
+    weights of all groups. Groups and state are those of the base optimiser. Weights are put back if anything fails.
 
     Args:
         base: any optimiser of torch that needs one gradient a step, such as Adam, AdamW and SGD.
         rho: ρ, radius of the neighbourhood, 0 or more.
         eps: added to the norm.
-
-    Attributes:
-        base, rho, eps: as given.
 
     Source:
         SAMformer, equations 12 to 14 (S1-SAM, E1-4); Foret et al., 2021.
@@ -59,14 +54,10 @@ class SAM(Optimizer):
         self.param_groups, self.state, self.defaults = self.base.param_groups, self.base.state, self.base.defaults
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Move the weights once.
-
-        Returns:
-            The first value of the closure: the loss at ω.
+        """Move the weights once, and return the loss at ω.
 
         Raises:
-            InputError: there is no closure, of which two gradients are needed; or a gradient is not finite, and then
-                the weights are those from before the step.
+            InputError: there is no closure; or a gradient is not finite, and the weights are as before the step.
         """
         if closure is None:
             raise InputError("a step takes two gradients of one batch: call step(closure), as for torch.optim.LBFGS")
@@ -109,10 +100,6 @@ class SAM(Optimizer):
                 for weight, before in zip(weights, originals, strict=True):
                     weight.copy_(before)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all weights."""
-        self.base.zero_grad(set_to_none)
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add further weights, with the base optimiser's defaults."""
         if hasattr(self, "base"):
@@ -126,11 +113,7 @@ class SAM(Optimizer):
         return {**self.base.state_dict(), "rho": self.rho, "eps": self.eps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state; ρ and eps become those of the state.
-
-        Raises:
-            InputError: the state is of an optimiser without ρ.
-        """
+        """Go on from a state with its ρ and eps; InputError if it is of an optimiser without."""
         missing = {"rho", "eps"} - set(state_dict)
         if missing:
             raise InputError(

@@ -31,19 +31,13 @@ SHORT_SHARE = 0.2
 LENGTH = 640
 """Steps of a row; a shorter series is padded with NaN on the left."""
 
-
 MAX_SERIES, CONCENTRATION = 3, 1.5
 """Of TSMixup (Ansari et al. 2024, Chronos, algorithm 1): slices of a mixture, and parameter of their weights."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows of all families.
-
-    Attributes:
-        values: (row, LENGTH), float32, unit standard deviation where synthetic, NaN = not there.
-        rows: first and last-but-one row of each family.
-    """
+    """Rows of all families, (row, LENGTH), NaN = not there, and the first and last-but-one row of each family."""
 
     values: NDArray[np.float32]
     rows: Mapping[str, tuple[int, int]]
@@ -58,13 +52,7 @@ class Crops(NamedTuple):
 
 
 class SeriesSource:
-    """Source of batches of raw series from a weighted mixture of families.
-
-    Args:
-        corpus: all rows.
-        seed: first half of the seed of every batch; the second half is the step.
-        device: where the corpus lies and batches are made.
-    """
+    """Source of batches of raw series from a weighted mixture of families; a batch is drawn from (seed, step) alone."""
 
     def __init__(self, corpus: Corpus, *, seed: int, device: str | torch.device = "cpu") -> None:
         self.seed = seed
@@ -104,11 +92,10 @@ class SeriesSource:
         far: float = FAR_SHARE,
         short: float = SHORT_SHARE,
     ) -> tuple[Tensor, Tensor]:
-        """Return context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
+        """Return context (rows, context) and future (rows, horizon) of a training step; NaN = not there.
 
-        Three in five rows get a level. A share `far` of these lies far from 0 relative to its spread, as temperatures
-        in kelvin or prices do. A share `short` of all rows has a short context, as new series have: of any length down
-        to 16 steps, uniform in its logarithm.
+        Three in five rows get a level, of which a share `far` lies far from 0 relative to its spread; a share `short`
+        of all rows has a context of any length down to 16 steps, uniform in its logarithm.
         """
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon
@@ -153,11 +140,7 @@ def draw_weights(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
 
 
 def tsmixup(slices: Tensor, weights: Tensor, context: int) -> Tensor:
-    """Mix ``slices`` (count, 3, length) by ``weights`` (count, 3) to series (count, length).
-
-    A slice is scaled by its first ``context`` steps, so that the mixture tells nothing of what is to be forecast.
-    Slices of weight 0 count as nothing even where they have gaps.
-    """
+    """Mix ``slices`` (count, 3, length), scaled by their first ``context`` steps, by ``weights`` (count, 3)."""
     scale = slices[..., :context].abs().nanmean(-1, keepdim=True).nan_to_num(1.0)
     parts = weights[..., None] * slices / torch.where(scale > 0, scale, 1.0)
     return torch.where(weights[..., None] > 0, parts, 0.0).sum(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,10 @@ from tsfm_lens.places import replacing
 
 __all__ = ["read_log"]
 
-STATE = "state.pt"
-LOG = "log.jsonl"
-HISTORY = "history"
-
-_PARTS: dict[str, tuple[type, ...]] = {
-    "model": (dict,),
-    "optimizer": (dict,),
-    "step": (int,),
-    "seconds": (int, float),
-    "losses": (Tensor,),
-    "identity": (str,),
-    "random": (Tensor,),
-    "best": (tuple, list, type(None)),
-    "best_weights": (dict, type(None)),
-    "ended": (bool,),
-}
+STATE, LOG, HISTORY = "state.pt", "log.jsonl", "history"
+_PARTS: dict[str, Any] = {"model": dict, "optimizer": dict, "step": int, "seconds": int | float, "losses": Tensor}
+_PARTS |= {"identity": str, "random": Tensor, "best": tuple | list | None, "best_weights": dict | None, "ended": bool}
 """What a state holds, and of which types."""
-
-
-def write_state(folder: Path, state: dict[str, Any]) -> None:
-    """Write a state; the old one is replaced only once the new one is whole."""
-    with replacing(folder / STATE) as part:
-        torch.save(state, part)
 
 
 def run_files(folder: Path) -> list[str]:
@@ -68,7 +49,16 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
         if isinstance(error, OSError) and error.filename:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
         raise _damage_error(path, "it is cut short, or no state of a training run") from error
-    _refuse_parts(path, state)
+    if not isinstance(state, dict):
+        raise _damage_error(path, f"it is no state of a training run, but a {type(state).__name__}")
+    if missing := [name for name in _PARTS if name not in state]:
+        raise _damage_error(path, f"it holds no {' and no '.join(missing)}")
+    for name, kind in _PARTS.items():
+        if not isinstance(state[name], kind):
+            words = getattr(kind, "__name__", str(kind))
+            raise _damage_error(path, f"{name} is of type {type(state[name]).__name__}, expected {words}")
+    if state["step"] < 0:
+        raise _damage_error(path, f"it is of step {state['step']}, expected 0 or more")
     if state["identity"] != identity:
         other = f"other settings{_difference(path, state['identity'], identity)}"
         raise CheckpointError(f"{path} was trained by {other}; go on with those, or give another folder")
@@ -77,19 +67,6 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
 
 def _damage_error(path: Path, how: str) -> CheckpointError:
     return CheckpointError(f"{path} is damaged: {how}; put a whole copy of it there, or begin again in another folder")
-
-
-def _refuse_parts(path: Path, state: object) -> None:
-    if not isinstance(state, dict):
-        raise _damage_error(path, f"it is no state of a training run, but a {type(state).__name__}")
-    missing = [name for name in _PARTS if name not in state]
-    if missing:
-        raise _damage_error(path, f"it holds no {' and no '.join(missing)}")
-    for name, types in _PARTS.items():
-        if not isinstance(state[name], types):
-            raise _damage_error(path, f"{name} is of type {type(state[name]).__name__}, expected {types[0].__name__}")
-    if state["step"] < 0:
-        raise _damage_error(path, f"it is of step {state['step']}, expected 0 or more")
 
 
 def put_back(folder: Path, state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -172,23 +149,20 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
     path = Path(file)
     if not path.exists():
         raise CheckpointError(f"there is no log {path}; expected that of a training run")
-    return list(_lines(path))
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    texts = path.read_text(encoding="utf-8").splitlines()
+    texts, lines = path.read_text(encoding="utf-8").splitlines(), []
     for place, text in enumerate(texts):
         try:
-            yield json.loads(text)
+            lines.append(json.loads(text))
         except json.JSONDecodeError as error:
             if place < len(texts) - 1:
                 raise CheckpointError(f"{path}, line {place + 1}: {error}; expected a line of JSON") from error
+    return lines
 
 
 def cut(file: Path, step: int) -> None:
     """Drop the lines of a log that came after a step, which is to be gone through again."""
     if file.exists():
-        lines = [line for line in _lines(file) if line["step"] <= step]
+        lines = [line for line in read_log(file) if line["step"] <= step]
         with replacing(file) as part:
             part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 

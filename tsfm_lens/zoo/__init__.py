@@ -23,10 +23,7 @@ __all__ = ["checkpoint_names", "checkpoint_path", "has_training_record", "traini
     words="training_history of the checkpoints that were kept",
 )
 def training_record(name: str) -> xr.Dataset:
-    """Read the record of the heads over the training of an embedded checkpoint.
-
-    Returns:
-        As :func:`tsfm_lens.probes.training_history` gives it, which was applied to the checkpoints kept in training.
+    """Read the record of the heads over the training of an embedded checkpoint, see tsfm_lens.probes.training_history.
 
     Raises:
         InputError: no record ships with the checkpoint.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ __all__ = ["ATTENTION_MEASURES", "attention_measures", "attention_norms", "patte
 EPSILON = 0.01
 ATTENTION_MEASURES = ("entropy", "nuclear_norm", "diagonal_mass", "numerical_rank", "stable_rank")
 """What is measured of a pattern."""
+SIZES = ("n_queries", "n_keys")
 Patterns = Callable[[], Mapping[str, Tensor]]
 """Gives the attention of fixed inputs by layer, each (…, head, query, key)."""
 _SOURCE = "SAMformer, figures 3, 6 and 7 (S1-AENT, S1-NUC, S1-DIAG)"
@@ -32,17 +33,12 @@ def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
         epsilon: share of the largest singular value above which one counts for the numerical rank.
 
     Returns:
-        Each (…), in float64. ``entropy`` in nats, the mean over queries, at most log(keys). ``nuclear_norm``, the sum
-        of singular values: for rows that sum to 1 from 1 on, √D · ‖row‖ where all D rows are alike, D for the identity.
+        Each (…), in float64. ``entropy`` in nats, the mean over queries. ``nuclear_norm``, the sum of singular values.
         ``diagonal_mass``, the mean of A_ii, NaN where queries are not as many as keys. ``numerical_rank`` is that of
         :func:`tsfm_lens.ranks.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
 
     Source:
-        SAMformer, sections 2.3 and 3.2 (S1-AENT, S1-NUC, S1-DIAG); the entropy, which is not written out there, after
-        Zhai et al. 2023, arXiv:2303.06296.
-
-    Raises:
-        InputError: no two axes, no entry, an entry below 0 or not finite, or an epsilon out of range.
+        SAMformer, sections 2.3 and 3.2 (S1-AENT, S1-NUC, S1-DIAG); entropy: Zhai et al. 2023, arXiv:2303.06296.
 
     Example:
         >>> found = training.attention_measures(np.eye(4))
@@ -72,17 +68,7 @@ def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
 
 
 def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
-    """Return the attention of every head on some series, in one forward pass.
-
-    Args:
-        lens: the model, which may be in training.
-        series: anything that :func:`tsfm_lens.data.as_series` takes.
-
-    Returns:
-        (row, head, query, key) by the layer's name, such as "decoder.0.cross_attn"; rows are those of the native model.
-
-    Raises:
-        InputError: as in :meth:`tsfm_lens.models.Lens.encode`.
+    """Return the attention of every head on some series, (row, head, query, key) by layer, in one forward pass.
 
     Example:
         >>> sorted(training.patterns_of(lens, run.batch))[0]
@@ -90,12 +76,8 @@ def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
     """
     with torch.no_grad():
         _, cache = lens.run_with_cache(lens.encode(series), names_filter="**.hook_pattern")
-    return {_layer(name): cache[name] for name in cache}
-
-
-def _layer(point: str) -> str:
-    """Name the layer and the kind of attention of a hook point, such as "decoder.0.cross_attn" or "0.attn"."""
-    return point.removesuffix(".hook_pattern").replace("_blocks.", ".").removeprefix("blocks.")
+    points = {name: name.removesuffix(".hook_pattern") for name in cache}
+    return {point.replace("_blocks.", ".").removeprefix("blocks."): cache[name] for name, point in points.items()}
 
 
 def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -116,15 +98,11 @@ def attention_norms(
 
     Args:
         patterns: (…, head, query, key) by layer, such as :func:`patterns_of` gives.
-        name: of the model.
-        epsilon: see :func:`attention_measures`.
+        name: of the model; epsilon: see :func:`attention_measures`.
 
     Returns:
         Dataset of kind "attention_norms": each of :func:`attention_measures` over (layer, head, input), with
         ``n_queries`` and ``n_keys`` of each layer; NaN where a layer has fewer heads or inputs.
-
-    Raises:
-        InputError: as in :func:`attention_measures`.
 
     Example:
         >>> found = training.attention_norms(training.patterns_of(lens, run.batch))
@@ -133,23 +111,37 @@ def attention_norms(
     """
     by_layer = checked(patterns() if callable(patterns) else patterns)
     measures = {layer: attention_measures(each, epsilon=epsilon) for layer, each in by_layer.items()}
-    shape = [max(each.shape[axis] for each in by_layer.values()) for axis in (1, 0)]
-    out = {measure: np.full((len(by_layer), *shape), np.nan) for measure in ATTENTION_MEASURES}
-    for place, values in enumerate(measures.values()):
-        for measure, one in values.items():
-            out[measure][place, : one.shape[1], : one.shape[0]] = one.T
-    data = xr.Dataset({measure: (("layer", "head", "input"), value) for measure, value in out.items()})
-    data = data.assign_coords(layer=list(by_layer), head=range(shape[0]), **sizes_of(by_layer))
-    data["entropy"].attrs["units"] = "nats"
-    data.attrs = {"kind": "attention_norms", "title": "Attention input by input", "source": _SOURCE, "model": name}
-    data.attrs["epsilon"] = epsilon
-    return data
+    rows = [
+        {
+            layer: layer_entry(each, {measure: values[index].tolist() for measure, values in measures[layer].items()})
+            for layer, each in by_layer.items()
+            if index < len(each)
+        }
+        for index in range(max(map(len, by_layer.values())))
+    ]
+    data = by_head("input", rows).transpose("layer", "head", "input")
+    attrs = {"kind": "attention_norms", "title": "Attention input by input", "source": _SOURCE, "model": name}
+    return data.assign_attrs(attrs, epsilon=epsilon)
 
 
-def sizes_of(patterns: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the coordinates ``n_queries`` and ``n_keys`` of each layer."""
-    # a coordinate named "keys" would make xarray take arrays for mappings
-    return {
-        axis: ("layer", [each.shape[place] for each in patterns.values()])
-        for axis, place in (("n_queries", -2), ("n_keys", -1))
-    }
+def layer_entry(pattern: Tensor, measures: Mapping[str, Any]) -> dict[str, Any]:
+    """Put measures of a layer's attention, lists over heads, together with its numbers of queries and keys."""
+    return {"n_queries": pattern.shape[-2], "n_keys": pattern.shape[-1], **measures}
+
+
+def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
+    """Lay entries by layer out over (axis, layer, head); None and what is not there are NaN."""
+    layers = {name: layer for one in rows for name, layer in one.items()}
+    if not layers:
+        return xr.Dataset()
+    measures = dict.fromkeys(name for layer in layers.values() for name in layer if name not in SIZES)
+    heads = max(len(layer[name]) for layer in layers.values() for name in measures)
+    data = xr.Dataset(coords={"layer": list(layers), "head": range(heads)})
+    for name in measures:
+        values = np.full((len(rows), len(layers), heads), np.nan)
+        for place, one in enumerate(rows):
+            for index, layer in enumerate(layers):
+                numbers = one.get(layer, {}).get(name, [])
+                values[place, index, : len(numbers)] = np.array(numbers, dtype=float)
+        data[name] = ((axis, "layer", "head"), values, {"units": "nats"} if name == "entropy" else {})
+    return data.assign_coords({size: ("layer", [layer[size] for layer in layers.values()]) for size in SIZES})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.training.watch.attention import EPSILON, Patterns, attention_measures, checked, patterns_of
+from tsfm_lens.training.watch.attention import EPSILON, Patterns, attention_measures, checked, layer_entry, patterns_of
 from tsfm_lens.training.watch.guard import Losses, listed, trainable, undisturbed
 from tsfm_lens.training.watch.record import Record, plain
 from tsfm_lens.training.watch.sharpness import gradient_noise, sharpness
@@ -28,34 +28,29 @@ Steps = int | Collection[int]
 
 
 class Watch:
-    """Watch on a model while it is trained, by any loop.
+    """Watch on a model while it is trained, by any loop, which ends with the same bits with and without it.
 
-    Call ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step. When a step is due, it measures and
-    writes a line to the record. A training ends with the same bits with and without it.
+    Call ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step.
 
     Args:
         model: the module that is trained, or a lens on it.
-        measures: names among "sharpness", "gradient_noise" and "attention", and functions of your own that give
-            numbers by name; all that the arguments below allow if None.
+        measures: names among "sharpness", "gradient_noise" and "attention", and functions that give numbers by name;
+            all that the arguments below allow if None.
         every: steps between two looks, from step 0 on; or the steps themselves.
         out: folder of the record, ``watch.jsonl`` and ``patterns/``; kept in memory alone if None.
-        loss: gives the scalar loss of fixed data, for the sharpness; of several batches the sharpness is that of their
-            mean, and they have a gradient noise.
+        loss: gives the scalar loss of fixed data; of several batches the sharpness is that of their mean.
         series: what a lens looks at attention on.
         patterns: gives the attention of a model without a lens by layer, (…, head, query, key).
-        snapshots: when to keep the patterns themselves, as ``every``; never if None.
-        inputs: of how many rows the patterns are kept.
-        products: the most products with the Hessian; tolerance: see :func:`tsfm_lens.training.sharpness`.
-        epsilon: of the numerical rank, see :func:`tsfm_lens.training.attention_measures`.
+        snapshots: when to keep the patterns themselves, as ``every``, of so many ``inputs``; never if None.
+        products, tolerance: see :func:`tsfm_lens.training.sharpness`.
+        epsilon: see :func:`tsfm_lens.training.attention_measures`.
         seed: of the random numbers of the measures.
-        training: whether the model is measured in training mode (with its dropout) and not as it forecasts.
+        training: whether the model is measured in training mode (with its dropout).
         name: of the run; that of the model if "".
-        resume: go on with the record in ``out``. What was seen after the step that is resumed from is dropped: that
-            of the first call if True, or this one.
+        resume: go on with the record in ``out``, without what was seen after the step of the first call, or this one.
 
     Raises:
         InputError: a number is out of range, or a measure lacks what it measures.
-        UnknownNameError: there is no such measure.
         CheckpointError: ``out`` holds the record of another run, or one that is not to be resumed.
 
     Example:
@@ -126,29 +121,25 @@ class Watch:
             self.record.drop_after(int(resume))
 
     def __call__(self, step: Any, loss: Tensor | float | None = None) -> dict[str, Any] | None:
-        """Look, if the step is due.
+        """Look, if the step is due; return the line of the record, or None.
 
         Args:
             step: optimiser steps done; or what has them as ``step``, such as :class:`tsfm_lens.training.Training`.
             loss: of the step, for the record.
 
-        Returns:
-            The line of the record: "step", "values" by name, "attention" by layer; None if nothing was due.
-
         Raises:
-            InputError: steps do not grow, a loss is not finite, or a measure cannot be had. What was
-                seen until then is kept.
+            InputError: steps do not grow, a loss is not finite, or a measure cannot be had.
         """
         at = step if isinstance(step, int) else int(getattr(step, "step", step))
         if self._resume_pending:
             self._resume_pending = False
             self.record.drop_after(at)
         if self._last is not None and at <= self._last:
-            raise InputError(
-                f"step {at} after step {self._last}; steps grow, and a run that goes back is a resumed one"
-            )
+            raise InputError(f"step {at} after step {self._last}; steps grow, unless a run is resumed")
         self._last = at
-        due, keep = _is_due(self.every, at), _is_due(self.snapshots, at)
+        due, keep = (
+            at % steps == 0 if isinstance(steps, int) else at in steps for steps in (self.every, self.snapshots)
+        )
         if not (due or keep) or (self.record.rows and self.record.rows[-1]["step"] >= at):
             return None
         values: dict[str, float | None] = {} if loss is None or not due else {"loss": self._finite_loss(at, loss)}
@@ -156,13 +147,21 @@ class Watch:
         with undisturbed(self.model, seed=self.seed, training=self.training):
             for name, measure in self.measures.items() if due else ():
                 if name != "attention":
-                    values |= _numbers(name, measure())
+                    numbers = measure()
+                    try:
+                        values |= {str(key): plain(float(value)) for key, value in numbers.items()}
+                    except (AttributeError, TypeError, ValueError) as error:
+                        raise InputError(f"the measure {name!r} gave {numbers!r}; expected numbers by name") from error
             patterns: dict[str, Tensor] = {}
             if self._patterns is not None and (keep or (due and "attention" in self.measures)):
                 with torch.no_grad():
                     patterns = checked(self._patterns())
         if due and "attention" in self.measures:
-            row["attention"] = {name: self._attention(pattern) for name, pattern in patterns.items()}
+            for name, pattern in patterns.items():
+                # rows of one layer are all square or none is, so that a mean is missing or of all
+                measures = attention_measures(pattern, epsilon=self.epsilon)
+                entry = {key: [plain(value) for value in one.mean(axis=0)] for key, one in measures.items()}
+                row["attention"][name] = layer_entry(pattern, entry)
         snapshot = {name: one[: self._inputs].float().cpu().numpy() for name, one in patterns.items()} if keep else None
         self.record.add(row, snapshot)
         return row
@@ -173,13 +172,11 @@ class Watch:
 
     def _select_measures(self, measures: Sequence[str | Measure] | None) -> dict[str, Measure]:
         """Select functions by name; "attention" is looked up by itself, since snapshots share its forward pass."""
+        needs_loss = "loss=…, a function that gives the loss of fixed data"
+        needs_losses = "loss=[…], functions that give the loss of a batch each"
         builtin: dict[str, tuple[Measure, bool, str]] = {
-            "sharpness": (self._sharpness, bool(self._losses), "loss=…, a function that gives the loss of fixed data"),
-            "gradient_noise": (
-                self._gradient_noise,
-                len(self._losses) > 1,
-                "loss=[…], functions that give the loss of a batch each",
-            ),
+            "sharpness": (self._sharpness, bool(self._losses), needs_loss),
+            "gradient_noise": (self._gradient_noise, len(self._losses) > 1, needs_losses),
             "attention": (dict, self._patterns is not None, "series=… of a lens, or patterns=…"),
         }
         if measures is None:
@@ -199,32 +196,17 @@ class Watch:
         return selection
 
     def _sharpness(self) -> dict[str, float]:
-        result = sharpness(
-            self._losses, trainable(self.model), steps=self._products, tolerance=self._tolerance, seed=self.seed
-        )
-        return {
-            "sharpness": result.largest,
-            "sharpness_residual": result.largest_residual,
-            "lowest_curvature": result.smallest,
-            "lowest_curvature_residual": result.smallest_residual,
-            "watched_loss": result.loss,
-            "hessian_trace": result.trace,
-            "hessian_trace_error": result.trace_error,
-        }
+        weights = trainable(self.model)
+        result = sharpness(self._losses, weights, steps=self._products, tolerance=self._tolerance, seed=self.seed)
+        ends = {"sharpness": result.largest, "sharpness_residual": result.largest_residual}
+        ends |= {"lowest_curvature": result.smallest, "lowest_curvature_residual": result.smallest_residual}
+        trace = {"hessian_trace": result.trace, "hessian_trace_error": result.trace_error}
+        return {**ends, "watched_loss": result.loss, **trace}
 
     def _gradient_noise(self) -> dict[str, float]:
         result = gradient_noise(self._losses, trainable(self.model))
-        return {
-            "gradient_variance": result.variance,
-            "gradient_squared_norm": result.squared_norm,
-            "noise_scale": result.scale,
-        }
-
-    def _attention(self, pattern: Tensor) -> dict[str, Any]:
-        measures = attention_measures(pattern, epsilon=self.epsilon)
-        # rows of one layer are all square or none is, so that a mean is missing or of all
-        means = {name: [plain(value) for value in values.mean(axis=0)] for name, values in measures.items()}
-        return {"n_queries": pattern.shape[-2], "n_keys": pattern.shape[-1], **means}
+        squared = {"gradient_variance": result.variance, "gradient_squared_norm": result.squared_norm}
+        return {**squared, "noise_scale": result.scale}
 
     def _finite_loss(self, step: int, loss: Tensor | float) -> float:
         value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
@@ -246,15 +228,3 @@ def _steps(steps: Steps, what: str) -> int | frozenset[int]:
     if not step_set or min(step_set) < 0:
         raise InputError(f"{what}={sorted(step_set)}; expected steps from 0 on")
     return step_set
-
-
-def _is_due(steps: int | frozenset[int], step: int) -> bool:
-    return step % steps == 0 if isinstance(steps, int) else step in steps
-
-
-def _numbers(name: str, values: Mapping[str, float]) -> dict[str, float | None]:
-    """Convert the numbers of a measure to what JSON keeps."""
-    try:
-        return {str(key): plain(float(value)) for key, value in values.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"the measure {name!r} gave {values!r}; expected numbers by name") from error

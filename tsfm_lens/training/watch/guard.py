@@ -50,15 +50,14 @@ def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
     return weights
 
 
-def finite(value: Tensor, what: str = "the loss") -> Tensor:
+def finite(value: Tensor) -> Tensor:
     """Return a loss that can be used, as a scalar."""
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"{what} has {got}; expected a tensor with one number, such as its mean over the batch")
+        raise InputError(f"the loss has {got}; expected a tensor with one number, such as its mean over the batch")
     if not bool(torch.isfinite(value)):
-        raise InputError(
-            f"{what} is {float(value.detach())}; expected a finite number: look for missing values in the data"
-        )
+        number = float(value.detach())
+        raise InputError(f"the loss is {number}; expected a finite number: look for missing values in the data")
     return value.reshape(())
 
 
@@ -83,11 +82,7 @@ class _OwnGenerators(TorchFunctionMode):
 
 @contextmanager
 def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
-    """Leave random numbers as they were; the yielded function starts them over.
-
-    These are the generators of torch, numpy and Python, and every `torch.Generator` that a function of torch is given;
-    with ``own=False`` the function leaves the latter as they stand. A numpy generator that a caller holds is not seen.
-    """
+    """Leave all generators of torch, numpy's and Python's global ones as they were; yield what starts them over."""
     before = _states()
     if seed is not None:
         torch.manual_seed(seed)
@@ -125,12 +120,7 @@ def _restore(states: tuple[Any, ...]) -> None:
 
 @contextmanager
 def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> Iterator[None]:
-    """Leave a model, its gradients and all random numbers exactly as they were.
-
-    Kept are the mode of every submodule, buffers (such as running means), gradients and the state of all generators
-    that :func:`draws_kept` sees.
-    Weights are not copied: a block that changes them in place is refused when it ends.
-    """
+    """Leave a model, its gradients and all random numbers as they were; a block that changes weights is refused."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     # taken away and given back, gradients are neither copied nor added to
@@ -146,16 +136,12 @@ def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> I
         for module, mode in modes:
             module.training = mode
         for buffer, former in buffers:
-            _restore_buffer(buffer, former)
+            # untouched where nothing has changed: the graph of a pending backward pass may hold it
+            if not torch.equal(buffer, former):
+                with torch.no_grad():
+                    buffer.copy_(former)
         for weight, gradient in gradients:
             weight.grad = gradient
     n_changed = sum(weight._version != version for (weight, _), version in zip(gradients, versions, strict=True))
     if n_changed:
         raise InputError(f"{n_changed} parameters were changed while they were only to be looked at; change a copy")
-
-
-def _restore_buffer(buffer: Tensor, former: Tensor) -> None:
-    """Undo a change, and touch nothing where there was none: the graph of a pending backward pass may hold it."""
-    if not torch.equal(buffer, former):
-        with torch.no_grad():
-            buffer.copy_(former)

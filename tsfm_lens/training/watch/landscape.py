@@ -30,32 +30,26 @@ def loss_landscape(
     seed: int = 0,
     name: str = "",
 ) -> xr.Dataset:
-    """Compute the loss at w + a·d, or at w + a·d + b·e, on a grid around the weights w.
-
-    The weights are never written to: others stand in their place for the time of a loss. They are put back after an
-    error or Ctrl-C as well.
+    """Compute the loss at w + a·d, or at w + a·d + b·e, on a grid around the weights w, which are never written to.
 
     Args:
         loss: gives the scalar loss of fixed data; the mean of several.
         parameters: the weights, or the model of which all that are trained are meant.
-        axes: 1 or 2 random directions.
-        directions: one or two directions of your own, a tensor a weight, instead; they are scaled in the same way.
+        axes: 1 or 2 random directions; directions: one or two of your own, a tensor a weight.
         span: how far the grid goes to each side; 1 is as long as the weights are, filter by filter.
         points: on each axis; an odd number has the weights themselves among them.
-        seed: of the directions.
-        name: of the model.
+        seed: of the directions; name: of the model.
 
     Returns:
-        Dataset of kind "loss_landscape": ``loss`` over (first) or (first, second), which count in directions. It may
-        be infinite or missing far away. ``attrs["centre"]`` is the loss at the weights.
-
-    Source:
-        Li et al. 2018, Visualizing the loss landscape of neural nets, arXiv:1712.09913, section 4: each filter of a
-        direction is scaled to the norm of the filter of the weights; biases and gains stay as they are.
+        Dataset of kind "loss_landscape": ``loss`` over (first) or (first, second), which count in directions, not
+        always finite. ``attrs["centre"]`` is the loss at the weights.
 
     Raises:
         InputError: a number is out of range, a direction has other shapes than the weights, or the loss at the weights
             is not finite.
+
+    Source:
+        Li et al. 2018, Visualizing the loss landscape of neural nets, arXiv:1712.09913, section 4.
 
     Example:
         >>> w = torch.ones(1, 2, requires_grad=True)
@@ -68,7 +62,11 @@ def loss_landscape(
     if directions is None:
         if axes not in (1, 2):
             raise InputError(f"axes={axes!r}; expected 1 or 2")
-        directions = [_random(weights, seed, axis) for axis in range(axes)]
+        generators = [torch.Generator().manual_seed(2 * seed + axis) for axis in range(axes)]
+        directions = [
+            [torch.randn(weight.shape, generator=each, dtype=torch.float64) for weight in weights]
+            for each in generators
+        ]
     if len(directions) not in (1, 2):
         raise InputError(f"got {len(directions)} directions; expected 1 or 2")
     if points < 2 or not 0 < span < np.inf:
@@ -94,27 +92,13 @@ def loss_landscape(
                 values[place] = float(height())
     names = _AXES[: len(unit_directions)]
     data = xr.Dataset({"loss": (names, values)}, coords=dict.fromkeys(names, grid))
-    data.attrs = {
-        "kind": "loss_landscape",
-        "title": "Loss around the weights",
-        "source": "Li et al. 2018, section 4",
-        "model": name,
-        "centre": centre,
-        "directions": origin,
-    }
+    facts = {"kind": "loss_landscape", "title": "Loss around the weights", "source": "Li et al. 2018, section 4"}
+    data.attrs = {**facts, "model": name, "centre": centre, "directions": origin}
     return data
 
 
 def filter_normalised(direction: Direction, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Scale the filters of a direction to the length of those of the weights.
-
-    Args:
-        direction: a tensor a weight.
-        weights: each row (first axis) of a matrix or kernel is a filter; vectors and scalars, which are biases and
-            gains, get no direction.
-
-    Raises:
-        InputError: shapes differ.
+    """Scale the rows of a direction to the length of those of the weights, tensor by tensor; vectors get no direction.
 
     Example:
         >>> weights = [torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.ones(2)]
@@ -135,11 +119,6 @@ def filter_normalised(direction: Direction, weights: Sequence[Tensor]) -> list[T
             lengths = [each.flatten(1).norm(dim=1).view(-1, *[1] * (weight.ndim - 1)) for each in (weight, part)]
             out.append(part * torch.where(lengths[1] > 0, lengths[0] / lengths[1], torch.zeros_like(lengths[0])))
     return out
-
-
-def _random(weights: Sequence[Tensor], seed: int, axis: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(2 * seed + axis)
-    return [torch.randn(weight.shape, generator=generator, dtype=torch.float64) for weight in weights]
 
 
 @contextmanager

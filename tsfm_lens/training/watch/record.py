@@ -13,31 +13,18 @@ import xarray as xr
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.places import replacing
 from tsfm_lens.training.state import append, cut, read_log
+from tsfm_lens.training.watch.attention import SIZES, by_head
 
 __all__ = ["read_watch", "together"]
 
-RECORD, PATTERNS = "watch.jsonl", "patterns"
+RECORD, PATTERNS, _FILE = "watch.jsonl", "patterns", "step-{:08d}.npz"
 _HEAD = -1  # the step of the first line, which says what is watched
-UNITS = {"entropy": "nats"}
 _SOURCE = "SAMformer, figures 3, 6 and 7 (S1-LMAX, S1-AENT, S1-NUC, S1-DIAG)"
 Row = dict[str, Any]
 
 
 class Record:
-    """The lines and patterns of a watch.
-
-    Args:
-        folder: of the files; in memory alone if None.
-        settings: of the watch, the first line.
-        resume: go on with a record in the folder.
-
-    Attributes:
-        rows: a mapping a step: "step", "values" by name, and "attention" by layer, where it was measured.
-        patterns: by step and layer, (input, head, query, key).
-
-    Raises:
-        CheckpointError: the folder holds a record that is not to be resumed, or of another watch; it cannot be made.
-    """
+    """Lines and patterns of a watch: mappings a step, and (input, head, query, key) by step and layer."""
 
     def __init__(self, folder: Path | None, settings: Mapping[str, Any], *, resume: bool) -> None:
         self.folder, self.settings = folder, dict(settings)
@@ -55,23 +42,20 @@ class Record:
                 raise CheckpointError(
                     f"{folder} holds what another run was watched for; go on with resume=True, or give another folder"
                 )
-            self._load(folder)
+            settings_then, rows = lines_of(folder)
+            if settings_then is None:
+                # stopped before the first line was whole
+                file.unlink(missing_ok=True)
+            else:
+                for key in {**settings_then, **self.settings}:
+                    if settings_then.get(key) != self.settings.get(key):
+                        raise CheckpointError(
+                            f"{file} was written with {key}={settings_then.get(key)!r}, not "
+                            f"{self.settings.get(key)!r}; go on with that, or give another folder"
+                        )
+                self.rows, self.patterns = rows, patterns_in(folder)
         if not file.exists():
             append(file, {"step": _HEAD, "settings": self.settings})
-
-    def _load(self, folder: Path) -> None:
-        settings, rows = lines_of(folder)
-        if settings is None:
-            # stopped before the first line was whole
-            (folder / RECORD).unlink(missing_ok=True)
-            return
-        for key in {**settings, **self.settings}:
-            if settings.get(key) != self.settings.get(key):
-                raise CheckpointError(
-                    f"{folder / RECORD} was written with {key}={settings.get(key)!r}, not {self.settings.get(key)!r}; "
-                    "go on with that, or give another folder"
-                )
-        self.rows, self.patterns = rows, patterns_in(folder)
 
     def drop_after(self, step: int) -> None:
         """Drop what was recorded after a step, which the training goes on from."""
@@ -82,7 +66,7 @@ class Record:
         if self.folder is not None:
             cut(self.folder / RECORD, step)
             for each in later:
-                _pattern_file(self.folder, each).unlink(missing_ok=True)
+                (self.folder / PATTERNS / _FILE.format(each)).unlink(missing_ok=True)
 
     def add(self, row: Row, patterns: Mapping[str, np.ndarray] | None) -> None:
         """Record a step: the patterns first, so that every line has its own."""
@@ -90,7 +74,7 @@ class Record:
             self.patterns[row["step"]] = dict(patterns)
         if self.folder is not None:
             if patterns is not None:
-                path = _pattern_file(self.folder, row["step"])
+                path = self.folder / PATTERNS / _FILE.format(row["step"])
                 path.parent.mkdir(exist_ok=True)
                 with replacing(path) as part, part.open("wb") as file:
                     np.savez_compressed(file, **dict(patterns))  # type: ignore[arg-type]
@@ -103,10 +87,7 @@ class Record:
 
 
 def read_watch(folder: str | Path) -> xr.Dataset:
-    """Read what a :class:`Watch` has written into a folder so far, also while it goes on.
-
-    Args:
-        folder: its ``out``.
+    """Read what a :class:`Watch` has written into its folder so far, also while it goes on.
 
     Returns:
         Dataset of kind "training_watch" over ``step``: ``loss``, ``sharpness`` and ``lowest_curvature`` with their
@@ -144,10 +125,6 @@ def lines_of(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
     return lines[0]["settings"], lines[1:]
 
 
-def _pattern_file(folder: Path, step: int) -> Path:
-    return folder / PATTERNS / f"step-{step:08d}.npz"
-
-
 def patterns_in(folder: Path) -> dict[int, dict[str, np.ndarray]]:
     """Read patterns by step and layer."""
     patterns = {}
@@ -164,34 +141,14 @@ def as_dataset(
     entries = [row for row in rows if row["values"] or row["attention"]]
     data = xr.Dataset(coords={"step": [row["step"] for row in entries]})
     for name in dict.fromkeys(name for row in entries for name in row["values"]):
-        data[name] = ("step", np.array([_number(row["values"].get(name)) for row in entries]))
-    data = _with_attention(data, [row["attention"] for row in entries])
+        data[name] = ("step", np.array([row["values"].get(name) for row in entries], dtype=float))
+    data = data.assign(by_head("step", [row["attention"] for row in entries]))
     if patterns:
         data = _with_patterns(data, patterns)
     facts = {key: value for key, value in settings.items() if isinstance(value, str | int | float) and value != ""}
     facts = {key: int(value) if isinstance(value, bool) else value for key, value in facts.items()}
     data.attrs = {**facts, "kind": "training_watch", "title": "Watching a training", "source": _SOURCE}
     return data
-
-
-def _with_attention(data: xr.Dataset, attentions: list[Mapping[str, Any]]) -> xr.Dataset:
-    """Add measures of attention over (step, layer, head), where there are any."""
-    layers = {name: layer for one in attentions for name, layer in one.items()}
-    if not layers:
-        return data
-    measures = dict.fromkeys(name for layer in layers.values() for name in layer if name not in ("n_queries", "n_keys"))
-    heads = max(len(layer[name]) for layer in layers.values() for name in measures)
-    for name in measures:
-        values = np.full((len(attentions), len(layers), heads), np.nan)
-        for place, one in enumerate(attentions):
-            for index, layer in enumerate(layers):
-                numbers = one.get(layer, {}).get(name, [])
-                values[place, index, : len(numbers)] = [_number(value) for value in numbers]
-        data[name] = (("step", "layer", "head"), values, {"units": UNITS[name]} if name in UNITS else {})
-    sizes: dict[str, Any] = {
-        axis: ("layer", [layer[axis] for layer in layers.values()]) for axis in ("n_queries", "n_keys")
-    }
-    return data.assign_coords(layer=list(layers), head=range(heads), **sizes)
 
 
 def _with_patterns(data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Dataset:
@@ -212,17 +169,9 @@ def _with_patterns(data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndar
     return data
 
 
-def _number(value: float | None) -> float:
-    """Return a number as JSON keeps it: nothing stands for NaN."""
-    return math.nan if value is None else float(value)
-
-
 def plain(value: float) -> float | None:
     """Return a number that JSON can keep."""
     return float(value) if math.isfinite(value) else None
-
-
-_NUMERIC_AXES = ("step", "snapshot", "first", "second")
 
 
 def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Dataset:
@@ -234,9 +183,6 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     Returns:
         Dataset of the same kind over all steps, layers and heads that occur, NaN where a run has none, with ``run``
         first and then ``seed``, counted from 0.
-
-    Raises:
-        InputError: no run, or datasets of several kinds.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -252,41 +198,20 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     kinds = {str(ds.attrs.get("kind")) for ds in every}
     if len(kinds) > 1:
         raise InputError(f"datasets of kinds {', '.join(sorted(kinds))}; runs are laid over each other of one kind")
-    labels = {dim: _union(str(dim), every) for dim in dict.fromkeys(dim for ds in every for dim in ds.dims)}
-    sizes = {
-        name: _of_layers(name, every) for name in ("n_queries", "n_keys") if any(name in ds.coords for ds in every)
-    }
-    seeds = max(map(len, each.values()))
+    options: dict[str, Any] = {"data_vars": "all", "join": "outer", "combine_attrs": "override"}
     rows = []
     for datasets in each.values():
-        wide = [_spread(ds.drop_vars(("n_queries", "n_keys"), errors="ignore"), labels) for ds in datasets]
-        row = xr.concat(wide, "seed", data_vars="all", join="exact", combine_attrs="override")
-        rows.append(row.assign_coords(seed=range(len(datasets))).reindex(seed=range(seeds)))
-    data = xr.concat(rows, "run", data_vars="all", join="exact", combine_attrs="override").assign_coords(run=list(each))
-    data = data.assign_coords(
-        {name: ("layer", [by_layer[layer] for layer in labels["layer"]]) for name, by_layer in sizes.items()}
-    )
-    data = data.isel(seed=0, drop=True) if seeds == 1 else data
+        # axes without labels are counted, and sizes of layers are no labels of the whole
+        plain_axes = [{axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords} for ds in datasets]
+        counted = [ds.assign_coords(axes) for ds, axes in zip(datasets, plain_axes, strict=True)]
+        row = xr.concat([ds.reset_coords(set(SIZES) & set(ds.coords)) for ds in counted], "seed", **options)
+        rows.append(row.assign_coords(seed=range(len(datasets))))
+    data = xr.concat(rows, "run", **options).assign_coords(run=list(each))
+    if "layer" in data.dims:
+        # in the order of the first dataset that has them
+        data = data.reindex(layer=list(dict.fromkeys(layer for ds in every for layer in ds["layer"].values.tolist())))
+    sizes = {name: data[name].max(("run", "seed")).astype(int) for name in SIZES if name in data}
+    data = data.drop_vars(list(sizes)).assign_coords(sizes)
+    data = data.isel(seed=0, drop=True) if len(data["seed"]) == 1 else data
     data.attrs = {**every[0].attrs, "model": ", ".join(each)}
     return data
-
-
-def _union(dim: str, every: Sequence[xr.Dataset]) -> list:
-    """Unite the labels along an axis: numbers sorted, names in the order of the first dataset that has them."""
-    columns = [ds[dim].values for ds in every if dim in ds.dims]
-    labels = list(dict.fromkeys(label for values in columns for label in values.tolist()))
-    return sorted(labels) if dim in _NUMERIC_AXES or not isinstance(labels[0], str) else labels
-
-
-def _spread(ds: xr.Dataset, labels: Mapping) -> xr.Dataset:
-    missing = {dim: np.arange(ds.sizes[dim]) for dim in ds.dims if dim not in ds.coords}
-    return ds.assign_coords(missing).reindex({dim: labels[dim] for dim in ds.dims})
-
-
-def _of_layers(name: str, every: Sequence[xr.Dataset]) -> dict[str, int]:
-    """Return queries or keys by layer."""
-    sizes: dict[str, int] = {}
-    for ds in every:
-        if name in ds.coords:
-            sizes |= dict(zip(ds["layer"].values.tolist(), ds[name].values.tolist(), strict=True))
-    return sizes

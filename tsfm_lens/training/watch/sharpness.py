@@ -68,28 +68,23 @@ def sharpness(
     seed: int = 0,
     hold: bool | None = None,
 ) -> Sharpness:
-    """Compute the most positive and the most negative eigenvalue of the Hessian of a loss.
-
-    Lanczos from a random vector, every new vector made orthogonal to all former ones. ``steps`` vectors as long as all
-    weights are held, and the graph. Attention runs on torch's plain kernel, which has a second derivative.
+    """Compute the most positive and the most negative eigenvalue of the Hessian of a loss, by Lanczos.
 
     Args:
-        loss: gives the scalar loss of fixed data; of several the mean is meant. Random numbers in it (dropout) are the
-            same in every product.
+        loss: gives the scalar loss of fixed data, with the same random numbers in every product; the mean of several.
         parameters: the weights, or the model of which all that are trained are meant.
-        steps: the most products.
+        steps: the most products; seed: of the random vector.
         tolerance: residual, as a share of the larger size of both ends, at which to stop; 0 makes all steps.
-        seed: of the random vector.
         hold: whether the graph is kept between products; True if None and there is one loss. Otherwise each product
-            goes through all losses anew, one after the other, at half as much time again and the memory of one.
-
-    Source:
-        SAMformer, section 2.3 (S1-LMAX), where λ_max is defined; its code takes |∇L·Hv| for it, this is v·Hv. Lanczos
-        1950; Golub and Van Loan 2013, section 10.3. The trace after Hutchinson 1990.
+            goes through all losses anew, at half as much time again and the memory of one.
 
     Raises:
         InputError: a number is out of range; the loss is not finite, depends on none of the parameters, or has no
-            second derivative; as in :func:`tsfm_lens.training.watch.trainable`.
+            second derivative.
+
+    Source:
+        SAMformer, section 2.3 (S1-LMAX); its code takes |∇L·Hv| for λ_max, this is v·Hv. Lanczos 1950; Golub and
+        Van Loan 2013, section 10.3. The trace after Hutchinson 1990.
 
     Example:
         >>> w = torch.ones(2, requires_grad=True)
@@ -122,17 +117,7 @@ def sharpness(
 
 
 class Hessian:
-    """Products of the Hessian of a mean of losses with flat vectors.
-
-    Args:
-        losses: scalars of fixed data.
-        weights: tensors to differentiate by.
-        again: starts the random numbers over, before every loss.
-        hold: keep the graph of all losses.
-
-    Attributes:
-        size: numbers in all weights; value: the mean loss.
-    """
+    """Products of the Hessian of a mean of losses with flat vectors, from one graph or with one a product."""
 
     def __init__(self, losses: list[Loss], weights: list[Tensor], again: Callable[[], None], hold: bool) -> None:
         if torch.is_inference_mode_enabled():
@@ -324,8 +309,7 @@ class GradientNoise:
 
     Attributes:
         variance: trace of the covariance of the gradient of a batch.
-        squared_norm: of the gradient of all data, without the part that the noise adds to that of the mean; below 0
-            where the batches do not tell it from 0.
+        squared_norm: of the gradient of all data, by an unbiased estimate, which may be below 0.
         scale: examples in a batch of which noise and gradient are alike, batch_size · variance / squared_norm; NaN
             where the squared norm is not above 0.
         batches: how many were looked at.
@@ -350,9 +334,6 @@ def gradient_noise(
     Source:
         McCandlish et al. 2018, arXiv:1812.06162, section 2.2 ("simple noise scale"), with its unbiased estimates.
 
-    Raises:
-        InputError: fewer than two losses, or as in :func:`tsfm_lens.training.sharpness`.
-
     Example:
         >>> w = torch.zeros(1, requires_grad=True)
         >>> found = training.gradient_noise([lambda: (w * 1).sum(), lambda: (w * 3).sum()], [w])
@@ -373,7 +354,12 @@ def gradient_noise(
             with torch.enable_grad():
                 value = finite(loss())
                 connected = connected or value.requires_grad
-                gradient = _gradient(value, weights)
+                parts = (
+                    torch.autograd.grad(value, weights, allow_unused=True, materialize_grads=True)
+                    if value.requires_grad
+                    else [torch.zeros_like(weight) for weight in weights]
+                )
+            gradient = torch.cat([part.reshape(-1).double() for part in parts])
             if mean is None:
                 mean = gradient
                 continue
@@ -387,11 +373,3 @@ def gradient_noise(
     squared_norm = float(torch.dot(mean, mean)) - variance / len(each)
     scale = batch_size * variance / squared_norm if squared_norm > 0 else math.nan
     return GradientNoise(variance, squared_norm, scale, len(each))
-
-
-def _gradient(value: Tensor, weights: list[Tensor]) -> Tensor:
-    """Compute the gradient as one vector of float64, 0 where the loss does not depend on a weight."""
-    if not value.requires_grad:
-        return torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.float64, device=weights[0].device)
-    gradients = torch.autograd.grad(value, weights, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.reshape(-1).double() for part in gradients])

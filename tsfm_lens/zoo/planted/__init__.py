@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart, read_card, write_card
 from tsfm_lens.zoo.planted.draft import rule_error
-from tsfm_lens.zoo.planted.examples import draw_contexts
 from tsfm_lens.zoo.planted.planting import Planted, mechanisms, open_planted, plant
-from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, LocalMean, SeasonalCopy
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, LocalMean, SeasonalCopy, draw_contexts
 
 __all__ = [
     "Attends",

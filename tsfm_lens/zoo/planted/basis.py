@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
 
-__all__ = ["Basis", "add_weight_noise", "orthogonal"]
+__all__ = ["Basis", "add_weight_noise", "lay_out", "orthogonal"]
+
+
+def lay_out(width: int, sizes: Mapping[str, int]) -> dict[str, slice]:
+    """Lay blocks of the given sizes into a stream; the remaining directions are "junk"."""
+    if sum(sizes.values()) > width:
+        raise InputError(f"blocks of {sum(sizes.values())} directions do not fit into a stream of width {width}")
+    stops = np.cumsum([0, *sizes.values()]).tolist()
+    return {name: slice(*ends) for name, ends in zip([*sizes, "junk"], pairwise([*stops, width]), strict=True)}
 
 
 @dataclass(frozen=True)
 class Basis:
-    """Orthonormal directions of a residual stream, in named blocks.
-
-    A root-mean-square norm with unit gain commutes with every orthogonal matrix, so a model whose matrices are all
-    written in these directions computes the same in any basis. (A LayerNorm does not: it singles out the mean.)
-
-    Attributes:
-        directions: (width, width), a direction a row, in double precision.
-        blocks: rows of each name; the remaining ones are "junk".
-    """
+    """Orthonormal directions (width, width) of a residual stream, in named blocks of rows."""
 
     directions: Tensor
     blocks: Mapping[str, slice]
@@ -31,14 +33,8 @@ class Basis:
     @classmethod
     def draw(cls, width: int, sizes: Mapping[str, int], *, seed: int, rotate: bool) -> Basis:
         """Lay blocks of the given sizes into a stream; along its axes, or turned at random with `rotate`."""
-        if sum(sizes.values()) > width:
-            raise InputError(f"blocks of {sum(sizes.values())} directions do not fit into a stream of width {width}")
-        blocks, start = {}, 0
-        for name, size in sizes.items():
-            blocks[name] = slice(start, start + size)
-            start += size
-        blocks["junk"] = slice(start, width)
-        return cls(orthogonal(width, seed) if rotate else torch.eye(width, dtype=torch.float64), blocks)
+        turn = orthogonal(width, seed) if rotate else torch.eye(width, dtype=torch.float64)
+        return cls(turn, lay_out(width, sizes))
 
     def __getitem__(self, name: str) -> Tensor:
         """Return directions of a block: (size, width)."""

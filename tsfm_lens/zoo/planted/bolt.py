@@ -1,13 +1,9 @@
-"""Planted models in Chronos-Bolt's format.
-
-T5's relative position bias holds an encoder head at lags of whole patches; what the REG token has gathered is fetched
-by a cross-attention head that knows it by its mark. The layers share the biases, so that a head of another layer with
-the same number looks at the same lag and writes noise that nobody reads: it stands on the card as a decoy.
-"""
+"""Planted models in Chronos-Bolt's format, by position biases of whole patches and the mark of the REG token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,140 +11,85 @@ from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import Tensor
 from transformers import T5Config
 
-from tsfm_lens.zoo.planted.basis import orthogonal
-from tsfm_lens.zoo.planted.draft import Draft, declarer, draw_choice
-from tsfm_lens.zoo.planted.patches import (
-    DECILES,
-    FLAG,
-    LOUD,
-    PATCH,
-    SHARP,
-    SIGNAL,
-    Head,
-    Stream,
-    deviates,
-    fill_with_noise,
-    head_of,
-    read_by,
-    straighten,
-    turn,
-    written_by,
-)
+from tsfm_lens.zoo.planted import patches
+from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice
+from tsfm_lens.zoo.planted.patches import CHANNELS, CONTEXT, FLAG, LOUD, PATCH, SHARP, SIGNAL, WIDTH, Head, Mlp, Stream
 from tsfm_lens.zoo.planted.rules import Gate, LinearTrend, LocalMean, SeasonalCopy
 
 NAME = "chronos-bolt"
-CONTEXT = 128
-WIDTH = 64
-HEADS = 4
-CHANNELS = 16
 LAYERS = {"encoder": 3, "decoder": 2}
 SIDE = (WIDTH / 2) ** 0.5
 """Length of the constant direction, and of the mark: together they give every token a root mean square of 1."""
-
 SHARES = (0.6, 0.4, 0.4)
 """Shares of the copy that the primary head, its partner and, without the primary, the backup write."""
 TOLERANCE = 0.25
 """Mean absolute difference of two periods, in standard deviations of the context, up to which they are a season."""
-HALF_OPEN = 4e-3
-"""Width of the band around the tolerance within which the gate is half open; narrower, and rounding moves the flag."""
 LARGEST = 1.1 * (2 * CONTEXT) ** 0.5
 """More than any two values of a context can differ, in their standard deviations."""
 
-
-def _blank() -> ChronosBoltModelForForecasting:
-    settings = {
-        "context_length": CONTEXT,
-        "prediction_length": PATCH,
-        "input_patch_size": PATCH,
-        "input_patch_stride": PATCH,
-        "quantiles": list(DECILES),
-        "use_reg_token": True,
-    }
-    config = T5Config(
-        d_model=WIDTH,
-        d_kv=CHANNELS,
-        d_ff=WIDTH,
-        num_layers=LAYERS["encoder"],
-        num_decoder_layers=LAYERS["decoder"],
-        num_heads=HEADS,
-        vocab_size=2,
-        feed_forward_proj="relu",
-        dropout_rate=0.0,
-        pad_token_id=0,
-        eos_token_id=1,
-        reg_token_id=1,
-        decoder_start_token_id=0,
-        architectures=["ChronosBoltModelForForecasting"],
-        chronos_pipeline_class="ChronosBoltPipeline",
-        chronos_config=settings,
-    )
-    return ChronosBoltModelForForecasting(config).double().eval()
+declare = partial(patches.declare, architecture=NAME)
 
 
-class Bolt:
-    """Chronos-Bolt whose every head and MLP writes noise that nobody reads, until it gets a task.
+class Bolt(patches.PatchModel):
+    """Chronos-Bolt, to plant in; its encoder has "mark" too, positive at the REG token, and negative at patches."""
 
-    Args:
-        encoder, decoder: directions by name, besides "one" (constant), "mark" (positive at the REG token, negative at
-            patches; encoder only) and "values" (those of the patch; encoder only).
-
-    Attributes:
-        numbers: numbers of the encoder's heads in random order.
-        cross_numbers: the same for the decoder's cross-attention heads.
-        lagging: layer and lags of the heads that the biases hold, by number.
-    """
+    one = SIDE
 
     def __init__(self, encoder: dict[str, int], decoder: dict[str, int]) -> None:
-        self.model = _blank()
+        config = T5Config(
+            **patches.SIZES,
+            num_layers=LAYERS["encoder"],
+            num_decoder_layers=LAYERS["decoder"],
+            feed_forward_proj="relu",
+            eos_token_id=1,
+            decoder_start_token_id=0,
+            architectures=["ChronosBoltModelForForecasting"],
+            chronos_pipeline_class="ChronosBoltPipeline",
+            chronos_config={**patches.PATCHES, "prediction_length": PATCH},
+        )
         self.encoder = Stream(WIDTH, one=1, mark=1, values=PATCH, **encoder)
         self.decoder = Stream(WIDTH, one=1, **decoder)
-        self.numbers: list[int] = torch.randperm(HEADS).tolist()
-        self.cross_numbers: list[int] = torch.randperm(HEADS).tolist()
+        # layer and lags of the heads that the biases hold, by number: the layers share the biases
         self.lagging: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for stack, stream in (("encoder", self.encoder), ("decoder", self.decoder)):
-            fill_with_noise(self._heads(stack), [self._mlp(stack, layer) for layer in range(LAYERS[stack])], stream)
-            bias = getattr(self.model, stack).block[0].layer[0].SelfAttention.relative_attention_bias.weight
-            bias.copy_(0.3 * torch.randn(bias.shape))
-        self._embed()
-
-    def _embed(self) -> None:
-        straighten(self.model.input_patch_embedding)
-        straighten(self.model.output_patch_embedding)
-        linear = self.model.input_patch_embedding.residual_layer
-        linear.weight[self.encoder["values"], :PATCH] = SIGNAL * torch.eye(PATCH, dtype=torch.float64)
-        linear.bias[self.encoder["one"]] = SIDE
-        linear.bias[self.encoder["mark"]] = -SIDE
-        start, reg = self.model.shared.weight.zero_()
+        model = ChronosBoltModelForForecasting(config).double().eval()
+        super().__init__(model, {"encoder": self.encoder, "decoder": self.decoder})
+        model.input_patch_embedding.residual_layer.bias[self.encoder["mark"]] = -SIDE
+        start, reg = model.shared.weight.zero_()
         start[self.decoder["one"]] = WIDTH**0.5
         reg[self.encoder["one"]] = SIDE
         reg[self.encoder["mark"]] = SIDE
 
-    def _attentions(self, stack: str) -> list[Any]:
+    def attentions(self, stack: str) -> list[Any]:
+        """Return the native attentions of a stack."""
         names = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}[stack]
         blocks = getattr(self.model, stack).block
         return [getattr(block.layer[place], name) for block in blocks for place, name in enumerate(names)]
 
-    def _heads(self, stack: str) -> list[Head]:
-        return [
-            head_of(attention, number, CHANNELS) for attention in self._attentions(stack) for number in range(HEADS)
-        ]
+    def mlps(self, stack: str) -> list[Mlp]:
+        """Return the weights of each MLP of a stack."""
+        inside = [block.layer[-1].DenseReluDense for block in getattr(self.model, stack).block]
+        return [([mlp.wi.weight], mlp.wo.weight) for mlp in inside]
 
-    def _mlp(self, stack: str, layer: int) -> tuple[list[Tensor], Tensor]:
-        inside = getattr(self.model, stack).block[layer].layer[-1].DenseReluDense
-        return [inside.wi.weight], inside.wo.weight
+    def embeddings(self, stack: str) -> list[Tensor]:
+        """Return the REG token's embedding, or the start token's."""
+        return [self.model.shared.weight[int(stack == "encoder")]]
+
+    def keys_from(self, stack: str, attention: Any) -> str:
+        """Name the stack whose stream keys and values read."""
+        return "encoder" if attention in self.attentions("decoder")[1::2] else stack
 
     def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
         """Return an MLP without its noise: reading (unit, stream) and writing (stream, unit) weights, all 0."""
-        (in_weights,), out_weights = self._mlp(stack, layer)
+        (in_weights,), out_weights = self.mlps(stack)[layer]
         return in_weights.zero_(), out_weights.zero_()
 
     def head(self, layer: int, number: int) -> Head:
         """Return a head of the encoder as it stands."""
-        return head_of(self.model.encoder.block[layer].layer[0].SelfAttention, number, CHANNELS)
+        return self.head_of(self.attentions("encoder")[layer], number)
 
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
         """Return an encoder head that attends, from every token, to the tokens so many patches back, to all alike."""
-        bias = self.model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        bias = self.attentions("encoder")[0].relative_attention_bias.weight
         bias[:, number] = 0.0
         bias[list(lags), number] = SHARP
         if lags:
@@ -159,55 +100,39 @@ class Bolt:
         head.k[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
         return head
 
-    def face(self, layer: int, number: int) -> Head:
-        """Return an encoder head that attends, from every token, to the REG token, by its mark."""
-        head = self.back(layer, number, [])
-        head.q[-1] = head.k[-1] = 0.0
-        head.q[-1, self.encoder["one"]] = 1.0
-        head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
-        return head
-
     def fetch(self, layer: int, number: int) -> Head:
         """Return a cross-attention head that attends to the REG token, by its mark."""
-        head = head_of(self.model.decoder.block[layer].layer[1].EncDecAttention, number, CHANNELS).clear()
+        head = self.head_of(self.attentions("decoder")[2 * layer + 1], number).clear()
         head.q[-1, self.decoder["one"]] = 1.0
         head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * WIDTH**0.5)
         return head
 
-    def read_out(self, **weights: Tensor) -> None:
-        """Make the forecast of what stands in places of the decoder's stream: (step, direction) weights by place."""
-        linear = self.model.output_patch_embedding.residual_layer
-        for name, weight in weights.items():
-            linear.weight[:, self.decoder[name]] = weight.double().repeat(len(DECILES), 1) / SIGNAL
-        linear.bias.copy_(deviates().repeat_interleave(PATCH))
+    def complete(self, draft: Draft) -> None:
+        """Write down the heads that look where a planted one looks, because they have its number."""
+        components = {part.component for part in draft.parts}
+        for number, (source_layer, lags) in self.lagging.items():
+            for head in (encoder_head(layer, number) for layer in range(LAYERS["encoder"])):
+                if head not in components:
+                    task = f"looks where {encoder_head(source_layer, number)} looks, and writes noise"
+                    # of several lags, its own content prefers one
+                    draft.part(head, "decoy", task, "every token" if len(lags) == 1 else None, lags)
 
-    def finish(self, *, rotate: bool) -> ChronosBoltModelForForecasting:
-        """Turn both streams at random, and return the model in single precision."""
-        if rotate:
-            self._turn(*(orthogonal(WIDTH, int(torch.randint(2**31, ()))) for _ in LAYERS))
-        return self.model.float()
+    def plant_fetch(self, draft: Draft, layer: int, **places: str) -> str:
+        """Plant a cross-attention head that carries places of the REG token to places of the decoder."""
+        number, channel = self.numbers["decoder"][0], 0
+        head = self.fetch(layer, number)
+        for source, target in places.items():
+            head.carry(self.encoder[source], self.decoder[target], channel=channel)
+            channel += self.encoder.size(source)
+        task = f"fetches {' and '.join(places)} from the REG token"
+        return draft.part(cross_head(layer, number), "mechanism", task, "forecast token", [0])
 
-    def _turn(self, encoder: Tensor, decoder: Tensor) -> None:
-        start, reg = self.model.shared.weight
-        in_weights: dict[str, list[Tensor]] = {"encoder": [reg], "decoder": [start]}
-        out_weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
-        for stack in ("encoder", "decoder"):
-            for attention in self._attentions(stack):
-                crossing = attention in self._crossings()
-                in_weights[stack].append(attention.q.weight)
-                in_weights["encoder" if crossing else stack] += [attention.k.weight, attention.v.weight]
-                out_weights[stack].append(attention.o.weight)
-            for layer in range(LAYERS[stack]):
-                (into,), out = self._mlp(stack, layer)
-                in_weights[stack].append(into)
-                out_weights[stack].append(out)
-        out_weights["encoder"] += written_by(self.model.input_patch_embedding)
-        in_weights["decoder"] += read_by(self.model.output_patch_embedding)
-        turn(in_weights["encoder"], out_weights["encoder"], encoder)
-        turn(in_weights["decoder"], out_weights["decoder"], decoder)
-
-    def _crossings(self) -> list[Any]:
-        return [block.layer[1].EncDecAttention for block in self.model.decoder.block]
+    def plant_level(self, draft: Draft, layer: int, which: int, lags: range, name: str) -> str:
+        """Plant a head that attends to some patches alike and writes the mean of their values."""
+        number = self.numbers["encoder"][which]
+        self.back(layer, number, lags).carry(self.encoder["values"], self.encoder[name])
+        task = f"writes the mean of the patches {lags[0]} to {lags[-1]} back"
+        return draft.part(encoder_head(layer, number), "mechanism", task, "every token", lags)
 
 
 def encoder_head(layer: int, number: int) -> str:
@@ -220,54 +145,29 @@ def cross_head(layer: int, number: int) -> str:
     return f"decoder.{layer}.cross_attn.{number}"
 
 
-def name_sharing_heads(bolt: Bolt, draft: Draft) -> None:
-    """Put on the card the heads that look where a planted one looks, because they have its number."""
-    components = {part.component for part in draft.parts}
-    for number, (source_layer, lags) in bolt.lagging.items():
-        for layer in range(LAYERS["encoder"]):
-            head = encoder_head(layer, number)
-            if head not in components:
-                draft.part(head, "decoy", f"looks where {encoder_head(source_layer, number)} looks, and writes noise")
-                # of several lags, its own content prefers one
-                if len(lags) == 1:
-                    draft.looks(head, "every token", lags)
+def _identity(weights: Tensor) -> Tensor:
+    return torch.eye(PATCH, dtype=weights.dtype)
 
 
-declare = declarer(NAME, "output_patch_embedding", name_sharing_heads)
-
-
-@declare("seasonal-copy")
-def _seasonal_copy() -> tuple[Bolt, Draft]:
-    bolt, draft, _ = _build_copy(lag=draw_choice(2, 3, 4))
+def _seasonal_copy(*, decoys: bool = False) -> tuple[Bolt, Draft]:
+    """Build a copy: an encoder head copies the patch some patches back, a cross-attention head fetches it."""
+    lag, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
+    bolt = Bolt({"copy": PATCH}, {"copy": PATCH})
+    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
+    number = bolt.numbers["encoder"][0]
+    bolt.back(layer, number, [lag]).carry(bolt.encoder["values"], bolt.encoder["copy"])
+    task = f"copies the patch {lag} patches back to the REG token"
+    head = draft.part(encoder_head(layer, number), "mechanism", task, "every token", [lag])
+    cross = bolt.plant_fetch(draft, late, copy="copy")
+    bolt.read_out(copy=torch.eye(PATCH))
+    draft.path(head, cross, "output")
+    if decoys:
+        _plant_decoys(bolt, draft, lag)
     return bolt, draft
 
 
-def _build_copy(lag: int) -> tuple[Bolt, Draft, str]:
-    """Build a seasonal copy: an encoder head copies the patch `lag` patches back, a cross-attention head fetches it."""
-    layer, late = draw_choice(0, 1, 2), draw_choice(0, 1)
-    bolt = Bolt({"copy": PATCH}, {"copy": PATCH})
-    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
-    head = encoder_head(layer, bolt.numbers[0])
-    bolt.back(layer, bolt.numbers[0], [lag]).carry(bolt.encoder["values"], bolt.encoder["copy"])
-    draft.part(head, "mechanism", f"copies the patch {lag} patches back to the REG token")
-    draft.looks(head, "every token", [lag])
-    cross = _fetch(bolt, draft, late, copy="copy")
-    bolt.read_out(copy=torch.eye(PATCH))
-    draft.path(head, cross, "output")
-    return bolt, draft, head
-
-
-def _fetch(bolt: Bolt, draft: Draft, layer: int, **places: str) -> str:
-    """Add a cross-attention head that carries places of the REG token to places of the decoder."""
-    number = bolt.cross_numbers[0]
-    head, channel = bolt.fetch(layer, number), 0
-    for source, target in places.items():
-        head.carry(bolt.encoder[source], bolt.decoder[target], channel=channel)
-        channel += bolt.encoder.size(source)
-    cross = cross_head(layer, number)
-    draft.part(cross, "mechanism", f"fetches {' and '.join(places)} from the REG token")
-    draft.looks(cross, "forecast token", [0])
-    return cross
+declare("seasonal-copy")(_seasonal_copy)
+declare("decoys")(partial(_seasonal_copy, decoys=True))
 
 
 @declare("backup")
@@ -275,7 +175,7 @@ def _backup() -> tuple[Bolt, Draft]:
     lag, early, late = draw_choice(2, 3, 4), draw_choice(0, 1), draw_choice(0, 1)
     bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH})
     draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
-    stream, (primary, partner, backup, _) = bolt.encoder, bolt.numbers
+    stream, (primary, partner, backup, _) = bolt.encoder, bolt.numbers["encoder"]
     last = draw_choice(*range(early + 1, 3))
     for layer, number, share in zip((early, early, last), (primary, partner, backup), SHARES, strict=True):
         bolt.back(layer, number, [lag]).carry(stream["values"], stream["copy"], gain=share)
@@ -287,14 +187,13 @@ def _backup() -> tuple[Bolt, Draft]:
     head.k[-1, stream["mark"]] = 1.0
     names = [encoder_head(early, primary), encoder_head(early, partner), encoder_head(last, backup)]
     for name, share in zip(names[:2], SHARES, strict=False):
-        draft.part(name, "mechanism", f"copies {share} of the patch {lag} patches back to the REG token")
-        draft.looks(name, "every token", [lag])
+        task = f"copies {share} of the patch {lag} patches back to the REG token"
+        draft.part(name, "mechanism", task, "every token", [lag])
     task = (
         f"looks at the REG token and writes nothing, unless its primary is gone: then copies {SHARES[2]} of the patch"
     )
-    draft.part(names[2], "backup", task, stands_in_for=names[0])
-    draft.looks(names[2], "last token", [0])
-    cross = _fetch(bolt, draft, late, copy="copy")
+    draft.part(names[2], "backup", task, "last token", [0], stands_in_for=names[0])
+    cross = bolt.plant_fetch(draft, late, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
     draft.path(names[0], names[2], cross, "output")
     for name in names[:2]:
@@ -304,36 +203,24 @@ def _backup() -> tuple[Bolt, Draft]:
 
 @declare("local-mean")
 def _local_mean() -> tuple[Bolt, Draft]:
-    patches, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
+    lags, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
     bolt = Bolt({"level": 1}, {"level": 1})
-    draft = Draft(LocalMean(width=patches * PATCH), (patches * PATCH, CONTEXT), PATCH)
-    head = _level(bolt, draft, layer, 0, range(1, patches + 1), "level")
-    cross = _fetch(bolt, draft, late, level="level")
+    draft = Draft(LocalMean(width=lags * PATCH), (lags * PATCH, CONTEXT), PATCH)
+    head = bolt.plant_level(draft, layer, 0, range(1, lags + 1), "level")
+    cross = bolt.plant_fetch(draft, late, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
     draft.path(head, cross, "output")
     return bolt, draft
 
 
-def _level(bolt: Bolt, draft: Draft, layer: int, which: int, lags: range, name: str) -> str:
-    """Add a head that attends to some patches alike and writes the mean of their values."""
-    number = bolt.numbers[which]
-    bolt.back(layer, number, lags).carry(bolt.encoder["values"], bolt.encoder[name])
-    head = encoder_head(layer, number)
-    draft.part(head, "mechanism", f"writes the mean of the patches {lags[0]} to {lags[-1]} back")
-    draft.looks(head, "every token", lags)
-    return head
-
-
 @declare("trend")
 def _trend() -> tuple[Bolt, Draft]:
-    patches, apart = draw_choice(1, 2), draw_choice(2, 3, 4)
-    at = draw_choice(0, 1, 2)
+    lags, apart, at = draw_choice(1, 2), draw_choice(2, 3, 4), draw_choice(0, 1, 2)
     bolt = Bolt({"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1})
-    rule = LinearTrend(width=patches * PATCH, lag=apart * PATCH)
-    draft = Draft(rule, (rule.width + rule.lag, CONTEXT), PATCH)
-    stream = bolt.encoder
-    level = _level(bolt, draft, draw_choice(*range(at + 1)), 0, range(1, patches + 1), "level")
-    early = _level(bolt, draft, draw_choice(*range(at + 1)), 1, range(apart + 1, apart + patches + 1), "early")
+    rule = LinearTrend(width=lags * PATCH, lag=apart * PATCH)
+    draft, stream = Draft(rule, (rule.width + rule.lag, CONTEXT), PATCH), bolt.encoder
+    level = bolt.plant_level(draft, draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level")
+    early = bolt.plant_level(draft, draw_choice(*range(at + 1)), 1, range(apart + 1, apart + lags + 1), "early")
     in_weights, out_weights = bolt.mlp("encoder", at)
     # relu(x) - relu(-x) is x
     for unit, sign in enumerate((1.0, -1.0)):
@@ -341,7 +228,7 @@ def _trend() -> tuple[Bolt, Draft]:
         in_weights[unit, stream["early"]] = -sign
         out_weights[stream["slope"], unit] = sign
     mlp = draft.part(f"encoder.{at}.mlp", "mechanism", "subtracts the early level from the late one")
-    cross = _fetch(bolt, draft, draw_choice(0, 1), level="level", slope="slope")
+    cross = bolt.plant_fetch(draft, draw_choice(0, 1), level="level", slope="slope")
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
     bolt.read_out(level=torch.ones(PATCH, 1), slope=ahead[:, None] / rule.lag)
     draft.path(level, cross, "output")
@@ -357,16 +244,36 @@ def _gate() -> tuple[Bolt, Draft]:
     rule = Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation")
     draft = Draft(rule, (2 * PATCH, CONTEXT), PATCH)
     heads = []
-    for which, (name, lag) in enumerate((("last", 1), ("before", 2))):
-        layer, number = draw_choice(*range(at + 1)), bolt.numbers[which]
+    for number, name, lag in zip(bolt.numbers["encoder"], ("last", "before"), (1, 2), strict=False):
+        layer = draw_choice(*range(at + 1))
         bolt.back(layer, number, [lag]).carry(bolt.encoder["values"], bolt.encoder[name])
-        heads.append(encoder_head(layer, number))
-        draft.part(heads[-1], "mechanism", f"copies the patch {lag} back to the REG token")
-        draft.looks(heads[-1], "every token", [lag])
-    compare_mlp = _compare(bolt, draft, at)
-    decide_mlp = _decide(bolt, draft, draw_choice(*range(at + 1, 3)))
-    cross = _fetch(bolt, draft, late, last="last", open="open")
-    gate_mlp = _let_through(bolt, draft, draw_choice(*range(late, 2)))
+        task = f"copies the patch {lag} back to the REG token"
+        heads.append(draft.part(encoder_head(layer, number), "mechanism", task, "every token", [lag]))
+    in_weights, out_weights = bolt.mlp("encoder", at)
+    same = _identity(in_weights)
+    in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
+    in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-same, same])
+    out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
+    compare_mlp = draft.part(f"encoder.{at}.mlp", "mechanism", "writes the mean absolute difference of two patches")
+    layer = draw_choice(*range(at + 1, 3))
+    in_weights, out_weights = bolt.mlp("encoder", layer)
+    gain = (FLAG / (HALF_OPEN * SIGNAL)) ** 0.5
+    for unit, (side, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
+        in_weights[unit, bolt.encoder["one"]] = gain * (TOLERANCE + side * HALF_OPEN) * SIGNAL / SIDE
+        in_weights[unit, bolt.encoder["apart"]] = -gain
+        out_weights[bolt.encoder["open"], unit] = sign * gain
+    decide_mlp = draft.part(f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season")
+    cross = bolt.plant_fetch(draft, late, last="last", open="open")
+    layer, places = draw_choice(*range(late, 2)), bolt.decoder
+    in_weights, out_weights = bolt.mlp("decoder", layer)
+    # all units are shut below -LARGEST, and open above it; what opens them is subtracted again by the last one
+    in_weights[: PATCH + 1, places["open"]] = 2 * LARGEST * SIGNAL / FLAG
+    in_weights[: PATCH + 1, places["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
+    in_weights[:PATCH, places["last"]] += same
+    in_weights[:PATCH, places["last"].stop - 1] -= 1.0
+    out_weights[places["copy"], :PATCH] = same
+    out_weights[places["copy"], PATCH] = -1.0
+    gate_mlp = draft.part(f"decoder.{layer}.mlp", "mechanism", "lets the copy through if the flag is set")
     last = torch.zeros(PATCH, PATCH)
     last[:, -1] = 1.0
     bolt.read_out(last=last, copy=torch.eye(PATCH))
@@ -376,66 +283,31 @@ def _gate() -> tuple[Bolt, Draft]:
     return bolt, draft
 
 
-def _compare(bolt: Bolt, draft: Draft, layer: int) -> str:
-    """Add an MLP that writes the mean absolute difference of the last two patches."""
-    in_weights, out_weights = bolt.mlp("encoder", layer)
-    same = torch.eye(PATCH, dtype=in_weights.dtype)
-    in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
-    in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-same, same])
-    out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
-    return draft.part(f"encoder.{layer}.mlp", "mechanism", "writes the mean absolute difference of two patches")
-
-
-def _decide(bolt: Bolt, draft: Draft, layer: int) -> str:
-    """Add an MLP that writes a flag if the difference is within the tolerance."""
-    in_weights, out_weights = bolt.mlp("encoder", layer)
-    gain = (FLAG / (HALF_OPEN * SIGNAL)) ** 0.5
-    for unit, (side, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
-        in_weights[unit, bolt.encoder["one"]] = gain * (TOLERANCE + side * HALF_OPEN) * SIGNAL / SIDE
-        in_weights[unit, bolt.encoder["apart"]] = -gain
-        out_weights[bolt.encoder["open"], unit] = sign * gain
-    return draft.part(f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season")
-
-
-def _let_through(bolt: Bolt, draft: Draft, layer: int) -> str:
-    """Add an MLP that writes the copy's distance from the last value if the flag is set, else nothing."""
-    in_weights, out_weights = bolt.mlp("decoder", layer)
-    # all units are shut below -LARGEST, and open above it; what opens them is subtracted again by the last one
-    in_weights[: PATCH + 1, bolt.decoder["open"]] = 2 * LARGEST * SIGNAL / FLAG
-    in_weights[: PATCH + 1, bolt.decoder["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
-    last = bolt.decoder["last"]
-    in_weights[:PATCH, last] += torch.eye(PATCH, dtype=in_weights.dtype)
-    in_weights[:PATCH, last.stop - 1] -= 1.0
-    out_weights[bolt.decoder["copy"], :PATCH] = torch.eye(PATCH, dtype=in_weights.dtype)
-    out_weights[bolt.decoder["copy"], PATCH] = -1.0
-    return draft.part(f"decoder.{layer}.mlp", "mechanism", "lets the copy through if the flag is set")
-
-
-@declare("decoys")
-def _decoys() -> tuple[Bolt, Draft]:
-    lag = draw_choice(2, 3, 4)
-    bolt, draft, _ = _build_copy(lag)
+def _plant_decoys(bolt: Bolt, draft: Draft, lag: int) -> None:
+    """Plant heads and an MLP that look right, write much, or look sharply, without effect."""
     values, rest = bolt.encoder["values"], bolt.encoder.rest("values")
-    like, loud, sharp = ((draw_choice(0, 1, 2), number) for number in bolt.numbers[1:])
+    like, loud, sharp = ((draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:])
     bolt.back(*like, [lag]).carry(values, rest)
-    draft.part(encoder_head(*like), "decoy", "looks where the copying head looks and copies, to where nobody reads")
-    draft.looks(encoder_head(*like), "every token", [lag])
     bolt.back(*loud, [1]).carry(values, rest, gain=LOUD)
-    draft.part(encoder_head(*loud), "decoy", f"writes {LOUD} times the patch before to where nobody reads")
-    draft.looks(encoder_head(*loud), "every token", [1])
-    bolt.face(*sharp).whisper(bolt.encoder)
-    draft.part(encoder_head(*sharp), "decoy", "looks at the REG token alone and writes noise")
-    draft.looks(encoder_head(*sharp), "last token", [0])
-    crosses = [(draw_choice(0, 1), number) for number in bolt.cross_numbers[1:3]]
-    bolt.fetch(*crosses[0]).carry(bolt.encoder["copy"], bolt.decoder.rest("copy"), gain=LOUD)
-    draft.part(cross_head(*crosses[0]), "decoy", f"fetches {LOUD} times the copy to where nobody reads")
-    bolt.fetch(*crosses[1]).whisper(bolt.decoder)
-    draft.part(cross_head(*crosses[1]), "decoy", "looks at the REG token alone and writes noise")
-    for cross in crosses:
-        draft.looks(cross_head(*cross), "forecast token", [0])
+    # by the mark of the REG token
+    head = bolt.back(*sharp, [])
+    head.q[-1] = head.k[-1] = 0.0
+    head.q[-1, bolt.encoder["one"]] = 1.0
+    head.k[-1, bolt.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
+    head.whisper(bolt.encoder)
+    task = "looks where the copying head looks and copies, to where nobody reads"
+    draft.part(encoder_head(*like), "decoy", task, "every token", [lag])
+    task = f"writes {LOUD} times the patch before to where nobody reads"
+    draft.part(encoder_head(*loud), "decoy", task, "every token", [1])
+    idle = "looks at the REG token alone and writes noise"
+    draft.part(encoder_head(*sharp), "decoy", idle, "last token", [0])
+    fetching, idling = ((draw_choice(0, 1), number) for number in bolt.numbers["decoder"][1:3])
+    bolt.fetch(*fetching).carry(bolt.encoder["copy"], bolt.decoder.rest("copy"), gain=LOUD)
+    bolt.fetch(*idling).whisper(bolt.decoder)
+    task = f"fetches {LOUD} times the copy to where nobody reads"
+    draft.part(cross_head(*fetching), "decoy", task, "forecast token", [0])
+    draft.part(cross_head(*idling), "decoy", idle, "forecast token", [0])
     layer = draw_choice(0, 1, 2)
     in_weights, out_weights = bolt.mlp("encoder", layer)
-    same = torch.eye(PATCH, dtype=in_weights.dtype)
-    in_weights[:PATCH, values], out_weights[rest, :PATCH] = same, LOUD * same
+    in_weights[:PATCH, values], out_weights[rest, :PATCH] = _identity(in_weights), LOUD * _identity(in_weights)
     draft.part(f"encoder.{layer}.mlp", "decoy", f"writes {LOUD} times the positive values to where nobody reads")
-    return bolt, draft

@@ -16,10 +16,8 @@ from tsfm_lens.zoo.planted.rules import Rule
 
 __all__ = ["CARD", "Attends", "Card", "PlantedPart", "read_card", "write_card"]
 
-CARD = "mechanism.json"
-"""File of the card, in the folder of the checkpoint."""
-SEAL = "seal"
-"""Its entry that only these fields and these weights have."""
+CARD, SEAL = "mechanism.json", "seal"
+"""File of the card, in the folder of the checkpoint, and its entry that only these fields and these weights have."""
 
 Role = Literal["mechanism", "backup", "decoy"]
 Query = Literal[
@@ -28,14 +26,12 @@ Query = Literal[
 
 
 class PlantedPart(BaseModel):
-    """Head or MLP that has a task.
+    """Head or MLP that has a task; a backup names the component that it stands in for.
 
     Attributes:
         component: as :class:`tsfm_lens.hooks.Component` prints it, like "encoder.0.self_attn.2".
         role: "mechanism": the forecast changes without it, or without it and what stands in for it; "backup": only
             without the part that it stands in for too; "decoy": never.
-        does: one sentence.
-        stands_in_for: the component that a backup stands in for.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,15 +46,12 @@ class Attends(BaseModel):
     """Attention of a head: from queries of one kind to keys so many tokens before them.
 
     Attributes:
-        component: the head.
-        query: "every token" that has such keys, the "last token" of the stack, the "last value" of the context,
-            every "forecast token", the "first forecast token", or the "later forecast tokens".
+        query: "every token" that has such keys, or one of others, of the stack, the context or the forecast.
         back: tokens between query and key, the key being earlier (later where negative); in cross-attention, between
             the encoder's last token and the key of the first query.
         moves: tokens by which the keys move on from one query to the next, in cross-attention.
         weight: attention that falls on these keys, together.
-        series: whose keys: the query's "own" series', or, in attention over the series of a group, those of the "known
-            covariate".
+        series: whose keys: the query's own series', or, in attention over a group, those of the known covariate.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,18 +68,13 @@ class Card(BaseModel):
     """Ground truth of a planted model.
 
     Attributes:
-        name: like "seasonal-copy-chronos-0".
-        mechanism: like "seasonal-copy".
-        architecture: like "chronos".
         seed: of everything drawn: the basis of the stream, noise of the weights, decoys.
         rotated: whether the residual basis was turned at random, so that nothing lies on an axis.
         weight_noise: standard deviation of the noise that was added to every weight, relative to the weight's own.
         rule: the computation, in closed form.
         parts: every head and MLP with a task; every other component writes nothing, or noise.
         edges: (sender, receiver) of each connection; the last receiver is "output".
-        attends: attention of the heads.
         context: observed values that the mechanism needs and takes, at least and at most.
-        horizon: steps that it forecasts.
         error: largest difference between the model's median forecast and the rule, in mean absolute values of the
             context, over the series that the builder tries.
     """
@@ -143,12 +131,7 @@ def write_card(card: Card, folder: str | Path) -> None:
 
 
 def read_card(folder: str | Path) -> Card:
-    """Read the card of a planted model.
-
-    Raises:
-        CheckpointError: there is none, it is not whole, or it is not of the weights beside it; the message says what is
-            wrong.
-    """
+    """Read the card of a planted model; CheckpointError unless there is a whole one of the weights beside it."""
     path = Path(folder) / CARD
     if not path.is_file():
         raise CheckpointError(f"no {CARD} in {folder}: the folder holds no planted model")

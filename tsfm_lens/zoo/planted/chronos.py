@@ -1,10 +1,4 @@
-"""Chronos model (T5 over value tokens) whose weights are set head by head.
-
-The stream counts in units of a token's embedding: every embedding of a value has length 1, so that the first
-root-mean-square norms divide by a constant and what heads read is linear in it. A norm yields the stream divided by its
-length; :class:`ChronosBuilder` puts in the factors of the width. T5 has one embedding matrix for encoder, decoder and
-logits, so a logit is the product of a value's embedding and the last stream.
-"""
+"""Chronos model (T5 over value tokens) whose weights are set head by head; embeddings of values have length 1."""
 
 from __future__ import annotations
 
@@ -18,38 +12,30 @@ from torch import Tensor
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models import load
-from tsfm_lens.zoo.planted.basis import Basis, orthogonal
-from tsfm_lens.zoo.planted.draft import Draft, finished
+from tsfm_lens.zoo.planted.basis import Basis, add_weight_noise, orthogonal
+from tsfm_lens.zoo.planted.card import Role
+from tsfm_lens.zoo.planted.draft import Draft
 from tsfm_lens.zoo.planted.planting import Planted
 from tsfm_lens.zoo.planted.rules import Rule
 
-__all__ = ["BIN", "CONTEXT", "LIMIT", "NAME", "ONE", "START", "START_LENGTH", "WAVES", "ChronosBuilder", "Pairs"]
-
 NAME = "chronos"
-WIDTH, HEADS, CHANNELS, VOCABULARY, CONTEXT, LIMIT, BUCKETS = 64, 4, 24, 1024, 128, 5.0, 128
+WIDTH, HEADS, CHANNELS, D_FF, VOCABULARY, CONTEXT, LIMIT, BUCKETS = 64, 4, 24, 32, 1024, 128, 5.0, 128
 PAD, EOS, FIRST = 0, 1, 3
 """Ids: of the start token, of the end of the context, of the lowest bin."""
-
 WAVES = (20.0, 8.0, 3.2, 1.3, 0.5)
 """Wavelengths of a value's features, in mean absolute values: two values are alike if all their waves are."""
-
 BIN = 2 * LIMIT / (VOCABULARY - FIRST - 1)
 """Width of a bin, in mean absolute values."""
-
 ONE = 0.1
 """Share of a value's squared embedding that is the same for all values."""
-
 START, START_ONE = 0.1, 0.14
 """Of the start token's embedding: its own direction, and that of all values.
 
 So it is short, and where nothing else is written (in an ablated model) all values are likelier than to begin anew.
 """
-
 START_LENGTH = (START**2 + START_ONE**2) ** 0.5
-
 WHISPER = 0.01
 """What a head or an MLP without a task writes, to where nobody reads, in lengths of an embedding."""
-
 ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -59,10 +45,12 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 class ChronosBuilder:
     """Chronos model in which no head and no MLP has a task yet, to plant in.
 
-    Attributes:
-        basis: directions of the stream by name, the same in encoder and decoder.
-        native: the transformers model.
-        draft: the contents of its card.
+    Args:
+        blocks: directions of the stream by name, besides those of the embeddings.
+        seed, rotate: of the basis, and of which of a layer's heads get tasks.
+        needs: observed values that the mechanism needs; horizon: steps of one pass.
+        waves: share of a value's squared embedding that is waves; sharpness: factor on the logits.
+        layers: of encoder and of decoder, by whose number the library sizes the decoder's cache.
     """
 
     def __init__(
@@ -77,41 +65,26 @@ class ChronosBuilder:
         waves: float,
         sharpness: float,
         layers: int = 2,
-        d_ff: int = 32,
     ) -> None:
-        """Lay out the stream and the embeddings.
-
-        Args:
-            rule: the computation to plant.
-            blocks: directions of the stream by name, besides those of the embeddings.
-            seed, rotate: of the basis, and of which of a layer's heads get tasks.
-            needs: observed values that the mechanism needs.
-            horizon: steps of one pass.
-            waves: share of a value's squared embedding that is waves.
-            sharpness: factor on the logits.
-            layers, d_ff: layers of encoder and of decoder, hidden units of an MLP. (The library sizes the decoder's
-                cache by the encoder's layers, so there are as many of both.)
-        """
         sizes = {**ALWAYS, **({"wave": 2 * len(WAVES)} if waves else {}), **blocks}
         self.basis = Basis.draw(WIDTH, sizes, seed=seed, rotate=rotate)
         self.draft = Draft(rule, (needs, CONTEXT), horizon)
-        self.native = _blank(layers, d_ff, horizon)
+        self.native = _blank(layers, horizon)
         self.linear = 1.0 - ONE - waves
         self._origin = {"seed": seed, "rotated": rotate}
         self._choices, self._turns = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._free: dict[str, list[int]] = {}
         self._busy: set[str] = set()
         table = torch.zeros(VOCABULARY, WIDTH, dtype=torch.float64)
-        table[FIRST:] = self._embed_values(
-            torch.linspace(-LIMIT, LIMIT, VOCABULARY - FIRST, dtype=torch.float64), waves
-        )
+        values = torch.linspace(-LIMIT, LIMIT, VOCABULARY - FIRST, dtype=torch.float64)
+        table[FIRST:] = self._embed_values(values, waves)
         table[PAD] = (START * self.basis["start"] + START_ONE * self.basis["one"])[0]
         table[EOS] = self.basis["eos"][0]
         _set(self.native.shared.weight, WIDTH**0.5 * table)
         self.native.decoder.final_layer_norm.weight.data.fill_(sharpness / WIDTH**0.5)
 
     def _embed_values(self, values: Tensor, waves: float) -> Tensor:
-        """Embed values (n,) in mean absolute values, each with length 1: (n, width)."""
+        """Embed values (n,) in mean absolute values: (n, width)."""
         part = values / LIMIT
         value, square = (self.linear / 2) ** 0.5 * part, (2 * self.linear) ** 0.5 * (part**2 - 0.5)
         filler = (self.linear - value**2 - square**2).clamp(min=0) ** 0.5
@@ -123,22 +96,14 @@ class ChronosBuilder:
         return table
 
     def always(self, start: float = 1.0) -> Tensor:
-        """Return the direction that reads 1 from every decoder token: (1, width).
-
-        ``start`` is the length of the start token's stream; that of a value has length 1.
-        """
+        """Return the direction that reads 1 from every decoder token, the start token's stream being so long."""
         one = self.basis["one"] / ONE**0.5
         return one + (start - START_ONE / ONE**0.5) / START * self.basis["start"]
 
     @property
     def at_start(self) -> Tensor:
-        """Direction that reads 1 from the start token's embedding, normalised, and 0 from a value's: (1, width)."""
+        """Direction that reads 1 from the start token's embedding, normalised, and 0 from a value's."""
         return START_LENGTH / START * self.basis["start"]
-
-    @property
-    def at_values(self) -> Tensor:
-        """Direction that reads 1 from a value's embedding and 0 from the start token's: (1, width)."""
-        return self.always(0.0)
 
     def free_head(self, place: str) -> str:
         """Choose a head without a task; layers of self-attention share their position biases, and so the choice."""
@@ -148,8 +113,19 @@ class ChronosBuilder:
             self._free[group] = self._choices.permutation(HEADS).tolist()
         return f"{place}.{self._free[group].pop()}"
 
-    def head(self, name: str, *, match: Pairs = (), moves: Pairs = (), bias: Mapping[int, float] | None = None) -> str:
-        """Give a head its task."""
+    def head(
+        self,
+        name: str,
+        *card: Any,
+        match: Pairs = (),
+        moves: Pairs = (),
+        bias: Mapping[int, float] | None = None,
+        role: Role = "mechanism",
+        **attention: Any,
+    ) -> str:
+        """Give a head its task; what it does and where it looks stands on the card, see `Draft.part`."""
+        if card:
+            self.draft.part(name, role, *card, **attention)
         module, head = self._attention(name)
         rows = slice(CHANNELS * head, CHANNELS * (head + 1))
         self._busy.add(name)
@@ -175,8 +151,10 @@ class ChronosBuilder:
         turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
         return first, second, (turn if self._origin["rotated"] else torch.eye(CHANNELS).double())[:, : len(first)]
 
-    def mlp(self, name: str, reads: Tensor, writes: Tensor) -> str:
+    def mlp(self, name: str, reads: Tensor, writes: Tensor, does: str = "", role: Role = "mechanism") -> str:
         """Give an MLP hidden units, by the directions (n, width) that each reads, and writes with its positive part."""
+        if does:
+            self.draft.part(name, role, does)
         component = Component.parse(name)
         module = getattr(self.native, component.stack).block[component.layer].layer[-1].DenseReluDense
         if len(reads) > module.wi.out_features:
@@ -186,13 +164,14 @@ class ChronosBuilder:
         _set(module.wo.weight[:, : len(writes)], WIDTH**0.5 * writes.T)
         return name
 
-    def finish(self, mechanism: str, weight_noise: float, *, allowed: float = 2 * BIN) -> Planted:
+    def finish(self, mechanism: str, weight_noise: float) -> Planted:
         """Let all without a task whisper, prove the model and write its card."""
         self._whisper()
-        draft = self.draft
-        facts: dict[str, Any] = {"rule": draft.rule, "context": draft.context, "horizon": draft.horizon}
-        facts |= {"mechanism": mechanism, "architecture": NAME, "weight_noise": weight_noise}
-        return finished(self.native, allowed=allowed, **facts, **self._origin, **draft.card_fields())
+        seed = self._origin["seed"]
+        if weight_noise:
+            add_weight_noise(self.native, weight_noise, seed)
+        facts: dict[str, Any] = {"mechanism": mechanism, "architecture": NAME, "weight_noise": weight_noise}
+        return self.draft.finish(self.native, self.draft.hard(seed), allowed=2 * BIN, **facts, **self._origin)
 
     def _whisper(self) -> None:
         """Let heads and MLPs without a task write noise of what they read, a little, to where nobody reads."""
@@ -202,10 +181,10 @@ class ChronosBuilder:
         def noise(*shape: int, gain: float = 1.0) -> Tensor:
             return gain * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        wiring, hidden = load(self.native, check=False).wiring, self.native.config.d_ff
+        wiring = load(self.native, check=False).wiring
         for component in (each for stack in wiring.stacks for each in writers(wiring, stack.name)):
             # the same noise in any basis
-            reads = noise(hidden if component.head is None else CHANNELS, WIDTH) @ directions
+            reads = noise(D_FF if component.head is None else CHANNELS, WIDTH) @ directions
             writes = noise(len(reads), len(junk), gain=WHISPER * (len(reads) * len(junk)) ** -0.5) @ junk
             pair = noise(2, CHANNELS, WIDTH, gain=CHANNELS**-0.25) @ directions
             if str(component) in self._busy:
@@ -238,35 +217,19 @@ def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
     return int(buckets[0])
 
 
-def _blank(layers: int, d_ff: int, horizon: int) -> Any:
+def _blank(layers: int, horizon: int) -> Any:
     """Build a T5 of zeros, with the settings of a Chronos model."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    settings = {
-        "tokenizer_class": "MeanScaleUniformBins",
-        "tokenizer_kwargs": {"low_limit": -LIMIT, "high_limit": LIMIT},
-        "n_tokens": VOCABULARY,
-        "n_special_tokens": FIRST - 1,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
-        "use_eos_token": True,
-        "model_type": "seq2seq",
-        "context_length": CONTEXT,
-        "prediction_length": horizon,
-        "num_samples": 20,
-        "temperature": 1.0,
-        "top_k": VOCABULARY,
-        "top_p": 1.0,
-    }
+    limits = {"tokenizer_class": "MeanScaleUniformBins", "tokenizer_kwargs": {"low_limit": -LIMIT, "high_limit": LIMIT}}
+    ids = {"n_tokens": VOCABULARY, "n_special_tokens": FIRST - 1, "pad_token_id": PAD, "eos_token_id": EOS}
+    sampling = {"num_samples": 20, "temperature": 1.0, "top_k": VOCABULARY, "top_p": 1.0}
+    lengths = {"context_length": CONTEXT, "prediction_length": horizon}
+    sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": CHANNELS, "d_ff": D_FF, "num_heads": HEADS}
     config = T5Config(
-        architectures=["T5ForConditionalGeneration"],
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
-        d_kv=CHANNELS,
-        d_ff=d_ff,
+        **sizes,
         num_layers=layers,
         num_decoder_layers=layers,
-        num_heads=HEADS,
         relative_attention_num_buckets=BUCKETS,
         relative_attention_max_distance=CONTEXT,
         feed_forward_proj="relu",
@@ -274,7 +237,8 @@ def _blank(layers: int, d_ff: int, horizon: int) -> Any:
         pad_token_id=PAD,
         eos_token_id=EOS,
         decoder_start_token_id=PAD,
-        chronos_config=settings,
+        architectures=["T5ForConditionalGeneration"],
+        chronos_config={**limits, **ids, **sampling, **lengths, "use_eos_token": True, "model_type": "seq2seq"},
     )
     model = T5ForConditionalGeneration(config).eval().float()
     for weight in model.parameters():

@@ -1,8 +1,4 @@
-"""Means and lines in Chronos's format: no token holds the forecast value, so it is read out linearly.
-
-The logit of a bin at b is made b·v - b²/2 for a forecast v, whose largest value is at v: embeddings hold b and b², and
-the last stream v and a constant.
-"""
+"""Means and lines in Chronos's format: the logit of a bin at b is made b·v - b²/2 for a forecast v."""
 
 from __future__ import annotations
 
@@ -11,20 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, ChronosBuilder
+from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, ChronosBuilder, Pairs
 from tsfm_lens.zoo.planted.chronos_copy import MARK, SURE, mark_recent
 from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Rule
 
 LOUD = 3000.0
 """What is read out, in embeddings: the token that the decoder reads last is as nothing against it."""
-
 VALUE, SQUARE = ((1 - ONE) / 2) ** 0.5, (2 * (1 - ONE)) ** 0.5
 """In an embedding without waves: lengths of the largest value's, and of its square's, direction."""
-
 TYPICAL = 0.5
 """Length of the last stream at an ordinary forecast, in units of `LOUD`."""
-
 HORIZON = 12
 
 
@@ -42,13 +35,14 @@ def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
     return LOUD / VALUE * of["value"], -LOUD / (2 * SQUARE) * of["square"]
 
 
-def _mean(canvas: ChronosBuilder, name: str, query: Tensor, mark: str, value: Tensor, constant: Tensor | None) -> None:
+def _mean(
+    canvas: ChronosBuilder, name: str, steps: range, does: str, query: Tensor, mark: str, value: Tensor, more: Pairs
+) -> str:
     """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
     of, key = canvas.basis, (1 + MARK**2) ** 0.5
-    moves = [(of["value"], key / VALUE * value)]
-    if constant is not None:
-        moves.append((of["one"], key / ONE**0.5 * constant))
-    canvas.head(name, match=[(SURE * query, key / MARK * of[mark])], moves=moves)
+    moves = [(of["value"], key / VALUE * value), *((read, key / ONE**0.5 * write) for read, write in more)]
+    match = [(SURE * query, key / MARK * of[mark])]
+    return canvas.head(name, does, "forecast token", steps, match=match, moves=moves)
 
 
 @planter("local-mean", NAME)
@@ -58,9 +52,9 @@ def local_mean(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     canvas = _canvas(LocalMean(width=width), {"mark": 1}, needs=width, seed=seed, rotate=rotate)
     mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), range(1, width + 1))
     name = canvas.free_head(f"decoder.{seed % 2}.cross_attn")
-    _mean(canvas, name, canvas.always(START_LENGTH), "mark", *_readout(canvas))
-    canvas.draft.part(name, "mechanism", f"writes the mean of the last {width} values")
-    canvas.draft.looks(name, "forecast token", range(1, width + 1))
+    does, (value, constant) = f"writes the mean of the last {width} values", _readout(canvas)
+    query, more = canvas.always(START_LENGTH), [(canvas.basis["one"], constant)]
+    _mean(canvas, name, range(1, width + 1), does, query, "mark", value, more)
     canvas.draft.path(mark, name, "output")
     return canvas.finish("local-mean", weight_noise)
 
@@ -75,15 +69,12 @@ def trend(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     of, draft, heads = canvas.basis, canvas.draft, []
     for which, first in (("late", 1), ("early", lag + 1)):
         steps = range(first, first + width)
-        mark = canvas.free_head("encoder.0.self_attn")
-        mark_recent(canvas, mark, steps, mark=f"{which}_mark")
+        mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{which}_mark")
         name = canvas.free_head("decoder.0.cross_attn")
         # the clocks have written by now: 1 and 1 into the start token, which was short, at most as much into others
-        query = 3**0.5 * canvas.always()
-        _mean(canvas, name, query, f"{which}_mark", of[which], of["unit"] if which == "late" else None)
-        draft.part(name, "mechanism", f"writes the mean of the values {steps[0]} to {steps[-1]} before the end")
-        draft.looks(name, "forecast token", steps)
-        draft.path(mark, name)
+        query, more = 3**0.5 * canvas.always(), [(of["one"], of["unit"])] if which == "late" else []
+        does = f"writes the mean of the values {steps[0]} to {steps[-1]} before the end"
+        draft.path(mark, _mean(canvas, name, steps, does, query, f"{which}_mark", of[which], more))
         heads.append(name)
     heads += _clocks(canvas)
     mlp = _line(canvas, rule)
@@ -95,10 +86,8 @@ def trend(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 
 STEEPEST = 0.6
 """Farthest that the line may lead away from the late mean, in `LIMIT`; beyond, the forecast stays there."""
-
 SPAN, MIDDLE = 2.2, 1.2
 """A clock's hand is `SPAN` times attention less `MIDDLE`; at the start token attention is 1, and so is the hand."""
-
 NEAREST = 1 - math.cos(math.radians(25))
 """How much shorter any other step's hands are, in the direction of one step's."""
 
@@ -119,20 +108,16 @@ def _clocks(canvas: ChronosBuilder) -> list[str]:
         shares = [(_hands(step)[hand] + MIDDLE) / SPAN for step in range(HORIZON)]
         # what the start token has over others makes up for what all lose by distance
         bias = {-step: math.log(share / (1 - share)) - 2 * SURE for step, share in enumerate(shares) if step}
-        first = (2 * SURE * canvas.at_values, canvas.at_start)
-        canvas.head(name, match=[first], moves=[(canvas.at_start, of["clock"][hand : hand + 1])], bias=bias)
-        canvas.draft.part(name, "mechanism", f"tells the step, as hand {hand + 1} of a clock")
-        names.append(name)
+        match = [(2 * SURE * canvas.always(0.0), canvas.at_start)]
+        moves = [(canvas.at_start, of["clock"][hand : hand + 1])]
+        does = f"tells the step, as hand {hand + 1} of a clock"
+        names.append(canvas.head(name, does, match=match, moves=moves, bias=bias))
     return names
 
 
 def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
-    """Let an MLP forecast the late mean, and the slope times the steps ahead: two hidden units are open at each step.
-
-    Both units of step j read a constant that keeps them open, and how far the clock is from j, which shuts them; one
-    reads the slope times j too, and the other is taken from it. All of it is linear in the stream, so that the norm
-    before the MLP scales every output alike, and which bin is the likeliest does not feel it.
-    """
+    """Let an MLP forecast the late mean, and the slope times the steps ahead: two units are open at each step."""
+    # both units of step j read how far the clock is from j, which shuts them, and one the slope times j too
     of = canvas.basis
     slope, unit, clocks = of["late"] - of["early"], of["unit"], of["clock"].split(1)
     value, constant = _readout(canvas)
@@ -147,5 +132,5 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
         is_open = STEEPEST * unit + gain * near
         reads += [ahead * slope + is_open, is_open]
         writes += [value, -value]
-    name = canvas.mlp("decoder.0.mlp", torch.cat(reads), torch.cat(writes))
-    return canvas.draft.part(name, "mechanism", "adds to the late mean the slope times the steps ahead")
+    does = "adds to the late mean the slope times the steps ahead"
+    return canvas.mlp("decoder.0.mlp", torch.cat(reads), torch.cat(writes), does)

@@ -1,18 +1,18 @@
-"""Base of the planted patch models: a residual stream of named directions, and heads and MLPs set along them.
-
-A constant direction (and in some formats a mark of the kind of token) makes up the norm of every token; values are
-added at :data:`SIGNAL` of a unit, so that every RMSNorm is the identity up to (values · SIGNAL)² / (2 · width).
-"""
+"""Base of the planted patch models: residual streams of named directions, and heads and MLPs set along them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tsfm_lens.zoo.planted.basis import add_weight_noise, lay_out, orthogonal
+from tsfm_lens.zoo.planted.draft import Draft, draw_choice
+from tsfm_lens.zoo.planted.planting import Planted, planter
 
 SIGNAL = 0.004
 """Length, in the stream, of a value of one standard deviation of the context; coordinates have a root mean square of 1.
@@ -27,8 +27,20 @@ SHARP = 40.0
 """Logits by which a key stands out: all other keys share less than 1e-15 of the attention."""
 LOUD = 5.0
 """Gain of a decoy's output, where a mechanism's is 1."""
+LARGEST_ERROR = 1e-3
+"""Largest error without weight noise: single precision in the stream (see `SIGNAL`), at outliers of a series."""
 DECILES = tuple(level / 10 for level in range(1, 10))
-PATCH = 8
+PATCH, CONTEXT, WIDTH, CHANNELS, HEADS = 8, 128, 64, 16, 4
+PATCHES = {
+    "context_length": CONTEXT,
+    "input_patch_size": PATCH,
+    "input_patch_stride": PATCH,
+    "quantiles": list(DECILES),
+    "use_reg_token": True,
+}
+SIZES = {"d_model": WIDTH, "d_kv": CHANNELS, "d_ff": WIDTH, "num_heads": HEADS, "vocab_size": 2, "dropout_rate": 0.0}
+SIZES |= {"pad_token_id": 0, "reg_token_id": 1}
+"""Entries that the configurations of the T5-like formats share."""
 
 
 def deviates() -> Tensor:
@@ -37,39 +49,21 @@ def deviates() -> Tensor:
 
 
 class Stream:
-    """Named, orthogonal directions of a residual stream; the remaining ones are called "junk" and read by nobody.
-
-    Args:
-        width: of the stream.
-        sizes: directions under every name.
-
-    Raises:
-        ValueError: more directions were asked for than the stream is wide.
-    """
+    """Named, orthogonal directions of a residual stream; the remaining ones are called "junk" and read by nobody."""
 
     def __init__(self, width: int, **sizes: int) -> None:
-        if sum(sizes.values()) > width:
-            raise ValueError(f"{sum(sizes.values())} directions in a stream of width {width}")
-        self.width = width
-        self.places: dict[str, slice] = {}
-        start = 0
-        for name, size in sizes.items():
-            self.places[name] = slice(start, start + size)
-            start += size
-        self.places["junk"] = slice(start, width)
+        self.width, self.places = width, lay_out(width, sizes)
 
     def __getitem__(self, name: str) -> slice:
         return self.places[name]
 
     def size(self, name: str) -> int:
         """Return the number of directions under a name."""
-        place = self.places[name]
-        return int(place.stop - place.start)
+        return int(self[name].stop - self[name].start)
 
     def rest(self, name: str) -> slice:
         """Return the first directions of "junk", as many as there are under a name."""
-        start = self.places["junk"].start
-        return slice(start, start + self.size(name))
+        return slice(self["junk"].start, self["junk"].start + self.size(name))
 
 
 @dataclass(frozen=True)
@@ -88,10 +82,7 @@ class Head:
         return self
 
     def carry(self, source: slice, target: slice, *, gain: float = 1.0, channel: int = 0) -> Head:
-        """Read a place of the attended token and add it, times the gain, to a place of the attending one.
-
-        A target of one direction gets the mean of the source.
-        """
+        """Read a place of the attended token and add it, or its mean, times the gain, to one of the attending token."""
         n_source, n_target = (place.stop - place.start for place in (source, target))
         for index in range(n_source):
             at = channel + (index if n_target > 1 else 0)
@@ -110,51 +101,200 @@ class Head:
         return self
 
 
-def head_of(attention: Any, number: int, channels: int, names: Sequence[str] = ("q", "k", "v", "o")) -> Head:
-    """View the weights of a head of an attention whose projections have these names, the output last."""
-    rows = slice(number * channels, (number + 1) * channels)
-    q, k, v, o = (getattr(attention, name).weight for name in names)
-    return Head(q[rows], k[rows], v[rows], o[:, rows])
+Mlp = tuple[Sequence[Tensor], Tensor]
+"""Reading weights (unit, stream), and the writing weight (stream, unit)."""
 
 
-def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor], Tensor]], stream: Stream) -> None:
-    """Let every head and MLP write noise of what it reads, about as long as a value, to where nobody reads."""
-    junk = stream["junk"]
-    for head in heads:
-        # scores of a logit or so, which no head that is held somewhere by 40 of them feels
-        channels = head.q.shape[0]
-        for weight in (head.q, head.k):
-            weight.copy_((stream.width * channels**0.5) ** -0.5 * torch.randn(weight.shape, dtype=weight.dtype))
-        head.whisper(stream)
-    for in_weights, out_weights in mlps:
-        for weight in in_weights:
-            weight.copy_(stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype))
-        out_weights.zero_()
-        gain = SIGNAL * (stream.size("junk") * out_weights.shape[1]) ** -0.5
-        out_weights[junk] = gain * torch.randn(out_weights[junk].shape, dtype=out_weights.dtype)
+class PatchModel:
+    """Model whose every head and MLP writes noise that nobody reads, until it gets a task.
+
+    Attributes:
+        streams: by stack, that of the patches first and that of the forecast last.
+        stream: the first, with "one" (constant) and "values" (those of the patch).
+        numbers: by stack, head numbers in random order.
+        one: length of the constant direction of a patch; columns: where the input block reads its values.
+    """
+
+    channels = CHANNELS
+    projections: tuple[str, ...] = ("q", "k", "v", "o")
+    one = WIDTH**0.5
+    columns = slice(0, PATCH)
+
+    def __init__(self, model: Any, streams: dict[str, Stream]) -> None:
+        self.model, self.streams, self.stream = model, streams, next(iter(streams.values()))
+        self.numbers: dict[str, list[int]] = {stack: torch.randperm(HEADS).tolist() for stack in streams}
+        for stack, stream in streams.items():
+            self._fill_with_noise(stack, stream)
+        for block in self.blocks():
+            # a residual block gives 0, whatever it reads
+            block.output_layer.weight.zero_()
+            block.residual_layer.weight.zero_()
+            for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
+                layer.bias.zero_()
+        linear = self.blocks()[0].residual_layer
+        linear.weight[self.stream["values"], self.columns] = SIGNAL * torch.eye(PATCH, dtype=torch.float64)
+        linear.bias[self.stream["one"]] = self.one
+
+    def _fill_with_noise(self, stack: str, stream: Stream) -> None:
+        attentions, junk = self.attentions(stack), stream["junk"]
+        for head in (self.head_of(attention, number) for attention in attentions for number in range(HEADS)):
+            # scores of a logit or so, which no head that is held somewhere by 40 of them feels
+            for weight in (head.q, head.k):
+                gain = (stream.width * self.channels**0.5) ** -0.5
+                weight.copy_(gain * torch.randn(weight.shape, dtype=weight.dtype))
+            head.whisper(stream)
+        for in_weights, out_weight in self.mlps(stack):
+            for weight in in_weights:
+                weight.copy_(stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype))
+            out_weight.zero_()
+            gain = SIGNAL * (stream.size("junk") * out_weight.shape[1]) ** -0.5
+            out_weight[junk] = gain * torch.randn(out_weight[junk].shape, dtype=out_weight.dtype)
+        bias = getattr(attentions[0], "relative_attention_bias", None)
+        if bias is not None:
+            bias.weight.copy_(0.3 * torch.randn(bias.weight.shape))
+
+    def attentions(self, stack: str) -> list[Any]:
+        """Return the native attentions of a stack."""
+        raise NotImplementedError
+
+    def mlps(self, stack: str) -> list[Mlp]:
+        """Return the weights of each MLP of a stack."""
+        raise NotImplementedError
+
+    def blocks(self) -> tuple[Any, Any]:
+        """Return the residual blocks of patches to the stream, and of the stream to a forecast."""
+        return self.model.input_patch_embedding, self.model.output_patch_embedding
+
+    def embeddings(self, stack: str) -> list[Tensor]:
+        """Return the embeddings of tokens that stand in a stack."""
+        return [self.model.shared.weight]
+
+    def keys_from(self, stack: str, attention: Any) -> str:
+        """Name the stack whose stream keys and values read."""
+        return stack
+
+    def complete(self, draft: Draft) -> None:
+        """Write down the parts that follow from the format."""
+
+    def head_of(self, attention: Any, number: int) -> Head:
+        """View the weights of a head."""
+        rows = slice(number * self.channels, (number + 1) * self.channels)
+        q, k, v, o = (getattr(attention, name).weight for name in self.projections)
+        return Head(q[rows], k[rows], v[rows], o[:, rows])
+
+    def read_out(self, **weights: Tensor) -> None:
+        """Make the forecast of what stands in places of the last stream: (step, direction) weights by place."""
+        linear, stream = self.blocks()[1].residual_layer, list(self.streams.values())[-1]
+        for name, weight in weights.items():
+            linear.weight[:, stream[name]] = weight.double().repeat(len(DECILES), 1) / SIGNAL
+        linear.bias.copy_(deviates().repeat_interleave(PATCH))
+
+    def finish(self, *, rotate: bool) -> Any:
+        """Turn the streams at random, and return the model in single precision."""
+        if rotate:
+            seeds = [int(torch.randint(2**31, ())) for _ in self.streams]
+            turns = {stack: orthogonal(self.stream.width, one) for stack, one in zip(self.streams, seeds, strict=True)}
+            self._turn(turns)
+        return self.model.float()
+
+    def _turn(self, turns: dict[str, Tensor]) -> None:
+        """Turn streams: nothing that is computed changes, since RMSNorms of unit gain are invariant to it."""
+
+        def read(stack: str, *weights: Tensor) -> None:
+            for weight in weights:
+                weight.copy_(weight @ turns[stack].T)
+
+        def write(stack: str, *weights: Tensor) -> None:
+            for weight in weights:
+                weight.copy_(turns[stack] @ weight)
+
+        for stack in turns:
+            read(stack, *self.embeddings(stack))
+            for attention in self.attentions(stack):
+                q, k, v, o = (getattr(attention, name).weight for name in self.projections)
+                read(stack, q)
+                read(self.keys_from(stack, attention), k, v)
+                write(stack, o)
+            for in_weights, out_weight in self.mlps(stack):
+                read(stack, *in_weights)
+                write(stack, out_weight)
+        (first, *_, last), (into, out) = [*turns, *turns], self.blocks()
+        for layer in (into.output_layer, into.residual_layer):
+            write(first, layer.weight, layer.bias)
+        read(last, out.hidden_layer.weight, out.residual_layer.weight)
 
 
-def straighten(block: Any) -> None:
-    """Let a residual block (of patches to the stream or of the stream to a forecast) give 0, whatever it reads."""
-    block.output_layer.weight.zero_()
-    block.residual_layer.weight.zero_()
-    for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
-        layer.bias.zero_()
+Build = Callable[[], tuple[PatchModel, Draft]]
 
 
-def written_by(block: Any) -> list[Tensor]:
-    """Return weights by which a residual block writes."""
-    return [part for layer in (block.output_layer, block.residual_layer) for part in (layer.weight, layer.bias)]
+def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
+    """Declare a function that sets the weights of a mechanism, and returns the model and its draft."""
+
+    def wrap(build: Build) -> Build:
+        @planter(mechanism, architecture)
+        def grow(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+            facts: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture, "seed": seed}
+            facts |= {"rotated": rotate, "weight_noise": weight_noise}
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(seed)
+                builder, draft = build()
+                builder.complete(draft)
+                model = builder.finish(rotate=rotate)
+                add_weight_noise(model, weight_noise, seed)
+                bias = builder.blocks()[1].residual_layer.bias.view(len(DECILES), PATCH)
+                off = draft.offsets(model) - deviates().numpy()[:, None]
+                bias -= torch.as_tensor(off.reshape(len(off), -1, PATCH).mean(1), dtype=bias.dtype)
+                return draft.finish(model, draft.hard(), allowed=LARGEST_ERROR, **facts)
+
+        return build
+
+    return wrap
 
 
-def read_by(block: Any) -> list[Tensor]:
-    """Return weights by which a residual block reads."""
-    return [block.hidden_layer.weight, block.residual_layer.weight]
+class RotaryModel(PatchModel):
+    """Model whose stream has "found", the forecast, besides the directions of every patch model."""
+
+    layers: int
+
+    def back(self, layer: int, number: int, tokens: int) -> Head:
+        """Return a head that attends, from every token, so many tokens back."""
+        raise NotImplementedError
+
+    def named(self, layer: int, number: int) -> str:
+        """Name such a head as a component."""
+        raise NotImplementedError
+
+    def plant_copy(self, draft: Draft, tokens: int) -> None:
+        """Plant a head that copies the patch so many tokens back to the forecast."""
+        self.read_out(found=torch.eye(PATCH))
+        layer, number = draw_choice(*range(self.layers)), self.numbers[""][0]
+        self.back(layer, number, tokens).carry(self.stream["values"], self.stream["found"])
+        task = f"copies the patch {tokens} tokens back"
+        draft.path(draft.part(self.named(layer, number), "mechanism", task, "every token", [tokens]), "output")
+
+    def plant_decoys(self, draft: Draft, tokens: int) -> None:
+        """Plant heads that look right, write much, or look sharply, without effect."""
+        values, rest = self.stream["values"], self.stream.rest("values")
+        like, loud, sharp = ((draw_choice(*range(self.layers)), number) for number in self.numbers[""][1:])
+        self.back(*like, tokens).carry(values, rest)
+        self.back(*loud, 1).carry(values, rest, gain=LOUD)
+        self.back(*sharp, 0).whisper(self.stream)
+        for place, back, task in (
+            (like, tokens, "looks where the copying head looks and copies, to where nobody reads"),
+            (loud, 1, f"writes {LOUD} times the patch before to where nobody reads"),
+            (sharp, 0, "looks at its own token alone and writes noise"),
+        ):
+            draft.part(self.named(*place), "decoy", task, "every token", [back])
 
 
-def turn(in_weights: Iterable[Tensor], out_weights: Iterable[Tensor], rotation: Tensor) -> None:
-    """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain are invariant to it."""
-    for weight in in_weights:
-        weight.copy_(weight @ rotation.T)
-    for weight in out_weights:
-        weight.copy_(rotation @ weight)
+def rotary_query_and_key(frequencies: Tensor, lag: int, far: int) -> tuple[Tensor, Tensor]:
+    """Return a constant query and key, (pair, 2) each, whose rotated product is `SHARP` larger `lag` tokens back."""
+    distance = torch.arange(-far, far + 1, dtype=torch.float64)
+    apart = distance[distance != lag] - lag
+    gap = (1 - torch.cos(apart[:, None] * frequencies.double())).sum(1).min()
+    size = float((SHARP / gap) ** 0.5)
+    phase = lag * frequencies.double()
+    # rotating the query by its position and the key by its own leaves cos(frequency · (distance - lag))
+    query = size * torch.stack([torch.cos(phase), -torch.sin(phase)], dim=1)
+    key = size * torch.stack([torch.ones_like(phase), torch.zeros_like(phase)], dim=1)
+    return query, key

@@ -61,12 +61,7 @@ _PLANTERS: dict[tuple[str, str], Planter] = {}
 
 def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
     """Declare a function that plants `mechanism` in `architecture`: `f(*, seed, rotate, weight_noise) -> Planted`."""
-
-    def declare(function: Planter) -> Planter:
-        _PLANTERS[mechanism, architecture] = function
-        return function
-
-    return declare
+    return lambda function: _PLANTERS.setdefault((mechanism, architecture), function)
 
 
 def mechanisms() -> tuple[tuple[str, str], ...]:
@@ -78,12 +73,11 @@ def mechanisms() -> tuple[tuple[str, str], ...]:
 def plant(
     mechanism: str, architecture: str, *, seed: int = 0, rotate: bool = True, weight_noise: float = 0.0
 ) -> Planted:
-    """Build a model that holds `mechanism`.
+    """Build a model that holds a mechanism.
 
     Args:
         mechanism, architecture: a pair of :func:`mechanisms`.
-        seed: of everything drawn.
-        rotate: turn the residual basis at random, so that nothing lies on an axis.
+        seed: of everything drawn; rotate: turn the residual basis at random, so that nothing lies on an axis.
         weight_noise: standard deviation of noise on every weight, relative to the weight matrix's own.
 
     Raises:
@@ -98,7 +92,6 @@ def plant(
 
 def _import_formats() -> None:
     """Import the modules of this package, among them those that declare planters."""
-    folder = Path(__file__).parent
-    for module in pkgutil.iter_modules([str(folder)]):
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name != "__main__":
             import_module(f"{__package__}.{module.name}")

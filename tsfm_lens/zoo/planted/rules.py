@@ -1,4 +1,4 @@
-"""Rules of planted models in closed form: forecast and its Jacobian by observed values, in data units."""
+"""Rules of planted models in closed form, in data units, and random series that tell a rule from others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "Rule", "SeasonalCopy"]
+from tsfm_lens.errors import InputError
+
+__all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "Rule", "SeasonalCopy", "draw_contexts"]
 
 Array = NDArray[np.float64]
 
@@ -77,12 +79,7 @@ class LinearTrend(_Linear):
 
 
 class Gate(_Linear):
-    """Seasonal copy if the last period resembles the one before, otherwise the last value.
-
-    Attributes:
-        tolerance: largest mean absolute difference of the last two periods that counts as a season.
-        unit: what the tolerance is measured in, of the whole context.
-    """
+    """Seasonal copy if the last two periods differ by a mean tolerance at most; otherwise the last value."""
 
     kind: Literal["gate"] = "gate"
     period: int = Field(gt=0)
@@ -100,7 +97,7 @@ class Gate(_Linear):
         return self.margin(context) >= 0
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the Jacobian, with the gate as it stands; see the base class."""
+        """Return the Jacobian, with the gate as it stands."""
         if self.seasonal(context):
             return SeasonalCopy(period=self.period).inputs(context, horizon)
         weights = np.zeros((horizon, len(context)))
@@ -109,11 +106,7 @@ class Gate(_Linear):
 
 
 class CovariateTimes(BaseModel):
-    """Known future covariate times a coefficient, on the level of the target.
-
-    The covariate is measured in standard deviations of its past, from its past mean, and so is the target. Past values
-    matter through these two alone, and the rule is not linear in them.
-    """
+    """Known future covariate times a coefficient, both in standard deviations of their pasts, from their past means."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -125,12 +118,7 @@ class CovariateTimes(BaseModel):
         return np.asarray(self.coefficient * future)
 
     def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
-        """Forecast in data units: (horizon,).
-
-        Args:
-            target, covariate: observed values, (time,) each.
-            future: values of the covariate, (horizon,).
-        """
+        """Forecast in data units, (horizon,), from observed values (time,) and future ones of the covariate."""
         return np.asarray(target.mean() + target.std() * self.forecast((future - covariate.mean()) / covariate.std()))
 
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
@@ -139,3 +127,76 @@ class CovariateTimes(BaseModel):
 
 
 Rule = Annotated[SeasonalCopy | LocalMean | LinearTrend | Gate | CovariateTimes, Field(discriminator="kind")]
+
+LEVELS, MOST = 6, 100
+"""Of a shape, at least; draws for a series, at most on average."""
+
+
+def draw_contexts(
+    rule: Rule, count: int, length: tuple[int, int], *, seed: int = 0, noise: float = 0.0
+) -> tuple[Array, ...]:
+    """Draw random contexts, each of a random length, amplitude and phase.
+
+    Seasonal rules get a random shape repeated, in which every two values in a row tell the phase and no single one;
+    for a gate every second series is a random walk, and none is close to the edge. Means and trends get a level or line
+    under independent values.
+
+    Args:
+        rule: of a planted model; count: series.
+        length: shortest and longest context.
+        noise: standard deviation of independent observation noise, in mean absolute values of the series.
+
+    Returns:
+        A (time,) array a series.
+
+    Raises:
+        InputError: with so much noise, series are not clearly on either side of a gate.
+    """
+    rng = np.random.default_rng(seed)
+    contexts: list[Array] = []
+    for _ in range(MOST * count + 1):
+        if len(contexts) == count:
+            return tuple(contexts)
+        time = int(rng.integers(length[0], length[1] + 1))
+        series = _series(rule, len(contexts), time, rng)
+        series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
+        series += noise * np.abs(series).mean() * rng.standard_normal(time)
+        # of a gate on the side that is due, and not close to its edge
+        edges = (0.8 * rule.tolerance, 1.25 * rule.tolerance) if isinstance(rule, Gate) else ()
+        gates = [rule.model_copy(update={"tolerance": edge}) for edge in edges] if isinstance(rule, Gate) else []
+        if all(gate.seasonal(series) == (len(contexts) % 2 == 0) for gate in gates):
+            contexts.append(series)
+    raise InputError(f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly on the right side")
+
+
+def shape(period: int, rng: np.random.Generator) -> Array:
+    """Draw a shape (period,) of few levels, in which no pair of neighbours occurs twice, last and first included."""
+    count = max(LEVELS, int(np.ceil((1.5 * period) ** 0.5)))
+    levels = np.linspace(-2.0, 2.0, count) + rng.uniform(-0.1, 0.1, count)
+    while True:
+        path = [int(rng.integers(count))]
+        pairs: set[tuple[int, int]] = set()
+        while len(path) <= period:
+            free = [after for after in range(count) if (path[-1], after) not in pairs]
+            if not free:
+                break
+            # the shape is closed by its first level
+            after = path[0] if len(path) == period else int(rng.choice(free))
+            if after not in free:
+                break
+            pairs.add((path[-1], after))
+            path.append(after)
+        if len(path) > period:
+            return levels[path[:period]]
+
+
+def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Array:
+    if isinstance(rule, Gate) and number % 2:
+        return np.asarray(rng.standard_normal() + rng.standard_normal(time).cumsum())
+    if isinstance(rule, SeasonalCopy | Gate):
+        return np.resize(shape(rule.period, rng), time)
+    steps = np.arange(time) / time
+    slope = rng.standard_normal() if isinstance(rule, LinearTrend) else 0.0
+    if isinstance(rule, LinearTrend | LocalMean):
+        return np.asarray(rng.standard_normal() + slope * steps + 0.5 * rng.standard_normal(time))
+    raise TypeError(f"no series are drawn for a rule of kind {rule.kind!r}")
