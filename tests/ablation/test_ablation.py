@@ -122,9 +122,7 @@ class AttendedTo(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_variants_of_a_decoder_attend_to_keys_and_values_held_once_a_series(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variants_of_a_decoder_attend_to_keys_and_values_held_once_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_FEW", 0)
     lens = load(architectures()["chronos-bolt"].tiny(), check=False)
     encoded = lens.encode([np.sin(np.arange(64) / 3), np.cos(np.arange(50) / 2), np.arange(40.0)])

@@ -170,15 +170,9 @@ def test_a_moirai_forecast_keeps_its_settings() -> None:
     from tsfm_lens.models.extras import require
 
     module = architectures()["moirai-1.1"].tiny()
+    sizes = {"target_dim": 1, "feat_dynamic_real_dim": 0, "past_feat_dynamic_real_dim": 0, "patch_size": 8}
     native = require("moirai", "uni2ts.model.moirai").MoiraiForecast(
-        prediction_length=12,
-        target_dim=1,
-        feat_dynamic_real_dim=0,
-        past_feat_dynamic_real_dim=0,
-        context_length=24,
-        module=module,
-        patch_size=8,
-        num_samples=7,
+        prediction_length=12, context_length=24, module=module, num_samples=7, **sizes
     )
     lens = load(native, check=False)
     forecast = lens.forecast([ONE])

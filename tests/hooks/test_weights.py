@@ -109,10 +109,7 @@ def test_circuits_are_products(name: str) -> None:
         if not isinstance(row, Attention):
             continue
         heads = lens.weights.heads(layer, row.kind, stack.name)
-        for circuit, product in (
-            (heads.W_QK, heads.W_Q @ heads.W_K.mT),
-            (heads.W_OV, heads.W_V @ heads.W_O),
-        ):
+        for circuit, product in ((heads.W_QK, heads.W_Q @ heads.W_K.mT), (heads.W_OV, heads.W_V @ heads.W_O)):
             assert isinstance(circuit, FactoredMatrix)
             assert circuit.AB.shape == (stack.n_heads, stack.d_model, stack.d_model)
             assert_close(circuit.AB, product, depth=stack.d_head, what=f"{stack.prefix}.{layer}.{row.kind}")

@@ -32,15 +32,7 @@ What: "q", "k", "v", "scores", "pattern", "z", or "result", which is z after all
 
 
 class AttentionCapture:
-    """Attention of one model, as one thread's hooks see it.
-
-    Args:
-        fire: called with each tensor; returns it, or its replacement.
-        in_use: (module path, what) -> whether any hook acts there now.
-
-    Attributes:
-        paths: of the modules whose attention calls it takes.
-    """
+    """Attention of one model, as one thread's hooks see it."""
 
     def __init__(self, fire: Fire, in_use: Callable[[str, str], bool]) -> None:
         self.fire, self.in_use = fire, in_use
@@ -92,11 +84,7 @@ class AttentionCapture:
 
 
 class _Interceptor(TorchFunctionMode):
-    """Interceptor of one thread's attention calls, for every capture that looks at the calling module.
-
-    One for all captures, since an explicit softmax leaves no call for a second interceptor to see. It is on inside
-    modules alone, since a mode that is on looks at every call of torch.
-    """
+    """Interceptor of one thread's attention calls, for every capture that looks at the calling module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,13 +181,7 @@ def _interceptor() -> _Interceptor:
 
 
 def _multi_head(modules: Sequence[tuple[AttentionCapture, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run torch's own multi-head attention with the captures in the place of the attention call inside it.
-
-    No torch function mode sees that call: the mode is off while it handles the function around it.
-
-    Raises:
-        WiringError: the weights were asked for, under which torch forms the pattern by another road.
-    """
+    """Run torch's own multi-head attention with the captures in the place of the attention call inside it."""
     native = F.multi_head_attention_forward
     call = inspect.signature(native).bind(*args, **kwargs)
     call.apply_defaults()

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
-from tsfm_lens.hooks.hook_table import HookTable
+from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.residual import Before
-from tsfm_lens.hooks.tl_names import Key
 from tsfm_lens.hooks.wiring import Mlp
 
 Labelled = Tensor | tuple[Tensor, list[str]]
 """(component, batch, pos, d_model), with a leading axis "step" after it in rollouts; with its labels if asked for."""
 
 
-class Decomposed(ABC):
+class Decomposed(Mapping[Any, Tensor]):
     """Decomposition of a residual stream with the methods of TransformerLens's ``ActivationCache``.
 
     Everything has the arguments, the order and the labels of TransformerLens, and ``stack``, for models with an encoder
@@ -29,18 +28,11 @@ class Decomposed(ABC):
     Arguments that methods share: ``layer`` from 0 to the number of layers, the end of the stack if None or -1;
     ``mlp_input``, up to what the MLP of that layer reads; ``pos_slice``, an index, (start, stop) or list of positions;
     ``apply_ln``, divided by the scale of the norm that reads there; ``return_labels``, also the labels. All raise
-    InputError where there is no such layer or it has no MLP, and UnknownNameError for what was not recorded.
+    InputError where there is no such layer or it has no MLP, UnknownNameError for what was not recorded, WiringError
+    where all writes were recorded and do not sum to the stream, as under a hook that edits the stream itself.
     """
 
-    source: HookTable | None
-
-    @abstractmethod
-    def __getitem__(self, name: Key) -> Tensor:
-        """Return one activation."""
-
-    @abstractmethod
-    def __contains__(self, name: object) -> bool:
-        """Return whether an activation was recorded."""
+    source: HookRegistry | None
 
     def accumulated_resid(
         self,
@@ -53,19 +45,13 @@ class Decomposed(ABC):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """Stack the residual stream at every layer up to the input of one.
+        """Stack the residual stream at every layer up to the input of one; labels are "0_pre", …, "final_post".
 
         Args:
-            layer, mlp_input, pos_slice, return_labels, stack: see the class; labels are "0_pre", …, "final_post".
+            layer, mlp_input, pos_slice, return_labels, stack: see the class.
             incl_mid: also the stream after each branch of a block but its last.
             apply_ln: as the norm of that layer shows it, with the scale of that layer's stream; at the end of the stack
                 each through the last norm, as the head reads it (the logit lens).
-
-        Example:
-            >>> _, cache = lens.run_with_cache(run.encoded)
-            >>> streams, labels = cache.accumulated_resid(return_labels=True)
-            >>> labels, tuple(streams.shape)
-            (['0_pre', '1_pre', '2_pre', 'final_post'], (4, 1, 12, 96))
         """
         place = self._before(stack, layer, mlp_input, pos_slice)
         names = place.streams(incl_mid=incl_mid)
@@ -94,17 +80,6 @@ class Decomposed(ABC):
             mode: "all", "mlp" or "attn".
             incl_embeds: also the stream's first value.
             return_labels: also "embed", "0_attn_out", "0_mlp_out", ….
-
-        Raises:
-            WiringError: all of them do not sum to the recorded stream, as under a hook that edits the stream itself.
-
-        Example:
-            >>> _, cache = lens.run_with_cache(run.encoded)
-            >>> writes, labels = cache.decompose_resid(layer=1, return_labels=True)
-            >>> labels
-            ['embed', '0_self_attn_out', '0_cross_attn_out', '0_mlp_out']
-            >>> bool(torch.allclose(writes.sum(0), cache["resid_pre", 1, "decoder"], atol=1e-4))
-            True
         """
         if mode not in ("all", "mlp", "attn"):
             raise unknown_name("mode", mode, ("all", "mlp", "attn"))
@@ -134,12 +109,6 @@ class Decomposed(ABC):
             layer, pos_slice, apply_ln, stack: see the class.
             return_labels: also "L0H0", "L0H1", ….
             incl_remainder: also the rest of the stream: its first value, the MLPs and the biases.
-
-        Example:
-            >>> _, cache = lens.run_with_cache(run.encoded)
-            >>> heads, labels = cache.stack_head_results(return_labels=True)
-            >>> labels[0], len(labels) == len(heads)
-            ('L0.self_attn.H0', True)
         """
         place = self._before(stack, layer, False, pos_slice)
         labels, heads = place.heads()
@@ -167,19 +136,7 @@ class Decomposed(ABC):
             layer, mlp_input, apply_ln, pos_slice, stack: see the class.
             expand_neurons: every neuron by itself; else every MLP.
             return_labels: also "L0H0", …, "L0N0", … or "0_mlp_out", …, "embed", "bias".
-            project_output_onto: (d_model,) or (d_model, any) to multiply every write with; spares the memory of all
-                neurons' writes at once.
-
-        Raises:
-            WiringError: the writes do not sum to the recorded stream, as under a hook that edits the stream itself.
-
-        Example:
-            >>> _, cache = lens.run_with_cache(run.encoded)
-            >>> writes, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
-            >>> labels[-3:]
-            ['2_mlp_out', 'embed', 'bias']
-            >>> bool(torch.allclose(writes.sum(0), cache["resid_post", -1, "decoder"], atol=1e-4))
-            True
+            project_output_onto: (d_model,) or (d_model, any) to multiply every write with, which spares memory.
         """
         place = self._before(stack, layer, mlp_input, pos_slice, whole=True)
 
@@ -219,18 +176,8 @@ class Decomposed(ABC):
             layer, mlp_input, pos_slice, stack: see the class.
             recompute_ln: at the end of the stack, each part through the last norm itself.
 
-        Returns:
-            The same shape; unchanged where nothing is normalised.
-
         Raises:
-            InputError: no such layer, or another width.
             WiringError: the norm is neither a LayerNorm nor a root-mean-square one.
-
-        Example:
-            >>> _, cache = lens.run_with_cache(run.encoded)
-            >>> writes = cache.decompose_resid()
-            >>> cache.apply_ln_to_stack(writes).shape == writes.shape
-            True
         """
         place = self._before(stack, layer, mlp_input, pos_slice)
         if residual_stack.shape[-1] != place.stack.d_model:
@@ -247,18 +194,7 @@ class Decomposed(ABC):
         *,
         stack: str | None = None,
     ) -> Tensor:
-        """Stack one activation of every layer before one, (layer, …).
-
-        Args:
-            activation_name: in short, such as "pattern" or "resid_post".
-            layer, stack: see the class.
-            sublayer_type: the kind of attention, where a block has several.
-
-        Example:
-            >>> _, cache = lens.run_with_cache(run.encoded)
-            >>> tuple(cache.stack_activation("pattern", sublayer_type="cross_attn").shape[:3])
-            (3, 1, 4)
-        """
+        """Stack one activation, named in short, of every layer before one; of one kind of attention where several."""
         place = self._before(stack, layer, False, None)
         name = place.stack.name
         return torch.stack([self[activation_name, index, name, sublayer_type] for index in range(place.layer)])

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.utilities import Slice
 
-from tsfm_lens.errors import InputError, LensError, UnknownNameError, WiringError, unknown_name
-from tsfm_lens.hooks.hook_table import HookTable
+from tsfm_lens.errors import InputError, LensError, UnknownNameError, WiringError
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.native import rms_scale, without_gain
+from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Wiring, Writer
 
@@ -33,28 +33,24 @@ class Recorded(Protocol):
 
 
 def carry_factors(model: Any, stack: Stack, until: tuple[int, int] | None = None) -> dict[Place, float]:
-    """Return the factor with which each write reaches the stack's last ``hook_resid_post``, or an earlier place.
-
-    It is 1 where blocks add to the stream. Where blocks also rescale it (Toto 2), every later scale is in
-    the factor, so that ``hook_embed`` and all ``hook_out``, each times its factor, sum to the last stream.
-
-    Args:
-        model: the native module.
-        stack: one of its stacks.
-        until: a layer and the number of its branches that have written before the place; the stack's end if None.
-    """
-    layer, branches = (stack.n_layers, 0) if until is None else until
-    places: list[tuple[Place, float]] = [("embed", 1.0)]
-    for index in range(layer + (branches > 0)):
-        block = model.get_submodule(stack.block(index))
-        for row in stack.rows(index)[: branches if index == layer else None]:
-            places.append(((index, row.kind), 1.0 if row.mix is None else row.mix(block)[1]))
+    """Return the factor with which each write reaches the stack's last ``hook_resid_post``, or an earlier place."""
     factors: dict[Place, float] = {}
     later = 1.0
-    for place, gain in reversed(places):
-        factors[place] = later
-        later *= gain
-    return factors
+    for index, row in reversed(_writers(stack, *(until or (stack.n_layers, 0)))):
+        factors[index, row.kind] = later
+        later *= _stream_gain(model, stack, index, row)
+    return factors | {"embed": later}
+
+
+def _writers(stack: Stack, layer: int, branches: int) -> list[tuple[int, Writer]]:
+    """Return layer and row of the branches before a layer, and of its own first few, in order."""
+    rows = [(index, row) for index in range(layer) for row in stack.rows(index)]
+    return rows + [(layer, row) for row in (stack.rows(layer)[:branches] if branches else ())]
+
+
+def _stream_gain(model: nn.Module, stack: Stack, layer: int, row: Writer) -> float:
+    """Return the factor on the stream that a branch adds its write to."""
+    return 1.0 if row.mix is None else row.mix(model.get_submodule(stack.block(layer)))[1]
 
 
 def relative_rounding(model: nn.Module, wiring: Wiring) -> float:
@@ -66,14 +62,7 @@ def relative_rounding(model: nn.Module, wiring: Wiring) -> float:
 
 
 def excess(total: Tensor, size: Tensor, stream: Tensor, rounding: float) -> tuple[float, float] | None:
-    """Return the largest deviation of a sum from a stream, and the rounding there; None where no row exceeds it.
-
-    Args:
-        total: sum of the writes, (row, pos, d_model).
-        size: sum of their absolute values, likewise; rounding grows with it.
-        stream: the target of the sum, likewise.
-        rounding: see :func:`relative_rounding`.
-    """
+    """Return the largest deviation of a sum from a stream, and the rounding there; None where no row exceeds it."""
     same = (total == stream) | (total.isnan() & stream.isnan())
     gap = _by_row((total - stream).abs().masked_fill(same, 0.0)).amax(1)
     bound = min(rounding, _MOST) * _by_row(size.nan_to_num(0.0, 0.0, 0.0)).amax(1)
@@ -90,18 +79,10 @@ def _by_row(tensor: Tensor) -> Tensor:
 
 
 def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Compare every branch by itself: its heads with its write, and the stream after it with the one before and that.
-
-    Args:
-        acts: all ``hook_resid_*``, ``hook_out`` and ``hook_result`` of the stack.
-
-    Yields:
-        The place, the model's value there, and the sum that it should equal, (row, pos, d_model).
-    """
+    """Yield place, value and the sum that it should equal: of every branch's write, and of the stream after it."""
     weights = Weights(model, wiring)
     for layer in range(stack.n_layers):
         at, rows = f"{stack.prefix}.{layer}", stack.rows(layer)
-        block = model.get_submodule(stack.block(layer))
         if layer > 0:
             before = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
             yield f"{at}.hook_resid_pre", acts[f"{at}.hook_resid_pre"], before
@@ -113,7 +94,7 @@ def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) 
                 place = (layer, row.kind, stack.name)
                 bias = 0.0 if row.post_norm else weights.b_O(*place) * weights.scale(*place)
                 yield f"{at}.{row.kind}: heads", write, heads + bias
-            gain = 1.0 if row.mix is None else row.mix(block)[1]
+            gain = _stream_gain(model, stack, layer, row)
             yield f"{at}.{next_name}", acts[f"{at}.{next_name}"], acts[f"{at}.{name}"] * gain + write
 
 
@@ -129,14 +110,7 @@ def first_deviation(model: nn.Module, wiring: Wiring, stack: Stack, acts: Record
 def no_sum(
     wiring: Wiring, where: str, apart: tuple[float, float], first: str = "", points: Sequence[str] = ()
 ) -> LensError:
-    """Compose the error for a stream that is not the sum of the writes that a wiring declares.
-
-    Args:
-        where: the stream.
-        apart: see :func:`excess`.
-        first: see :func:`first_deviation`.
-        points: hook points that are edited now.
-    """
+    """Compose the error for a stream that is not the sum of the writes that a wiring declares."""
     message = (
         f"the writes of the wiring {wiring.architecture!r} do not sum to the residual stream {where}: they are off by "
         f"{apart[0]:.3g}, and rounding allows {apart[1]:.1g}"
@@ -155,36 +129,20 @@ def no_sum(
 
 
 class Before:
-    """Writes to a stack's stream before one place.
-
-    Args:
-        acts: recorded activations.
-        source: hook points, model and table.
-        stack: name of the stack; the one that is read out if None.
-        layer: the place is its input, from 0 to the number of layers; None and -1 are the stack's end.
-        mlp_input: the place is what the layer's MLP reads, not what its first branch does.
-        pos_slice: an index, (start, stop) or list of positions; all if None.
-
-    Raises:
-        InputError: no such layer, or that layer has no MLP.
-        UnknownNameError: no such stack.
-    """
+    """Writes to a stack's stream before one place."""
 
     def __init__(
         self,
         acts: Recorded,
-        source: HookTable,
+        source: HookRegistry,
         stack: str | None,
         layer: int | None,
         mlp_input: bool = False,
         pos_slice: Any = None,
     ) -> None:
-        names = [column.name for column in source.wiring.stacks]
-        if stack is not None and stack not in names:
-            raise unknown_name("stack", stack, names)
         self._acts, self._model, self._wiring, self._positions = acts, source.model, source.wiring, pos_slice
         self._weights = Weights(source.model, source.wiring)
-        self.stack: Stack = source.wiring.output_stack if stack is None else source.wiring.stack(stack)
+        self.stack = source.wiring.stack(stack)
         self.layer = self.stack.n_layers if layer is None or layer == -1 else layer
         if not isinstance(self.layer, int) or not 0 <= self.layer <= self.stack.n_layers:
             raise InputError(f"layer {layer!r}; expected 0 to {self.stack.n_layers}, or -1 or None for the stack's end")
@@ -196,12 +154,9 @@ class Before:
         self._end = f"{self.stack.prefix}.{self.stack.n_layers - 1}.hook_resid_post"
         self._carry = carry_factors(source.model, self.stack, (self.layer, self.branches))
 
-    def writers(self) -> Iterator[tuple[int, Writer]]:
-        """Yield layer and row of every branch that has written there, in order."""
-        for layer in range(self.layer):
-            yield from ((layer, row) for row in self.stack.rows(layer))
-        if self.branches:
-            yield from ((self.layer, row) for row in self.stack.rows(self.layer)[: self.branches])
+    def writers(self) -> list[tuple[int, Writer]]:
+        """Return layer and row of every branch that has written there, in order."""
+        return _writers(self.stack, self.layer, self.branches)
 
     def streams(self, *, incl_mid: bool) -> dict[str, str]:
         """Return the hook points of the stream at every layer up to the place, by label."""
@@ -321,11 +276,7 @@ class Before:
 
     @torch.no_grad()
     def refuse_other_stream(self) -> None:
-        """Refuse a place whose stream is not the sum of the writes before it; nothing where one was not recorded.
-
-        Raises:
-            WiringError: says by how much they differ.
-        """
+        """Refuse a place whose stream is not the sum of the writes before it; nothing where one was not recorded."""
         try:
             stream, total = self.stream(), self.embed()
             writes = [self.branch(layer, row) for layer, row in self.writers()]
