@@ -17,7 +17,7 @@ from torch import Tensor
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import Activations, by_row
-from tsfm_lens.hooks.decomposing import Decomposed
+from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.wiring import Stack, Writer
 from tsfm_lens.models import Forecast, Lens, Run, architectures, load
 from tsfm_lens.models.extras import status

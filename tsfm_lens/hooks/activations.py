@@ -11,9 +11,9 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
-from tsfm_lens.hooks.decomposing import Decomposed
 from tsfm_lens.hooks.names import Point, nearest, select
 from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.tl_names import CACHE, Key, full_name
 

@@ -157,7 +157,9 @@ class TorchHook:
         module = self._module
         tables: tuple[dict[int, Any], ...] = (module._forward_pre_hooks, module._forward_hooks)
         for table in tables:
-            self._ids.update([key for key, hook in tuple(table.items()) if hook is self])
+            for key, hook in tuple(table.items()):
+                if hook is self:
+                    self._ids.add(key)
         marks = module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs
         for table in (*tables, *marks, module._forward_hooks_always_called):
             for key in self._ids:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -136,35 +137,20 @@ def axes_after(axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Re
     unknown = tuple(f"axis_{index}" for index in range(result.ndim))
     if result.ndim > value.ndim or value.ndim != len(axes):
         return unknown
-    ways = list(combinations(range(value.ndim), result.ndim))
-    matches = [way for way in ways if tuple(value.shape[axis] for axis in way) == tuple(result.shape)]
+
+    def ways(shape: Sequence[int], left: Sequence[int]) -> list[tuple[int, ...]]:
+        every = combinations(range(len(shape)), len(left))
+        return [way for way in every if [shape[axis] for axis in way] == list(left)]
+
+    matches = ways(value.shape, result.shape)
     if result.untyped_storage()._cdata == value.untyped_storage()._cdata:
-        views = [way for way in matches if tuple(value.stride(axis) for axis in way) == result.stride()]
-        matches = views or matches
+        matches = [way for way in matches if tuple(value.stride(axis) for axis in way) == result.stride()] or matches
     if len(matches) != 1 and getattr(reducer, "by_row", False):
-        growth = _growth_by_axis(value.shape, reducer)
-        matches = [way for way in ways if growth is not None and _follows(way, growth)] or matches
+        # an operation may have no sizes on torch's meta device
+        with suppress(RuntimeError, NotImplementedError, ValueError):
+            apart = [value.ndim * size + axis for axis, size in enumerate(value.shape)]
+            matches = ways(apart, reducer(torch.empty(apart, device="meta")).shape) or matches
     if not matches:
         return unknown
     candidates = [{way[index] for way in matches} for index in range(result.ndim)]
     return tuple(axes[min(which)] if len(which) == 1 else name for which, name in zip(candidates, unknown, strict=True))
-
-
-def _growth_by_axis(shape: torch.Size, reducer: Reducer) -> list[set[int]] | None:
-    """Find the axes of a reducer's result that grow with each of its argument's; None if that is not possible."""
-    try:
-        before = reducer(torch.empty(shape, device="meta")).shape
-        growth = []
-        for axis in range(len(shape)):
-            longer = [size + (index == axis) for index, size in enumerate(shape)]
-            after = reducer(torch.empty(longer, device="meta")).shape
-            growth.append({index for index, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]})
-    except (RuntimeError, NotImplementedError, ValueError):
-        # an operation without sizes on torch's meta device
-        return None
-    return growth
-
-
-def _follows(way: tuple[int, ...], growth: list[set[int]]) -> bool:
-    """Return whether no axis of the result grows with another axis of the argument than this way has it."""
-    return all(each <= {way.index(axis)} if axis in way else not each for axis, each in enumerate(growth))

@@ -50,7 +50,7 @@ Direction = Literal["fwd", "bwd"]
 Hook = tuple[str, Callable[..., Any], Direction]
 """(exact name of a hook point, function of an activation and ``hook=``, direction)."""
 ModuleSide = tuple[str, Side]
-Connection = tuple[ModuleSide, str, float, Callable[..., Any]]
+Connection = tuple[ModuleSide, str, float, Callable[..., Any] | None]
 """(side of a module, key there, rank, function): see :class:`Act`."""
 T = TypeVar("T")
 
@@ -93,23 +93,23 @@ class HookRegistry:
         }
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
         self.threads, self.dispatchers = threading.local(), weakref.WeakSet[HookDispatcher]()
-        self._factors = {name: factor for name, point in self.points.items() if (factor := self._factor(point))}
+        # of blocks that rescale their stream, by the hook points of what their branches write
+        self._mixes = {
+            f"{stack.prefix}.{layer}.{row.kind}.{name}": (row.mix, self.modules[stack.block(layer)])
+            for stack in wiring.stacks
+            for layer in range(stack.n_layers)
+            for row in stack.rows(layer)
+            for name in ("hook_out", "hook_result")
+            if row.mix is not None
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
 
-    def _factor(self, point: Point) -> Callable[[], float] | None:
-        """Return the factor on a branch's output in a block that rescales its stream; None elsewhere."""
-        if point.layer < 0 or not point.name.endswith(("hook_out", "hook_result")):
-            return None
-        stack = self.stack_of(point)
-        mix, block = stack.writer(point.kind, point.layer).mix, self.modules[stack.block(point.layer)]
-        return None if mix is None else lambda: mix(block)[0]
-
     def factor(self, point: Point) -> float:
         """Return the factor on a write at a hook point, as the model has it now; 1 where it is added as it is."""
-        factor = self._factors.get(point.name)
-        return 1.0 if factor is None else factor()
+        mix = self._mixes.get(point.name)
+        return 1.0 if mix is None else mix[0](mix[1])[0]
 
     def stack_of(self, point: Point) -> Stack:
         """Return the stack that a hook point belongs to."""
@@ -338,10 +338,10 @@ def _is_running(frame_id: int) -> bool:
 
 @dataclass
 class Act:
-    """Function at one side of a module, its place in the order there (lowest first), and the points that need it."""
+    """Function at one side of a module (None notes its end), its rank there (lowest first), and points that need it."""
 
     rank: float
-    call: Callable[..., Any]
+    call: Callable[..., Any] | None
     names: set[str] = field(default_factory=set)
 
 
@@ -469,6 +469,10 @@ class HookDispatcher:
                 scope.elsewhere |= scope not in scopes
             acts = [act for act in acts if any(not act.names.isdisjoint(scope.targets) for scope in scopes)]
         for act in acts if scopes else ():
+            if act.call is None:
+                for scope in scopes:
+                    scope.full_runs.add(side[0])
+                continue
             new = act.call(module, args, kwargs, *output)
             if new is None:
                 continue
@@ -482,9 +486,8 @@ class HookDispatcher:
     def _connect(self, point: Point) -> list[Connection]:
         """Return the connections that one hook point needs on the model."""
         path, rank = point.site.module, self._registry.rank[point.name]
-        connections: list[Connection] = [
-            ((witness, "out"), "ran", _LAST, self._on_end(witness)) for witness in self._witnesses(point)
-        ]
+        # notes the runs of modules that come to their end
+        connections: list[Connection] = [((each, "out"), "ran", _LAST, None) for each in self._witnesses(point)]
         if point.how == "result":
             connections += self._connect_result(point)
         elif point.how != "site":
@@ -498,15 +501,6 @@ class HookDispatcher:
             yield (at, "end"), "capture", _FIRST, self._capture.leave
             yield (at, "in"), "capture", _LAST, self._capture.enter
         yield (path, "out"), "check", _FIRST, self._capture.check(path)
-
-    def _on_end(self, path: str) -> Callable[..., None]:
-        """Note the runs of a module that come to their end."""
-
-        def note(*_call: Any) -> None:
-            for scope in self.acting():
-                scope.full_runs.add(path)
-
-        return note
 
     def _track(self) -> Iterator[Connection]:
         """Keep :attr:`state` true while anything is connected."""
