@@ -354,6 +354,12 @@ class Decomposed(Mapping[Any, Tensor]):
             mode: "all", "mlp" or "attn".
             incl_embeds: also the stream's first value.
             return_labels: also "embed", "0_attn_out", "0_mlp_out", ….
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> writes, labels = cache.decompose_resid(layer=1, return_labels=True)
+            >>> labels
+            ['embed', '0_self_attn_out', '0_cross_attn_out', '0_mlp_out']
         """
         if mode not in ("all", "mlp", "attn"):
             raise unknown_name("mode", mode, ("all", "mlp", "attn"))
