@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -71,6 +72,12 @@ def test_an_edit_that_the_model_never_meets_is_an_error(name: str) -> None:
         lens.run_with_cache(encoded, names_filter="**.hook_resid_post")
         with lens.ablate(head):
             pass
+        # nor is an error on the way hidden by one about hooks
+        with pytest.raises(ZeroDivisionError), lens.ablate(head):
+            lens.forward(encoded).numel() / 0
+    case = example_case(lens, n_series=1)
+    with pytest.raises(HookError, match="never passed"), lens.ablate(head):
+        lens.forecast(case.batch, case.horizon)
     assert native_traces(lens) == 0
 
 
@@ -176,13 +183,10 @@ def test_gradient_checkpoints_are_refused(name: str, reentrant: bool) -> None:
 
 def test_checkpointing_as_transformers_turns_it_on() -> None:
     lens = fresh("chronos-bolt")
-    encoded = example_case(lens, n_series=1).encoded
     lens.adapter.model.gradient_checkpointing_enable()
-    with lens.ablate("decoder.0.mlp"):  # for training only
-        lens.forward(encoded)
     lens.adapter.model.train()
     with pytest.raises(HookError, match="gradient_checkpointing_disable"), lens.ablate("decoder.0.mlp"):
-        lens.forward(encoded)
+        lens.forward(example_case(lens, n_series=1).encoded)
 
 
 def double(value: Tensor, hook: object) -> Tensor:
@@ -336,5 +340,6 @@ def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
         twin.add_hook(z, double)
         with torch.no_grad():
             assert torch.equal(copy.deepcopy(twin).forward(case.encoded), twin.forward(case.encoded))
-        with lens.ablate(head), pytest.raises(HookError, match="leave it first"):
-            copy.deepcopy(lens)
+        for duplicate, what in ((copy.deepcopy, lens), (pickle.dumps, lens.adapter.model)):
+            with lens.ablate(head), pytest.raises(HookError, match=r"a context is open.*leave it first"):
+                duplicate(what)

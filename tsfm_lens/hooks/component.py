@@ -87,9 +87,9 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
         12
     """
     # kept with the wiring, which never changes
-    by_name: dict[str, Component] | None = wiring.__dict__.get("_components_by_name")
-    if by_name is None:
-        by_name = {str(component): component for component in components(wiring)}
+    by_name: dict[str, Component] = wiring.__dict__.get("_components_by_name") or {}
+    if not by_name:
+        by_name |= {str(component): component for component in components(wiring)}
         wiring.__dict__["_components_by_name"] = by_name
     if len(patterns) == 1 and str(patterns[0]) in by_name:
         return [by_name[str(patterns[0])]]

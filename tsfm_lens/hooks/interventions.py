@@ -162,10 +162,7 @@ class PatchFrom:
                     f"{point.name}: the source run has {len(source)} rows, which do not fit the {len(value)} "
                     "rows of this run. Use rows=… to choose as many, or record the source with as many series."
                 )
-            copies = len(value) // len(source)
-            if state.sample_major:
-                return source.repeat(copies, *[1] * (source.ndim - 1)).to(value)
-            return source.repeat_interleave(copies, dim=0).to(value)
+            return _copied(source, len(value) // len(source), state).to(value)
 
         return patch
 
@@ -262,9 +259,12 @@ def rows_in_place(source: Activations, point: Point, value: Tensor, state: RunSt
     if state.whole is None or len(rows) == 1:
         return rows
     if len(rows) < state.whole and state.whole % len(rows) == 0:
-        copies = state.whole // len(rows)
-        rows = rows.repeat(copies, *[1] * (rows.ndim - 1)) if state.sample_major else rows.repeat_interleave(copies, 0)
+        rows = _copied(rows, state.whole // len(rows), state)
     return rows if len(rows) % state.whole else state.own(rows)
+
+
+def _copied(rows: Tensor, copies: int, state: RunState) -> Tensor:
+    return rows.repeat(copies, *[1] * (rows.ndim - 1)) if state.sample_major else rows.repeat_interleave(copies, dim=0)
 
 
 def _drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunState, rows: Rows, seed: int) -> Tensor:

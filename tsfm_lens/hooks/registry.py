@@ -141,14 +141,7 @@ class HookRegistry:
         return self.session.state
 
     def attach(self) -> AbstractContextManager[None]:
-        """Connect every hook point with a hook to the native model while the block runs, in this thread and task.
-
-        With no hook set that no open block has connected, nothing is installed.
-
-        Raises:
-            WiringError: compiled or replaced modules would pass a hook by.
-            HookError: on leaving, the model ran, but one of the hook points was never passed.
-        """
+        """Connect hooks that no open block has connected to the native model while the block runs, if there are any."""
         return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
 
 
@@ -500,7 +493,7 @@ class HookDispatcher:
         for at in self._capture.brackets(path, self._registry.modules[path]):
             yield (at, "end"), "capture", _FIRST, self._capture.leave
             yield (at, "in"), "capture", _LAST, self._capture.enter
-        yield (path, "out"), "check", _FIRST, self._capture.check(path)
+        yield (path, "out"), "check", _FIRST, partial(self._capture.check, path)
 
     def _track(self) -> Iterator[Connection]:
         """Keep :attr:`state` true while anything is connected."""

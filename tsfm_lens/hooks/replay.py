@@ -143,11 +143,14 @@ def shadowed(shadows: Iterable[Shadow], check: Callable[[], None] | None = None,
     """Shadow forwards of modules in this thread while the block runs; with ``turn``, blocks of threads take turns."""
     token, before, shadows = object(), list[tuple[nn.Module, Any, Any]](), tuple(shadows)
 
+    def choose(mine: int, new: Callable[..., Any], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return (new if threading.get_ident() == mine else forward)(*args, **kwargs)
+
     def begin() -> None:
         if turn:
             ONE_RUN.take(token)
         for module, make in shadows:
-            new = _in_this_thread(module.forward, make(module.forward))
+            new = partial(choose, threading.get_ident(), make(module.forward), module.forward)
             # noted before it is set, so that it is taken off whenever an interrupt comes
             before.append((module, module.__dict__.get("forward"), new))
             module.__dict__["forward"] = new
@@ -163,16 +166,6 @@ def shadowed(shadows: Iterable[Shadow], check: Callable[[], None] | None = None,
         ONE_RUN.give(token)
 
     return Block(Steps(None, begin, end, check))
-
-
-def _in_this_thread(forward: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that calls ``new`` in the calling thread and ``forward`` in every other."""
-    mine = threading.get_ident()
-
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        return (new if threading.get_ident() == mine else forward)(*args, **kwargs)
-
-    return choose
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:

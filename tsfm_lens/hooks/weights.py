@@ -71,16 +71,10 @@ class MlpWeights:
 
 
 class Weights:
-    """Read-only view of a native model's weights; nothing is copied that torch can show as a view.
-
-    Args:
-        model: the native module.
-        wiring: its table.
-    """
+    """Read-only view of a native model's weights; nothing is copied that torch can show as a view."""
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
-        self._model = model
-        self._wiring = wiring
+        self._model, self._wiring = model, wiring
 
     def heads(
         self, layer: int, kind: str | None = None, stack: str | None = None, *, fold_norm: bool = False
@@ -164,13 +158,7 @@ class Weights:
     def projection(
         self, layer: int, kind: str, letter: str, stack: str | None = None, *, every_head: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the matrix (head, d_model, d_head) and bias (head, d_head) of one input projection.
-
-        Args:
-            layer, kind, stack: as in :meth:`heads`.
-            letter: "q", "k" or "v".
-            every_head: repeat keys and values that several query heads share.
-        """
+        """Return the matrix (head, d_model, d_head) and bias (head, d_head) of "q", "k" or "v", as in :meth:`heads`."""
         column = self._wiring.stack(stack)
         row = column.attention(kind, layer)
         part: Projection = getattr(row, letter)

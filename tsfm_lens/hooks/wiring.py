@@ -208,11 +208,7 @@ class Stack:
         return self.exceptions.get(layer, self.writers)
 
     def writer(self, kind: str | None, layer: int = 0, sort: type[W] = Writer) -> W:  # type: ignore[assignment]
-        """Return the row of one writer, of one sort alone if asked for; the first if the kind is None.
-
-        Raises:
-            UnknownNameError: no such layer, or the layer has no such writer.
-        """
+        """Return the row of one writer of a sort; the first if the kind is None; UnknownNameError if there is none."""
         if layer not in range(self.n_layers):
             raise unknown_name("layer", layer, map(str, range(self.n_layers)))
         rows = [row for row in self.rows(layer) if isinstance(row, sort)]
@@ -234,12 +230,7 @@ class Stack:
         return list(dict.fromkeys(row.kind for layer in range(self.n_layers) for row in self.attentions(layer)))
 
     def layers_with(self, kind: str | None = None) -> tuple[str, list[int]]:
-        """Return a kind of attention, the last one if None, and the layers that have it.
-
-        Raises:
-            UnknownNameError: no layer has this kind.
-            InputError: no layer has any attention.
-        """
+        """Return a kind of attention, the last one if None, and the layers that have it; InputError if none has any."""
         kinds = self.attention_kinds()
         if not kinds:
             raise InputError(f"stack {self.name!r} has no attention, so it has no heads to look at")
