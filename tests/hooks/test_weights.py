@@ -78,28 +78,6 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
                 assert_close(found, expected, depth=20 * stack.d_model, what=f"{at} {matrix}")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_head_shows_the_parameters_that_its_queries_keys_and_values_depend_on(name: str) -> None:
-    """Not by arithmetic, which rotary embeddings and norms would need, but by which entries have a gradient."""
-    lens, _ = recorded(name)
-    stack, layer = lens.wiring.output_stack, 1
-    head = 2
-    for row in stack.attentions(layer):
-        for letter, part in (("q", row.q), ("k", row.k), ("v", row.v)):
-            parameter = native(lens, f"{stack.block(layer)}.{part.module}").weight
-            seen: list[Tensor] = []
-            at = f"{stack.prefix}.{layer}.{row.kind}.hook_{letter}"
-            with lens.hooks([(at, lambda value, hook, seen=seen: seen.append(value))]):
-                lens.forward(example_case(lens).encoded)
-            assert seen[0].shape[2] == stack.n_heads > head
-            # another power of every entry, so that no sum cancels
-            (depends,) = torch.autograd.grad(seen[0][:, :, head].pow(3).sum(), parameter)
-            view = getattr(lens.weights.heads(layer, row.kind), f"W_{letter.upper()}")
-            (shown,) = torch.autograd.grad(view[head].sum(), parameter)
-            assert torch.equal(depends != 0, shown != 0), at
-            assert int((shown != 0).sum()) == stack.d_head * stack.d_model
-
-
 SINGLE = {"E": {"chronos", "t5", "toto-1"}, "U": {"chronos", "t5", "toto-1", "timesfm-3"}}
 
 
