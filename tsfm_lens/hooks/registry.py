@@ -116,9 +116,9 @@ class HookRegistry:
         return self._stacks[point.stack]
 
     @property
-    def in_use(self) -> bool:
-        """True if any hook point has a hook."""
-        return any(point.fwd_hooks or point.bwd_hooks for point in self.hooked.values())
+    def in_use(self) -> list[str]:
+        """Hook points that have a hook."""
+        return [name for name, point in self.hooked.items() if point.fwd_hooks or point.bwd_hooks]
 
     @property
     def busy(self) -> bool:
@@ -370,7 +370,7 @@ class HookDispatcher:
         if (self._torch_hooks and not self.scopes) or not all(scope.is_open for scope in self.scopes):
             self.settle()
         # asked before every run, mostly of a model without hooks
-        in_use = [name for name, point in self._registry.hooked.items() if point.fwd_hooks or point.bwd_hooks]
+        in_use = self._registry.in_use
         if not in_use:
             return []
         connected = set().union(*[scope.targets for scope in self.acting()])
@@ -382,15 +382,13 @@ class HookDispatcher:
         A function with a true attribute ``by_row`` treats every row of a batch by itself; one with a true attribute
         ``by_place``, if the run's state says which rows of a batch run, as it does in ``parts`` of the lens's own.
         """
-        return [
-            name
-            for name, point in self._registry.hooked.items()
-            if (point.fwd_hooks or point.bwd_hooks)
-            and not all(
-                getattr(hook, "by_row", False) or (parts and getattr(hook, "by_place", False))
-                for hook in acting_hooks((*point.fwd_hooks, *point.bwd_hooks))
-            )
-        ]
+        marks, points = (("by_row", "by_place") if parts else ("by_row",)), self._registry.hooked
+
+        def is_apart(name: str) -> bool:
+            hooks = acting_hooks((*points[name].fwd_hooks, *points[name].bwd_hooks))
+            return all(any(getattr(hook, mark, False) for mark in marks) for hook in hooks)
+
+        return [name for name in self._registry.in_use if not is_apart(name)]
 
     def refuse_inert(self, scope: HookScope[Any]) -> None:
         """Raise HookError if the model ran and did not pass a hook point of a block."""
