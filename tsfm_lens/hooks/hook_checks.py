@@ -129,10 +129,10 @@ def _patterns_fit(row: Attention) -> bool:
     return len(heads) == 2 and heads[0] == heads[1] and (qkv[0] == "pos") == (pattern[0] == "pos")
 
 
-Sizes = dict[str, int]
+Lengths = dict[str, int]
 
 
-def _matrices(wiring: Wiring, stack: Stack, row: Writer) -> Iterator[tuple[str, Projection | None, Sizes, Sizes]]:
+def _matrices(wiring: Wiring, stack: Stack, row: Writer) -> Iterator[tuple[str, Projection | None, Lengths, Lengths]]:
     """Yield the matrices of a branch with the sizes of what they give and take."""
     d_model, d_mlp, d_head = {"d_model": stack.d_model}, {"d_mlp": stack.d_mlp}, {"d_head": stack.d_head}
     if isinstance(row, Mlp):
@@ -151,7 +151,7 @@ def _matrices(wiring: Wiring, stack: Stack, row: Writer) -> Iterator[tuple[str, 
 
 
 def _faults_of_matrix(
-    model: nn.Module, where: str, path: str, part: Projection | None, out: Sizes, into: Sizes
+    model: nn.Module, where: str, path: str, part: Projection | None, out: Lengths, into: Lengths
 ) -> Iterator[str]:
     """Check a weight's shape (out, in): the products of the sizes on each side."""
     weight, _ = parameters(model, path, part)
