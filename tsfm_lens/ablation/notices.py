@@ -34,7 +34,7 @@ def said_once(lens: Lens) -> Iterator[None]:
         return record.thread != here or fresh(record.name, record.levelno, record.getMessage())
 
     def show_fresh(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if fresh(category, str(message)):
+        if fresh(category.__name__, str(message)):
             show(message, category, *place, **more)
 
     with ExitStack() as stack:

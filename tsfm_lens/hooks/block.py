@@ -169,4 +169,13 @@ class TorchHook:
 def hooked(hooks: Iterable[TorchHook], value: T, check: Callable[[], None] | None = None) -> Block[T]:
     """Set torch hooks for as long as a block, which gives ``value``; ``check`` is called after it, without an error."""
     hooks = tuple(hooks)
-    return Block(Steps(value, lambda: [hook.set() for hook in hooks], lambda: [h.remove() for h in hooks], check))
+
+    def begin() -> None:
+        for hook in hooks:
+            hook.set()
+
+    def end() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return Block(Steps(value, begin, end, check))

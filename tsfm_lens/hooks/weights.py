@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformer_lens import FactoredMatrix
 
 from tsfm_lens.errors import InputError, WiringError
-from tsfm_lens.hooks.wiring import Mlp, Projection, Stack, Wiring
+from tsfm_lens.hooks.wiring import Projection, Stack, Wiring
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Weights:
     def mlp(self, layer: int, kind: str = "mlp", stack: str | None = None, *, fold_norm: bool = False) -> MlpWeights:
         """Return the weights of one MLP; arguments and errors as in :meth:`heads`."""
         column = self._wiring.stack(stack)
-        row = column.writer(kind, layer, Mlp)
+        row = column.mlp(kind, layer)
         block = column.block(layer)
         norm = self._norm(f"{block}.{row.norm}") if fold_norm and row.norm else (None, None)
         up = _fold(self._input(block, row.i), norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -207,19 +207,26 @@ class Stack:
         """Return the writers of one layer."""
         return self.exceptions.get(layer, self.writers)
 
-    def writer(self, kind: str | None, layer: int = 0, sort: type[W] = Writer) -> W:  # type: ignore[assignment]
-        """Return the row of one writer of a sort; the first if the kind is None; UnknownNameError if there is none."""
-        if layer not in range(self.n_layers):
-            raise unknown_name("layer", layer, map(str, range(self.n_layers)))
-        rows = [row for row in self.rows(layer) if isinstance(row, sort)]
-        for row in rows:
-            if kind in (None, row.kind):
-                return row
-        raise unknown_name("branch", kind, [row.kind for row in rows])
+    def writer(self, kind: str | None, layer: int = 0) -> Writer:
+        """Return the row of one writer, the first if the kind is None; UnknownNameError if there is none."""
+        return self._one(kind, layer, self.rows)
 
     def attention(self, kind: str | None, layer: int = 0) -> Attention:
-        """Return the row of one attention; UnknownNameError if the layer has none of that kind."""
-        return self.writer(kind, layer, Attention)
+        """Return the row of one attention, the first if the kind is None; UnknownNameError if there is none."""
+        return self._one(kind, layer, self.attentions)
+
+    def mlp(self, kind: str | None, layer: int = 0) -> Mlp:
+        """Return the row of one MLP, the first if the kind is None; UnknownNameError if there is none."""
+        return self._one(kind, layer, lambda layer: [row for row in self.rows(layer) if isinstance(row, Mlp)])
+
+    def _one(self, kind: str | None, layer: int, rows_of: Callable[[int], Iterable[W]]) -> W:
+        if layer not in range(self.n_layers):
+            raise unknown_name("layer", layer, map(str, range(self.n_layers)))
+        rows = {row.kind: row for row in rows_of(layer)}
+        for name, row in rows.items():
+            if kind in (None, name):
+                return row
+        raise unknown_name("branch", kind, rows)
 
     def attentions(self, layer: int = 0) -> Iterator[Attention]:
         """Iterate over the attention rows of a layer, in order."""
