@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from hypothesis.extra import numpy as npst
 from scipy.stats import rankdata
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tiny_lenses import lens_of
 from tsfm_lens.ablation import Variant, engine, mae, relative_change, run_variants, seasonal_scale, spearman_distance
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, EditPattern, Zero, replay, writers
-from tsfm_lens.models import architectures, load
+from tsfm_lens.models import architectures
 from tsfm_lens.testing import assert_close, example_case
 
 FORECASTS = npst.arrays(np.float64, (3, 8), elements=st.integers(-5, 5).map(float))
@@ -59,9 +61,7 @@ def test_seasonal_scale_is_the_mean_seasonal_difference(context: np.ndarray, sea
     expected = np.mean([abs(context[t] - context[t - used]) for t in range(used, len(context))])
     found = seasonal_scale(context, season)
     assert np.isnan(found) if expected == 0 else found == pytest.approx(expected)
-
-
-def test_seasonal_scale_skips_pairs_with_nan() -> None:
+    # pairs with NaN are left out
     assert seasonal_scale(np.array([1.0, np.nan, 4.0, 6.0]), 1) == pytest.approx(2.0)
     assert np.isnan(seasonal_scale(np.array([1.0]), 1))
 
@@ -70,7 +70,7 @@ def test_seasonal_scale_skips_pairs_with_nan() -> None:
 def test_every_head_equals_the_plain_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # as in a large model
     monkeypatch.setattr(replay, "_FEW", 0)
-    lens = load(architectures()[name].tiny())
+    lens = lens_of(name)
     encoded = example_case(lens).encoded
     *before, last = (stack.name for stack in lens.wiring.stacks)
     chosen = writers(lens.wiring, last) + [each for stack in before for each in writers(lens.wiring, stack)[::3]]
@@ -86,21 +86,16 @@ def test_every_head_equals_the_plain_loop(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()["chronos-bolt"].tiny())
-    calls = {"encoder": 0, "keys": 0}
+    lens, calls = lens_of("chronos-bolt"), Counter[str]()
     model = lens.adapter.model
+    modules = {"encoder": model.encoder, "keys": model.decoder.block[2].layer[1].EncDecAttention.k}
+    for key, module in modules.items():
 
-    def count(module: torch.nn.Module, key: str) -> None:
-        original = module.forward
-
-        def forward(*args: object, **kwargs: object) -> object:
+        def forward(*args: Any, own: Any = module.forward, key: str = key, **kwargs: Any) -> Any:
             calls[key] += 1
-            return original(*args, **kwargs)
+            return own(*args, **kwargs)
 
-        monkeypatch.setattr(module, "forward", forward)
-
-    count(model.encoder, "encoder")
-    count(model.decoder.block[2].layer[1].EncDecAttention.k, "keys")
+        monkeypatch.setitem(module.__dict__, "forward", forward)
     encoded = lens.encode(bundled("co2").tail(40))
     variants = [Variant.zero(component) for component in writers(lens.wiring)]
     run_variants(lens, encoded, variants)
@@ -122,11 +117,9 @@ class AttendedTo(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_variants_of_a_decoder_attend_to_keys_and_values_held_once_a_series(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variants_of_a_decoder_attend_to_keys_and_values_held_once_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_FEW", 0)
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = lens_of("chronos-bolt")
     encoded = lens.encode([np.sin(np.arange(64) / 3), np.cos(np.arange(50) / 2), np.arange(40.0)])
     variants = [Variant.zero(part) for part in writers(lens.wiring, "decoder")]
     with AttendedTo() as seen:
@@ -135,7 +128,7 @@ def test_variants_of_a_decoder_attend_to_keys_and_values_held_once_a_series(
 
 
 def test_small_groups_run_in_one_pass_and_give_what_each_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = lens_of("chronos-bolt")
     encoded = lens.encode([np.sin(np.arange(64) / 3), np.cos(np.arange(50) / 2)])
     parts = [part for stack in lens.wiring.stacks for part in writers(lens.wiring, stack.name)]
     variants = [Variant.zero(part) for part in parts]
@@ -155,7 +148,7 @@ def test_small_groups_run_in_one_pass_and_give_what_each_gives_alone(monkeypatch
 
 
 def test_variants_over_several_stacks_and_rows() -> None:
-    lens = load(architectures()["chronos"].tiny())
+    lens = lens_of("chronos")
     encoded = lens.encode(bundled("co2", "elnino").tail(40))
     both = Variant("both", (Zero("encoder.1.mlp"), Zero("decoder.0.mlp", rows=[1])))
     found = run_variants(lens, encoded, [both, Variant.zero(Component("decoder", 1))])
@@ -168,7 +161,7 @@ def test_variants_over_several_stacks_and_rows() -> None:
 @pytest.mark.parametrize("rows", [None, [1]])
 def test_variants_under_hooks_of_the_callers_own_are_forwards_under_both(rows: list[int] | None) -> None:
     """An edit of chosen rows, or of an attention's inside, acts on every variant as on a forward of its own."""
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = lens_of("chronos-bolt")
     encoded = lens.encode(bundled("co2", "nile").tail(40))
     halved = EditPattern("encoder.0.self_attn", lambda pattern: pattern / 2, rows=rows)
     variants = [Variant.zero(component) for component in lens.components("*.1.mlp", "decoder.0.cross_attn.1")]

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_lenses import lens_of
 from tsfm_lens.ablation import Variant, engine, forecast_variants, rollouts, run_variants
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import writers
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 
 BATCH = as_series([np.sin(np.arange(50) / 3), np.cos(np.arange(50) / 2)])
@@ -34,7 +35,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, fits: int = 10**6) -> list[int]:
 
 
 def lens_and_variants(name: str, count: int) -> tuple[Lens, list[Variant]]:
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = lens_of(name)
     return lens, [Variant.zero(part) for part in writers(lens.wiring)[:count]]
 
 

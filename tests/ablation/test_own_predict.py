@@ -19,7 +19,7 @@ from tsfm_lens.models import Lens
 from tsfm_lens.models.architecture import Prediction, rows_apart, stands_apart
 from tsfm_lens.testing import rounding
 
-HORIZON, LEVELS = 6, LEVELS
+HORIZON = 6
 BATCH = as_series([np.sin(np.arange(40) / 3), 3 * np.cos(np.arange(33) / 2), 10 * np.sin(np.arange(40) / 5)])
 
 
@@ -46,9 +46,9 @@ def reached(lens: Lens) -> tuple[float, float]:
 
 
 def clamped(limit: float) -> Any:
-    class Clamped(Wired):
-        """Values are bounded where the plain model never gets."""
+    """Values are bounded where the plain model never gets."""
 
+    class Clamped(Wired):
         def predict(self, *args: Any) -> Prediction:
             quantiles, _, mean, _ = super().predict(*args)
             return Prediction(quantiles.clamp(-limit, limit), None, mean.clamp(-limit, limit))
@@ -57,9 +57,9 @@ def clamped(limit: float) -> Any:
 
 
 def twice(limit: float) -> Any:
-    class Twice(Wired):
-        """Where a forecast is large, the model runs once more, on half of the series."""
+    """Where a forecast is large, the model runs once more, on half of the series."""
 
+    class Twice(Wired):
         def predict(self, batch: SeriesBatch, *args: Any) -> Prediction:
             first = super().predict(batch, *args)
             if float(first.quantiles.abs().max()) <= limit:
@@ -87,11 +87,14 @@ def check(lens: Lens, variants: list[Variant]) -> None:
     for index, variant in enumerate(variants):
         with lens.edit(*variant.interventions):
             alone = lens.forecast(BATCH, HORIZON, quantiles=LEVELS)
-        for series in range(len(BATCH)):
-            for ours, theirs in ((found.quantiles, alone.quantiles), (found.mean, alone.mean)):
-                off = np.abs(ours[index, series] - theirs[series]).max()
-                largest = max(float(np.abs(theirs[series]).max()), float(np.abs(BATCH.values[series]).max()))
-                assert off <= rounding("float32", largest, depth=200), (variant.name, series, off)
+        close(found.quantiles[index], alone.quantiles)
+        close(found.mean[index], alone.mean)
+
+
+def close(found: Any, alone: Any) -> None:
+    for series, (ours, theirs) in enumerate(zip(np.asarray(found), np.asarray(alone), strict=True)):
+        largest = max(np.abs(theirs).max(), np.abs(BATCH.values[series]).max())
+        assert np.abs(ours - theirs).max() <= rounding("float32", float(largest), depth=200), series
 
 
 def declared(adapter: Any) -> Any:
@@ -151,12 +154,7 @@ def test_a_forward_that_runs_its_modules_twice_is_not_replayed(model: Any) -> No
     variants = variants_of(lens)
     encoded = lens.encode(BATCH)
     found = run_variants(lens, encoded, variants)
-    with torch.no_grad():
-        for index, variant in enumerate(variants):
-            with lens.edit(*variant.interventions):
-                alone = lens.forward(encoded)
-            for series, values in enumerate(BATCH.values):
-                largest = max(float(alone[series].abs().max()), float(np.abs(values).max()))
-                off = float((found[index, series] - alone[series]).abs().max())
-                assert off <= rounding("float32", largest, depth=200)
+    for index, variant in enumerate(variants):
+        with torch.no_grad(), lens.edit(*variant.interventions):
+            close(found[index], lens.forward(encoded))
     check(lens, variants)

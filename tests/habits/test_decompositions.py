@@ -18,7 +18,7 @@ from tiny_lenses import lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import Activations, by_row
-from tsfm_lens.hooks.decomposing import Decomposed
+from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.wiring import Stack, Writer
 from tsfm_lens.models import Lens, Run, architectures, load
 from tsfm_lens.models.hooked import Hooked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +15,7 @@ from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
 from tiny_lenses import fresh
-from tsfm_lens.errors import HookError, InputError, UnknownNameError, WiringError
+from tsfm_lens.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import record
 from tsfm_lens.models import Lens, architectures, load
@@ -71,22 +72,13 @@ def test_an_edit_that_the_model_never_meets_is_an_error(name: str) -> None:
         lens.run_with_cache(encoded, names_filter="**.hook_resid_post")
         with lens.ablate(head):
             pass
-    assert native_traces(lens) == 0
-
-
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
-def test_an_edit_that_a_forecast_never_meets_is_an_error(name: str) -> None:
-    lens = fresh(name)
+        # nor is an error on the way hidden by one about hooks
+        with pytest.raises(ZeroDivisionError), lens.ablate(head):
+            lens.forward(encoded).numel() / 0
     case = example_case(lens, n_series=1)
-    *_, head = last_attention(lens)
-    passed_by(lens)
     with pytest.raises(HookError, match="never passed"), lens.ablate(head):
         lens.forecast(case.batch, case.horizon)
-
-
-def test_an_error_on_the_way_is_not_hidden_by_one_about_hooks(token_lens: Lens) -> None:
-    with pytest.raises(ZeroDivisionError), token_lens.ablate("decoder.0.mlp"):
-        raise ZeroDivisionError
+    assert native_traces(lens) == 0
 
 
 def test_only_the_encoder_ran(token_lens: Lens) -> None:
@@ -111,43 +103,33 @@ def validation() -> Iterator[None]:
     Distribution.set_default_validate_args(before)
 
 
-def compile_model(lens: Lens) -> Callable[[], None]:
-    model = lens.adapter.model
-    model.compile(backend="eager")
-    return lambda: setattr(model, "_compiled_call_impl", None)
-
-
-def compile_block(lens: Lens) -> Callable[[], None]:
-    block = lens.adapter.model.get_submodule(lens.wiring.output_stack.block(0))
-    block.compile(backend="eager")
-    return lambda: setattr(block, "_compiled_call_impl", None)
-
-
-def compile_forward(lens: Lens) -> Callable[[], None]:
-    block = lens.adapter.model.get_submodule(lens.wiring.output_stack.block(0))
-    block.forward = torch.compile(block.forward, backend="eager")
-    return lambda: block.__dict__.pop("forward")
-
-
-def wrap_block(lens: Lens) -> Callable[[], None]:
-    *path, last = lens.wiring.output_stack.block(0).split(".")
-    parent = lens.adapter.model.get_submodule(".".join(path))
-    block = parent._modules[last]
-    parent._modules[last] = torch.compile(block, backend="eager")
-    return lambda: parent._modules.update({last: block})
+def compiled(lens: Lens, what: str) -> Callable[[], object]:
+    """Compile the model, its first block, or that one's forward, or wrap the block; return what undoes it."""
+    model, at = lens.adapter.model, lens.wiring.output_stack.block(0)
+    block = model.get_submodule(at)
+    if what in ("model", "block"):
+        module = model if what == "model" else block
+        module.compile(backend="eager")
+        return lambda: setattr(module, "_compiled_call_impl", None)
+    if what == "forward":
+        block.forward = torch.compile(block.forward, backend="eager")
+        return lambda: block.__dict__.pop("forward")
+    path, _, last = at.rpartition(".")
+    model.get_submodule(path)._modules[last] = torch.compile(block, backend="eager")
+    return lambda: model.get_submodule(path)._modules.update({last: block})
 
 
 @pytest.mark.usefixtures("validation")
-@pytest.mark.parametrize("compiling", [compile_model, compile_block, compile_forward, wrap_block])
+@pytest.mark.parametrize("what", ["model", "block", "forward", "wrapped block"])
 @EACH
-def test_compiled_modules_are_refused(name: str, compiling: Callable[[Lens], Callable[[], None]]) -> None:
+def test_compiled_modules_are_refused(name: str, what: str) -> None:
     lens = fresh(name)
     *_, head = last_attention(lens)
     first = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
-    undo = compiling(lens)
+    undo = compiled(lens, what)
     with pytest.raises(WiringError, match=r"is compiled.*pass"), lens.hooks([(first, nothing)]):
         pass
-    if compiling is compile_model:
+    if what == "model":
         with pytest.raises(WiringError, match="is compiled"):
             load(lens.native)
         with pytest.raises(WiringError, match="is compiled"), lens.ablate(head):
@@ -201,13 +183,10 @@ def test_gradient_checkpoints_are_refused(name: str, reentrant: bool) -> None:
 
 def test_checkpointing_as_transformers_turns_it_on() -> None:
     lens = fresh("chronos-bolt")
-    encoded = example_case(lens, n_series=1).encoded
     lens.adapter.model.gradient_checkpointing_enable()
-    with lens.ablate("decoder.0.mlp"):  # for training only
-        lens.forward(encoded)
     lens.adapter.model.train()
     with pytest.raises(HookError, match="gradient_checkpointing_disable"), lens.ablate("decoder.0.mlp"):
-        lens.forward(encoded)
+        lens.forward(example_case(lens, n_series=1).encoded)
 
 
 def double(value: Tensor, hook: object) -> Tensor:
@@ -235,15 +214,11 @@ def test_inference_mode(name: str) -> None:
     for plain, inference in zip(*found, strict=True):
         assert torch.equal(plain, inference)
     assert not torch.equal(found[0][0], found[0][2])
+    with torch.inference_mode(), pytest.raises(InputError):
+        lens.run_with_cache(case.encoded, incl_bwd=True, loss=torch.sum)
     # what was recorded there may enter a graph here
     with lens.patch(acts, out):
         lens.forward(case.encoded).sum().backward()
-
-
-def test_gradients_under_inference_mode_are_refused(token_lens: Lens) -> None:
-    encoded = example_case(token_lens, n_series=1).encoded
-    with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
-        token_lens.run_with_cache(encoded, incl_bwd=True, loss=torch.sum)
 
 
 WRITES: dict[str, Callable[[Tensor], object]] = {
@@ -299,14 +274,6 @@ def test_backward_hooks_without_a_backward_pass(patch_lens: Lens) -> None:
     assert len(seen) == 1
 
 
-def test_a_predicate_that_is_true_of_nothing(patch_lens: Lens) -> None:
-    with (
-        pytest.raises(UnknownNameError, match="true of no hook point"),
-        patch_lens.hooks([(lambda name: False, nothing)]),
-    ):
-        pass
-
-
 def test_contexts_may_end_in_any_order(patch_lens: Lens) -> None:
     encoded = example_case(patch_lens, n_series=1).encoded
     with torch.no_grad():
@@ -356,7 +323,7 @@ def test_factors_are_read_when_they_are_used() -> None:
 
 
 def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
-    for name in ARCHITECTURES:
+    for name in ("chronos", "chronos-2", "toto-1"):
         lens = fresh(name)
         case = example_case(lens, n_series=1)
         *_, z, head = last_attention(lens)
@@ -373,5 +340,6 @@ def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
         twin.add_hook(z, double)
         with torch.no_grad():
             assert torch.equal(copy.deepcopy(twin).forward(case.encoded), twin.forward(case.encoded))
-        with lens.ablate(head), pytest.raises(HookError, match="leave it first"):
-            copy.deepcopy(lens)
+        for duplicate, what in ((copy.deepcopy, lens), (pickle.dumps, lens.adapter.model)):
+            with lens.ablate(head), pytest.raises(HookError, match=r"a context is open.*leave it first"):
+                duplicate(what)

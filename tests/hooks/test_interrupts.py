@@ -47,12 +47,7 @@ Instruction = tuple[CodeType, int]
 
 
 class Trace:
-    """Follows the instructions of some code while a block runs.
-
-    Args:
-        follows: whether a code object is followed.
-        each: called at every instruction of it.
-    """
+    """Calls ``each`` at every instruction of the code that ``follows`` names while a block runs."""
 
     def __init__(self, follows: Callable[[CodeType], bool], each: Callable[[Instruction], None]) -> None:
         self._follows, self._each = follows, each
@@ -85,11 +80,7 @@ def instructions(work: Work, lens: Lens, files: set[str]) -> Counter[Instruction
 
 
 def interrupt(work: Work, lens: Lens, at: Instruction, turn: int) -> tuple[bool, BaseException | None]:
-    """Raise KeyboardInterrupt where an instruction is about to run for the ``turn``-th time, from 0.
-
-    Returns:
-        Whether it came to that, and the error with its traceback, which keeps every frame alive.
-    """
+    """Raise KeyboardInterrupt where an instruction is about to run for the ``turn``-th time; its error keeps frames."""
     left = turn
 
     def each(here: Instruction) -> None:
@@ -127,40 +118,14 @@ def gradients(lens: Lens) -> None:
         pass
 
 
-def pattern(lens: Lens) -> None:
-    with lens.hooks([(PATTERN, nothing)]):
-        pass
-
-
 def nested(lens: Lens) -> None:
     with lens.ablate("1.mlp"), lens.hooks([(PATTERN, nothing)]):
         pass
 
 
-def variable(lens: Lens) -> None:
-    context = lens.ablate("1.mlp")
-    with context:
-        pass
-
-
-def observed(lens: Lens) -> None:
-    with lens.registry.observed(lambda point, value: None):
-        pass
-
-
-def forward(lens: Lens) -> None:
-    with lens.hooks([(PATTERN, nothing)]), torch.no_grad():
-        lens.forward(SERIES)
-
-
 def cache(lens: Lens) -> None:
     with torch.no_grad():
         lens.run_with_cache(SERIES, names_filter=[PATTERN])
-
-
-def native(lens: Lens) -> None:
-    with lens.ablate("0.attn.1"), torch.no_grad():
-        lens.adapter.model(torch.ones(1, 16))
 
 
 def caught(lens: Lens) -> None:
@@ -191,24 +156,18 @@ def seeds(lens: Lens) -> None:
 
 
 class Check:
-    """What must hold after an interrupt.
-
-    Args:
-        lens: that was interrupted.
-    """
+    """What must hold of a lens after an interrupt."""
 
     def __init__(self, lens: Lens) -> None:
-        self._lens, self._native = lens, self.forecast(lens)
-        self._pattern = self.pattern(lens)
+        self._lens = lens
+        self._native, self._pattern = self.forecast(), self.pattern()
 
-    @staticmethod
-    def forecast(lens: Lens) -> Any:
-        return lens.forecast(SERIES, 3).quantiles
+    def forecast(self) -> Any:
+        return self._lens.forecast(SERIES, 3).quantiles
 
-    @staticmethod
-    def pattern(lens: Lens) -> Tensor:
+    def pattern(self) -> Tensor:
         with torch.no_grad():
-            return lens.run_with_cache(SERIES, names_filter=PATTERN)[1][PATTERN]
+            return self._lens.run_with_cache(SERIES, names_filter=PATTERN)[1][PATTERN]
 
     def traces(self, at: object) -> None:
         lens = self._lens
@@ -221,12 +180,11 @@ class Check:
         assert not ONE_RUN._queue, at
 
     def works(self, at: object) -> None:
-        assert (self.forecast(self._lens) == self._native).all(), at
+        assert (self.forecast() == self._native).all(), at
         # nor is another thread kept waiting
         with ThreadPoolExecutor(1) as pool:
-            elsewhere = pool.submit(self.forecast, self._lens).result(timeout=300)
-        assert (elsewhere == self._native).all(), at
-        assert torch.equal(self.pattern(self._lens), self._pattern), at
+            assert (pool.submit(self.forecast).result(timeout=300) == self._native).all(), at
+        assert torch.equal(self.pattern(), self._pattern), at
         self.traces(at)
 
 
@@ -251,21 +209,16 @@ def interrupted_everywhere(work: Work, files: set[str], *, every_turn: bool = Fa
     check.works("the end")
 
 
-ENTERING = [hooks, ablate, gradients, pattern, observed]
-# code that runs while the model does
-RUNNING = [
-    (work, {str(PACKAGE / "hooks" / name) for name in ("attention_capture.py", "torch_hooks.py")})
-    for work in (cache, caught)
-]
-# what is the model's or the process's
+def files(*names: str) -> set[str]:
+    return {str(PACKAGE / name) for name in names}
+
+
+ENTERING = [hooks, ablate, gradients, nested]
+# code that runs while the model does, and what is the model's or the process's
+RUNNING = [(work, files("hooks/attention_capture.py", "hooks/block.py")) for work in (cache, caught)]
 SHARED = [
-    (
-        work,
-        {str(PACKAGE / name) for name in ("hooks/block.py", "hooks/replay.py", "hooks/state.py", "models/seeding.py")},
-    )
-    for work in (replays, seeds)
+    (work, files("hooks/block.py", "hooks/replay.py", "hooks/state.py", "models/draws.py")) for work in (replays, seeds)
 ]
-ALL = [*ENTERING, nested, variable, forward, cache, native, caught, replays, seeds]
 ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -277,7 +230,7 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_behind(work: Work, files
 
 @ignored
 @pytest.mark.campaign
-@pytest.mark.parametrize("work", ALL)
+@pytest.mark.parametrize("work", [*ENTERING, cache, caught, replays, seeds])
 def test_an_interrupt_whenever_an_instruction_runs(work: Work) -> None:
     """Those of torch and TransformerLens that set hooks are among them, and each time that they run."""
     interrupted_everywhere(work, SETTING, every_turn=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -43,11 +44,7 @@ POINTS = [name for name, _axes in LENS.hook_table()]
 
 
 class Interpreter:
-    """The own model once more, number by number, with the edits of every hook point written into its code.
-
-    Args:
-        acts: by hook point, what is done there, in order; a reader returns what it was given.
-    """
+    """The own model once more, number by number, with the acts at every hook point written into its code."""
 
     def __init__(self, acts: dict[str, list[Act]]) -> None:
         self.acts = acts
@@ -93,18 +90,10 @@ def parameters(module: Any) -> tuple[Tensor, Tensor]:
     return module.weight, module.bias
 
 
-@dataclass(frozen=True)
-class Step:
-    """One context of a program.
+class Step(NamedTuple):
+    """One context of a program: hook points (of "ablate" heads and MLPs), a factor, and how a hook writes."""
 
-    Attributes:
-        kind: "hooks", "edit", "ablate" or "read".
-        names: its hook points; those of "ablate" are heads and MLPs.
-        factor: by which an edit multiplies.
-        writes: how a hook of the user's says so.
-    """
-
-    kind: str
+    kind: Literal["hooks", "edit", "ablate", "read"]
     names: tuple[str, ...]
     factor: float
     writes: str
@@ -161,30 +150,24 @@ def enter(stack: ExitStack, step: Step, seen: list[tuple[str, Tensor]]) -> None:
 def plan(step: Step, acts: dict[str, list[Act]], seen: list[tuple[str, Tensor]]) -> None:
     """Write one step into the program of the interpreter."""
 
-    def put(name: str, act: Act) -> None:
-        acts.setdefault(name, []).append(act)
+    def read(name: str, value: Tensor) -> Tensor:
+        seen.append((name, value.clone()))
+        return value
 
-    def read(name: str) -> Act:
-        def act(value: Tensor) -> Tensor:
-            seen.append((name, value.clone()))
-            return value
-
-        return act
-
-    def without(head: int) -> Act:
-        return lambda value: torch.stack([part * (i != head) for i, part in enumerate(value.unbind(2))], dim=2)
+    def without(head: int, value: Tensor) -> Tensor:
+        return torch.stack([part * (i != head) for i, part in enumerate(value.unbind(2))], dim=2)
 
     for name in step.names:
+        at, act = name, partial(read, name)
         if step.kind == "hooks":
-            put(name, lambda value: value * step.factor)
-        elif step.kind == "read":
-            put(name, read(name))
+            act = lambda value: value * step.factor  # noqa: E731
         elif step.kind == "edit":
-            put(name, lambda value: value + step.factor)
-        elif name.endswith("mlp"):
-            put(f"blocks.{name}.hook_out", torch.zeros_like)
-        else:
-            put(f"blocks.{name[:-2]}.hook_z", without(int(name[-1])))
+            act = lambda value: value + step.factor  # noqa: E731
+        elif step.kind == "ablate" and name.endswith("mlp"):
+            at, act = f"blocks.{name}.hook_out", torch.zeros_like
+        elif step.kind == "ablate":
+            at, act = f"blocks.{name[:-2]}.hook_z", partial(without, int(name[-1]))
+        acts.setdefault(at, []).append(act)
 
 
 def programs(cases: int) -> Callable[[Callable[..., None]], Callable[[], None]]:
@@ -194,19 +177,6 @@ def programs(cases: int) -> Callable[[Callable[..., None]], Callable[[], None]]:
     )
     kept = st.sets(st.sampled_from(POINTS), min_size=1, max_size=3)
     return lambda test: how(given(program=st.lists(steps(), min_size=1, max_size=6), kept=kept)(test))
-
-
-@pytest.mark.filterwarnings("error")
-@programs(40)
-def test_any_nesting_acts_in_order_of_execution(program: list[Step], kept: set[str]) -> None:
-    acts_in_order(program, kept)
-
-
-@pytest.mark.campaign
-@pytest.mark.filterwarnings("error")
-@programs(CASES)
-def test_many_nestings_act_in_order_of_execution(program: list[Step], kept: set[str]) -> None:
-    acts_in_order(program, kept)
 
 
 def acts_in_order(program: list[Step], kept: set[str]) -> None:
@@ -251,3 +221,9 @@ def reading_order(program: list[Step], expected: list[tuple[str, Tensor]], names
         order.remove(name)
         order.reverse()
     return order
+
+
+test_any_nesting_acts_in_order_of_execution = pytest.mark.filterwarnings("error")(programs(40)(acts_in_order))
+test_many_nestings_act_in_order_of_execution = pytest.mark.campaign(
+    pytest.mark.filterwarnings("error")(programs(CASES)(acts_in_order))
+)

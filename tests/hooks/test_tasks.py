@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
@@ -73,14 +71,11 @@ def test_a_task_has_the_contexts_in_which_it_was_started(token_lens: Lens, token
 
 def test_a_context_whose_model_ran_in_another_task_only(token_lens: Lens, token_case: Case) -> None:
     async def main() -> None:
-        async def other() -> None:
-            run(token_lens, token_case)
-
         entered = asyncio.Event()
 
         async def waiting() -> None:
             await entered.wait()
-            await other()
+            run(token_lens, token_case)
 
         task = asyncio.create_task(waiting())
         with token_lens.ablate(PARTS[0]):
@@ -97,18 +92,12 @@ def test_a_context_outlives_the_task_of_a_notebook_cell(token_lens: Lens, token_
     context = token_lens.ablate(PARTS[0])
 
     async def cells() -> None:
-        async def enter() -> None:
-            context.__enter__()
+        async def cell(work: Callable[..., Any], *arguments: Any) -> Any:
+            return work(*arguments)
 
-        async def forward() -> Tensor:
-            return run(token_lens, token_case)
-
-        async def leave() -> None:
-            context.__exit__(None, None, None)
-
-        await asyncio.create_task(enter())
-        assert torch.equal(await asyncio.create_task(forward()), expected)
-        await asyncio.create_task(leave())
+        await asyncio.create_task(cell(context.__enter__))
+        assert torch.equal(await asyncio.create_task(cell(run, token_lens, token_case)), expected)
+        await asyncio.create_task(cell(context.__exit__, None, None, None))
 
     asyncio.run(cells())
     assert native_traces(token_lens) == 0
@@ -181,16 +170,3 @@ def test_what_a_hook_returns_is_checked(
     with torch.no_grad(), pytest.raises(WiringError, match=rf"the hook on {point} returned {returned}, expected \("):
         token_lens.run_with_hooks(token_case.encoded, [(point, lambda value, hook: change(value))])
     assert native_traces(token_lens) == 0
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
-@pytest.mark.parametrize("part", [MLP, PATTERN])
-def test_a_native_module_is_not_copied_with_the_hooks_of_a_context(
-    token_lens: Lens, duplicate: Callable[[Any], object], part: str
-) -> None:
-    decoder = token_lens.adapter.model.get_submodule(token_lens.wiring.stacks[-1].block(0)) if part == MLP else None
-    module = token_lens.adapter.model if decoder is None else decoder
-    refused = pytest.raises(HookError, match=r"a context is open.*leave it first")
-    with token_lens.hooks([(part, lambda value, hook: None)]), refused:
-        duplicate(module)
-    duplicate(module)

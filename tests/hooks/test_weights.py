@@ -78,62 +78,16 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
                 assert_close(found, expected, depth=20 * stack.d_model, what=f"{at} {matrix}")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_head_shows_the_parameters_that_its_queries_keys_and_values_depend_on(name: str) -> None:
-    """Not by arithmetic, which rotary embeddings and norms would need, but by which entries have a gradient."""
-    lens, _ = recorded(name)
-    stack, layer = lens.wiring.output_stack, 1
-    head = 2
-    for row in stack.attentions(layer):
-        for letter, part in (("q", row.q), ("k", row.k), ("v", row.v)):
-            parameter = native(lens, f"{stack.block(layer)}.{part.module}").weight
-            seen: list[Tensor] = []
-            at = f"{stack.prefix}.{layer}.{row.kind}.hook_{letter}"
-            with lens.hooks([(at, lambda value, hook, seen=seen: seen.append(value))]):
-                lens.forward(example_case(lens).encoded)
-            assert seen[0].shape[2] == stack.n_heads > head
-            # another power of every entry, so that no sum cancels
-            (depends,) = torch.autograd.grad(seen[0][:, :, head].pow(3).sum(), parameter)
-            view = getattr(lens.weights.heads(layer, row.kind), f"W_{letter.upper()}")
-            (shown,) = torch.autograd.grad(view[head].sum(), parameter)
-            assert torch.equal(depends != 0, shown != 0), at
-            assert int((shown != 0).sum()) == stack.d_head * stack.d_model
+SINGLE = {"E": {"chronos", "t5", "toto-1"}, "U": {"chronos", "t5", "toto-1", "timesfm-3"}}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_circuits_are_products(name: str) -> None:
-    from transformer_lens import FactoredMatrix
-
-    lens, _ = recorded(name)
-    for stack, layer, row, _, _ in branches(lens):
-        if not isinstance(row, Attention):
-            continue
-        heads = lens.weights.heads(layer, row.kind, stack.name)
-        for circuit, product in (
-            (heads.W_QK, heads.W_Q @ heads.W_K.mT),
-            (heads.W_OV, heads.W_V @ heads.W_O),
-        ):
-            assert isinstance(circuit, FactoredMatrix)
-            assert circuit.AB.shape == (stack.n_heads, stack.d_model, stack.d_model)
-            assert_close(circuit.AB, product, depth=stack.d_head, what=f"{stack.prefix}.{layer}.{row.kind}")
-
-
-SINGLE_EMBEDDINGS = {"chronos", "t5", "toto-1"}
-SINGLE_UNEMBEDDINGS = {"chronos", "t5", "toto-1", "timesfm-3"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("what", ["embedding", "unembedding"])
-def test_the_ends_are_one_matrix_or_the_error_names_their_parts(name: str, what: str) -> None:
-    lens, _ = recorded(name)
-    weights = lens.weights
+@pytest.mark.parametrize(("what", "letter"), [("embedding", "E"), ("unembedding", "U")])
+def test_the_ends_are_one_matrix_or_the_error_names_their_parts(name: str, what: str, letter: str) -> None:
+    weights = recorded(name)[0].weights
     parts = getattr(weights, what)()
-    assert parts
-    single, letter = (SINGLE_EMBEDDINGS, "E") if what == "embedding" else (SINGLE_UNEMBEDDINGS, "U")
-    if name in single:
-        matrix = getattr(weights, f"W_{letter}")
-        assert matrix.shape[1 if letter == "E" else 0] == lens.d_model
-        assert matrix.ndim == 2
+    if name in SINGLE[letter]:
+        assert getattr(weights, f"W_{letter}").shape[letter == "E" and 1] == recorded(name)[0].d_model
         return
     with pytest.raises(InputError, match=f"not one matrix.*{next(iter(parts))}.*weights.{what}"):
         getattr(weights, f"W_{letter}")
@@ -153,27 +107,19 @@ def test_single_matrices_embed_and_unembed() -> None:
         assert_close(out, acts["unembed.hook_out"].reshape(out.shape), depth=lens.d_model)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_unknown_places_are_named_and_what_is_left_out_is_the_first_of_the_stack_that_is_read_out() -> None:
+    weights = recorded("chronos")[0].weights
+    for arguments, message in (
         ({"layer": 2}, "no layer '2'.*Closest: 0, 1"),
         ({"layer": -1}, "no layer '-1'"),
-        ({"layer": 0, "kind": "atn"}, "no branch 'atn'.*self_attn"),
-        ({"layer": 0, "kind": "mlp"}, "no branch 'mlp'"),
-        ({"layer": 0, "stack": "decoders"}, "no stack 'decoders'. Closest: decoder"),
-    ],
-)
-def test_unknown_places_are_named(arguments: dict, message: str) -> None:
-    weights = recorded("chronos")[0].weights
-    with pytest.raises(UnknownNameError, match=message):
-        weights.heads(**arguments)
-    if arguments.get("kind") != "mlp":
-        with pytest.raises(UnknownNameError):
-            weights.mlp(**arguments)
-
-
-def test_a_branch_left_out_is_the_first_of_the_stack_that_is_read_out() -> None:
-    weights = recorded("chronos")[0].weights
+        ({"layer": 0, "kind": "atn"}, "no branch 'atn'"),
+        ({"layer": 0, "stack": "decoders"}, "no stack 'decoders'"),
+    ):
+        for read in (weights.heads, weights.mlp):
+            with pytest.raises(UnknownNameError, match=message):
+                read(**arguments)
+    with pytest.raises(UnknownNameError, match="no branch 'mlp'"):
+        weights.heads(0, "mlp")
     assert torch.equal(weights.heads(1).W_Q, weights.heads(1, "self_attn", "decoder").W_Q)
     assert not torch.equal(weights.heads(1).W_Q, weights.heads(1, "cross_attn").W_Q)
     assert not np.array_equal(weights.heads(1).W_Q.detach(), weights.heads(1, stack="encoder").W_Q.detach())

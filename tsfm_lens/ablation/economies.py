@@ -1,15 +1,14 @@
-"""Savings of a fanned-out rollout: an encoder that variants share runs once, and what is set to zero is not computed.
-
-Rows stand variant-major and, within a variant, series by series with the sample paths of each.
-"""
+"""Savings of a fanned-out rollout: an encoder that variants share runs once, and zeroed layers do not run."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -21,62 +20,42 @@ from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.replay import map_tensors, shadowed
-from tsfm_lens.hooks.wiring import Attention, Stack, Writer
+from tsfm_lens.hooks.wiring import Attention, Writer
 
 
 class SharedSource:
-    """Encoder that runs once for all variants that share it.
-
-    One object serves a whole batch of series: the encoder's output for it is kept.
-
-    Args:
-        encoder: the module.
-        rows: series of one variant.
-    """
+    """Encoder that runs once for all variants of a batch that share it; ``rows`` are the series of one variant."""
 
     def __init__(self, encoder: nn.Module, rows: int) -> None:
         self._encoder, self._rows = encoder, rows
         self._memo: tuple[list[Tensor], Any] | None = None
 
     def serving(self, copies: int, *, is_shared: bool) -> Block[None]:
-        """Serve one fanned-out run while the block runs.
+        """Serve a run of so many variants while the block runs; shared if none of them changes the encoder."""
+        return shadowed([(self._encoder, lambda forward: partial(self._encode, forward, copies if is_shared else 1))])
 
-        Args:
-            copies: variants in it.
-            is_shared: whether none of them changes the encoder.
-        """
-        return shadowed([(self._encoder, lambda forward: self._wrap(forward, copies if is_shared else 1))])
-
-    def _wrap(self, forward: Callable[..., Any], copies: int) -> Callable[..., Any]:
-        def encode(*args: Any, **kwargs: Any) -> Any:
-            leaves, spec = tree_flatten((args, kwargs))
-            if copies == 1 or not all(_alike(leaf, copies) for leaf in leaves if isinstance(leaf, Tensor)):
-                # the paths of a series share its states all the same
-                return self._repeat(forward(*args, **kwargs), 1)
-            of_one_variant = [leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            return self._repeat(self._once(forward, of_one_variant, spec), copies)
-
-        return encode
+    def _encode(self, forward: Callable[..., Any], copies: int, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        if copies == 1 or not all(_alike(leaf, copies) for leaf in leaves if isinstance(leaf, Tensor)):
+            # the paths of a series share its states all the same
+            return self._repeat(forward(*args, **kwargs), 1)
+        leaves = [leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if self._memo is not None and _same(self._memo[0], tensors):
+            return self._repeat(self._memo[1], copies)
+        args, kwargs = tree_unflatten(leaves, spec)
+        output = forward(*args, **kwargs)
+        # the first pass over the batch is the one that comes again
+        self._memo = self._memo or ([tensor.clone() for tensor in tensors], output)
+        return self._repeat(output, copies)
 
     def _repeat(self, output: Any, copies: int) -> Any:
         """Repeat the rows of an encoder's output for so many variants."""
 
         def repeat(tensor: Tensor) -> Tensor:
-            rows = tensor.ndim > 0 and not len(tensor) % self._rows
-            return Repeated(tensor, copies) if rows else tensor
+            return Repeated(tensor, copies) if tensor.ndim > 0 and not len(tensor) % self._rows else tensor
 
         return map_tensors(output, repeat)
-
-    def _once(self, forward: Callable[..., Any], leaves: list[Any], spec: Any) -> Any:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if self._memo is None or not _same(self._memo[0], tensors):
-            args, kwargs = tree_unflatten(leaves, spec)
-            output = forward(*args, **kwargs)
-            if self._memo is not None:
-                # the first pass over the batch is the one that comes again
-                return output
-            self._memo = [tensor.clone() for tensor in tensors], output
-        return self._memo[1]
 
 
 def _alike(tensor: Tensor, copies: int) -> bool:
@@ -92,27 +71,23 @@ def _same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
-    """Leave out what is zeroed while the block runs; each variant is a block of rows.
-
-    Args:
-        registry: of the model.
-        variants: in the order of their blocks.
-    """
-    dead: dict[str, set[int]] = {}
+    """Leave out what is zeroed while the block runs; each variant is a block of rows."""
+    dead: dict[str, set[int]] = defaultdict(set)
     for block, variant in enumerate(variants):
         for path in idle_layers(registry, variant):
-            dead.setdefault(path, set()).add(block)
+            dead[path].add(block)
     modules = {path: registry.model.get_submodule(path) for path in dead}
-    linear = {path: module for path, module in modules.items() if type(module) is nn.Linear}
     return shadowed(
-        (module, partial(_sparse, module, copies=len(variants), dead=dead[path])) for path, module in linear.items()
+        (module, partial(_sparse, module, copies=len(variants), dead=dead[path]))
+        for path, module in modules.items()
+        if type(module) is nn.Linear
     )
 
 
 def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
     """Return the paths of the layers whose output a variant throws away for all of its rows."""
     branches: set[str] = set()
-    heads: dict[str, set[int]] = {}
+    heads: dict[str, set[int]] = defaultdict(set)
     others: set[tuple[str, int]] = set()
     for intervention in variant.interventions:
         whole = type(intervention) is Zero and intervention.rows is None and intervention.positions is None
@@ -121,7 +96,7 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
             if whole and name.endswith("hook_out") and point.kind:
                 branches.add(name)
             elif whole and head is not None and name.endswith("hook_z"):
-                heads.setdefault(name, set()).add(head)
+                heads[name].add(head)
             else:
                 # an edit in a layer may be carried around its branches
                 others.add((point.stack, point.layer))
@@ -129,16 +104,15 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
     for name in (*branches, *heads):
         point = registry.points[name]
         stack = registry.wiring.stack(point.stack)
-        row = stack.writer(point.kind, point.layer)
-        is_whole = name in branches
+        row, is_whole = stack.writer(point.kind, point.layer), name in branches
         if (point.stack, point.layer) in others or not _rows_lead(registry, row):
             continue
         if is_whole or len(heads[name]) == stack.n_heads:
-            paths |= {f"{stack.block(point.layer)}.{path}" for path in _layers(row, stack, writes=is_whole)}
+            paths |= {f"{stack.block(point.layer)}.{path}" for path in _layers(row, writes=is_whole)}
     return paths
 
 
-def _layers(row: Writer, stack: Stack, *, writes: bool) -> set[str]:
+def _layers(row: Writer, *, writes: bool) -> set[str]:
     if isinstance(row, Attention):
         # keys and values of another stack have rows of their own
         projections = (row.q,) if row.keys_from else (row.q, row.k, row.v)
@@ -156,7 +130,9 @@ def _sparse(
     module: nn.Linear, forward: Callable[[Tensor], Tensor], copies: int, dead: set[int]
 ) -> Callable[[Tensor], Tensor]:
     """Return a linear layer that computes some blocks of rows only."""
-    live = _segments([block for block in range(copies) if block not in dead])
+    live = np.diff([0, *(block not in dead for block in range(copies)), 0])
+    # runs of neighbouring blocks, as first and one past the last
+    segments = np.flatnonzero(live).reshape(-1, 2).tolist()
 
     def sparse(x: Tensor) -> Tensor:
         if len(x) % copies or torch.is_grad_enabled():
@@ -164,7 +140,7 @@ def _sparse(
         rows_each = len(x) // copies * prod(x.shape[1:-1])
         flat = x.reshape(-1, x.shape[-1])
         out = x.new_zeros(len(flat), module.out_features)
-        for first, stop in live:
+        for first, stop in segments:
             rows = slice(first * rows_each, stop * rows_each)
             if module.bias is None:
                 torch.mm(flat[rows], module.weight.t(), out=out[rows])
@@ -173,14 +149,3 @@ def _sparse(
         return out.reshape(*x.shape[:-1], -1)
 
     return sparse
-
-
-def _segments(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Return runs of neighbouring blocks, as first and one past the last."""
-    segments: list[tuple[int, int]] = []
-    for block in blocks:
-        if segments and segments[-1][1] == block:
-            segments[-1] = segments[-1][0], block + 1
-        else:
-            segments.append((block, block + 1))
-    return segments

@@ -1,15 +1,11 @@
-"""Variants of one forward, at the cost of their differences: replay of what is unchanged, and variants side by side.
-
-All economies are exact. Modules before a variant's first changed component, earlier branches and attention up to its
-heads, and keys and values of an unchanged encoder are replayed from one plain run.
-"""
+"""Variants of one forward at the cost of their differences: what is unchanged is replayed, the rest side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +14,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.edit import acts_by_place, as_index, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero
+from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.replay import OtherCalls, called_once, only, recorded_inputs, recorded_outputs, replayed
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.architecture import Encoded
@@ -43,16 +40,8 @@ class Variant:
         return cls("+".join(map(str, components)), tuple(Zero(component) for component in components))
 
 
-@dataclass(frozen=True, order=True)
-class Start:
-    """First place at which a variant differs.
-
-    Attributes:
-        stack: index of the stack.
-        layer: -1 is the stack's input.
-        branch: index of the branch in the block.
-        heads: whether all differences in that branch come after the heads' outputs.
-    """
+class Start(NamedTuple):
+    """First place at which a variant differs; layer -1 is a stack's input, heads: only after the heads' outputs."""
 
     stack: int
     layer: int
@@ -70,9 +59,9 @@ def run_variants(
     read: Callable[[Tensor, Encoded], Tensor] | None = None,
     memory: int | str | None = None,
 ) -> Tensor:
-    """Compute the single-forward output of every variant; in parts of the batch where the memory asks for it.
+    """Compute the single-forward output of every variant, (variant, …) with the axes of ``lens.forward`` behind.
 
-    While hooks of the caller's own are set, variants run one by one.
+    The batch runs in parts where the memory asks for it; variants run one by one while the caller has hooks set.
 
     Args:
         lens: the model.
@@ -80,12 +69,8 @@ def run_variants(
         variants: the models.
         max_rows: series times variants that run side by side at most.
         replay: False computes everything anew (the result is the same).
-        read: reduces outputs (…, with the axes of ``lens.forward`` behind) of a batch, or of a part of it, so that no
-            more is held.
+        read: reduces outputs (…, with the axes of ``lens.forward`` behind) of a batch or a part of it.
         memory: that a run takes, see ``lens.forecast``; the outputs come on top.
-
-    Returns:
-        (variant, …) with the axes of ``lens.forward``, or of what ``read`` gives, behind.
 
     Raises:
         InputError: max_rows below 1, or too little memory.
@@ -103,7 +88,9 @@ def run_variants(
     if lens.registry.in_use:
         # hooks of the caller's own may act on chosen rows, and must see every pass
         replay, max_rows = False, 1
-    whole = _across_rows(lens, variants)
+    # hook points where rows cannot be taken apart
+    whole = lens.registry.session.across_rows()
+    whole += [point.name for each, point in points_of(lens, *variants) if not acts_by_place(each, point)]
     uncut = f"give fewer series at once, since what is done at {whole[0]} may look at several of them" if whole else ""
     rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows, memory))
 
@@ -118,14 +105,16 @@ def run_variants(
     return of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts, dim=1)
 
 
-def _across_rows(lens: Lens, variants: Sequence[Variant]) -> list[str]:
-    """Return the hook points where rows cannot be taken apart."""
-    registry = lens.registry
-    whole = dict.fromkeys(registry.session.across_rows())
+def points_of(lens: Lens, *variants: Variant) -> Iterator[tuple[Intervention, Point]]:
+    """Iterate over interventions and the hook points of each; UnknownNameError for an unknown target."""
     for intervention in (each for variant in variants for each in variant.interventions):
-        names = [name for name, _head in resolve(registry, intervention)]
-        whole |= dict.fromkeys(name for name in names if not acts_by_place(intervention, registry.points[name]))
-    return list(whole)
+        for name, _head in resolve(lens.registry, intervention):
+            yield intervention, lens.registry.points[name]
+
+
+def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
+    """Restrict interventions to the blocks of rows that their variants are in one batch."""
+    return [on_block(each, block, rows) for block, variant in enumerate(variants) for each in variant.interventions]
 
 
 def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int, memory: int | str | None) -> int:
@@ -152,15 +141,7 @@ def _within_memory(lens: Lens, work: OnePass, variants: Sequence[Variant], rows:
 
 @dataclass(frozen=True)
 class OnePass:
-    """Pass of a sweep: the model over copies of a batch, and the reduction of its output.
-
-    Attributes:
-        encoded: the batch.
-        run: copies of the batch, variant-major, to (copies · series, …).
-        read: reduces (variant, series, …).
-        unread: modules whose output is not used.
-        once: whether to make sure that it is one pass, without which nothing can be replayed.
-    """
+    """Pass of a sweep: the model over copies of a batch, and the reduction of its output."""
 
     encoded: Encoded
     run: Callable[[int], Tensor]
@@ -183,16 +164,7 @@ def sweep(
     replay: bool = True,
     on_progress: Callable[[int], None] = lambda _count: None,
 ) -> Tensor:
-    """Compute one pass of every variant, (variant, series, …).
-
-    Args:
-        lens, variants, max_rows, replay: as in :func:`run_variants`.
-        work: the pass.
-        on_progress: called with the number of variants that ran side by side, after them.
-
-    Raises:
-        OtherCalls: modules were not called as in the plain pass, so that their outputs there mean nothing.
-    """
+    """Compute one pass of every variant, (variant, series, …)."""
     wiring, model = lens.wiring, lens.adapter.model
     groups: dict[Start, list[int]] = {}
     for index, variant in enumerate(variants):
@@ -207,18 +179,19 @@ def sweep(
             recorded_inputs(model, {projection for _, projection in heads.values()}) as z,
         ):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
-        outputs = plain.new_empty(len(variants), *plain.shape)
+        outputs, done = plain.new_empty(len(variants), *plain.shape), 0
         abreast = max(1, min(max_rows, lens.adapter.rows_at_once or max_rows) // work.rows)
         for start, members in _join(lens, groups, work, abreast):
             before = {path: plain_outputs.get(path, []) for path in paths[start]}
-            partial_modules = {}
+            unfinished = {}
             if start in heads:
                 module, projection = heads[start]
-                partial_modules[module] = model.get_submodule(projection), z[projection], only(plain_outputs, module)
+                unfinished[module] = model.get_submodule(projection), z[projection][-1], only(plain_outputs, module)
             for first in range(0, len(members), abreast):
                 chunk = members[first : first + abreast]
-                outputs[chunk] = _side_by_side(lens, work, [variants[i] for i in chunk], before, partial_modules)
-                on_progress(len(chunk))
+                outputs[chunk] = _side_by_side(lens, work, [variants[i] for i in chunk], before, unfinished)
+                done += len(chunk)
+                on_progress(done)
     return outputs
 
 
@@ -226,31 +199,22 @@ def _join(
     lens: Lens, groups: Mapping[Start, Sequence[int]], work: OnePass, abreast: int
 ) -> list[tuple[Start, list[int]]]:
     """Join groups that run together from the first one's start, where that costs less than one pass more."""
-    encoded = work.encoded
-    tokens = max(len(encoded.batch), work.rows) * max(len(spans) for spans in encoded.spans.values())
-    blocks = [stack.block(layer) for stack in lens.wiring.stacks for layer in range(stack.n_layers)]
-    weights = {block: sum(each.numel() for each in lens.registry.modules[block].parameters()) for block in blocks}
+    tokens = max(len(work.encoded.batch), work.rows) * max(len(spans) for spans in work.encoded.spans.values())
+    weights = {
+        (index, layer): sum(each.numel() for each in lens.registry.modules[stack.block(layer)].parameters())
+        for index, stack in enumerate(lens.wiring.stacks)
+        for layer in range(stack.n_layers)
+    }
     merged: list[tuple[Start, list[int]]] = []
     for start, members in sorted(groups.items()):
         if merged:
             first, before = merged[-1]
-            fits = abreast - len(before) - len(members) >= 0
-            if fits and len(members) * tokens * _weights_between(lens.wiring, weights, first, start) <= _PASS:
+            between = sum(count for place, count in weights.items() if first[:2] <= place <= start[:2])
+            if len(before) + len(members) <= abreast and len(members) * tokens * between <= _PASS:
                 before.extend(members)
                 continue
         merged.append((start, list(members)))
     return merged
-
-
-def _weights_between(wiring: Wiring, weights: Mapping[str, int], first: Start, last: Start) -> int:
-    """Count the weights of the blocks from one start to another, both included."""
-    total = 0
-    for index, stack in enumerate(wiring.stacks[first.stack : last.stack + 1], first.stack):
-        begin = max(first.layer, 0) if index == first.stack else 0
-        end = last.layer if index == last.stack else stack.n_layers
-        for layer in range(begin, min(end + 1, stack.n_layers)):
-            total += weights[stack.block(layer)]
-    return total
 
 
 def _side_by_side(
@@ -258,27 +222,19 @@ def _side_by_side(
     work: OnePass,
     variants: Sequence[Variant],
     outputs: Mapping[str, Sequence[Any]],
-    partial_modules: Mapping[str, tuple[nn.Module, Tensor, Any]],
+    unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]],
 ) -> Tensor:
     """Run variants as blocks of rows of one batch: (variant, series, …)."""
     encoded, rows, copies = work.encoded, work.rows, len(variants)
-    interventions = [
-        on_block(intervention, block, rows)
-        for block, variant in enumerate(variants)
-        for intervention in variant.interventions
-    ]
     state, model = lens.registry.state, lens.adapter.model
     once = called_once(model, lens.wiring.unembed.module) if work.once else nullcontext()
     with (
         once,
-        replayed(model, outputs, rows=encoded.items or rows, copies=copies, partial=partial_modules),
-        lens.edit(*interventions),
+        replayed(model, outputs, rows=encoded.items or rows, copies=copies, unfinished=unfinished),
+        lens.edit(*side_by_side(variants, rows)),
+        state.running(rows * copies, encoded.place, rows),
     ):
-        state.restart(rows * copies, rows, encoded.place)
-        try:
-            output = work.run(copies)
-        finally:
-            state.restart()
+        output = work.run(copies)
     output = output.reshape(copies, len(encoded.batch), *output.shape[1:])
     return output if work.read is None else work.read(output)
 
@@ -294,21 +250,19 @@ def on_block(intervention: Intervention, block: int, rows: int) -> Intervention:
 def _start(lens: Lens, variant: Variant) -> Start:
     order = {stack.name: index for index, stack in enumerate(lens.wiring.stacks)}
     places = []
-    for intervention in variant.interventions:
-        for name, _head in resolve(lens.registry, intervention):
-            point = lens.registry.points[name]
-            stack = lens.wiring.stack(point.stack)
-            if point.layer < 0 and not name.endswith("hook_embed"):
-                places.append(Start(order[point.stack], stack.n_layers))
-            elif name.endswith("hook_resid_post"):
-                places.append(Start(order[point.stack], point.layer, len(stack.rows(point.layer))))
-            elif point.kind:
-                kinds = [row.kind for row in stack.rows(point.layer)]
-                late = name.endswith(("hook_z", "hook_result", "hook_out"))
-                places.append(Start(order[point.stack], point.layer, kinds.index(point.kind), late))
-            else:
-                # the stream before a branch; at the block's entry or later makes no difference to the savings
-                places.append(Start(order[point.stack], point.layer))
+    for _intervention, point in points_of(lens, variant):
+        stack, name = lens.wiring.stack(point.stack), point.name
+        if point.layer < 0 and not name.endswith("hook_embed"):
+            places.append(Start(order[point.stack], stack.n_layers))
+        elif name.endswith("hook_resid_post"):
+            places.append(Start(order[point.stack], point.layer, len(stack.rows(point.layer))))
+        elif point.kind:
+            kinds = [row.kind for row in stack.rows(point.layer)]
+            late = name.endswith(("hook_z", "hook_result", "hook_out"))
+            places.append(Start(order[point.stack], point.layer, kinds.index(point.kind), late))
+        else:
+            # the stream before a branch; at the block's entry or later makes no difference to the savings
+            places.append(Start(order[point.stack], point.layer))
     return min(places, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import norm, t
@@ -22,12 +23,7 @@ _GRID = 801
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """Units (series with all their windows) in the order in which looks add them.
-
-    Attributes:
-        added: the indices of the units that each look adds.
-        groups: (unit,) number of the data set that a unit belongs to; None where every unit counts by itself.
-    """
+    """Units (series with all their windows) that each look adds; groups: (unit,) number of its data set, or None."""
 
     added: tuple[np.ndarray, ...]
     groups: np.ndarray | None
@@ -47,9 +43,8 @@ def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, 
     """Deal units out at random, so that every look is a random sample of each data set.
 
     Args:
-        units: number of units, whose errors are averaged geometrically; or the data set of each unit, within which
-            errors are averaged before the geometric mean over data sets is taken. A unit is one series: windows and
-            variates of one series belong together.
+        units: number of units (series), whose errors are averaged geometrically; or the data set of each, within which
+            errors are averaged before the geometric mean over data sets is taken.
         shares: of the units known after each look, rising to 1.
         seed: of the deal.
 
@@ -62,11 +57,10 @@ def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, 
     names = [0] * units if isinstance(units, int) else list(units)
     if not names:
         raise InputError("there are no units to look at")
-    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    groups = np.array([places[name] for name in names])
+    groups = pd.factorize(pd.Series(names, dtype=object))[0]
     rng = np.random.default_rng(seed)
     units_of_look: list[list[int]] = [[] for _ in shares]
-    for group in range(len(places)):
+    for group in range(groups.max() + 1):
         dealt = rng.permutation(np.flatnonzero(groups == group))
         stops = [max(round(share * len(dealt)), min(_LEAST, len(dealt))) for share in shares]
         for look, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
@@ -78,16 +72,14 @@ def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, 
 def log_change(
     ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray | None, visible: np.ndarray
 ) -> tuple[float, float, float]:
-    """Estimate the log change of the geometric mean error on some units, and its distance from all units'.
+    """Estimate the log change of the geometric mean error on the visible units, its standard error, and its freedom.
+
+    The error, with so many degrees of freedom, is that of an estimate of the change on all units: 0 if all are known.
 
     Args:
-        ablated, plain: (unit,) errors; only those of known units are read.
+        ablated, plain: (unit,) errors; only those of visible units are read.
         groups: (unit,) see :class:`Looks`.
         visible: (unit,) True for known units.
-
-    Returns:
-        The log change; its standard error as an estimate of the log change on all units, 0 if all are known; and the
-        degrees of freedom of that.
 
     Source:
         stratified sampling without replacement, with linearised ratios (Cochran 1977, chapters 5 and 6).
@@ -130,14 +122,8 @@ def log_change(
 def spending_bounds(shares: Sequence[float], alpha: float, spending: str = "pocock") -> list[float]:
     """Compute one-sided bounds of the standardised estimate at all looks but the last, which knows all units.
 
-    The chance that an estimate beyond its bound ever misjudges on which side of the tolerance all units lie is at most
-    alpha, in the normal limit. The cost of a look follows Lan and DeMets; the joint distribution of the looks is
-    that of sampling without replacement, whose information about the whole is share / (1 - share).
-
-    Args:
-        shares: of the units known after each look, the last 1.
-        alpha: chance of a wrong decision.
-        spending: "pocock" spends evenly, "obrien_fleming" late.
+    The chance that an estimate beyond its bound is on the wrong side is at most alpha, in the normal limit; "pocock"
+    spends it evenly, "obrien_fleming" late. Looks are samples without replacement, of information share / (1 - share).
 
     Source:
         Lan and DeMets 1983; Armitage, McPherson and Rowe 1969 for the recursion.
@@ -170,9 +156,7 @@ def _bounds(shares: tuple[float, ...], alpha: float, spending: str) -> tuple[flo
     before = 0.0
     for now, cost in zip(information, np.diff(costs, prepend=0.0), strict=True):
         step = np.sqrt(now - before)
-
-        past = partial(_past, now, step, grid, weight, cost)
-        bounds.append(float(brentq(past, -2.0, 40.0)))
+        bounds.append(float(brentq(_past, -2.0, 40.0, args=(now, step, grid, weight, cost))))
         top = bounds[-1] * np.sqrt(now)
         fresh = np.linspace(-10 * np.sqrt(now), top, _GRID)
         density = (weight * norm.pdf((fresh[:, None] - grid) / step) / step).sum(axis=1)
@@ -182,7 +166,7 @@ def _bounds(shares: tuple[float, ...], alpha: float, spending: str) -> tuple[flo
     return tuple(bounds)
 
 
-def _past(now: float, step: float, grid: np.ndarray, weight: np.ndarray, cost: float, bound: float) -> float:
+def _past(bound: float, now: float, step: float, grid: np.ndarray, weight: np.ndarray, cost: float) -> float:
     """Compute the chance that the next estimate is the first beyond its bound, less its permitted cost."""
     return float((weight * ndtr((grid - bound * np.sqrt(now)) / step)).sum() - cost)
 

@@ -45,8 +45,7 @@ def _correlation_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute 1 - rank correlation of two forecasts, step by step: 0 = same shape, 1 = unrelated, 2 = reversed.
 
-    A constant forecast has rank correlation 0 with anything, so its distance is 1, never NaN; a forecast that
-    is itself not finite has no distance, NaN.
+    The distance of a constant forecast is 1, that of one that is not finite NaN.
 
     Args:
         a, b: (…, step), at least 2 steps.
@@ -78,22 +77,10 @@ def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute the Hellinger distance of two forecasts' normalised power spectra: blind to level, scale and phase.
 
-    The periodograms (mean removed, frequency 0 left out) are scaled to sum to 1, p and q, and compared by
-    sqrt(1 - sum_f sqrt(p_f q_f)): 0 for equal spectra, 1 for spectra without a common frequency. A constant
-    forecast has no power: its distance is 0 to another constant and 1 to anything else.
-
-    Args:
-        a, b: (…, step), at least 2 steps.
-
-    Returns:
-        (…) in [0, 1]; NaN where a forecast is not finite.
+    Shape (…), 0 for equal spectra, 1 for spectra without a common frequency; arguments of `spearman_distance`.
 
     Source:
-        Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics, appendix on evaluation
-        measures (there on smoothed spectra of long trajectories; here unsmoothed, forecasts being short).
-
-    Raises:
-        InputError: shapes differ, or there are fewer than 2 steps.
+        Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics, appendix on evaluation measures.
     """
     a, b = _pair(a, b)
     spectra, varies = [], []
@@ -110,22 +97,12 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute 1 - largest normalised cross-correlation over all shifts: blind to level, scale and lag.
+    """Compute 1 - largest normalised cross-correlation over all shifts against zeros: blind to level, scale and lag.
 
-    Forecasts are centred and shifted against zeros. A constant forecast correlates with nothing: distance 1, as for
-    `spearman_distance`.
-
-    Args:
-        a, b: (…, step), at least 2 steps.
-
-    Returns:
-        (…) in [0, 2]; NaN where a forecast is not finite.
+    Values, arguments and errors of `spearman_distance`.
 
     Source:
         Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance, coefficient normalisation).
-
-    Raises:
-        InputError: shapes differ, or there are fewer than 2 steps.
     """
     a, b = _pair(a, b)
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
@@ -139,10 +116,7 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute the share of steps at which one forecast rises, falls or rests and the other does not, in [0, 1].
-
-    Shape (…); arguments and errors of `spearman_distance`; NaN where a forecast is not finite.
-    """
+    """Compute the share of steps at which one forecast rises, falls or rests and the other does not; (…)."""
     a, b = _pair(a, b)
     differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(axis=-1)
     return _where_finite(a, b, differs)
@@ -157,15 +131,12 @@ def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """
     error = np.abs(np.asarray(forecast, dtype=float) - np.asarray(truth, dtype=float))
     visible = np.isfinite(error)
-    total = np.where(visible, error, 0.0).sum(axis=-1)
     count = visible.sum(axis=-1)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return np.where(count > 0, np.where(visible, error, 0.0).sum(axis=-1) / np.maximum(count, 1), np.nan)
 
 
 def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
-    """Compute the mean absolute seasonal difference of the context, the denominator of MASE (as gluonts).
-
-    NaN pairs are left out; NaN if there is no pair, or if the context repeats exactly.
+    """Compute the mean absolute seasonal difference of the context, as gluonts; NaN without any pair that differs.
 
     Example:
         >>> float(ablation.seasonal_scale(np.array([1.0, 2.0, 2.0, 4.0]), 2))

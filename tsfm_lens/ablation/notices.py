@@ -21,10 +21,7 @@ R = TypeVar("R")
 
 @contextmanager
 def said_once(lens: Lens) -> Iterator[None]:
-    """Let each warning, and each line that the model's libraries log, through once while the block runs.
-
-    Filters of the caller's hold as before, and this one is removed. Lines of other threads pass.
-    """
+    """Let each warning, and each line that the model's libraries log, through once while the block runs."""
     messages: set[Hashable] = set()
     here = threading.get_ident()
 
@@ -36,13 +33,17 @@ def said_once(lens: Lens) -> Iterator[None]:
     def first_time(record: logging.LogRecord) -> bool:
         return record.thread != here or fresh(record.name, record.levelno, record.getMessage())
 
+    def show_fresh(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if fresh(category.__name__, str(message)):
+            show(message, category, *place, **more)
+
     with ExitStack() as stack:
         for logger in _loggers(lens):
             logger.addFilter(first_time)
             stack.callback(logger.removeFilter, first_time)
         stack.enter_context(warnings.catch_warnings())
         # catch_warnings restores it
-        warnings.showwarning = _once(warnings.showwarning, fresh)
+        show, warnings.showwarning = warnings.showwarning, show_fresh
         yield
 
 
@@ -58,21 +59,13 @@ def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
     return once
 
 
-def _once(show: Callable[..., None], fresh: Callable[..., bool]) -> Callable[..., None]:
-    def show_fresh(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if fresh(category, str(message)):
-            show(message, category, *place, **more)
-
-    return show_fresh
-
-
 def _loggers(lens: Lens) -> list[logging.Logger]:
     """Return the loggers of the libraries that a model comes from, named after a module or after its file."""
     packages = {type(part).__module__.partition(".")[0] for part in (lens.native, lens.adapter.model)}
-    loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
-    return [logger for logger in loggers if any(_within(logger.name, package) for package in packages)]
-
-
-def _within(name: str, package: str) -> bool:
-    places = getattr(sys.modules.get(package), "__path__", ())
-    return name.partition(".")[0] == package or any(Path(name).is_relative_to(place) for place in places)
+    places = [place for name in packages for place in getattr(sys.modules.get(name), "__path__", ())]
+    return [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger)
+        and (name.partition(".")[0] in packages or any(Path(name).is_relative_to(place) for place in places))
+    ]

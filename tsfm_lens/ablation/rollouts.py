@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.ablation.economies import SharedSource, skipped
-from tsfm_lens.ablation.engine import OnePass, Variant, on_block, sweep
+from tsfm_lens.ablation.engine import OnePass, Variant, points_of, side_by_side, sweep
 from tsfm_lens.ablation.notices import said_once
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import COLUMNS
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.block import Block, together
-from tsfm_lens.hooks.edit import acts_by_row, resolve
-from tsfm_lens.hooks.names import Point
+from tsfm_lens.hooks.edit import acts_by_row
 from tsfm_lens.hooks.replay import OtherCalls
 from tsfm_lens.models.adapter import DECILES, refuse_request
-from tsfm_lens.models.architecture import stands_apart
+from tsfm_lens.models.architecture import Prediction, stands_apart
 from tsfm_lens.models.batching import DRAWN, ForecastRequest, forecast_part
 from tsfm_lens.models.draws import Piece, Unsplittable, block_seed, seeded
 from tsfm_lens.models.forecast import Forecast, checked_request, refuse_non_finite
@@ -77,8 +75,7 @@ def forecast_variants(
 ) -> VariantForecasts:
     """Forecast every variant by the library's own code, as ``lens.forecast`` inside ``lens.edit`` does.
 
-    Every forecast is made by the adapter's own ``predict``. Variants run side by side where that is declared
-    ``rows_apart``; otherwise, and while hooks of the caller's own are set, they run one by one.
+    Variants run one by one where the adapter does not declare ``rows_apart``, and while the caller has hooks set.
 
     Args:
         lens: the model.
@@ -91,13 +88,9 @@ def forecast_variants(
         max_rows: series times variants that run side by side.
         memory: bytes for which the number of variants side by side is planned; half of what is free if None.
         economy: False runs one forecast a variant (the result is the same).
-        non_finite: "refuse" raises where a forecast is no number; "keep" leaves NaN and infinity in the arrays of
-            that variant, and nothing but NaN where its distribution cannot be drawn from. The others are as without
-            it.
+        non_finite: "refuse" raises where a forecast is no number; "keep" leaves NaN and infinity in that variant's
+            arrays, and nothing but NaN where its distribution cannot be drawn from.
         progress: called with the variants done and their number.
-
-    Returns:
-        Forecasts in the order of the variants.
 
     Raises:
         InputError: max_rows below 1, no variant, arguments that ``lens.forecast`` refuses, non_finite is neither word,
@@ -119,26 +112,22 @@ def forecast_variants(
     refuse_request(lens.adapter, steps, num_samples)
     batch = as_series(series)
     request = VariantRequest(lens, batch, steps, levels, num_samples, int(seed), memory=memory, non_finite=non_finite)
-    points = [(each, point) for variant in variants for each, point in points_of(lens, variant)]
-    blocks = [request]
+    points = list(points_of(lens, *variants))
     by_row = all(acts_by_row(*each) for each in points) and not lens.registry.session.across_rows(parts=False)
+    blocks = [request]
     if request.draws and by_row and len(request.blocks) > 1:
         blocks = [
             replace(request, batch=batch.select(range(*block)), seed=block_seed(request.seed, index))
             for index, block in enumerate(request.blocks)
         ]
-    count = 0
+    of_blocks: list[list[Forecast]] = []
 
-    def note(number: int) -> None:
-        nonlocal count
-        count += number
+    def note(done: int) -> None:
         if progress is not None:
-            progress(count // len(blocks), len(variants))
+            progress((len(of_blocks) * len(variants) + done) // len(blocks), len(variants))
 
     with said_once(lens):
-        of_blocks: list[list[Forecast]] = []
         for block in blocks:
-            count = len(of_blocks) * len(variants)
             of_blocks.append(_forecasts(block, variants, note, max_rows, economy))
     forecasts = [Forecast.joined(parts, batch) for parts in zip(*of_blocks, strict=True)]
     samples = [forecast.samples for forecast in forecasts if forecast.samples is not None]
@@ -158,11 +147,7 @@ class VariantRequest(ForecastRequest):
     non_finite: NonFinite = "refuse"
 
     def alone(self, variant: Variant) -> Forecast:
-        """Forecast one variant by itself.
-
-        Raises:
-            InputError: it is not finite, and such are not kept.
-        """
+        """Forecast one variant by itself."""
         with self.lens.edit(*variant.interventions):
             try:
                 if self.non_finite == "refuse":
@@ -175,11 +160,12 @@ class VariantRequest(ForecastRequest):
             except (RuntimeError, ValueError) as error:
                 return self.undrawn(error)
 
-    def seeded(self, copies: int) -> Block[None]:
-        """Begin one run of the lens's own over several blocks of rows; the random state is left as it was."""
-        block_rows = self.rows if copies > 1 else None
-        running = self.lens.registry.state.running(self.rows * copies, block_rows=block_rows)
-        return together(None, seeded(self.seed, self.lens.device), running)
+    def predicted(self, copies: int) -> Prediction:
+        """Forecast blocks of rows, one a variant, in one run of the lens's own; the random state is left as it was."""
+        lens, block_rows = self.lens, self.rows if copies > 1 else None
+        running = lens.registry.state.running(self.rows * copies, block_rows=block_rows)
+        with seeded(self.seed, lens.device), running:
+            return lens.adapter.predict(repeated(self.batch, copies), self.horizon, self.levels, self.num_samples)
 
     def nothing(self) -> Forecast:
         """Make the forecast of a model that cannot be drawn from: no numbers at all."""
@@ -189,11 +175,7 @@ class VariantRequest(ForecastRequest):
         return Forecast(quantiles, self.levels, np.full((series, steps), np.nan), samples, self.batch)
 
     def undrawn(self, error: Exception) -> Forecast:
-        """Replace a forecast of which an error says that nothing can be drawn: no numbers at all.
-
-        Raises:
-            InputError: no numbers are not kept.
-        """
+        """Replace a forecast of which an error says that nothing can be drawn by no numbers, if such are kept."""
         # how torch and its distributions refuse parameters that are no numbers
         words = ("probability tensor contains", "found invalid values", "invalid Poisson")
         if not any(word in str(error) for word in words):
@@ -201,11 +183,7 @@ class VariantRequest(ForecastRequest):
         return self.checked([self.nothing()])[0]
 
     def checked(self, forecasts: list[Forecast]) -> list[Forecast]:
-        """Refuse forecasts that are no numbers, unless such are kept; return the others as they are.
-
-        Raises:
-            InputError: names the series and the first step.
-        """
+        """Refuse forecasts that are no numbers, unless such are kept; return the others as they are."""
         for forecast in forecasts if self.non_finite == "refuse" else ():
             refuse_non_finite(forecast, self.lens.wiring.architecture)
         return forecasts
@@ -226,13 +204,6 @@ class VariantRequest(ForecastRequest):
         return self.fitting(max(1, most))
 
 
-def points_of(lens: Lens, variant: Variant) -> Iterator[tuple[Any, Point]]:
-    """Iterate over a variant's interventions and the hook points of each; UnknownNameError for an unknown target."""
-    for intervention in variant.interventions:
-        for name, _head in resolve(lens.registry, intervention):
-            yield intervention, lens.registry.points[name]
-
-
 def _forecasts(
     request: VariantRequest,
     variants: Sequence[Variant],
@@ -240,30 +211,19 @@ def _forecasts(
     max_rows: int | None,
     economy: bool,
 ) -> list[Forecast]:
-    """Forecast every variant; arguments as :func:`forecast_variants` takes them."""
+    """Forecast every variant; ``on_progress`` is called with the number of those that are done."""
     adapter = request.lens.adapter
     # the adapter must declare it of its predict, and a sampling model must say along which axis it draws
     is_declared = stands_apart(adapter) and not (request.draws and adapter.draw_axis is None)
     in_blocks = request.draws and len(request.batch) > DRAWN
     if not economy or in_blocks or not is_declared or request.lens.registry.in_use:
         forecasts = []
-        for variant in variants:
+        for done, variant in enumerate(variants, 1):
             forecasts.append(request.alone(variant))
-            on_progress(1)
+            on_progress(done)
         return forecasts
-    total = 0
-
-    def count(number: int) -> None:
-        nonlocal total
-        total += number
-        on_progress(number)
-
-    in_one_pass = _single_passes(request, variants, max_rows, count)
-    if in_one_pass is not None:
-        return in_one_pass
-    if total:
-        on_progress(-total)
-    return _fanned_out(request, variants, max_rows, on_progress)
+    in_one_pass = _single_passes(request, variants, max_rows, on_progress)
+    return _fanned_out(request, variants, max_rows, on_progress) if in_one_pass is None else in_one_pass
 
 
 def _single_passes(
@@ -282,9 +242,7 @@ def _single_passes(
         abreast = request.fitting(max(1, _TOKENS // longest // len(encoded.rows)))
 
     def run(copies: int) -> Tensor:
-        batch = repeated(request.batch, copies)
-        with request.seeded(copies):
-            prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+        prediction = request.predicted(copies)
         return torch.cat([prediction.quantiles, prediction.mean.unsqueeze(-1).to(prediction.quantiles)], dim=-1)
 
     rows = abreast * len(encoded.rows)
@@ -316,7 +274,10 @@ def _fanned_out(
     if not variants:
         return []
     fan, results, most = Fan(request), dict[int, Forecast](), request.abreast(max_rows)
-    for remaining in fan.groups(variants):
+    touches = [fan.touches_encoder(variant) for variant in variants]
+    # those that share the encoder run together, and those that change it
+    for changes in (False, True):
+        remaining = [index for index, each in enumerate(touches) if each is changes]
         while remaining:
             # chunks of equal size waste the least
             copies = -(-len(remaining) // -(-len(remaining) // most))
@@ -336,7 +297,7 @@ def _fanned_out(
                 continue
             results |= dict(zip(remaining, forecasts, strict=False))
             remaining = remaining[copies:]
-            on_progress(copies)
+            on_progress(len(results))
     return [results[index] for index in range(len(variants))]
 
 
@@ -351,26 +312,13 @@ class Fan:
         entry = wiring.stack(self._encoder).entry if sources else ""
         self._source = SharedSource(model.get_submodule(entry), request.rows) if entry else None
 
-    def groups(self, variants: Sequence[Variant]) -> list[list[int]]:
-        """Group variants that may run together: those that share the encoder, and those that change it."""
-        touches_of = [self.touches_encoder(variant) for variant in variants]
-        groups = [[index for index, touches in enumerate(touches_of) if touches is kind] for kind in (False, True)]
-        return [group for group in groups if group]
-
     def touches_encoder(self, variant: Variant) -> bool:
         """Return whether a variant changes the source of a decoder's keys."""
         points = points_of(self._request.lens, variant)
         return bool(self._encoder) and any(point.stack == self._encoder for _, point in points)
 
     def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
-        """Forecast variants that run together, none of them spoilt by another.
-
-        One that is not finite may spoil its neighbours where a library mixes rows under a mask (0 times infinity is
-        no number) or refuses a batch as a whole. So all that failed run again in ever smaller parts.
-
-        Raises:
-            InputError: a forecast is not finite, and such are not kept.
-        """
+        """Forecast variants that run together, none of them spoilt by another."""
         request = self._request
         try:
             forecasts = request.checked(self.compare(variants))
@@ -388,35 +336,24 @@ class Fan:
     def compare(self, variants: Sequence[Variant]) -> list[Forecast]:
         """Forecast variants that run together."""
         request, copies, lens = self._request, len(variants), self._request.lens
-        interventions = [
-            on_block(intervention, block, request.rows)
-            for block, variant in enumerate(variants)
-            for intervention in variant.interventions
-        ]
+        source: AbstractContextManager[None] = nullcontext()
+        if self._source is not None:
+            source = self._source.serving(copies, is_shared=not any(map(self.touches_encoder, variants)))
         drawing = request.drawing([Piece(request.seed, 1, 0, 1)] * copies, guarded=True) if request.draws else None
         with (
             torch.no_grad(),
-            request.seeded(copies),
             drawing or nullcontext(),
-            self._serving(variants),
+            source,
             skipped(lens.registry, variants),
-            lens.edit(*interventions),
+            lens.edit(*side_by_side(variants, request.rows)),
         ):
-            prediction = lens.adapter.predict(
-                repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
-            )
+            prediction = request.predicted(copies)
         forecast, size = Forecast.of(prediction, request.levels, request.batch, {}), len(request.batch)
         failures = drawing.failures if drawing else set()
         return [
             request.nothing() if block in failures else _block_of(forecast, slice(block * size, (block + 1) * size))
             for block in range(copies)
         ]
-
-    def _serving(self, variants: Sequence[Variant]) -> AbstractContextManager[None]:
-        """Share the encoder among variants that leave it as it is."""
-        if self._source is None:
-            return nullcontext()
-        return self._source.serving(len(variants), is_shared=not any(map(self.touches_encoder, variants)))
 
 
 def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:

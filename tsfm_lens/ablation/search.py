@@ -1,7 +1,4 @@
-"""Smallest number of heads that a layer can keep (heads@k): an exact scan, a bisection, or sequential tests.
-
-A search never runs a model. It requests evaluations, so that those of many layers and orders run together.
-"""
+"""Smallest number of heads that a layer can keep (heads@k): an exact scan, a bisection, or sequential tests."""
 
 from __future__ import annotations
 
@@ -15,16 +12,11 @@ from tsfm_lens.ablation.looks import Looks, log_change, spending_bounds, student
 from tsfm_lens.errors import InputError
 
 TOLERANCE = 0.01
-METHODS = ("scan", "bisection", "sequential")
 
 
 @dataclass(frozen=True, eq=False)
 class PairedErrors:
-    """Errors of the same series under ablation and of the plain model, at least 0.
-
-    Attributes:
-        ablated, plain: (unit,) in the order of ``Looks.added`` of the look that was asked for.
-    """
+    """Errors of the same series under ablation and of the plain model, at least 0."""
 
     ablated: np.ndarray
     plain: np.ndarray
@@ -41,11 +33,8 @@ class SearchResult:
     """Result of a search.
 
     Attributes:
-        kept: the smallest number of heads kept whose relative change is below the tolerance.
-        of: heads in the layer.
+        kept, of: the smallest number of heads kept whose relative change is below the tolerance, of those in the layer.
         change: relative change of the error there, 0 if all are kept; of a sequential test on the units it has seen.
-        tolerance: exclusive.
-        method: "scan", "bisection" or "sequential".
         evaluations: spent, in evaluations of one count on all windows.
         exact: whether no smaller count can pass, whatever the curve: all of them were evaluated on all windows.
         monotone: whether every larger count than one that passes also passes, among those evaluated.
@@ -79,12 +68,7 @@ Steps = Generator[list[Evaluation], dict[Evaluation, Answer], SearchResult]
 
 
 class Search:
-    """Search under way; :func:`run_search` is its loop.
-
-    Attributes:
-        of, tolerance, method: as in :class:`SearchResult`.
-        result: None until the end.
-    """
+    """Search under way; :func:`run_search` is its loop."""
 
     def __init__(self, of: int, tolerance: float, method: str, steps: Callable[[Search], Steps]) -> None:
         if of < 1:
@@ -104,11 +88,7 @@ class Search:
         return [] if self.result else [request for request in self._queue if request not in self._answers]
 
     def answer(self, values: Mapping[Evaluation, Answer]) -> None:
-        """Hand in requested values, in one piece or in several.
-
-        Raises:
-            InputError: a value without a request, or a change that is no number.
-        """
+        """Hand in requested values, in one piece or in several."""
         for request, value in values.items():
             if request not in self.requests():
                 raise InputError(f"{request} was not asked for; expected some of {self.requests()}")
@@ -141,12 +121,7 @@ class Search:
 
 
 def run_search(search: Search, evaluate: Callable[[int, int], Answer]) -> SearchResult:
-    """Run one search to its end.
-
-    Args:
-        search: from :func:`scan`, :func:`bisection` or :func:`sequential`.
-        evaluate: (heads kept, look) -> answer.
-    """
+    """Run one search to its end."""
     while requests := search.requests():
         search.answer({request: evaluate(*request) for request in requests})
     assert search.result is not None
@@ -172,14 +147,18 @@ def is_random(order: str) -> bool:
     return str(order).partition(":")[0] == "random"
 
 
+def _refuse_below(least: int, what: str, count: int) -> None:
+    if count < least:
+        raise InputError(f"{what} is {count}, expected {least} or more counts")
+
+
 def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -> Search:
     """Scan the counts from none kept upwards; exact.
 
     Args:
         of: heads in the layer.
         tolerance: relative change of the error that is allowed, exclusive.
-        abreast: counts requested at a time, ending with those in which one passes, which keeps the answer exact; None
-            requests all of them at once and so gives the whole curve.
+        abreast: counts requested at a time, ending with those in which one passes; None gives the whole curve.
 
     Source:
         tsfm-lens paper, definition 5.2 (S3-H1PP): the smallest count that passes, even if a larger one fails.
@@ -187,8 +166,7 @@ def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -
     Raises:
         InputError: of, tolerance or abreast out of range.
     """
-    if abreast is not None and abreast < 1:
-        raise InputError(f"abreast is {abreast}, expected 1 or more counts at a time")
+    _refuse_below(1, "abreast", of if abreast is None else abreast)
 
     def steps(search: Search) -> Steps:
         changes: dict[int, float] = {}
@@ -210,14 +188,12 @@ def bisection(of: int, tolerance: float = TOLERANCE, *, check: int = 2) -> Searc
 
     Args:
         of, tolerance: see :func:`scan`.
-        check: so many counts just below the one found are evaluated as well; one of them that passes takes its place,
-            and is checked in turn. The result says whether the curve was monotone at the evaluated counts.
+        check: counts just below the result that are evaluated as well; one that passes takes its place.
 
     Raises:
         InputError: of, tolerance or check out of range.
     """
-    if check < 0:
-        raise InputError(f"check is {check}, expected 0 or more counts")
+    _refuse_below(0, "check", check)
 
     def steps(search: Search) -> Steps:
         changes: dict[int, float] = {}
@@ -249,24 +225,21 @@ def sequential(
 ) -> Search:
     """Test the counts from none kept upwards, each on a growing random part of the series until that part decides.
 
-    The paired change of the log error on the series seen is compared with the tolerance. Bounds of a group sequential
-    test tell when it can no longer lie on the other side on all series, with an error that is shared by all counts, so
-    that the answer differs from the scan's with a chance of at most alpha. Open counts are decided on all series.
+    Bounds of a group sequential test tell when the paired change of the log error can no longer lie on the other side
+    of the tolerance on all series. Open counts are decided on all series.
 
     Args:
         of, tolerance: see :func:`scan`.
         looks: the parts, from :func:`tsfm_lens.ablation.looks.plan_looks`.
-        alpha: chance of another answer than the scan's, in the normal limit.
+        alpha: chance of another answer than the scan's, in the normal limit, shared by all counts.
         spending: see :func:`tsfm_lens.ablation.looks.spending_bounds`.
-        abreast: lowest undecided counts that are looked at together: more of them need fewer rounds and more
-            evaluations.
+        abreast: lowest undecided counts that are looked at together.
 
     Raises:
         InputError: an argument out of range, or answers that do not fit the looks.
         UnknownNameError: no such spending.
     """
-    if abreast < 1:
-        raise InputError(f"abreast is {abreast}, expected 1 or more counts at a time")
+    _refuse_below(1, "abreast", abreast)
     # a count can be misjudged in one direction only, and every count may be the one that is
     bounds = [*spending_bounds(looks.shares, alpha / of, spending), 0.0]
     limit = np.log1p(tolerance) if tolerance > 0 else 0.0

@@ -11,22 +11,16 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
-from tsfm_lens.hooks.decomposing import Decomposed
-from tsfm_lens.hooks.hook_table import HookTable
 from tsfm_lens.hooks.names import Point, nearest, select
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.tl_names import CACHE, Key, full_name
 
 
 @dataclass(frozen=True)
 class Call:
-    """One recorded pass through a hook point.
-
-    Attributes:
-        step: forecast steps that had been read out when it ran.
-        offset: position of the first token (above 0 when earlier ones sit in a key-value cache).
-        value: the activation, detached.
-    """
+    """One recorded pass through a hook point."""
 
     step: int
     offset: int
@@ -34,14 +28,12 @@ class Call:
 
 
 @dataclass
-class Activations(Decomposed, Mapping[str, Tensor]):
+class Activations(Decomposed):
     """Values of hook points during a run, by name.
 
-    ``acts[name]`` is one tensor. Names are those of the hook points, or TransformerLens's for them: ``acts["pattern",
-    0]``, ``acts["resid_post", -1, "decoder"]`` where a model has two stacks, ``acts["pattern", 0, "cross_attn"]`` where
-    a block has several attentions. After a single forward it has the axes of the vocabulary; after a
-    rollout it has a leading axis ``step``, one entry per pass. ``name + "_grad"`` holds the gradient
-    where gradients were recorded.
+    Names are those of the hook points, or TransformerLens's for them: ``acts["pattern", 0]``, ``acts["resid_post", -1,
+    "decoder"]`` where a model has two stacks, ``acts["pattern", 0, "cross_attn"]`` where a block has two attentions.
+    After a rollout a tensor has a leading axis ``step``, one entry per pass; ``name + "_grad"`` holds a gradient.
 
     Attributes:
         points: the hook point of each name.
@@ -49,8 +41,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         ids: the ids of the series in the batch.
         spans: by stack, the time steps that each token of a single forward covers.
         sample_major: whether rows are sample paths of all series, not series with their sample paths.
-        spans_at: of a rollout, the same by (stack, step, position of the first token, number of tokens, tokens of
-            the first pass).
+        spans_at: of a rollout, the same by (stack, step, first position, number of tokens, tokens of the first pass).
         attrs: provenance of the run.
         source: hook points and weights of the model that ran; None where that is not known.
         has_batch_dim: whether an axis "batch" of length 1 is shown.
@@ -65,7 +56,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
     spans_at: Callable[[str, int, int, int, int], TokenSpans] | None = None
     attrs: dict[str, object] = field(default_factory=dict)
     recorded: dict[str, list[Call]] = field(default_factory=dict)
-    source: HookTable | None = field(default=None, repr=False)
+    source: HookRegistry | None = field(default=None, repr=False)
     has_batch_dim: bool = True
     reduced: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -100,11 +91,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return value if self.has_batch_dim or batch is None else value.squeeze(batch)
 
     def _name(self, key: Key) -> str:
-        """Return the recorded name that a key refers to.
-
-        Raises:
-            UnknownNameError: nothing was recorded under this name; the message has the nearest names.
-        """
+        """Return the recorded name that a key refers to."""
         if isinstance(key, str) and key in self.recorded:
             return key
         suffix = "_grad" if isinstance(key, str) and key.endswith("_grad") else ""
@@ -124,11 +111,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return sum(call.value.nbytes for calls in self.recorded.values() for call in calls)
 
     def calls(self, name: Key) -> list[Call]:
-        """Return every recorded pass through one hook point, in order.
-
-        Raises:
-            UnknownNameError: nothing was recorded under this name; the message has the nearest names.
-        """
+        """Return every recorded pass through one hook point, in order; UnknownNameError if there is none."""
         return self.recorded[self._name(name)]
 
     def select(self, pattern: str) -> dict[str, Tensor]:
@@ -142,11 +125,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return self
 
     def remove_batch_dim(self) -> Activations:
-        """Show activations of a single row without their axis "batch".
-
-        Raises:
-            InputError: there are several rows.
-        """
+        """Show activations of a single row without their axis "batch"; InputError if there are several rows."""
         names = [name for name in self.recorded if self._batch_axis(name) is not None]
         rows = {self.recorded[name][0].value.shape[self._call_axes(name).index("batch")] for name in names}
         if rows - {1}:
@@ -182,11 +161,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return axes.index("batch") if "batch" in axes and not self._point(name).row_axis else None
 
     def to_xarray(self, name: Key) -> xr.DataArray:
-        """Return one activation as a labelled array.
-
-        Coordinates: ``series`` along batch (with ``sample`` where a series has several rows), ``step``,
-        and for token axes the first time step that each token covers, relative to the forecast start.
-        """
+        """Return one activation with ``series`` and ``sample`` along batch, ``step``, and the steps of each token."""
         name = self._name(name)
         tensor, axes = self[name].detach().cpu().float(), self.axes(name)
         array = xr.DataArray(tensor.numpy(), dims=axes, name=name)
@@ -206,16 +181,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         return array
 
     def token_spans(self, name: Key, call: int = 0, axis: str = "pos") -> TokenSpans | None:
-        """Return the steps that tokens of one pass cover, counted from the forecast start; None where unknown.
-
-        Args:
-            name: of the hook point.
-            call: index of the pass.
-            axis: "pos", "query" or "key".
-
-        Raises:
-            UnknownNameError: nothing was recorded under this name.
-        """
+        """Return the steps that tokens of a pass cover on "pos", "query" or "key"; None where that is not known."""
         name = self._name(name)
         point, entry, axes = self._point(name), self.recorded[name][call], self._call_axes(name)
         row_axis = "query" if axis == "key" else axis

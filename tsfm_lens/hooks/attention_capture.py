@@ -32,15 +32,7 @@ What: "q", "k", "v", "scores", "pattern", "z", or "result", which is z after all
 
 
 class AttentionCapture:
-    """Attention of one model, as one thread's hooks see it.
-
-    Args:
-        fire: called with each tensor; returns it, or its replacement.
-        in_use: (module path, what) -> whether any hook acts there now.
-
-    Attributes:
-        paths: of the modules whose attention calls it takes.
-    """
+    """Attention of one model, as one thread's hooks see it."""
 
     def __init__(self, fire: Fire, in_use: Callable[[str, str], bool]) -> None:
         self.fire, self.in_use = fire, in_use
@@ -54,7 +46,7 @@ class AttentionCapture:
         if not paths and not self._is_set:
             return
         self._is_set, self.paths = True, paths
-        interceptor = _interceptor()
+        interceptor = _LOCAL.interceptor
         interceptor.captures = [each for each in interceptor.captures if each is not self] + ([self] if paths else [])
         interceptor.settle()
         self._is_set = bool(paths)
@@ -71,32 +63,24 @@ class AttentionCapture:
         """Turn the interceptor on before a module runs."""
         if module in self.paths:
             self.callers.discard(self.paths[module])
-        _interceptor().enter(module)
+        _LOCAL.interceptor.enter(module)
 
     def leave(self, module: nn.Module, *_call: Any) -> None:
         """Turn the interceptor off after the outermost of the modules inside which it is on."""
-        _interceptor().leave(module)
+        _LOCAL.interceptor.leave(module)
 
-    def check(self, path: str) -> Callable[..., None]:
-        """Make a hook that raises WiringError where a module has run without its attention call."""
-
-        def check(module: nn.Module, *_call: Any) -> None:
-            if path not in self.callers:
-                raise WiringError(
-                    f"{path} ({type(module).__name__}) computed attention without torch's "
-                    "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its "
-                    "'sdpa' attention, without xformers or another fused replacement."
-                )
-
-        return check
+    def check(self, path: str, module: nn.Module, *_call: Any) -> None:
+        """Raise WiringError where a module has run without its attention call."""
+        if path not in self.callers:
+            raise WiringError(
+                f"{path} ({type(module).__name__}) computed attention without torch's scaled_dot_product_attention, so "
+                "its inside cannot be seen. Load the model with its 'sdpa' attention, without xformers or another "
+                "fused replacement."
+            )
 
 
 class _Interceptor(TorchFunctionMode):
-    """Interceptor of one thread's attention calls, for every capture that looks at the calling module.
-
-    One for all captures, since an explicit softmax leaves no call for a second interceptor to see. It is on inside
-    modules alone, since a mode that is on looks at every call of torch.
-    """
+    """Interceptor of one thread's attention calls, for every capture that looks at the calling module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,25 +165,18 @@ def _running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
         frame = frame.f_back
 
 
-_LOCAL = threading.local()
+class _Local(threading.local):
+    """The running thread's interceptor: torch keeps its modes by thread."""
+
+    def __init__(self) -> None:
+        self.interceptor = _Interceptor()
 
 
-def _interceptor() -> _Interceptor:
-    """Return that of the running thread: torch keeps its modes by thread."""
-    if not hasattr(_LOCAL, "interceptor"):
-        _LOCAL.interceptor = _Interceptor()
-    interceptor: _Interceptor = _LOCAL.interceptor
-    return interceptor
+_LOCAL = _Local()
 
 
 def _multi_head(modules: Sequence[tuple[AttentionCapture, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run torch's own multi-head attention with the captures in the place of the attention call inside it.
-
-    No torch function mode sees that call: the mode is off while it handles the function around it.
-
-    Raises:
-        WiringError: the weights were asked for, under which torch forms the pattern by another road.
-    """
+    """Run torch's own multi-head attention with the captures in the place of the attention call inside it."""
     native = F.multi_head_attention_forward
     call = inspect.signature(native).bind(*args, **kwargs)
     call.apply_defaults()
@@ -271,10 +248,7 @@ def _with_hooks(
 
 
 def scored_by(scores: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Declare the scores of a function that computes attention without forming its pattern.
-
-    A model that calls such a function, once in an attention module, is hooked as one that calls torch's own. Its inputs
-    are q, k and v; where a hook needs scores or the pattern, ``scores`` forms them.
+    """Declare the scores of a function that computes attention without forming its pattern, to hook it as torch's own.
 
     Args:
         scores: (query, key, …the arguments after value) -> (…, query, key), before the softmax, with -inf where a key

@@ -1,16 +1,20 @@
-"""Blocks that end all that they began, at whatever instant an interrupt comes."""
+"""Blocks that end all that they began, at whatever instant an interrupt comes, and torch hooks that they set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar
+
+from torch import nn
 
 from tsfm_lens.errors import HookError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Side = Literal["in", "out", "end"]
+"""Side of a module: before its forward, after it, or after it even where it raised an error."""
 
 
 class Scope(Protocol[T_co]):
@@ -27,6 +31,29 @@ class Scope(Protocol[T_co]):
     def check(self) -> None:
         """Raise for a silent failure; called after the end of a block without an error."""
         return
+
+
+class Steps(Scope[T]):
+    """Scope of two functions; ``end`` may be broken off, and called again."""
+
+    def __init__(
+        self, value: T, begin: Callable[[], Any], end: Callable[[], Any], check: Callable[[], None] | None = None
+    ) -> None:
+        self._value, self._begin, self._end, self._check = value, begin, end, check
+
+    def open(self) -> T:
+        self.is_open = True
+        self._begin()
+        return self._value
+
+    def close(self) -> None:
+        if self.is_open:
+            self._end()
+            self.is_open = False
+
+    def check(self) -> None:
+        if self._check is not None:
+            self._check()
 
 
 class _Exit(partial[None]):
@@ -74,11 +101,7 @@ def _leave(scope: Scope[Any], kind: type[BaseException] | None = None, *_error: 
 
 
 class Block(Generic[T_co]):
-    """A ``with`` block.
-
-    Args:
-        scope: the state that it begins and ends; its ``open`` returns the value after ``as``.
-    """
+    """A ``with`` block that begins and ends a scope; gives what the scope's ``open`` returns."""
 
     def __init__(self, scope: Scope[T_co]) -> None:
         self._scope = scope
@@ -98,28 +121,61 @@ class Block(Generic[T_co]):
         __enter__, __exit__ = _Way(partial, _enter), _Way(_Exit, _leave)
 
 
-class _Several(Scope[T]):
-    """Scopes that begin one after the other and end in reverse, as one."""
+class TorchHook:
+    """Torch hook ``act(module, args, kwargs[, output])`` on a side of a module; returns a replacement, or None.
 
-    def __init__(self, value: T, scopes: list[Scope[Any]]) -> None:
-        self._value, self._scopes = value, scopes
+    The module itself says whether the hook is on, so that :meth:`set` and :meth:`remove` may be broken off anywhere and
+    called again.
+    """
 
-    def open(self) -> T:
-        self.is_open = True
-        for scope in self._scopes:
-            scope.open()
-        return self._value
+    def __init__(self, module: nn.Module, side: Side, act: Callable[..., Any]) -> None:
+        self._module, self._side, self._act = module, side, act
+        self._ids: set[int] = set()
 
-    def close(self) -> None:
-        for scope in reversed(self._scopes):
-            scope.close()
-        self.is_open = False
+    def __call__(self, *call: Any) -> Any:
+        # torch leaves the keywords out where another thread takes the hook off while this one is about to call it
+        return self._act(*call) if len(call) == (3 if self._side == "in" else 4) else None
 
-    def check(self) -> None:
-        for scope in self._scopes:
-            scope.check()
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise HookError(
+            f"a context is open, and its hook on a {type(self._module).__name__} would stay on a copy; leave it first"
+        )
+
+    def set(self) -> None:
+        """Put the hook on its module, if it is not."""
+        module = self._module
+        table = module._forward_pre_hooks if self._side == "in" else module._forward_hooks
+        if self in tuple(table.values()):
+            return
+        if self._side == "in":
+            module.register_forward_pre_hook(self, with_kwargs=True)
+        else:
+            module.register_forward_hook(self, with_kwargs=True, always_call=self._side == "end")
+
+    def remove(self) -> None:
+        """Take the hook off, if it is on."""
+        module = self._module
+        tables: tuple[dict[int, Any], ...] = (module._forward_pre_hooks, module._forward_hooks)
+        for table in tables:
+            for key, hook in tuple(table.items()):
+                if hook is self:
+                    self._ids.add(key)
+        marks = module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs
+        for table in (*tables, *marks, module._forward_hooks_always_called):
+            for key in self._ids:
+                table.pop(key, None)
 
 
-def together(value: T, *blocks: Block[Any]) -> Block[T]:
-    """Enter several blocks as one, in this order; the block gives ``value``."""
-    return Block(_Several(value, [block._scope for block in blocks]))
+def hooked(hooks: Iterable[TorchHook], value: T, check: Callable[[], None] | None = None) -> Block[T]:
+    """Set torch hooks for as long as a block, which gives ``value``; ``check`` is called after it, without an error."""
+    hooks = tuple(hooks)
+
+    def begin() -> None:
+        for hook in hooks:
+            hook.set()
+
+    def end() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return Block(Steps(value, begin, end, check))

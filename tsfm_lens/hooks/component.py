@@ -9,14 +9,14 @@ from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.wiring import Attention, Wiring
 
+_HINT = "`lens.components()` lists them all; a target is a component (decoder.3.cross_attn.5) or a hook point."
+
 
 @dataclass(frozen=True, order=True)
 class Component:
-    """One head, one branch, or one whole layer.
+    """One head (``decoder.3.cross_attn.5``), one branch (``decoder.3.mlp``), or one whole layer (``decoder.3``).
 
-    ``Component("decoder", 3, "cross_attn", head=5)`` prints as ``decoder.3.cross_attn.5``,
-    ``Component("decoder", 3, "mlp")`` as ``decoder.3.mlp`` and ``Component("decoder", 3)``, the whole
-    layer, as ``decoder.3``. A model with a single stack leaves the stack's name out: ``3.attn.5``.
+    A model with a single stack leaves the stack's name out: ``3.attn.5``.
 
     Attributes:
         stack: "encoder", "decoder", or "" in a model with one stack.
@@ -36,11 +36,7 @@ class Component:
 
     @classmethod
     def parse(cls, text: str) -> Component:
-        """Read a component from its printed form.
-
-        Raises:
-            UnknownNameError: the text has not the form of a component.
-        """
+        """Read a component from its printed form; UnknownNameError if the text has another."""
         parts = text.split(".")
         stack = "" if parts[0].isdigit() else parts.pop(0)
         numbers = parts[:1] + parts[2:]
@@ -81,8 +77,7 @@ def components(wiring: Wiring) -> Iterator[Component]:
 def select_components(wiring: Wiring, *patterns: str | Component) -> list[Component]:
     """Select components by name or glob, in model order and each once.
 
-    A glob matches part by part: ``decoder.*.cross_attn.*`` is every cross-attention head of the
-    decoder, ``decoder.*.mlp`` every MLP, ``decoder.*`` every whole layer.
+    A glob matches part by part: ``decoder.*.mlp`` is every MLP of the decoder, ``decoder.*`` every whole layer.
 
     Raises:
         UnknownNameError: a pattern matches nothing; the message has the nearest components.
@@ -92,30 +87,26 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
         12
     """
     # kept with the wiring, which never changes
-    by_name: dict[str, Component] | None = wiring.__dict__.get("_components_by_name")
-    if by_name is None:
-        by_name = {str(component): component for component in components(wiring)}
+    by_name: dict[str, Component] = wiring.__dict__.get("_components_by_name") or {}
+    if not by_name:
+        by_name |= {str(component): component for component in components(wiring)}
         wiring.__dict__["_components_by_name"] = by_name
     if len(patterns) == 1 and str(patterns[0]) in by_name:
         return [by_name[str(patterns[0])]]
     names: set[str] = set()
     for pattern in patterns:
-        names.update(select(by_name, str(pattern), what="component", hint="`lens.components()` lists them all."))
+        names.update(select(by_name, str(pattern), what="component", hint=_HINT))
     return [component for name, component in by_name.items() if name in names]
 
 
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
-    """Return the finest partition of the writes to a stack's stream: every head and every MLP.
-
-    Args:
-        wiring: the model's wiring.
-        stack: the stack; the one that is read out as the forecast if None.
+    """Return every head and every MLP that writes to a stack's stream; that of the forecast if None.
 
     Example:
         >>> str(hooks.writers(lens.wiring)[-1])
         'decoder.2.mlp'
     """
-    column = wiring.output_stack if stack is None else wiring.stack(stack)
+    column = wiring.stack(stack)
     return [
         Component(column.name, layer, writer.kind, head)
         for layer in range(column.n_layers)

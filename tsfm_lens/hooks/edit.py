@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_name
+from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.block import Block
-from tsfm_lens.hooks.component import Component, components, select_components
-from tsfm_lens.hooks.context import Hook
-from tsfm_lens.hooks.dispatch import HookScope
+from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, PatchFrom, Rows, Steer, Zero
 from tsfm_lens.hooks.names import PATTERN, Point, select
-from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.registry import Hook, HookRegistry, HookScope
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.hooks.wiring import Attention
 
@@ -23,12 +21,7 @@ T = TypeVar("T")
 
 
 def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
-    """Resolve the hook points that an intervention concerns, and the head at each.
-
-    Raises:
-        UnknownNameError: the target is neither a component nor a hook point of this model.
-        HookError: the intervention cannot act on such a target.
-    """
+    """Resolve the hook points that an intervention concerns, and the head at each."""
     target = intervention.target
     # a table never changes, and of interventions only these two have targets of their own
     cache_key = (target, isinstance(intervention, EditPattern), isinstance(intervention, Steer))
@@ -36,18 +29,9 @@ def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[st
         if isinstance(target, str) and "hook_" in target:
             registry.targets[cache_key] = [(name, None) for name in select(registry.points, target)]
         else:
-            parts = _components(registry, target)
+            parts = select_components(registry.wiring, target)
             registry.targets[cache_key] = [each for part in parts for each in _points(registry, part, intervention)]
     return registry.targets[cache_key]
-
-
-def _components(registry: HookRegistry, target: str | Component) -> list[Component]:
-    try:
-        return select_components(registry.wiring, target)
-    except UnknownNameError as error:
-        names = [str(component) for component in components(registry.wiring)]
-        hint = "A target is a component (decoder.3.cross_attn.5) or a hook point."
-        raise unknown_name("component", target, names, hint=hint) from error
 
 
 def _points(registry: HookRegistry, part: Component, intervention: Intervention) -> list[tuple[str, int | None]]:
@@ -66,15 +50,7 @@ def _points(registry: HookRegistry, part: Component, intervention: Intervention)
 
 
 def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], value: T) -> Block[T]:
-    """Put interventions on their hook points, in the order given, while the block runs, which gives ``value``.
-
-    Every target is resolved before the first hook is set.
-
-    Raises:
-        UnknownNameError: a target does not exist.
-        HookError: an intervention cannot act on its target, or on leaving, the model ran and never passed a target.
-        WiringError: compiled or replaced modules would pass an intervention by.
-    """
+    """Put interventions on their hook points, in the order given, while the block runs, which gives ``value``."""
     acts: dict[str, list[_Act]] = {}
     for intervention in interventions:
         for name, head in resolve(registry, intervention):
@@ -113,11 +89,7 @@ class _Act(NamedTuple):
 
 
 class _Edit:
-    """Hook of all interventions of a block at one point, one after the other.
-
-    Attributes:
-        by_row, by_place: see :func:`acts_by_row` and :func:`acts_by_place`.
-    """
+    """Hook of all interventions of a block at one point, one after the other."""
 
     def __init__(self, registry: HookRegistry, point: Point, acts: list[_Act]) -> None:
         self._registry, self._point, self._acts = registry, point, acts
@@ -180,10 +152,7 @@ def _stretch(index: Tensor) -> slice | Tensor:
 
 
 def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) -> Tensor | None:
-    """Return the rows of the activation for the chosen series; a series may have several (samples, quantile paths).
-
-    Patterns between variates have a row per token, so a series stands for the whole group that it belongs to.
-    """
+    """Return the rows of the activation for the chosen series; a series may have several (samples, quantile paths)."""
     if rows is None:
         return None
     state = registry.state
@@ -229,11 +198,7 @@ def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | N
 
 
 def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:
-    """Return an integer index for an int, a slice, integers or a boolean mask.
-
-    Raises:
-        InputError: an index is out of range, or a mask has the wrong length.
-    """
+    """Return an integer index for an int, a slice, integers or a boolean mask."""
     if isinstance(rows, slice):
         return torch.arange(length)[rows]
     index = torch.as_tensor(rows)

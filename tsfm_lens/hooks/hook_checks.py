@@ -1,29 +1,172 @@
-"""Obstacles to hooks, found before or while the model runs: compilation, replaced modules, recomputation."""
+"""Obstacles to hooks: tables that are not the model's, compilation, replaced modules, recomputation."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from math import prod
 
 import torch
 import torch.utils.checkpoint
 from torch import nn
 
 from tsfm_lens.errors import HookError, WiringError
+from tsfm_lens.hooks.native import axes_of
+from tsfm_lens.hooks.weights import parameters
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring, Writer
 
 _CHECKPOINT = torch.utils.checkpoint.__file__
 
 
+def check_table(model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]) -> None:
+    """Raise WiringError where a path does not exist or a size is not the model's."""
+    for fault in _faults(model, wiring, modules):
+        raise WiringError(fault)
+
+
+def _faults(model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield what is wrong with a table; each check presupposes those before it."""
+    names = [stack.name for stack in wiring.stacks]
+    if len(set(names)) < len(names) or not names:
+        yield f"the stacks of {wiring.architecture!r} are named {names}; expected one name each"
+    if wiring.unembed.side != "out":
+        yield f"unembed is what {wiring.unembed.module!r} gives, expected side='out'"
+    axes = wiring.unembed.layout.replace("series variate", "batch").split()
+    if "batch" not in axes or len(set(axes)) < len(axes) or not set(axes) - {"batch", "pos"}:
+        yield (
+            f"unembed has the layout {wiring.unembed.layout!r}; expected 'batch' (or 'series variate'), 'pos' where "
+            "there is one, and names of its own axes, each once"
+        )
+    for where, path in _paths(wiring):
+        if path not in modules:
+            near = get_close_matches(path, modules, n=3, cutoff=0.4)
+            cause = "Is this a model of another architecture or library version?"
+            if any("_orig_mod" in name for name in modules):
+                cause = "Part of it is wrapped by torch.compile; give the lens what was compiled, its _orig_mod."
+            yield (
+                f"the wiring of {wiring.architecture!r} expects a module {path!r} for {where}, but "
+                f"{type(model).__name__} has none. Closest: {', '.join(near) or 'none'}. {cause}"
+            )
+    for stack in wiring.stacks:
+        yield from _faults_of_stack(stack, modules, names)
+        for layer in range(stack.n_layers):
+            at, kinds = f"{stack.prefix}.{layer}", [row.kind for row in stack.rows(layer)]
+            if not kinds:
+                yield f"{at} has no branch that writes to the stream, expected one or more"
+            if len(set(kinds)) < len(kinds) or not all(kinds):
+                yield f"{at} has branches of the kinds {kinds}; expected one name each"
+            for row in stack.rows(layer):
+                for letter, part, out, into in _matrices(wiring, stack, row):
+                    path = f"{stack.block(layer)}.{row.o if part is None else part.module}"
+                    yield from _faults_of_matrix(model, f"{at}.{row.kind}: {letter}", path, part, out, into)
+
+
+def _paths(wiring: Wiring) -> Iterator[tuple[str, str]]:
+    """Yield every path of a table, absolute, with the field that it stands in; optional ones only where given."""
+    yield from (("unembed", wiring.unembed.module), ("embed", wiring.embed))
+    yield from (("unread", path) for path in wiring.unread)
+    if wiring.sizes_from is not None:
+        yield "sizes_from", wiring.sizes_from.module
+    for stack in wiring.stacks:
+        yield f"blocks of stack {stack.name!r}", stack.blocks
+        yield from (("upstream", path) for path in stack.upstream)
+        yield from ((name, path) for name in ("ln_final", "entry") if (path := getattr(stack, name)))
+        for layer in range(stack.n_layers):
+            block = stack.block(layer)
+            yield f"n_layers={stack.n_layers}", block
+            for row in stack.rows(layer):
+                for field, path in _paths_of_writer(row):
+                    yield f"{field} of {stack.prefix}.{layer}.{row.kind}", f"{block}.{path}" if path else block
+
+
+def _paths_of_writer(row: Writer) -> Iterator[tuple[str, str]]:
+    for name, value in vars(row).items():
+        if isinstance(value, Site | Projection):
+            yield name, value.module
+        elif name in ("module", "o") or (name in ("norm", "post_norm") and value):
+            yield name, value
+
+
+def _faults_of_stack(stack: Stack, modules: Mapping[str, nn.Module], names: list[str]) -> Iterator[str]:
+    n_blocks = sum(path.isdigit() for path, _ in modules[stack.blocks].named_children())
+    where = f"stack {stack.name!r}"
+    branches = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]
+    # a stack without any branch is refused as such
+    attends = not branches or any(isinstance(row, Attention) for row in branches)
+    for name in ("d_model", "n_heads", "d_head"):
+        size, is_required = getattr(stack, name), attends or name == "d_model"
+        if is_required and size < 1:
+            yield f"{where} has {name}={size}, expected at least 1"
+        if not is_required and size:
+            yield f"{where} has {name}={size}, but no branch is an attention; expected 0"
+    if stack.d_mlp and not any(isinstance(row, Mlp) for row in branches):
+        yield f"{where} has d_mlp={stack.d_mlp}, but no branch is an MLP; expected 0"
+    if n_blocks != stack.n_layers:
+        yield f"{where} has n_layers={stack.n_layers}, but {stack.blocks!r} holds {n_blocks} blocks"
+    for layer in sorted(set(stack.exceptions) - set(range(stack.n_layers))):
+        yield f"{where} has an exception for layer {layer} of {stack.n_layers}"
+    for row in branches:
+        if not isinstance(row, Attention):
+            continue
+        if row.keys_from not in ("", *names):
+            yield f"{row.kind} has keys_from={row.keys_from!r}; expected one of the stacks {names}"
+        if row.n_kv_heads < 0 or stack.n_heads % row.heads_of("k", stack.n_heads):
+            yield f"{row.kind} has n_kv_heads={row.n_kv_heads}, which do not divide n_heads={stack.n_heads}"
+        if not _patterns_fit(row):
+            yield (
+                f"{row.kind} has pattern_layout={row.pattern_layout!r}; with qkv_layout={row.qkv_layout!r} the "
+                "same axes are expected, and 'query key' in the place of the last two"
+            )
+
+
+def _patterns_fit(row: Attention) -> bool:
+    """Return whether patterns have the axes of scores of such queries and keys; names of leading axes are free."""
+    qkv, pattern = axes_of(row.qkv_layout), axes_of(row.pattern_layout)
+    if len(qkv) != len(pattern) or pattern[-2:] != ["query", "key"] or qkv[-1] != "d_head":
+        return False
+    heads = [place for axes in (qkv, pattern) for place, axis in enumerate(axes) if axis == "head"]
+    return len(heads) == 2 and heads[0] == heads[1] and (qkv[0] == "pos") == (pattern[0] == "pos")
+
+
+Lengths = dict[str, int]
+
+
+def _matrices(wiring: Wiring, stack: Stack, row: Writer) -> Iterator[tuple[str, Projection | None, Lengths, Lengths]]:
+    """Yield the matrices of a branch with the sizes of what they give and take."""
+    d_model, d_mlp, d_head = {"d_model": stack.d_model}, {"d_mlp": stack.d_mlp}, {"d_head": stack.d_head}
+    if isinstance(row, Mlp):
+        yield "i", row.i, d_mlp, d_model
+        if row.gate is not None:
+            yield "gate", row.gate, d_mlp, d_model
+        yield "o", None, d_model, d_mlp
+        return
+    source = {"d_model": (wiring.stack(row.keys_from) if row.keys_from else stack).d_model}
+    for letter, part in (("q", row.q), ("k", row.k), ("v", row.v)):
+        n_heads = row.heads_of(letter, stack.n_heads)
+        rows = {"n_heads" if n_heads == stack.n_heads else "n_kv_heads": n_heads}
+        rows |= {"d_score": row.d_score} if row.d_score and letter != "v" else d_head
+        yield letter, part, rows, d_model if letter == "q" else source
+    yield "o", row.o, d_model, {"n_heads": stack.n_heads, **d_head}
+
+
+def _faults_of_matrix(
+    model: nn.Module, where: str, path: str, part: Projection | None, out: Lengths, into: Lengths
+) -> Iterator[str]:
+    """Check a weight's shape (out, in): the products of the sizes on each side."""
+    weight, _ = parameters(model, path, part)
+    parts = 1 if part is None else part.parts
+    if part is not None and (not 0 <= part.part < parts or ("part" in part.layout) != (parts > 1)):
+        yield f"{where} is part {part.part} of {parts} with the layout {part.layout!r}; name the axis 'part'"
+    shape = parts * prod(out.values()), prod(into.values())
+    if tuple(weight.shape) != shape:
+        text = ", ".join(f"{name}={size}" for side in (out, into) for name, size in side.items())
+        text += f", parts={parts}" if parts > 1 else ""
+        yield f"{where}: the weight of {path!r} is {tuple(weight.shape)}, but the table says {shape} ({text})"
+
+
 def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse hooks on modules whose call does not reach them.
-
-    Args:
-        model: the native module.
-        modules: (path, the module that stood there when the lens was made).
-
-    Raises:
-        WiringError: the module, or one that it is part of, is compiled or was replaced.
-    """
+    """Refuse hooks on modules, by path, that are compiled, or were replaced since the lens was made, or lie in such."""
     _refuse_compiled("", model)
     by_path: dict[str, nn.Module | None] = {"": model}
     for path, module in modules:
@@ -56,19 +199,12 @@ def _refuse_compiled(path: str, module: nn.Module) -> None:
 
 
 def refuse_recomputation(name: str, gradients_at_start: bool) -> None:
-    """Refuse a hook in code that gradient checkpointing will run again in the backward pass, maybe without the hook.
-
-    Args:
-        name: of the hook point that is passed now.
-        gradients_at_start: whether gradients were recorded when the run began; reentrant checkpoints switch it off.
-
-    Raises:
-        HookError: a checkpoint is on the way from the model's call to this hook point.
-    """
+    """Refuse a hook in code that gradient checkpointing will run again in the backward pass, maybe without the hook."""
     if torch.is_grad_enabled():
         # a checkpoint that keeps recording shows as a pair of hooks on what autograd saves
         is_possible = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     else:
+        # reentrant checkpoints switch off what was on when the run began
         is_possible = gradients_at_start
     if is_possible and _inside_checkpoint():
         raise HookError(

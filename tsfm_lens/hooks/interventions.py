@@ -1,10 +1,4 @@
-"""Interventions: small value objects with a target, an edit, and the rows to which it applies.
-
-Each names a ``target``: a component ("decoder.3.cross_attn.5", "decoder.*.mlp", "decoder.3") or a hook
-point ("decoder_blocks.3.hook_resid_pre"), globs included. ``rows`` are series of the batch (all samples
-or quantile paths of a series go with it), ``positions`` token positions counted from the first token of
-the stack, also under a key-value cache; a negative position counts from the end of the tokens at hand.
-"""
+"""Interventions: small value objects with a target, an edit, and the rows to which it applies."""
 
 from __future__ import annotations
 
@@ -31,16 +25,13 @@ class Intervention(Protocol):
     """Interface of every intervention; write a frozen dataclass with these members to add your own."""
 
     @property
-    def target(self) -> Target:
-        """Component or hook point."""
+    def target(self) -> Target: ...
 
     @property
-    def rows(self) -> Rows:
-        """Series to change; all if None."""
+    def rows(self) -> Rows: ...
 
     @property
-    def positions(self) -> Rows:
-        """Token positions to change; all if None."""
+    def positions(self) -> Rows: ...
 
     def change(self, point: Point) -> Change:
         """Return the function that computes new values at one hook point."""
@@ -103,9 +94,8 @@ class Mean:
 class Resample:
     """Intervention that replaces an activation by that of another series, drawn from a reference set.
 
-    One series of the reference is drawn for every series of the batch, by the seed alone: the same at every hook
-    point, in encoder and decoder, at every step, and for all sample or quantile paths of the series, which take the
-    reference's paths in turn. So jointly resampled components agree.
+    One series of the reference is drawn for every series of the batch, by the seed alone, so that all hook points,
+    steps and paths of the series agree.
     """
 
     target: Target
@@ -136,12 +126,11 @@ class Noise:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """Return a function that adds noise; the draw depends on the seed, the hook point and the step only."""
+        """Return a function that adds noise, drawn by seed, hook point and step."""
         salt = sum((index + 1) * ord(letter) for index, letter in enumerate(point.name))
 
         def add_noise(value: Tensor, state: RunState) -> Tensor:
-            seed = (self.seed * 1_000_003 + salt) * 10_007 + state.step
-            generator = torch.Generator().manual_seed(seed % 2**63)
+            generator = torch.Generator().manual_seed(((self.seed * 1_000_003 + salt) * 10_007 + state.step) % 2**63)
             draw = torch.randn(value.shape, generator=generator).to(value)
             # by token, so that padding does not count
             rms = value.pow(2).mean(dim=tuple(range(2, value.ndim)), keepdim=True).sqrt()
@@ -155,8 +144,7 @@ class PatchFrom:
     """Intervention that replaces an activation by the same one of another run.
 
     Attributes:
-        source: activations of that run, recorded with the hook points concerned. A source with one row
-            is used for every row; one with a row per series is repeated over the samples of each series.
+        source: activations of that run; a single row is used for every row, one per series for all of its paths.
     """
 
     target: Target
@@ -174,10 +162,7 @@ class PatchFrom:
                     f"{point.name}: the source run has {len(source)} rows, which do not fit the {len(value)} "
                     "rows of this run. Use rows=… to choose as many, or record the source with as many series."
                 )
-            copies = len(value) // len(source)
-            if state.sample_major:
-                return source.repeat(copies, *[1] * (source.ndim - 1)).to(value)
-            return source.repeat_interleave(copies, dim=0).to(value)
+            return _copied(source, len(value) // len(source), state).to(value)
 
         return patch
 
@@ -187,8 +172,7 @@ class Steer:
     """Intervention that adds a vector.
 
     Attributes:
-        vector: (d_model,) for a layer or branch, (d_head,) at ``hook_z``, or any shape that broadcasts
-            to the activation without its batch axis.
+        vector: (d_model,) for a layer or branch, (d_head,) at ``hook_z``, or what broadcasts to (pos, …).
         scale: factor on the vector.
     """
 
@@ -270,19 +254,17 @@ def _source_rows(source: Activations, point: Point, value: Tensor, state: RunSta
 
 
 def rows_in_place(source: Activations, point: Point, value: Tensor, state: RunState) -> Tensor:
-    """Return the rows of another run for the current step and positions; of a whole batch, those of the part that runs.
-
-    Raises:
-        HookError: the source run has no activation of this step and these positions.
-        UnknownNameError: the source does not hold this hook point.
-    """
+    """Return the rows of another run for the current step and positions, those of the part of the batch that runs."""
     rows = _source_rows(source, point, value, state)
     if state.whole is None or len(rows) == 1:
         return rows
     if len(rows) < state.whole and state.whole % len(rows) == 0:
-        copies = state.whole // len(rows)
-        rows = rows.repeat(copies, *[1] * (rows.ndim - 1)) if state.sample_major else rows.repeat_interleave(copies, 0)
+        rows = _copied(rows, state.whole // len(rows), state)
     return rows if len(rows) % state.whole else state.own(rows)
+
+
+def _copied(rows: Tensor, copies: int, state: RunState) -> Tensor:
+    return rows.repeat(copies, *[1] * (rows.ndim - 1)) if state.sample_major else rows.repeat_interleave(copies, dim=0)
 
 
 def _drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunState, rows: Rows, seed: int) -> Tensor:

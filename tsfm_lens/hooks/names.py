@@ -25,20 +25,7 @@ RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_r
 
 @dataclass(frozen=True)
 class Point:
-    """One hook point of one model.
-
-    Attributes:
-        name: as in the vocabulary, e.g. "decoder_blocks.3.cross_attn.hook_z".
-        axes: names of the activation's axes.
-        how: "site" = the tensor at ``site``; "result" = computed from the heads that enter ``site``;
-            "q", "k", "v", "scores", "pattern", "z" = inside the attention call of module ``site.module``.
-        site: the place of the native tensor.
-        stack, layer, kind: the place in the model; layer -1 and kind "" outside the blocks.
-        over: "variate" for the inside of attention between series.
-        row_axis: the axis that counts series.
-        aside: name of the write that must carry an edit made here, "" where the stream itself is edited.
-        heads: length of the axis of heads of keys and values that several query heads share; 0 elsewhere.
-    """
+    """One hook point of one model."""
 
     name: str
     axes: tuple[str, ...]
@@ -101,13 +88,7 @@ def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, i
 
 
 def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = "") -> list[str]:
-    """Return names that equal ``pattern`` or match it as a glob, or the one that TransformerLens calls so.
-
-    A ``*`` matches within one dotted part; ``**`` matches across parts.
-
-    Raises:
-        UnknownNameError: nothing matches; the message has the nearest names, or what has to be written.
-    """
+    """Return names that equal ``pattern`` or match it as a glob, or the one that TransformerLens calls so."""
     available = list(names)
     if isinstance(pattern, str):
         if pattern in available:

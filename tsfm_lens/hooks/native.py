@@ -16,11 +16,7 @@ from tsfm_lens.errors import WiringError
 
 
 def get_output(output: Any, arg: int | str) -> Tensor:
-    """Return the tensor at ``arg`` of a module's output; a bare tensor is its own only element.
-
-    Raises:
-        WiringError: there is no tensor in that place.
-    """
+    """Return the tensor at ``arg`` of a module's output; a bare tensor is its own only element."""
     if isinstance(output, Tensor):
         return output
     try:
@@ -47,11 +43,7 @@ def put_output(output: Any, arg: int | str, value: Tensor) -> Any:
 
 
 def get_input(args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str) -> Tensor:
-    """Return the tensor at ``arg`` of a module's inputs; an index past the positional ones reads the keywords in order.
-
-    Raises:
-        WiringError: there is no tensor in that place.
-    """
+    """Return the tensor at ``arg`` of a module's inputs; an index past the positional ones counts the keywords."""
     value: Any = None
     if isinstance(arg, str):
         value = kwargs.get(arg)
@@ -142,24 +134,9 @@ def _bracket_sizes(side: str, sizes: Sizes) -> dict[str, int]:
 
 
 def explicit_attention(
-    q: Tensor,
-    k: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Compute attention scores before the softmax, with mask and bias, as scaled_dot_product_attention forms them.
-
-    Args:
-        q: (..., query, d_head).
-        k: (..., key, d_head).
-        attn_mask: boolean (True = may attend) or additive, broadcastable to (..., query, key).
-        is_causal: mask keys after the query, both counted from the start.
-        scale: factor on the dot product; 1/sqrt(d_head) if None.
-
-    Returns:
-        (..., query, key).
-    """
+    """Compute attention scores before the softmax, with mask and bias, as scaled_dot_product_attention forms them."""
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k.transpose(-2, -1) * factor
     if is_causal:
@@ -181,11 +158,7 @@ _RMS_NORMS: WeakSet[Any] = WeakSet()
 
 
 def rms_scale(norm: Any, x: Tensor) -> Tensor:
-    """Return the factor per channel that a root-mean-square norm puts on ``x``: (…, d_model) or (…, 1).
-
-    Raises:
-        WiringError: the norm is of another kind, so freezing its scale is not defined.
-    """
+    """Return the factor per channel that a root-mean-square norm puts on ``x``: (…, d_model) or (…, 1)."""
     if norm not in _RMS_NORMS:
         probe = torch.linspace(-2.0, 3.0, x.shape[-1], dtype=x.dtype, device=x.device)[None] * 1.7
         with torch.no_grad():
@@ -215,16 +188,7 @@ def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
 
 
 def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:
-    """Normalise parts of a stream by a norm that has the scale of the whole stream: no gain, no bias.
-
-    Args:
-        norm: a LayerNorm, which also takes off each part's mean, or a root-mean-square norm.
-        parts: (…, d_model).
-        like: the whole stream, whose scale it is; of the parts' shape up to broadcasting.
-
-    Raises:
-        WiringError: the norm is of another kind, so freezing its scale is not defined.
-    """
+    """Normalise parts of a stream by a norm that has the scale of the whole stream: no gain, no bias."""
     if isinstance(norm, nn.LayerNorm):
         deviation = (like.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
         return (parts - parts.mean(-1, keepdim=True)) / deviation

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -15,10 +16,8 @@ from transformer_lens.utilities import Slice
 
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.block import Block
-from tsfm_lens.hooks.context import Hook
-from tsfm_lens.hooks.dispatch import HookScope, dispatcher_of
-from tsfm_lens.hooks.hook_table import HookTable
 from tsfm_lens.hooks.names import Point, select
+from tsfm_lens.hooks.registry import Hook, HookRegistry, HookScope
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
 Reducer = Callable[[Tensor], Tensor]
@@ -26,15 +25,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def resolve_filter(names: Collection[str], names_filter: NamesFilter) -> list[str]:
-    """Return the hook-point names that a filter selects.
-
-    Args:
-        names: all names of the model.
-        names_filter: a name or glob, several of them, a predicate on names, or None for every point.
-
-    Raises:
-        UnknownNameError: a name or glob selects nothing.
-    """
+    """Return the hook-point names that a filter selects."""
     if names_filter is None:
         return list(names)
     if callable(names_filter):
@@ -76,7 +67,7 @@ by_row(last_query)
 
 
 def record(
-    table: HookTable,
+    registry: HookRegistry,
     names: Iterable[str],
     into: Activations,
     *,
@@ -84,27 +75,13 @@ def record(
     reduce: Reducer | Mapping[str, Reducer] | Positions | None = None,
     gradients: bool = False,
 ) -> Block[Activations]:
-    """Record the values of the named hook points while the block runs, in this thread and task.
-
-    Args:
-        table: the model's hook points.
-        names: exact names.
-        into: the mapping to fill.
-        device: where to keep the tensors ("cpu" frees the accelerator's memory).
-        reduce: one function for all activations, or by name or glob; applied before storing.
-        gradients: also keep gradients, under ``name + "_grad"``; the block must then run backward.
-
-    Raises:
-        UnknownNameError: a glob of ``reduce`` matches no recorded name. Nothing has been hooked by then.
-        WiringError: compiled or replaced modules would pass a hook by.
-        HookError: on leaving, the model ran and never passed one of the points.
-    """
+    """Record the values of the named hook points while the block runs, in this thread and task."""
     selection = list(names)
     reducers = reducers_of(selection, reduce)
-    state = dispatcher_of(table).state
+    state = registry.state
 
     def keep(value: Tensor, hook: HookPoint, *, name: str, suffix: str = "") -> None:
-        point = table.points[name]
+        point = registry.points[name]
         tensor = reducers[name](value.detach()) if name in reducers else value.detach()
         if name in reducers and name not in into.reduced:
             into.reduced[name] = axes_after(point.axes, value, tensor, reducers[name])
@@ -125,17 +102,12 @@ def record(
         hooks.append((name, hook, "fwd"))
         if gradients:
             hooks.append((name, partial(keep, name=name, suffix="_grad"), "bwd"))
-    return Block(HookScope(table, into, hooks))
+    return Block(HookScope(registry, into, hooks))
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Reducers that keep some positions of every activation, queries of patterns; all of what has no positions.
-
-    Attributes:
-        points: the hook point of each name.
-        which: an index, (start, stop) or a list, as TransformerLens's ``pos_slice``.
-    """
+    """Reducers that keep some positions of every activation, queries of patterns; all of what has no positions."""
 
     points: Mapping[str, Point]
     which: Any
@@ -148,11 +120,7 @@ class Positions:
 
 
 def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | Positions | None) -> dict[str, Reducer]:
-    """Return the reducer of each name that has one.
-
-    Raises:
-        UnknownNameError: a glob of ``reduce`` matches none of the names.
-    """
+    """Return the reducer of each name that has one."""
     if reduce is None:
         return {}
     if isinstance(reduce, Positions):
@@ -163,51 +131,26 @@ def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | Posi
 
 
 def axes_after(axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Reducer) -> tuple[str, ...]:
-    """Return the names of the axes of a reduced activation; "axis_0", … for those that are ambiguous.
-
-    Axes keep their order, so their lengths identify most of them. Where lengths are equal, strides identify a view of
-    the activation. A reducer marked ``by_row`` may be called again: the axes that grow with its argument identify it.
-
-    Args:
-        axes: of the activation.
-        value: the activation.
-        result: the reduced activation.
-        reducer: the function.
-    """
+    """Return the names of the axes of a reduced activation; "axis_0", … for those that are ambiguous."""
     if result.ndim == value.ndim == len(axes):
         return axes
     unknown = tuple(f"axis_{index}" for index in range(result.ndim))
     if result.ndim > value.ndim or value.ndim != len(axes):
         return unknown
-    ways = list(combinations(range(value.ndim), result.ndim))
-    matches = [way for way in ways if tuple(value.shape[axis] for axis in way) == tuple(result.shape)]
+
+    def ways(shape: Sequence[int], left: Sequence[int]) -> list[tuple[int, ...]]:
+        every = combinations(range(len(shape)), len(left))
+        return [way for way in every if [shape[axis] for axis in way] == list(left)]
+
+    matches = ways(value.shape, result.shape)
     if result.untyped_storage()._cdata == value.untyped_storage()._cdata:
-        views = [way for way in matches if tuple(value.stride(axis) for axis in way) == result.stride()]
-        matches = views or matches
+        matches = [way for way in matches if tuple(value.stride(axis) for axis in way) == result.stride()] or matches
     if len(matches) != 1 and getattr(reducer, "by_row", False):
-        growth = _growth_by_axis(value.shape, reducer)
-        matches = [way for way in ways if growth is not None and _follows(way, growth)] or matches
+        # an operation may have no sizes on torch's meta device
+        with suppress(RuntimeError, NotImplementedError, ValueError):
+            apart = [value.ndim * size + axis for axis, size in enumerate(value.shape)]
+            matches = ways(apart, reducer(torch.empty(apart, device="meta")).shape) or matches
     if not matches:
         return unknown
     candidates = [{way[index] for way in matches} for index in range(result.ndim)]
     return tuple(axes[min(which)] if len(which) == 1 else name for which, name in zip(candidates, unknown, strict=True))
-
-
-def _growth_by_axis(shape: torch.Size, reducer: Reducer) -> list[set[int]] | None:
-    """Find the axes of a reducer's result that grow with each of its argument's; None if that is not possible."""
-    try:
-        before = reducer(torch.empty(shape, device="meta")).shape
-        growth = []
-        for axis in range(len(shape)):
-            longer = [size + (index == axis) for index, size in enumerate(shape)]
-            after = reducer(torch.empty(longer, device="meta")).shape
-            growth.append({index for index, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]})
-    except (RuntimeError, NotImplementedError, ValueError):
-        # an operation without sizes on torch's meta device
-        return None
-    return growth
-
-
-def _follows(way: tuple[int, ...], growth: list[set[int]]) -> bool:
-    """Return whether no axis of the result grows with another axis of the argument than this way has it."""
-    return all(each <= {way.index(axis)} if axis in way else not each for axis, each in enumerate(growth))

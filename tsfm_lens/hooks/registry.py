@@ -1,37 +1,124 @@
-"""Hook registry: TransformerLens hook points on a native model that is never edited."""
+"""Hook registry: TransformerLens hook points on a native model that is never edited, and each thread's hooks there.
+
+Torch hooks are seen by every thread, so each of ours first asks whether it is in its own. The hooks on the model follow
+from the open blocks: nothing is counted up or down.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from operator import attrgetter
+from types import FrameType
+from typing import Any, Literal, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint, LensHandle
 
-from tsfm_lens.hooks.block import Block
-from tsfm_lens.hooks.dispatch import HookDispatcher, HookScope, Observer, dispatcher_of
-from tsfm_lens.hooks.hook_table import HookTable
+from tsfm_lens.errors import HookError, UnknownNameError, WiringError
+from tsfm_lens.hooks.attention_capture import AttentionCapture
+from tsfm_lens.hooks.block import Block, Scope, Side, TorchHook
+from tsfm_lens.hooks.hook_checks import check_table, refuse_hidden, refuse_recomputation
+from tsfm_lens.hooks.names import HEADS, RESIDUAL, Point, hook_points, select
+from tsfm_lens.hooks.native import (
+    fold_leading,
+    get_input,
+    get_output,
+    put_input,
+    put_output,
+    rms_scale,
+    same_bits,
+    to_native,
+    to_vocabulary,
+)
 from tsfm_lens.hooks.state import RunState
+from tsfm_lens.hooks.weights import head_output_weights
+from tsfm_lens.hooks.wiring import Stack, Wiring
+
+Direction = Literal["fwd", "bwd"]
+Hook = tuple[str, Callable[..., Any], Direction]
+"""(exact name of a hook point, function of an activation and ``hook=``, direction)."""
+ModuleSide = tuple[str, Side]
+Connection = tuple[ModuleSide, str, float, Callable[..., Any] | None]
+"""(side of a module, key there, rank, function): see :class:`Act`."""
+T = TypeVar("T")
+
+# ranks before and behind those of hook points
+_FIRST, _LAST = -1.0, float("inf")
+# open blocks of the running task or thread; a task begins with those that were open at its creation
+_CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", default=())
 
 
-class HookRegistry(HookTable):
+class HookRegistry:
     """Hook points of one native model, and the hooks of threads on it.
 
     Args:
         model: the native module; it is read, hooked while needed, and never edited.
         wiring: its table.
 
+    Attributes:
+        modules: those of the model, by path.
+        points: by name, in order of execution.
+        rank: place of each among all.
+        hooked: the TransformerLens hook point of each.
+        inside_attention: the points inside an attention call, by path of the attention and what they are.
+        targets: the resolved targets of interventions.
+
     Raises:
-        WiringError: a path of the wiring does not exist in the model, or a size is not the model's.
+        WiringError: a path of the wiring does not exist in the model, or a size is not the model's; the message names
+            the entry and the model's value.
     """
+
+    def __init__(self, model: nn.Module, wiring: Wiring) -> None:
+        self.model, self.wiring = model, wiring
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        check_table(model, wiring, self.modules)
+        self._stacks = {stack.name: stack for stack in wiring.stacks}
+        self.points: dict[str, Point] = hook_points(wiring)
+        self.rank = {name: float(place) for place, name in enumerate(self.points)}
+        self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
+        self.inside_attention: dict[tuple[str, str], Point] = {
+            (point.site.module, point.how): point for point in self.points.values() if point.how != "site"
+        }
+        self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
+        self.threads, self.dispatchers = threading.local(), weakref.WeakSet[HookDispatcher]()
+        # of blocks that rescale their stream, by the hook points of what their branches write
+        self._mixes = {
+            f"{stack.prefix}.{layer}.{row.kind}.{name}": (row.mix, self.modules[stack.block(layer)])
+            for stack in wiring.stacks
+            for layer in range(stack.n_layers)
+            for row in stack.rows(layer)
+            for name in ("hook_out", "hook_result")
+            if row.mix is not None
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
 
+    def factor(self, point: Point) -> float:
+        """Return the factor on a write at a hook point, as the model has it now; 1 where it is added as it is."""
+        mix = self._mixes.get(point.name)
+        return 1.0 if mix is None else mix[0](mix[1])[0]
+
+    def stack_of(self, point: Point) -> Stack:
+        """Return the stack that a hook point belongs to."""
+        return self._stacks[point.stack]
+
     @property
-    def session(self) -> HookDispatcher:
-        """Hooks of the running thread on the model."""
-        return dispatcher_of(self)
+    def in_use(self) -> list[str]:
+        """Hook points that have a hook."""
+        return [name for name, point in self.hooked.items() if point.fwd_hooks or point.bwd_hooks]
 
     @property
     def busy(self) -> bool:
@@ -39,24 +126,552 @@ class HookRegistry(HookTable):
         return any(scope.is_open for dispatcher in list(self.dispatchers) for scope in dispatcher.scopes)
 
     @property
+    def session(self) -> HookDispatcher:
+        """Hooks of the running thread on the model."""
+        try:
+            dispatcher: HookDispatcher = self.threads.dispatcher
+        except AttributeError:
+            dispatcher = self.threads.dispatcher = HookDispatcher(self)
+            self.dispatchers.add(dispatcher)
+        return dispatcher
+
+    @property
     def state(self) -> RunState:
         """State of this thread's run."""
-        return dispatcher_of(self).state
-
-    def observed(self, note: Observer) -> Block[None]:
-        """Pass the activations of connected hook points to ``note`` alone; other hooks do not act meanwhile."""
-        return Block(HookScope(self, None, observer=note))
+        return self.session.state
 
     def attach(self) -> AbstractContextManager[None]:
-        """Connect every hook point with a hook to the native model while the block runs, in this thread and task.
+        """Connect hooks that no open block has connected to the native model while the block runs, if there are any."""
+        return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
 
-        With no hook set that no open block has connected, nothing is installed.
 
-        Raises:
-            WiringError: compiled or replaced modules would pass a hook by.
-            HookError: on leaving, the model ran, but one of the hook points was never passed.
+class HookScope(Scope[T]):
+    """Hooks of one block on the native model, in force in the thread and task that opened it.
+
+    They act in the order in which the model passes their points, however blocks are nested; hooks on one point in the
+    order in which they were set. ``after`` is called when the block ends; twice, where an interrupt broke it off.
+    """
+
+    def __init__(
+        self, registry: HookRegistry, value: T, hooks: Iterable[Hook] = (), after: Callable[[], object] | None = None
+    ) -> None:
+        self._registry, self._value, self._hooks, self._after = registry, value, tuple(hooks), after
+        # points that it connects and that the model must pass, and with those the writes that carry their edits
+        self.names, self.targets = list[str](), set[str]()
+        self._scoped: tuple[tuple[str, ScopedHook], ...] = ()
+        self._is_closed, self._has_gradient = True, False
+
+    def open(self) -> T:
+        """Set the hooks and connect their points."""
+        registry = self._registry
+        self._dispatcher = dispatcher = registry.session
+        # hook points that the run has passed, modules that ran to their end, and whether some ran in another thread
+        self.targets, self.trace, self.full_runs = set(), set[str](), set[str]()
+        self.elsewhere = self._is_closed = False
+        self._scoped = tuple([(name, ScopedHook(hook, self, side)) for name, hook, side in self._hooks])
+        in_use = {*dispatcher.unconnected(), *dict(self._scoped)}
+        connected = set().union(*[scope.targets for scope in dispatcher.acting()])
+        self._task, self._generator = _running_task(), _open_generator()
+        self.is_open = True
+        _CURRENT.set((*_CURRENT.get(), self))
+        dispatcher.scopes = (*dispatcher.scopes, self)
+        for name, hook in self._scoped:
+            registry.hooked[name].add_hook(hook, dir=hook.direction)
+        self.names = sorted(in_use, key=registry.rank.__getitem__)
+        # a write that carries edits of the stream is shown first, as it is without them
+        targets = {*self.names, *filter(None, [registry.points[name].aside for name in self.names])}
+        paths = {registry.points[name].site.module for name in targets - connected}
+        refuse_hidden(registry.model, [(path, registry.modules[path]) for path in paths])
+        self.targets = targets
+        dispatcher.settle()
+        return self._value
+
+    def close(self) -> None:
+        """Take everything off; another thread than the block's leaves the functions that torch calls to that one."""
+        if self._is_closed:
+            return
+        self._has_gradient = any(hook.calls for _name, hook in self._scoped if hook.direction == "bwd")
+        self.is_open = False
+        _CURRENT.set(tuple([scope for scope in _CURRENT.get() if scope.is_open]))
+        for name, hook in self._scoped:
+            detach(self._registry.hooked[name], hook)
+        self._dispatcher.settle()
+        if self._after is not None:
+            self._after()
+        self._is_closed = True
+        # hooks know their scope, and their records are not to wait for the collector of cycles
+        self._scoped = ()
+
+    def check(self) -> None:
+        """Raise HookError for hooks that did nothing though the model ran."""
+        if not self.trace.issuperset(self.names):
+            self._dispatcher.refuse_inert(self)
+        silent = [name for name, _hook, direction in self._hooks if direction == "bwd" and name in self.trace]
+        if silent and not self._has_gradient:
+            raise HookError(
+                f"no gradient came to the backward hook on {silent[0]}: call backward() inside the block, on a loss of "
+                "what the model gave there, and not under torch.no_grad()"
+            )
+
+    def acts(self) -> bool:
+        """Return whether the block is open where the running code stands; HookError if in a generator that waits."""
+        if not self.is_open or getattr(self._registry.threads, "dispatcher", None) is not self._dispatcher:
+            return False
+        if self not in _CURRENT.get():
+            # of a task that ended without leaving its block, as a notebook's cell does, the thread takes it over
+            task = None if self._task is None else self._task()
+            if self._task is None or not (task is None or task.done()):
+                return False
+        if self._generator is not None and not _is_running(self._generator[0]):
+            raise HookError(
+                f"a context that is open in the generator {self._generator[1]} would act on what runs while that one "
+                "waits at its yield, and nothing says whether it is meant to. Leave the context before the yield, or "
+                "make the generator a contextlib.contextmanager and enter it by a with statement."
+            )
+        return True
+
+
+class ScopedHook:
+    """Hook of a block; as a forward hook it leaves the runs of other threads and tasks alone."""
+
+    def __init__(self, function: Callable[..., Any], scope: HookScope[Any], direction: Direction) -> None:
+        self.function, self.scope, self.direction, self.calls = function, scope, direction, 0
+        # never changes what it sees; treats every row of a batch by itself; does so once it knows which rows run
+        marks = [bool(getattr(function, mark, False)) for mark in ("reads_only", "by_row", "by_place")]
+        self.reads_only, self.by_row, self.by_place = marks
+
+    def __repr__(self) -> str:
+        # TransformerLens asks whenever a hook is set, and a partial shows every number of its tensors
+        function = self.function
+        while isinstance(function, partial):
+            function = function.func
+        return repr(function)
+
+    def __call__(self, value: Any, hook: HookPoint) -> Any:
+        """Call the function, or nothing in another thread or task."""
+        # backward hooks run in threads of autograd's own, and torch keeps them as long as the graph
+        if not (self.scope.acts() if self.direction == "fwd" else self.scope.is_open):
+            return None
+        self.calls += 1
+        return self.function(value, hook=hook)
+
+
+def acting_hooks(handles: Iterable[LensHandle]) -> list[Any]:
+    """Return the hooks of a hook point that act here: those of acting blocks, and those that belong to the lens."""
+    # another thread may take a hook out of the list meanwhile
+    hooks = [handle.user_hook for handle in tuple(handles)]
+    return [hook for hook in hooks if not isinstance(hook, ScopedHook) or hook.scope.acts()]
+
+
+def resolve_hooks(
+    names: Iterable[str], hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]], direction: Direction
+) -> list[Hook]:
+    """Resolve globs and predicates to hooks with exact names; UnknownNameError where one matches no hook point."""
+    by_name: list[Hook] = []
+    for name, hook in hooks:
+        matches = list(filter(name, names)) if callable(name) else select(names, name)
+        if not matches:
+            raise UnknownNameError(f"{name!r} is true of no hook point; lens.hook_table() lists them")
+        by_name += [(exact, hook, direction) for exact in matches]
+    return by_name
+
+
+def detach(point: HookPoint, hook: ScopedHook) -> None:
+    """Take a hook off its hook point, wherever an interrupt left it."""
+    is_listed = False
+    for handles in (point.fwd_hooks, point.bwd_hooks):
+        for handle in tuple(handles):
+            if handle.user_hook is hook:
+                is_listed = True
+                handle.hook.remove()
+                # in place and without a lock: another thread may set a hook meanwhile
+                while any(other is handle for other in tuple(handles)):
+                    with contextlib.suppress(ValueError):
+                        handles.remove(handle)
+    if is_listed:
+        return
+    # an interrupt came between torch's hook and its place in the list
+    ids = {handle.hook.id for handle in (*point.fwd_hooks, *point.bwd_hooks)}
+    for table in (point._forward_hooks, point._backward_hooks):
+        for key, other in tuple(table.items()):
+            if key not in ids and other.__qualname__.startswith("HookPoint.add_hook."):
+                table.pop(key, None)
+
+
+def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return None
+    return None if task is None else weakref.ref(task)
+
+
+def _open_generator() -> tuple[int, str] | None:
+    """Return frame and name of the generator whose ``with`` statement enters a block, if it is no context manager."""
+    frame: FrameType | None = sys._getframe(1)
+    package = __name__.rpartition(".")[0]
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        # a generator driven by contextlib belongs to the statement that entered it
+        if module != "contextlib" and not module.startswith(package):
+            if not frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+                return None
+            if frame.f_back is None or frame.f_back.f_globals.get("__name__") != "contextlib":
+                return id(frame), f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        frame = frame.f_back
+    return None
+
+
+def _is_running(frame_id: int) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and id(frame) != frame_id:
+        frame = frame.f_back
+    return frame is not None
+
+
+@dataclass
+class Act:
+    """Function at one side of a module (None notes its end), its rank there (lowest first), and points that need it."""
+
+    rank: float
+    call: Callable[..., Any] | None
+    names: set[str] = field(default_factory=set)
+
+
+class HookDispatcher:
+    """One thread's hooks on a model: its open blocks, in order of entry, alone determine the torch hooks there."""
+
+    def __init__(self, registry: HookRegistry) -> None:
+        self._registry, self._wiring, self._thread = registry, registry.wiring, threading.current_thread()
+        self.scopes: tuple[HookScope[Any], ...] = ()
+        self.state = RunState(sample_major=registry.wiring.sample_major)
+        self._torch_hooks: dict[ModuleSide, TorchHook] = {}
+        self._acts: dict[ModuleSide, list[Act]] = {}
+        self._connections: dict[str, list[Connection]] = {}
+        self._tracking = list(self._track())
+        self._capture = AttentionCapture(self._fire_inside, self._in_use_inside)
+        # whether gradients were recorded when the model was entered
+        self._gradients = False
+        # by hook point: edits for a write to carry, and the output of heads in this pass
+        self._edits: dict[str, Tensor] = {}
+        self._heads: dict[str, Tensor] = {}
+
+    def acting(self) -> list[HookScope[Any]]:
+        """Return the open blocks that act on what runs now; errors as in :meth:`HookScope.acts`."""
+        return [*filter(HookScope.acts, self.scopes)]
+
+    def _in_use(self, name: str) -> bool:
+        """Return whether a hook acts at a hook point."""
+        point = self._registry.hooked[name]
+        return bool(acting_hooks(point.fwd_hooks) or (point.bwd_hooks and acting_hooks(point.bwd_hooks)))
+
+    def unconnected(self) -> list[str]:
+        """Return the hook points where a hook acts and that no block has connected."""
+        if (self._torch_hooks and not self.scopes) or not all(scope.is_open for scope in self.scopes):
+            self.settle()
+        # asked before every run, mostly of a model without hooks
+        in_use = self._registry.in_use
+        if not in_use:
+            return []
+        connected = set().union(*[scope.targets for scope in self.acting()])
+        return [name for name in in_use if name not in connected and self._in_use(name)]
+
+    def across_rows(self, *, parts: bool = True) -> list[str]:
+        """Return the hook points whose hooks may look at several series at once, so that a batch must stay whole.
+
+        A function with a true attribute ``by_row`` treats every row of a batch by itself; one with a true attribute
+        ``by_place``, if the run's state says which rows of a batch run, as it does in ``parts`` of the lens's own.
         """
-        return Block(HookScope(self, None)) if dispatcher_of(self).unconnected() else nullcontext()
+        marks, points = (("by_row", "by_place") if parts else ("by_row",)), self._registry.hooked
+
+        def is_apart(name: str) -> bool:
+            hooks = acting_hooks((*points[name].fwd_hooks, *points[name].bwd_hooks))
+            return all(any(getattr(hook, mark, False) for mark in marks) for hook in hooks)
+
+        return [name for name in self._registry.in_use if not is_apart(name)]
+
+    def refuse_inert(self, scope: HookScope[Any]) -> None:
+        """Raise HookError if the model ran and did not pass a hook point of a block."""
+        points, names = self._registry.points, scope.names
+        silent = [name for name in names if name not in scope.trace]
+        inert = [name for name in silent if not scope.full_runs.isdisjoint(self._witnesses(points[name]))]
+        if inert:
+            path = points[inert[0]].site.module
+            kind = type(self._registry.modules[path]).__name__
+            others = f" (and {len(inert) - 1} more hook points)" if len(inert) > 1 else ""
+            raise HookError(
+                f"the model ran, but never passed {inert[0]}{others}, so the hooks there did nothing: the wiring "
+                f"expects it at {path!r} ({kind}), which was not called. "
+                "Code that uses the weights of a module without calling it passes hooks by (nn.MultiheadAttention, "
+                "which is wired with z_inside=True; fused kernels), and so does a stack whose output was computed "
+                "before the block and handed in. Wire a module that is called, turn the fused path off, or run the "
+                "stack inside the block."
+            )
+        if len(silent) == len(names) and not scope.full_runs and scope.elsewhere:
+            raise HookError(
+                f"the model ran in another thread only, or in another task, and hooks act where their block was "
+                f"opened: those on {names[0]}{' and other points' if len(names) > 1 else ''} did nothing. Open the "
+                "block inside the function that the other thread or task runs."
+            )
+
+    def _witnesses(self, point: Point) -> tuple[str, ...]:
+        """Return modules that cannot run to their end without passing a hook point: the model, and its block."""
+        block = self._registry.stack_of(point).block(max(point.layer, 0))
+        return ("", block) if point.layer >= 0 or point.name.endswith("hook_embed") else ("",)
+
+    # --- setting torch hooks -----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Bring the hooks on the model in line with the open blocks; may be broken off, and called again."""
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            # a block that the collector ends in another thread; its hooks are inert, and this one's next block settles
+            return
+        self.scopes = tuple([scope for scope in self.scopes if scope.is_open])
+        acts: dict[ModuleSide, dict[str, Act]] = {}
+        for scope in self.scopes:
+            for name in scope.targets:
+                if name not in self._connections:
+                    self._connections[name] = [*self._tracking, *self._connect(self._registry.points[name])]
+                for side, key, rank, call in self._connections[name]:
+                    acts.setdefault(side, {}).setdefault(key, Act(rank, call)).names.add(name)
+        if acts and not self._torch_hooks:
+            self._gradients = torch.is_grad_enabled()
+        for side in tuple(self._torch_hooks):
+            if side not in acts:
+                self._torch_hooks[side].remove()
+                self._torch_hooks.pop(side, None)
+        self._acts = {side: sorted(by_key.values(), key=attrgetter("rank")) for side, by_key in acts.items()}
+        for side in acts:
+            if side not in self._torch_hooks:
+                self._torch_hooks[side] = TorchHook(self._registry.modules[side[0]], side[1], partial(self._run, side))
+            self._torch_hooks[side].set()
+        self._capture.look_at({self._registry.modules[side[0]]: side[0] for side in acts if "check" in acts[side]})
+        if not self.scopes:
+            # remains of a run that was broken off
+            self._edits.clear()
+            self._heads.clear()
+
+    def _run(self, side: ModuleSide, module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
+        """Call the acts at a side of a module in order of rank: torch's own order is that in which hooks were set."""
+        scopes, replacement = self.acting(), None
+        acts = self._acts.get(side, [])
+        if len(scopes) < len(self.scopes):
+            for scope in self.scopes:
+                scope.elsewhere |= scope not in scopes
+            acts = [act for act in acts if any(not act.names.isdisjoint(scope.targets) for scope in scopes)]
+        for act in acts if scopes else ():
+            if act.call is None:
+                for scope in scopes:
+                    scope.full_runs.add(side[0])
+                continue
+            new = act.call(module, args, kwargs, *output)
+            if new is None:
+                continue
+            replacement = new
+            if output:
+                output = (new,)
+            else:
+                args, kwargs = new
+        return replacement
+
+    def _connect(self, point: Point) -> list[Connection]:
+        """Return the connections that one hook point needs on the model."""
+        path, rank = point.site.module, self._registry.rank[point.name]
+        # notes the runs of modules that come to their end
+        connections: list[Connection] = [((each, "out"), "ran", _LAST, None) for each in self._witnesses(point)]
+        if point.how == "result":
+            connections += self._connect_result(point)
+        elif point.how != "site":
+            connections += self._connect_attention(path)
+        else:
+            connections.append(((path, point.site.side), point.name, rank, self._at_site(point)))
+        return [*connections, self._carry_edits(point)] if point.aside else connections
+
+    def _connect_attention(self, path: str) -> Iterator[Connection]:
+        for at in self._capture.brackets(path, self._registry.modules[path]):
+            yield (at, "end"), "capture", _FIRST, self._capture.leave
+            yield (at, "in"), "capture", _LAST, self._capture.enter
+        yield (path, "out"), "check", _FIRST, partial(self._capture.check, path)
+
+    def _track(self) -> Iterator[Connection]:
+        """Keep :attr:`state` true while anything is connected."""
+        state, site = self.state, self._wiring.sizes_from
+
+        def begin(*_call: Any) -> None:
+            self._gradients = torch.is_grad_enabled()
+
+        def count_steps(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+            steps = self._wiring.steps_per_readout
+            state.step += steps if isinstance(steps, int) else steps(output)
+
+        def note_sizes(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            assert site is not None
+            lengths = dict(zip(site.layout.split(), get_input(args, kwargs, site.arg).shape, strict=True))
+            state.sizes = {axis: lengths[axis] for axis in ("series", "variate")}
+
+        def note_offset(stack: Stack, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            assert stack.cached is not None
+            state.offset[stack.name] = stack.cached(args, kwargs)
+
+        yield ("", "in"), "begun", _FIRST, begin
+        for stack in self._wiring.stacks:
+            if stack.cached is not None:
+                yield (stack.entry, "in"), f"entered {stack.name}", _FIRST, partial(note_offset, stack)
+        if site is not None:
+            yield (site.module, "in"), "sizes", _FIRST, note_sizes
+        yield (self._wiring.unembed.module, "out"), "read out", _FIRST, count_steps
+
+    # --- functions of torch hooks --------------------------------------------------------------------------
+
+    def _at_site(self, point: Point) -> Callable[..., Any]:
+        """Make the torch hook for a hook point on a module's inputs, or on its output."""
+        arg = point.site.arg
+
+        def on_input(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            tensor = get_input(args, kwargs, arg)
+            new = self._fire(point, tensor)
+            return None if new is tensor else put_input(args, kwargs, arg, new)
+
+        def on_output(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
+            tensor = get_output(output, arg)
+            new = self._fire(point, tensor)
+            return None if new is tensor else put_output(output, arg, new)
+
+        return on_input if point.site.side == "in" else on_output
+
+    def _carry_edits(self, point: Point) -> Connection:
+        """Add an edit on the way into a branch to the branch's write, so that the stream has it too."""
+        registry = self._registry
+        write, stack = registry.points[point.aside], registry.stack_of(point)
+        mix, native = stack.writer(write.kind, write.layer).mix, registry.modules[stack.block(write.layer)]
+
+        def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
+            change = self._edits.pop(point.name, None)
+            if change is None:
+                return None
+            write_gain, stream_gain = (1.0, 1.0) if mix is None else mix(native)
+            edit = to_native(change * (stream_gain / write_gain), write.site.layout, RESIDUAL, self._sizes(point))
+            tensor = get_output(output, write.site.arg)
+            return put_output(output, write.site.arg, tensor + edit.reshape(tensor.shape))
+
+        # after the hook point of the write itself
+        return (write.site.module, "out"), f"edits of {point.name}", registry.rank[write.name] + 0.5, after
+
+    def _connect_result(self, point: Point) -> Iterator[Connection]:
+        """Compute each head's write from the input of the output projection; only an edit changes the sum.
+
+        Where a norm stands between the heads and the stream, its scale is frozen to that of this pass.
+        """
+        stack, rank = self._registry.stack_of(point), self._registry.rank[point.name]
+        row, path = stack.attention(point.kind, point.layer), point.site.module
+        layout = row.write.layout if row.post_norm else row.stream_layout
+
+        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._heads[point.name] = get_input(args, kwargs, 0)
+
+        def after(norm: nn.Module, args: tuple[Any, ...], _kwargs: Any, output: Any) -> Any:
+            weights = head_output_weights(self._registry.model, stack, point.layer, point.kind)
+            factor, sizes = self._registry.factor(point), self._sizes(point)
+            heads = fold_leading(self._heads.pop(point.name), point.site.layout)
+            z = to_vocabulary(heads, point.site.layout, HEADS, sizes)
+            result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
+            tensor = get_output(output, 0)
+            if row.post_norm:
+                scale = rms_scale(norm, get_input(args, {}, 0))
+                wide = fold_leading(scale.expand_as(tensor), layout)
+                result = result * to_vocabulary(wide, layout, RESIDUAL, sizes).unsqueeze(-2)
+            result = result * factor if factor != 1.0 else result
+            new = self._through(point, result)
+            if new is result:
+                return None
+            change = to_native((new - result).sum(dim=-2) / factor, layout, RESIDUAL, sizes)
+            return put_output(output, 0, tensor + change.reshape(tensor.shape))
+
+        at = f"{stack.block(point.layer)}.{row.post_norm}" if row.post_norm else path
+        yield (at, "out"), point.name, rank, after
+        if row.z_inside:
+            yield from self._connect_attention(path)
+        else:
+            yield (path, "in"), point.name, rank, before
+
+    def _in_use_inside(self, path: str, how: str) -> bool:
+        point = self._registry.inside_attention.get((path, how))
+        # asked at every attention call, mostly of points that no block has connected
+        return (
+            point is not None
+            and any(point.name in scope.targets and scope.acts() for scope in self.scopes)
+            and self._in_use(point.name)
+        )
+
+    def _fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
+        if not self._in_use_inside(path, how):
+            return tensor
+        point = self._registry.inside_attention[path, how]
+        if how == "result":
+            self._heads[point.name] = tensor
+            return tensor
+        return self._fire(point, tensor)
+
+    # --- passage through a hook point ----------------------------------------------------------------------
+
+    def _sizes(self, point: Point) -> dict[str, int]:
+        """Return the lengths of axes that layouts may fold together."""
+        return {**self.state.sizes, "head": self._registry.stack_of(point).n_heads}
+
+    def _fire(self, point: Point, native: Tensor) -> Tensor:
+        """Pass a native tensor to a hook point's hooks; the very same tensor comes back if nobody changed it."""
+        layout, axes, sizes = point.site.layout, point.axes, self._sizes(point)
+        value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
+        factor = self._registry.factor(point)
+        if factor != 1.0:
+            value = value * factor
+        # keys and values that a library repeats for every query head before the call
+        copies = value.shape[2] // point.heads if point.heads else 1
+        distinct = value[:, :, ::copies] if copies > 1 else value
+        # of a pass that was broken off
+        self._edits.pop(point.name, None)
+        new = self._through(point, distinct)
+        if new is distinct:
+            return native
+        new = new.repeat_interleave(copies, dim=2) if copies > 1 else new
+        if point.aside:
+            self._edits[point.name] = new - value
+        return to_native(new if factor == 1.0 else new / factor, layout, axes, sizes).reshape(native.shape)
+
+    def _through(self, point: Point, value: Tensor) -> Tensor:
+        refuse_recomputation(point.name, self._gradients)
+        for scope in self.acting():
+            scope.trace.add(point.name)
+        hook_point = self._registry.hooked[point.name]
+        if hook_point.bwd_hooks and len(acting_hooks(hook_point.bwd_hooks)) < len(hook_point.bwd_hooks):
+            raise HookError(
+                f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep them "
+                "apart. Let one block with backward hooks end before another thread or task hooks the same points."
+            )
+        hooks = acting_hooks(hook_point.fwd_hooks)
+        if all(getattr(hook, "reads_only", False) for hook in hooks):
+            if hook_point.bwd_hooks:
+                result: Tensor = hook_point(value)
+                return result
+            for hook in hooks:
+                hook(value, hook=hook_point)
+            return value
+        # hooks may write in place, so they get a copy
+        copy = value.clone()
+        new = hook_point(copy)
+        if new is copy and same_bits(copy, value):
+            return value
+        if not isinstance(new, Tensor) or _kind(new) != _kind(value):
+            kind = f"shape {_kind(new)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
+            raise WiringError(
+                f"the hook on {point.name} returned {kind}, expected {_kind(value)} ({' '.join(point.axes)})"
+            )
+        # a tensor made under torch.inference_mode() may not enter the graph of a run outside of it
+        return new.clone() if new.is_inference() and not torch.is_inference_mode_enabled() else new
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
 
 class Namespace(nn.Module):

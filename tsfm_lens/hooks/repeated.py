@@ -13,19 +13,7 @@ from torch.utils._pytree import tree_map
 
 
 class Repeated(Tensor):
-    """Tensor whose row ``(b * len(single) + r) * each + i`` is row r of ``single``, for every b and i.
-
-    A write turns it into copies; earlier views of it do not follow.
-
-    Args:
-        single: the rows, along the first axis.
-        blocks: copies of all of them, one after the other.
-        each: copies of each row, side by side.
-
-    Attributes:
-        single: rows stored once; None after a write into the copies, which may differ since.
-        times: copies of all rows, and of each.
-    """
+    """Tensor whose row ``(b * len(single) + r) * each + i`` is row r of ``single``, for every b and i."""
 
     single: Tensor | None
     times: tuple[int, int]

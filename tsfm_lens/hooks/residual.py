@@ -1,19 +1,19 @@
-"""Residual stream as the sum of its writes, from recorded activations and weights; refused where it is not that sum."""
+"""Residual stream as the sum of its writes, and TransformerLens's ways to take it apart, on any model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformer_lens.utilities import Slice
 
-from tsfm_lens.errors import InputError, LensError, UnknownNameError, WiringError, unknown_name
-from tsfm_lens.hooks.hook_table import HookTable
+from tsfm_lens.errors import HookError, InputError, LensError, UnknownNameError, WiringError, unknown_name
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.native import rms_scale, without_gain
+from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Wiring, Writer
 
@@ -24,37 +24,29 @@ Place = tuple[int, str] | Literal["embed"]
 """(layer, kind of branch), or the embedding."""
 
 
-class Recorded(Protocol):
-    """Recorded activations by the names of their hook points."""
-
-    def __getitem__(self, name: str) -> Tensor: ...
-
-    def __contains__(self, name: object) -> bool: ...
+Recorded = Mapping[Any, Tensor]
+"""Recorded activations by the names of their hook points."""
 
 
 def carry_factors(model: Any, stack: Stack, until: tuple[int, int] | None = None) -> dict[Place, float]:
-    """Return the factor with which each write reaches the stack's last ``hook_resid_post``, or an earlier place.
-
-    It is 1 where blocks add to the stream. Where blocks also rescale it (Toto 2), every later scale is in
-    the factor, so that ``hook_embed`` and all ``hook_out``, each times its factor, sum to the last stream.
-
-    Args:
-        model: the native module.
-        stack: one of its stacks.
-        until: a layer and the number of its branches that have written before the place; the stack's end if None.
-    """
-    layer, branches = (stack.n_layers, 0) if until is None else until
-    places: list[tuple[Place, float]] = [("embed", 1.0)]
-    for index in range(layer + (branches > 0)):
-        block = model.get_submodule(stack.block(index))
-        for row in stack.rows(index)[: branches if index == layer else None]:
-            places.append(((index, row.kind), 1.0 if row.mix is None else row.mix(block)[1]))
+    """Return the factor with which each write reaches the stack's last ``hook_resid_post``, or an earlier place."""
     factors: dict[Place, float] = {}
     later = 1.0
-    for place, gain in reversed(places):
-        factors[place] = later
-        later *= gain
-    return factors
+    for index, row in reversed(_writers(stack, *(until or (stack.n_layers, 0)))):
+        factors[index, row.kind] = later
+        later *= _stream_gain(model, stack, index, row)
+    return factors | {"embed": later}
+
+
+def _writers(stack: Stack, layer: int, branches: int) -> list[tuple[int, Writer]]:
+    """Return layer and row of the branches before a layer, and of its own first few, in order."""
+    rows = [(index, row) for index in range(layer) for row in stack.rows(index)]
+    return rows + [(layer, row) for row in (stack.rows(layer)[:branches] if branches else ())]
+
+
+def _stream_gain(model: nn.Module, stack: Stack, layer: int, row: Writer) -> float:
+    """Return the factor on the stream that a branch adds its write to."""
+    return 1.0 if row.mix is None else row.mix(model.get_submodule(stack.block(layer)))[1]
 
 
 def relative_rounding(model: nn.Module, wiring: Wiring) -> float:
@@ -66,14 +58,7 @@ def relative_rounding(model: nn.Module, wiring: Wiring) -> float:
 
 
 def excess(total: Tensor, size: Tensor, stream: Tensor, rounding: float) -> tuple[float, float] | None:
-    """Return the largest deviation of a sum from a stream, and the rounding there; None where no row exceeds it.
-
-    Args:
-        total: sum of the writes, (row, pos, d_model).
-        size: sum of their absolute values, likewise; rounding grows with it.
-        stream: the target of the sum, likewise.
-        rounding: see :func:`relative_rounding`.
-    """
+    """Return the largest deviation of a sum from a stream, and the rounding there; None where no row exceeds it."""
     same = (total == stream) | (total.isnan() & stream.isnan())
     gap = _by_row((total - stream).abs().masked_fill(same, 0.0)).amax(1)
     bound = min(rounding, _MOST) * _by_row(size.nan_to_num(0.0, 0.0, 0.0)).amax(1)
@@ -90,18 +75,10 @@ def _by_row(tensor: Tensor) -> Tensor:
 
 
 def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Compare every branch by itself: its heads with its write, and the stream after it with the one before and that.
-
-    Args:
-        acts: all ``hook_resid_*``, ``hook_out`` and ``hook_result`` of the stack.
-
-    Yields:
-        The place, the model's value there, and the sum that it should equal, (row, pos, d_model).
-    """
+    """Yield place, value and the sum that it should equal: of every branch's write, and of the stream after it."""
     weights = Weights(model, wiring)
     for layer in range(stack.n_layers):
         at, rows = f"{stack.prefix}.{layer}", stack.rows(layer)
-        block = model.get_submodule(stack.block(layer))
         if layer > 0:
             before = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
             yield f"{at}.hook_resid_pre", acts[f"{at}.hook_resid_pre"], before
@@ -113,7 +90,7 @@ def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) 
                 place = (layer, row.kind, stack.name)
                 bias = 0.0 if row.post_norm else weights.b_O(*place) * weights.scale(*place)
                 yield f"{at}.{row.kind}: heads", write, heads + bias
-            gain = 1.0 if row.mix is None else row.mix(block)[1]
+            gain = _stream_gain(model, stack, layer, row)
             yield f"{at}.{next_name}", acts[f"{at}.{next_name}"], acts[f"{at}.{name}"] * gain + write
 
 
@@ -129,14 +106,7 @@ def first_deviation(model: nn.Module, wiring: Wiring, stack: Stack, acts: Record
 def no_sum(
     wiring: Wiring, where: str, apart: tuple[float, float], first: str = "", points: Sequence[str] = ()
 ) -> LensError:
-    """Compose the error for a stream that is not the sum of the writes that a wiring declares.
-
-    Args:
-        where: the stream.
-        apart: see :func:`excess`.
-        first: see :func:`first_deviation`.
-        points: hook points that are edited now.
-    """
+    """Compose the error for a stream that is not the sum of the writes that a wiring declares."""
     message = (
         f"the writes of the wiring {wiring.architecture!r} do not sum to the residual stream {where}: they are off by "
         f"{apart[0]:.3g}, and rounding allows {apart[1]:.1g}"
@@ -155,36 +125,20 @@ def no_sum(
 
 
 class Before:
-    """Writes to a stack's stream before one place.
-
-    Args:
-        acts: recorded activations.
-        source: hook points, model and table.
-        stack: name of the stack; the one that is read out if None.
-        layer: the place is its input, from 0 to the number of layers; None and -1 are the stack's end.
-        mlp_input: the place is what the layer's MLP reads, not what its first branch does.
-        pos_slice: an index, (start, stop) or list of positions; all if None.
-
-    Raises:
-        InputError: no such layer, or that layer has no MLP.
-        UnknownNameError: no such stack.
-    """
+    """Writes to a stack's stream before one place."""
 
     def __init__(
         self,
         acts: Recorded,
-        source: HookTable,
+        source: HookRegistry,
         stack: str | None,
         layer: int | None,
         mlp_input: bool = False,
         pos_slice: Any = None,
     ) -> None:
-        names = [column.name for column in source.wiring.stacks]
-        if stack is not None and stack not in names:
-            raise unknown_name("stack", stack, names)
         self._acts, self._model, self._wiring, self._positions = acts, source.model, source.wiring, pos_slice
         self._weights = Weights(source.model, source.wiring)
-        self.stack: Stack = source.wiring.output_stack if stack is None else source.wiring.stack(stack)
+        self.stack = source.wiring.stack(stack)
         self.layer = self.stack.n_layers if layer is None or layer == -1 else layer
         if not isinstance(self.layer, int) or not 0 <= self.layer <= self.stack.n_layers:
             raise InputError(f"layer {layer!r}; expected 0 to {self.stack.n_layers}, or -1 or None for the stack's end")
@@ -196,12 +150,9 @@ class Before:
         self._end = f"{self.stack.prefix}.{self.stack.n_layers - 1}.hook_resid_post"
         self._carry = carry_factors(source.model, self.stack, (self.layer, self.branches))
 
-    def writers(self) -> Iterator[tuple[int, Writer]]:
-        """Yield layer and row of every branch that has written there, in order."""
-        for layer in range(self.layer):
-            yield from ((layer, row) for row in self.stack.rows(layer))
-        if self.branches:
-            yield from ((self.layer, row) for row in self.stack.rows(self.layer)[: self.branches])
+    def writers(self) -> list[tuple[int, Writer]]:
+        """Return layer and row of every branch that has written there, in order."""
+        return _writers(self.stack, self.layer, self.branches)
 
     def streams(self, *, incl_mid: bool) -> dict[str, str]:
         """Return the hook points of the stream at every layer up to the place, by label."""
@@ -321,11 +272,7 @@ class Before:
 
     @torch.no_grad()
     def refuse_other_stream(self) -> None:
-        """Refuse a place whose stream is not the sum of the writes before it; nothing where one was not recorded.
-
-        Raises:
-            WiringError: says by how much they differ.
-        """
+        """Refuse a place whose stream is not the sum of the writes before it; nothing where one was not recorded."""
         try:
             stream, total = self.stream(), self.embed()
             writes = [self.branch(layer, row) for layer, row in self.writers()]
@@ -338,3 +285,209 @@ class Before:
         if apart is not None:
             at = "at its end" if self.at_the_end else f"in layer {self.layer}"
             raise no_sum(self._wiring, f"of stack {self.stack.name!r} {at}", apart)
+
+
+Labelled = Tensor | tuple[Tensor, list[str]]
+"""(component, batch, pos, d_model), with a leading axis "step" after it in rollouts; with its labels if asked for."""
+
+
+class Decomposed(Mapping[Any, Tensor]):
+    """Decomposition of a residual stream with the methods of TransformerLens's ``ActivationCache``.
+
+    Everything has the arguments, the order and the labels of TransformerLens, and ``stack``, for models with an encoder
+    and a decoder: the one that is read out as the forecast, unless another is named. Where an attention is not the only
+    one of its block, its kind is in the label ("0_cross_attn_out", "L0.cross_attn.H3"). Where blocks rescale their
+    stream, what is written early is given as it arrives.
+
+    Arguments that methods share: ``layer`` from 0 to the number of layers, the end of the stack if None or -1;
+    ``mlp_input``, up to what the MLP of that layer reads; ``pos_slice``, an index, (start, stop) or list of positions;
+    ``apply_ln``, divided by the scale of the norm that reads there; ``return_labels``, also the labels. All raise
+    InputError where there is no such layer or it has no MLP, UnknownNameError for what was not recorded, WiringError
+    where all writes were recorded and do not sum to the stream, as under a hook that edits the stream itself.
+    """
+
+    source: HookRegistry | None
+
+    def accumulated_resid(
+        self,
+        layer: int | None = None,
+        incl_mid: bool = False,
+        apply_ln: bool = False,
+        pos_slice: Any = None,
+        mlp_input: bool = False,
+        return_labels: bool = False,
+        *,
+        stack: str | None = None,
+    ) -> Labelled:
+        """Stack the residual stream at every layer up to the input of one; labels are "0_pre", …, "final_post".
+
+        Args:
+            layer, mlp_input, pos_slice, return_labels, stack: see the class.
+            incl_mid: also the stream after each branch of a block but its last.
+            apply_ln: as the norm of that layer shows it, with the scale of that layer's stream; at the end of the stack
+                each through the last norm, as the head reads it (the logit lens).
+        """
+        place = self._before(stack, layer, mlp_input, pos_slice)
+        names = place.streams(incl_mid=incl_mid)
+        parts = torch.stack([place.cut(name) for name in names.values()])
+        if apply_ln:
+            # at the end each has a scale of its own, as in TransformerLens
+            parts = place.normed(parts) if place.at_the_end else place.scaled(parts)
+        return (parts, list(names)) if return_labels else parts
+
+    def decompose_resid(
+        self,
+        layer: int | None = None,
+        mlp_input: bool = False,
+        mode: Literal["all", "mlp", "attn"] = "all",
+        apply_ln: bool = False,
+        pos_slice: Any = None,
+        incl_embeds: bool = True,
+        return_labels: bool = False,
+        *,
+        stack: str | None = None,
+    ) -> Labelled:
+        """Stack the write of each branch to the stream that a layer reads; the sum of all of them is that stream.
+
+        Args:
+            layer, mlp_input, apply_ln, pos_slice, stack: see the class.
+            mode: "all", "mlp" or "attn".
+            incl_embeds: also the stream's first value.
+            return_labels: also "embed", "0_attn_out", "0_mlp_out", ….
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> writes, labels = cache.decompose_resid(layer=1, return_labels=True)
+            >>> labels
+            ['embed', '0_self_attn_out', '0_cross_attn_out', '0_mlp_out']
+        """
+        if mode not in ("all", "mlp", "attn"):
+            raise unknown_name("mode", mode, ("all", "mlp", "attn"))
+        place = self._before(stack, layer, mlp_input, pos_slice, whole=mode == "all")
+        labels, writes = ["embed"], [place.embed()]
+        for index, row in place.writers():
+            if mode == "all" or (mode == "mlp") == isinstance(row, Mlp):
+                labels.append(f"{index}_{row.kind}_out")
+                writes.append(place.branch(index, row))
+        labels, parts = labels[not incl_embeds :], torch.stack(writes)[not incl_embeds :]
+        parts = place.scaled(parts) if apply_ln else parts
+        return (parts, labels) if return_labels else parts
+
+    def stack_head_results(
+        self,
+        layer: int | None = -1,
+        return_labels: bool = False,
+        incl_remainder: bool = False,
+        pos_slice: Any = None,
+        apply_ln: bool = False,
+        *,
+        stack: str | None = None,
+    ) -> Labelled:
+        """Stack each head's write to the stream before a layer, from ``hook_result`` or else from ``hook_z`` and W_O.
+
+        Args:
+            layer, pos_slice, apply_ln, stack: see the class.
+            return_labels: also "L0H0", "L0H1", ….
+            incl_remainder: also the rest of the stream: its first value, the MLPs and the biases.
+        """
+        place = self._before(stack, layer, False, pos_slice)
+        labels, heads = place.heads()
+        if incl_remainder:
+            labels.append("remainder")
+            heads = torch.cat([heads, (place.stream() - heads.sum(0))[None]])
+        heads = place.scaled(heads) if apply_ln else heads
+        return (heads, labels) if return_labels else heads
+
+    def get_full_resid_decomposition(
+        self,
+        layer: int | None = None,
+        mlp_input: bool = False,
+        expand_neurons: bool = True,
+        apply_ln: bool = False,
+        pos_slice: Any = None,
+        return_labels: bool = False,
+        project_output_onto: Tensor | None = None,
+        *,
+        stack: str | None = None,
+    ) -> Labelled:
+        """Stack the writes of heads, neurons, embedding and biases to the stream that a layer reads; they sum to it.
+
+        Args:
+            layer, mlp_input, apply_ln, pos_slice, stack: see the class.
+            expand_neurons: every neuron by itself; else every MLP.
+            return_labels: also "L0H0", …, "L0N0", … or "0_mlp_out", …, "embed", "bias".
+            project_output_onto: (d_model,) or (d_model, any) to multiply every write with, which spares memory.
+        """
+        place = self._before(stack, layer, mlp_input, pos_slice, whole=True)
+
+        def project(part: Tensor) -> Tensor:
+            part = place.scaled(part) if apply_ln else part
+            return part if project_output_onto is None else part @ project_output_onto.to(part)
+
+        labels, heads = place.heads()
+        parts = [project(heads)]
+        for index, row in place.writers():
+            if isinstance(row, Mlp):
+                of = place.neurons(index, row) if expand_neurons else place.branch(index, row)[None]
+                many = [f"L{index}N{neuron}" for neuron in range(len(of))]
+                labels += many if expand_neurons else [f"{index}_{row.kind}_out"]
+                parts.append(project(of))
+        parts += [project(place.embed()[None]), project(place.bias(of_mlps=expand_neurons)[None])]
+        writes, labels = torch.cat(parts), [*labels, "embed", "bias"]
+        return (writes, labels) if return_labels else writes
+
+    def apply_ln_to_stack(
+        self,
+        residual_stack: Tensor,
+        layer: int | None = None,
+        mlp_input: bool = False,
+        pos_slice: Any = None,
+        *,
+        recompute_ln: bool = False,
+        stack: str | None = None,
+    ) -> Tensor:
+        """Scale parts of a stream as the norm of a layer does, with the scale of the whole stream.
+
+        As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer, fold_norm=True)`` has it. To read
+        parts out as forecasts, give them to ``lens.readout(parts, encoded, like=stream)`` as they are.
+
+        Args:
+            residual_stack: (component, …, d_model).
+            layer, mlp_input, pos_slice, stack: see the class.
+            recompute_ln: at the end of the stack, each part through the last norm itself.
+
+        Raises:
+            WiringError: the norm is neither a LayerNorm nor a root-mean-square one.
+        """
+        place = self._before(stack, layer, mlp_input, pos_slice)
+        if residual_stack.shape[-1] != place.stack.d_model:
+            raise InputError(
+                f"the stack has shape {tuple(residual_stack.shape)}, expected a last axis of {place.stack.d_model}"
+            )
+        return place.normed(residual_stack) if recompute_ln and place.at_the_end else place.scaled(residual_stack)
+
+    def stack_activation(
+        self,
+        activation_name: str,
+        layer: int | None = -1,
+        sublayer_type: str | None = None,
+        *,
+        stack: str | None = None,
+    ) -> Tensor:
+        """Stack one activation, named in short, of every layer before one; of one kind of attention where several."""
+        place = self._before(stack, layer, False, None)
+        name = place.stack.name
+        return torch.stack([self[activation_name, index, name, sublayer_type] for index in range(place.layer)])
+
+    def _before(
+        self, stack: str | None, layer: int | None, mlp_input: bool, pos_slice: Any, *, whole: bool = False
+    ) -> Before:
+        if self.source is None:
+            raise HookError(
+                "these activations do not know their model, whose weights and norms this needs; take those that "
+                "lens.run_with_cache or run.record gave"
+            )
+        place = Before(self, self.source, stack, layer, mlp_input, pos_slice)
+        if whole:
+            place.refuse_other_stream()
+        return place

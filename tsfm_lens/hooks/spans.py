@@ -7,16 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """Time steps of every token of one stack.
+    """Time steps ``[start, stop)`` of every token of one stack, counted from the forecast start (the first step is 0).
 
-    Steps count from the forecast start: the last step of the context is -1, the first forecast step 0.
-    A token covers ``[start, stop)``. Encoder tokens cover the steps of their input; decoder tokens cover
-    the steps that are read out from them.
+    Encoder tokens cover the steps of their input; decoder tokens cover the steps that are read out from them.
 
     Attributes:
-        start, stop: one entry per token.
-        special: "" for a token of the series, else its kind: "EOS", "REG". Special tokens have
-            ``start == stop``.
+        start, stop: one entry per token; equal for special tokens.
+        special: "" for a token of the series, else its kind: "EOS", "REG".
         variate: of which variate a token is, where those of an item share one sequence; () elsewhere.
     """
 
@@ -39,17 +36,12 @@ class TokenSpans:
     def patches(
         cls, first: int, n: int, width: int, special_after: tuple[str, ...] = (), *, stride: int | None = None
     ) -> TokenSpans:
-        """Make ``n`` tokens of ``width`` steps each from step ``first`` on, then special tokens.
-
-        Tokens begin ``stride`` steps apart, by default ``width``; with less they overlap.
-        """
-        start = [first + (stride or width) * index for index in range(n)]
-        end = start[-1] + width if start else first
-        return cls(
-            tuple(start) + (end,) * len(special_after),
-            tuple(s + width for s in start) + (end,) * len(special_after),
-            ("",) * n + special_after,
-        )
+        """Make ``n`` tokens of ``width`` steps each from ``first`` on, ``stride`` apart, then special tokens."""
+        step = stride or width
+        ends = ((first + step * (n - 1) + width) if n else first,) * len(special_after)
+        start = range(first, first + step * n, step)
+        stop = range(first + width, first + width + step * n, step)
+        return cls((*start, *ends), (*stop, *ends), ("",) * n + special_after)
 
     def __add__(self, other: TokenSpans) -> TokenSpans:
         """Return the tokens of both, one after the other."""

@@ -6,18 +6,16 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
-from tsfm_lens.hooks.block import Block, Scope
+from tsfm_lens.hooks.block import Block, Steps
 
 
 class Turns:
-    """Let one thread at a time change what belongs to the process or the model, and not to a thread.
+    """Let one thread at a time change what belongs to the process or the model; a turn is held by a token.
 
-    A turn is held by a token. Giving back a token twice, or one that was never taken, does nothing, so that whoever
-    holds a turn may be broken off anywhere. No lock is held in between: each change of the queue is one call of C.
+    Whoever holds a turn may be broken off anywhere: no lock is held, and each change of the queue is one call of C.
     """
 
     def __init__(self) -> None:
@@ -31,7 +29,7 @@ class Turns:
             time.sleep(0.001)
 
     def give(self, token: object) -> None:
-        """Give a turn back."""
+        """Give a turn back; a token that holds none is left alone."""
         for entry in tuple(self._queue):
             if entry[1] is token:
                 with contextlib.suppress(ValueError):
@@ -77,7 +75,7 @@ class RunState:
         self, rows: int, place: tuple[int, int | None] = (0, None), block_rows: int | None = None
     ) -> Block[None]:
         """Count steps and rows of one run of the lens's own while the block runs."""
-        return Block(_Run(self, rows, block_rows, place))
+        return Block(Steps(None, lambda: self.restart(rows, block_rows, place), self.restart))
 
     def own(self, rows: Tensor) -> Tensor:
         """Return the rows of the part that runs, of a tensor with the rows of the whole batch."""
@@ -87,19 +85,3 @@ class RunState:
         assert series is not None
         paths = (len(rows) // self.whole, self.whole, -1) if self.sample_major else (1, self.whole, -1)
         return rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
-
-
-class _Run(Scope[None]):
-    """One run of the lens's own."""
-
-    def __init__(self, state: RunState, *start: Any) -> None:
-        self._state, self._start = state, start
-
-    def open(self) -> None:
-        self.is_open = True
-        self._state.restart(*self._start)
-
-    def close(self) -> None:
-        if self.is_open:
-            self._state.restart()
-            self.is_open = False

@@ -83,10 +83,7 @@ _LETTERS = re.compile(r"([a-z_]+?)_?(\d+)([a-z]\w*)?")
 
 
 class _Parts(NamedTuple):
-    """Parts of a name: ``decoder_blocks.3.cross_attn.hook_z`` is ("z", 3, "decoder", "cross_attn").
-
-    A layer of None is outside the blocks; in a key, a stack or kind of None is left open.
-    """
+    """Parts of a name: ``decoder_blocks.3.cross_attn.hook_z`` is ("z", 3, "decoder", "cross_attn")."""
 
     short: str
     layer: int | None = None
@@ -95,16 +92,7 @@ class _Parts(NamedTuple):
 
 
 def full_name(names: Iterable[str], key: Key) -> str | None:
-    """Return the one hook point that a key of TransformerLens's means; None if it means none.
-
-    Args:
-        names: every hook point of the model.
-        key: a name, a short name ("pattern3"), or (short name, layer, …), where layers below 0 count from the stack's
-            end and further entries name a stack, a kind of branch, or both.
-
-    Raises:
-        UnknownNameError: the key could mean several hook points, or something that has no hook point here.
-    """
+    """Return the one hook point that a key of TransformerLens's means; None if it means none."""
     points = {name: parts for name in names if (parts := _split(name)) is not None}
     query = _parse(key, {str(parts.stack) for parts in points.values()} - {""})
     if query is None:

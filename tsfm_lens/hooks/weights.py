@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from einops import rearrange
 from torch import Tensor, nn
 from transformer_lens import FactoredMatrix
 
-from tsfm_lens.errors import InputError, WiringError, unknown_name
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Wiring
-
-W = TypeVar("W", Attention, Mlp)
+from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.hooks.wiring import Projection, Stack, Wiring
 
 
 @dataclass(frozen=True)
 class HeadWeights:
     """Weights of the heads of one attention.
 
-    Rotary embeddings, norms of queries and keys, and scales of the dot product act between the
-    projections and are not part of the matrices.
-
-    Where several query heads share a key and value head, its matrices are repeated, one for each of them, as
-    TransformerLens repeats them, so that every head has its circuits; ``hook_k`` and ``hook_v`` have the shared
-    heads once.
+    Rotary embeddings, norms of queries and keys, and scales of the dot product are not part of the matrices. Those of a
+    key and value head that several query heads share are repeated for each of them, as TransformerLens does.
 
     Attributes:
         W_Q, W_K, W_V: (head, d_model, d_head).
@@ -77,16 +71,10 @@ class MlpWeights:
 
 
 class Weights:
-    """Read-only view of a native model's weights; nothing is copied that torch can show as a view.
-
-    Args:
-        model: the native module.
-        wiring: its table.
-    """
+    """Read-only view of a native model's weights; nothing is copied that torch can show as a view."""
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
-        self._model = model
-        self._wiring = wiring
+        self._model, self._wiring = model, wiring
 
     def heads(
         self, layer: int, kind: str | None = None, stack: str | None = None, *, fold_norm: bool = False
@@ -97,14 +85,14 @@ class Weights:
             layer: index from 0.
             kind: "attn", "self_attn", "cross_attn", …; the layer's first attention if None.
             stack: its stack; the one that is read out if None.
-            fold_norm: multiply the gain of the norm before the branch into W_Q, W_K and W_V (and its bias
-                into their biases), so that they act on the stream divided by its root mean square. Keys and
-                values of a cross-attention read the other stack's last norm.
+            fold_norm: multiply the gain of the norm before the branch (of keys from another stack, that stack's last
+                norm) into W_Q, W_K and W_V, and its bias into their biases: they act on the normalised stream.
 
         Raises:
             UnknownNameError: no such layer, stack or attention.
         """
-        column, row = self._find(Attention, layer, kind, stack)
+        column = self._wiring.stack(stack)
+        row = column.attention(kind, layer)
         q, k, v = (self.projection(layer, row.kind, letter, column.name, every_head=True) for letter in ("q", "k", "v"))
         if fold_norm:
             norm = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else (None, None)
@@ -116,19 +104,21 @@ class Weights:
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
         """Return the bias of an attention's output projection, (d_model,); zero where it has none."""
-        column, row = self._find(Attention, layer, kind, stack)
+        column = self._wiring.stack(stack)
+        row = column.attention(kind, layer)
         _, bias = parameters(self._model, f"{column.block(layer)}.{row.o.module}", row.o)
         return _times_gain(bias, row.o.gain)
 
     def scale(self, layer: int, kind: str, stack: str | None = None) -> float:
         """Return the factor with which a block adds a branch's output to the stream; 1 but in Toto 2."""
-        column = self._stack(stack)
+        column = self._wiring.stack(stack)
         mix = column.writer(kind, layer).mix
         return 1.0 if mix is None else mix(self._model.get_submodule(column.block(layer)))[0]
 
     def mlp(self, layer: int, kind: str = "mlp", stack: str | None = None, *, fold_norm: bool = False) -> MlpWeights:
         """Return the weights of one MLP; arguments and errors as in :meth:`heads`."""
-        column, row = self._find(Mlp, layer, kind, stack)
+        column = self._wiring.stack(stack)
+        row = column.mlp(kind, layer)
         block = column.block(layer)
         norm = self._norm(f"{block}.{row.norm}") if fold_norm and row.norm else (None, None)
         up = _fold(self._input(block, row.i), norm)
@@ -144,11 +134,7 @@ class Weights:
 
     @property
     def W_U(self) -> Tensor:
-        """Unembedding matrix (d_model, d_out), where the unembedding is one matrix; else see :meth:`unembedding`.
-
-        Factors between the last norm and the matrix are not part of it: T5 and Chronos multiply the stream by
-        d_model**-0.5.
-        """
+        """Unembedding matrix (d_model, d_out), where it is one, without factors before it; else :meth:`unembedding`."""
         return self._single_matrix("unembedding", self._wiring.unembed.module).T
 
     def embedding(self) -> dict[str, Tensor]:
@@ -169,33 +155,12 @@ class Weights:
             f"{', '.join(name for name, _ in module.named_parameters())}; lens.weights.{what}() gives them all"
         )
 
-    def _stack(self, name: str | None) -> Stack:
-        names = [stack.name for stack in self._wiring.stacks]
-        if name not in (None, *names):
-            raise unknown_name("stack", name, names)
-        return self._wiring.output_stack if name is None else self._wiring.stack(name)
-
-    def _find(self, sort: type[W], layer: int, kind: str | None, stack: str | None) -> tuple[Stack, W]:
-        column = self._stack(stack)
-        if not isinstance(layer, int) or not 0 <= layer < column.n_layers:
-            raise unknown_name("layer", str(layer), [str(index) for index in range(column.n_layers)])
-        rows = [row for row in column.rows(layer) if isinstance(row, sort)]
-        for row in rows:
-            if kind is None or row.kind == kind:
-                return column, row
-        raise unknown_name("branch", str(kind), [row.kind for row in rows])
-
     def projection(
         self, layer: int, kind: str, letter: str, stack: str | None = None, *, every_head: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the matrix (head, d_model, d_head) and bias (head, d_head) of one input projection.
-
-        Args:
-            layer, kind, stack: as in :meth:`heads`.
-            letter: "q", "k" or "v".
-            every_head: repeat keys and values that several query heads share.
-        """
-        column, row = self._find(Attention, layer, kind, stack)
+        """Return the matrix (head, d_model, d_head) and bias (head, d_head) of "q", "k" or "v", as in :meth:`heads`."""
+        column = self._wiring.stack(stack)
+        row = column.attention(kind, layer)
         part: Projection = getattr(row, letter)
         n_heads = row.heads_of(letter, column.n_heads)
         weight, bias = self._part(column.block(layer), part, "head d_model d_head", "head d_head", head=n_heads)
@@ -244,16 +209,7 @@ def _times_gain(weight: Tensor, gain: float) -> Tensor:
 
 
 def parameters(model: nn.Module, path: str, part: Projection | None = None) -> tuple[Tensor, Tensor]:
-    """Return weight (out, in) and bias (out,) of a layer; a bias of zeros where it has none.
-
-    Args:
-        model: the native module.
-        path: of the layer.
-        part: the row that names its parameters; "weight" and "bias" if None.
-
-    Raises:
-        WiringError: there is no such matrix, or the bias has another length.
-    """
+    """Return weight (out, in) and bias (out,) of a layer; a bias of zeros where it has none."""
     # a row may name the block itself by an empty path
     module: Any = model.get_submodule(path.rstrip("."))
     name, other = ("weight", "bias") if part is None else (part.weight, part.bias)
@@ -270,10 +226,7 @@ def parameters(model: nn.Module, path: str, part: Projection | None = None) -> t
 
 def head_output_weights(model: nn.Module, stack: Stack, layer: int, kind: str) -> Tensor:
     """Return W_O of every head, (head, d_head, d_model), so that ``z @ W_O`` is the head's write."""
-    try:
-        part = stack.attention(kind, layer).o
-    except KeyError as error:
-        raise WiringError(f"{kind!r} is no attention writer; it has no heads") from error
+    part = stack.attention(kind, layer).o
     weight, _ = parameters(model, f"{stack.block(layer)}.{part.module}", part)
     heads = rearrange(weight, f"d_model {part.layout} -> head d_head d_model", head=stack.n_heads)
     return _times_gain(heads, part.gain)

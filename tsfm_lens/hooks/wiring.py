@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -18,9 +18,8 @@ class Site:
         module: dotted path; inside a block it is relative to the block.
         side: "in" is the tensor that enters the module, "out" the one that leaves it.
         arg: position (or keyword) of the tensor among the inputs, or in a tuple of outputs.
-        layout: einops axes of the native tensor, e.g. "batch pos (head d_head)". Where a model keeps
-            series and variates apart ("series variate pos d_model"), the vocabulary's batch is
-            "(series variate)".
+        layout: einops axes of the native tensor, e.g. "batch pos (head d_head)"; "series variate" in place of "batch"
+            where a model keeps them apart.
     """
 
     module: str
@@ -77,17 +76,14 @@ class Attention:
         qkv_layout, pattern_layout: einops axes inside the attention call. Patterns over variates keep
             their native rows (one per token); their query and key count variates.
         x_layout: axes of what enters the projections of q, k and v; "" for those of z with the heads folded.
-        norm: path of the norm that the branch reads through, "" if there is none.
-        post_norm: path of a norm between ``o`` and the stream, "" if there is none.
+        norm, post_norm: paths of the norms that the branch reads through, and between ``o`` and the stream, or "".
         mix: factors of a block that rescales the stream, None for a plain sum.
-        aside: whether ``reads`` is on the way into the branch only, past the stream itself. An edit there
-            is then added to ``write`` too, so that it acts on the stream.
-        n_kv_heads: heads of keys and values, where several query heads share one (grouped queries: head h
-            reads key head ``h // (n_heads / n_kv_heads)``); 0 for as many as there are heads.
+        aside: whether ``reads`` is on the way into the branch only, so that an edit there is added to ``write`` too.
+        n_kv_heads: heads of keys and values, where several query heads share one (head h reads key head
+            ``h // (n_heads / n_kv_heads)``); 0 for as many as there are heads.
         z_inside: whether z is what the attention call returns, because ``o`` is never called as a module
             (``nn.MultiheadAttention``); ``z_layout`` then only gives the axes of the stream.
-        d_score: features of a head's queries and keys, where they are not as many as those of its values; 0 for
-            ``d_head``.
+        d_score: features of a head's queries and keys, where not ``d_head``; else 0.
     """
 
     kind: str
@@ -161,6 +157,7 @@ class Mlp:
 
 
 Writer = Attention | Mlp
+W = TypeVar("W", bound=Writer)
 
 
 @dataclass(frozen=True)
@@ -210,35 +207,37 @@ class Stack:
         """Return the writers of one layer."""
         return self.exceptions.get(layer, self.writers)
 
-    def writer(self, kind: str, layer: int = 0) -> Writer:
-        """Return the row of one writer; KeyError if the layer has none of that kind."""
-        for writer in self.rows(layer):
-            if writer.kind == kind:
-                return writer
-        raise KeyError(kind)
+    def writer(self, kind: str | None, layer: int = 0) -> Writer:
+        """Return the row of one writer, the first if the kind is None; UnknownNameError if there is none."""
+        return self._one(kind, layer, self.rows)
 
-    def attention(self, kind: str, layer: int = 0) -> Attention:
-        """Return the row of one attention; KeyError if the layer has none of that kind."""
-        writer = self.writer(kind, layer)
-        if not isinstance(writer, Attention):
-            raise KeyError(kind)
-        return writer
+    def attention(self, kind: str | None, layer: int = 0) -> Attention:
+        """Return the row of one attention, the first if the kind is None; UnknownNameError if there is none."""
+        return self._one(kind, layer, self.attentions)
+
+    def mlp(self, kind: str | None, layer: int = 0) -> Mlp:
+        """Return the row of one MLP, the first if the kind is None; UnknownNameError if there is none."""
+        return self._one(kind, layer, lambda layer: [row for row in self.rows(layer) if isinstance(row, Mlp)])
+
+    def _one(self, kind: str | None, layer: int, rows_of: Callable[[int], Iterable[W]]) -> W:
+        if layer not in range(self.n_layers):
+            raise unknown_name("layer", layer, map(str, range(self.n_layers)))
+        rows = {row.kind: row for row in rows_of(layer)}
+        for name, row in rows.items():
+            if kind in (None, name):
+                return row
+        raise unknown_name("branch", kind, rows)
 
     def attentions(self, layer: int = 0) -> Iterator[Attention]:
         """Iterate over the attention rows of a layer, in order."""
-        return (w for w in self.rows(layer) if isinstance(w, Attention))
+        return (row for row in self.rows(layer) if isinstance(row, Attention))
 
     def attention_kinds(self) -> list[str]:
         """List the kinds of attention that any layer has, in order."""
         return list(dict.fromkeys(row.kind for layer in range(self.n_layers) for row in self.attentions(layer)))
 
     def layers_with(self, kind: str | None = None) -> tuple[str, list[int]]:
-        """Return a kind of attention, the last one if None, and the layers that have it.
-
-        Raises:
-            UnknownNameError: no layer has this kind.
-            InputError: no layer has any attention.
-        """
+        """Return a kind of attention, the last one if None, and the layers that have it; InputError if none has any."""
         kinds = self.attention_kinds()
         if not kinds:
             raise InputError(f"stack {self.name!r} has no attention, so it has no heads to look at")
@@ -278,12 +277,12 @@ class Wiring:
     unread: tuple[str, ...] = ()
     true_gradients: bool = True
 
-    def stack(self, name: str) -> Stack:
-        """Return one stack by name; KeyError if there is none."""
-        for stack in self.stacks:
-            if stack.name == name:
+    def stack(self, name: str | None) -> Stack:
+        """Return one stack by name, the one that is read out if None; UnknownNameError if there is none."""
+        for stack in self.stacks if name is not None else self.stacks[-1:]:
+            if name in (None, stack.name):
                 return stack
-        raise KeyError(name)
+        raise unknown_name("stack", name, [stack.name for stack in self.stacks])
 
     @property
     def output_stack(self) -> Stack:

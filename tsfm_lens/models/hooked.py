@@ -14,11 +14,9 @@ from transformer_lens import HookedRootModule
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
-from tsfm_lens.hooks.context import resolve_hooks
-from tsfm_lens.hooks.dispatch import HookScope
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.recorder import NamesFilter, Positions, Reducer
-from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.registry import HookRegistry, HookScope, resolve_hooks
 from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS
 from tsfm_lens.hooks.wiring import Mlp, Stack
 from tsfm_lens.models.base import LensBase
