@@ -20,8 +20,8 @@ from tsfm_lens.hooks import Activations, by_row
 from tsfm_lens.hooks.decomposing import Decomposed
 from tsfm_lens.hooks.wiring import Stack, Writer
 from tsfm_lens.models import Forecast, Lens, Run, architectures, load
+from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.extras import status
-from tsfm_lens.models.hooked import Hooked
 from tsfm_lens.probes import attribute
 from tsfm_lens.testing import assert_close, example_case, rounding
 from tsfm_lens.viz import forecast_fan
@@ -311,7 +311,7 @@ def test_what_users_reach_for_is_offered() -> None:
     assert lens.cfg.stacks["encoder"].n_layers == 2
 
 
-@pytest.mark.parametrize("offered", [Decomposed, Hooked])
+@pytest.mark.parametrize("offered", [Decomposed, LensBase])
 def test_the_examples_are_true(offered: type) -> None:
     lens = load("chronos-nano")
     known = {"lens": lens, "run": lens.run(bundled("co2"), 12, num_samples=4), "torch": torch}

@@ -1,8 +1,4 @@
-"""Forecasts of a batch in parts: as many series at once as the memory allows, with the draws of the whole batch.
-
-Parts are padded as the whole batch is, so that they differ from it by rounding alone. Sample paths are defined by
-blocks of at most ``DRAWN`` series, each one native call under a seed of its own, whatever the memory.
-"""
+"""Forecasts of a batch in parts: as many series at once as the memory allows, with the draws of the whole batch."""
 
 from __future__ import annotations
 
@@ -160,13 +156,7 @@ def cut(batch: SeriesBatch, most: int) -> list[Range]:
 
 
 def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> list[Range]:
-    """Plan the parts of a forecast.
-
-    Args:
-        request: the forecast.
-        whole: names of hook points for whose sake the batch must not be cut, if any.
-        kept: bytes of one item's activations that are kept beside.
-    """
+    """Plan the parts of a forecast."""
     if whole:
         return [(0, len(request.batch))]
     at_once = max(stop - start for start, stop in request.blocks)
@@ -189,17 +179,7 @@ def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> 
 
 
 def halved(run: Callable[[int, int], T], batch: SeriesBatch, ranges: Iterable[Range], uncut: str = "") -> list[T]:
-    """Run ranges of a batch one after the other; one that runs out of memory again as two halves.
-
-    Args:
-        run: (start, stop) -> result.
-        batch: the series.
-        ranges: of it.
-        uncut: why no range may be cut, "" if they may.
-
-    Raises:
-        InputError: a range that cannot be cut runs out of memory.
-    """
+    """Run ranges of a batch one after the other; one that runs out of memory again as two halves."""
     results, queue = [], list(ranges)
     while queue:
         start, stop = queue.pop(0)
@@ -232,13 +212,7 @@ def by_row_hint(whole: Sequence[str]) -> str:
 
 
 def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: BlockDraws | None = None) -> Forecast:
-    """Run the library's own forecast of some series of a batch, with all hooks that are set.
-
-    Args:
-        request: the forecast of the batch.
-        start, stop: of the series.
-        drawing: mode under which it draws; that of the blocks the series belong to if None.
-    """
+    """Run the library's own forecast of some series of a batch, with all hooks that are set."""
     lens, adapter = request.lens, request.lens.adapter
     whole = stop - start == len(request.batch)
     batch = request.batch if whole else request.batch.select(range(start, stop))

@@ -16,7 +16,8 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.models.recording import refuse_gradients, refuse_run
+from tsfm_lens.models.adapter import refuse_gradients
+from tsfm_lens.models.recording import refuse_run
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Direction, RunPair, contrast
 from tsfm_lens.probes.patching import grid_of, patches

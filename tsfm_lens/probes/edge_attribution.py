@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.models.recording import refuse_gradients
+from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution_patching import slopes
 from tsfm_lens.probes.contrast import Direction, RunPair
