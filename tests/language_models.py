@@ -15,7 +15,7 @@ from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.wirings._common import attention_row, fused, mlp_row, projections, spread_weights
+from tsfm_lens.models.wirings._common import Matrices, attention_row, fused, mlp_row, projections, spread_weights
 
 VOCABULARY, LAYERS, HEADS, WIDTH, HIDDEN = 50, 3, 4, 24, 40
 
@@ -39,7 +39,7 @@ def neox() -> Any:
     return model
 
 
-def _rows(matrices: tuple[Projection, ...], at: str, out: str, into: str, act: str, gate: str = "") -> tuple[Any, ...]:
+def _rows(matrices: Matrices, at: str, out: str, into: str, act: str, gate: str = "") -> tuple[Any, ...]:
     norms = ("input_layernorm", "post_attention_layernorm")
     shared = {"n_kv_heads": 2} if gate else {}
     attention = attention_row("attn", at, matrices, norm=norms[0], **shared)

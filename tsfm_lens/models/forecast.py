@@ -151,8 +151,15 @@ class JoinedDistribution(Distribution):
         shape = torch.Size((sum(self._sizes), *self.parts[0].batch_shape[1:]))
         super().__init__(shape, self.parts[0].event_shape, validate_args=False)
 
-    mean = property(lambda self: torch.cat([part.mean for part in self.parts]), doc="Mean of each entry.")
-    variance = property(lambda self: torch.cat([part.variance for part in self.parts]), doc="Variance of each entry.")
+    @property
+    def mean(self) -> Tensor:
+        """Mean of each entry."""
+        return torch.cat([part.mean for part in self.parts])
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each entry."""
+        return torch.cat([part.variance for part in self.parts])
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Draw samples (sample…, batch…)."""

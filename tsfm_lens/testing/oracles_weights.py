@@ -83,7 +83,8 @@ class _Rebuilt:
         yield f"{at}: W_O", self._write(out)
 
     def _mlp(self, row: Mlp) -> Deviations:
-        at, mlp = self.branch.at, self.lens.weights.mlp(*self.place)
+        at = self.branch.at
+        mlp: Any = self.lens.weights.mlp(*self.place)
         layout = row.pre.layout.replace("d_mlp", "d_model")
         x, pre = self.branch_input, self.acts[f"{at}.hook_pre"]
         yield f"{at}: what i reads (norm, reads)", relative(x, self._vocabulary(self._call(row.i).given(), layout))

@@ -156,20 +156,26 @@ def copied(config: Mapping[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(dict(config))
 
 
-def projections(path: str, names: str) -> tuple[Projection, ...]:
+Matrices = tuple[Projection, Projection, Projection, Projection]
+"""q, k, v and o of an attention."""
+
+
+def projections(path: str, names: str) -> Matrices:
     """Return matrices q, k, v and o by a path that holds each of their names."""
-    return tuple(Projection(path.format(name)) for name in names.split())
+    q, k, v, o = (Projection(path.format(name)) for name in names.split())
+    return q, k, v, o
 
 
-def fused(path: str, layout: str, out: Projection, **others: Any) -> tuple[Projection, ...]:
+def fused(path: str, layout: str, out: Projection, **others: Any) -> Matrices:
     """Return matrices q, k and v, which are one of a layer, and o."""
-    return (*(Projection(path, layout, part, 3, **others) for part in range(3)), out)
+    q, k, v = (Projection(path, layout, part, 3, **others) for part in range(3))
+    return q, k, v, out
 
 
 def attention_row(
     kind: str,
     module: str,
-    matrices: tuple[Projection, ...],
+    matrices: Matrices,
     *,
     write: str = "",
     reads: Site | None = None,

@@ -33,7 +33,7 @@ KEYS = t5.KEYS | keys(
 def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
     at = f"layer.{sublayer}.self_attention"
     # the attention between series has the tokens as rows and the series as positions
-    layouts = {
+    layouts: dict[str, Any] = {
         "stream": "pos batch d_model",
         "z_layout": "pos batch (head d_head)",
         "qkv_layout": "pos head batch d_head",

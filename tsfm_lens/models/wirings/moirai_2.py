@@ -92,7 +92,7 @@ def stack_of(model: Any) -> Stack:
     if inside.num_groups != inside.num_heads:
         raise WiringError(f"this Moirai groups {inside.num_heads} heads in {inside.num_groups}, expected no grouping")
     # groups of one head each: the axis of length 1
-    layouts = {"qkv_layout": "batch head 1 pos d_head", "pattern_layout": "batch head 1 query key"}
+    layouts: dict[str, Any] = {"qkv_layout": "batch head 1 pos d_head", "pattern_layout": "batch head 1 query key"}
     matrices = projections("self_attn.{}_proj", "q k v out")
     attention = attention_row("attn", "self_attn", matrices, **layouts, norm="norm1")
     others: dict[str, Any] = {"gate": Projection("ffn.fc1", "d_mlp"), "norm": "norm2", "aside": True}

@@ -35,7 +35,7 @@ def branches(norms: tuple[str, str]) -> dict[str, Any]:
 def mlp_between(norms: tuple[str, str], layers: tuple[str, str], act: str, stream: str = "batch pos d_model") -> Mlp:
     """Describe an MLP between two norms, its activation function as the library names it."""
     name = {"swish": "silu", "none": "linear"}.get(act, act)
-    others = {"norm": norms[0], "post_norm": norms[1], "aside": True}
+    others: dict[str, Any] = {"norm": norms[0], "post_norm": norms[1], "aside": True}
     return mlp_row(norms[1], norms[0], layers, name, stream=stream, **others)
 
 

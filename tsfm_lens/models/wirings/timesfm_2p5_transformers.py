@@ -33,9 +33,9 @@ def _wiring(config: Any) -> Wiring:
     attention = attention_row("attn", "self_attn", matrices, **timesfm_2p5.branches(norms))
     norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
     mlp = timesfm_2p5.mlp_between(norms, ("mlp.fc1", "mlp.fc2"), config.activation)
-    names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "head_dim", "intermediate_size")
-    sizes = (getattr(config, name) for name in names)
-    stack = Stack("", "model.layers", *sizes, (attention, mlp), upstream=("model.input_ff_layer",))
+    counts = (config.num_hidden_layers, config.num_attention_heads)
+    sizes = (config.hidden_size, config.head_dim, config.intermediate_size)
+    stack = Stack("", "model.layers", *counts, *sizes, (attention, mlp), upstream=("model.input_ff_layer",))
     unembed = Site("output_projection_point", layout="batch pos d_out")
     return Wiring(NAME, (stack,), unembed, "model.input_ff_layer", steps_per_readout=config.horizon_length)
 

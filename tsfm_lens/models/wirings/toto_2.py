@@ -63,7 +63,13 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
     )
     # both halves of the gated layer; the second goes through the activation
     gate, first = (Projection("ffn.fc1", "(part d_mlp)", part, 2, inner) for part in range(2))
-    others = {"first": first, "gate": gate, "o_gain": config.d_ff**-0.5, "norm": "norm2", "mix": _mix("mlp_tau")}
+    others: dict[str, Any] = {
+        "first": first,
+        "gate": gate,
+        "o_gain": config.d_ff**-0.5,
+        "norm": "norm2",
+        "mix": _mix("mlp_tau"),
+    }
     mlp = mlp_row("ffn", "norm2", ("ffn.fc1", "ffn.fc2"), "silu", stream=stream, aside=True, **others)
     return attention, mlp
 
